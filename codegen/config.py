@@ -1,0 +1,92 @@
+"""What may be chosen freely: the base of every family's `Config`, and reading one from `field=value` text."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, get_type_hints
+
+from .errors import ArgumentError, choice_error
+
+
+@dataclass(frozen=True)
+class Config:
+    """Base of the config types. A subclass is a frozen dataclass whose fields are ints, bools or enums, each documented."""
+
+    def to_json(self) -> dict[str, int | bool | str]:
+        """Field values as JSON values, enums by value."""
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object]) -> Self:
+        """The reverse of `to_json`. Raises ArgumentError for a field that is unknown, missing or of the wrong type."""
+        names = {f.name for f in dataclasses.fields(cls)}
+        if set(values) != names:
+            raise ArgumentError(f"config must have the fields {', '.join(sorted(names))}; got {', '.join(sorted(values)) or 'none'}")
+        return cls(**{name: _typed(cls, name, value) for name, value in values.items()})
+
+    def replace_from_text(self, settings: Mapping[str, str]) -> Self:
+        """A copy with fields set from text, as `--set block_q=128` gives them.
+
+        Raises ArgumentError for an unknown field or a value that its type does not allow.
+        """
+        changes: dict[str, object] = {}
+        for name, text in settings.items():
+            kind = _field_type(type(self), name)
+            changes[name] = _from_text(name, kind, text)
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def name(self) -> str:
+        """Short and unique within the family: every field's initials and value."""
+        return "_".join(
+            f"{_initials(key)}{value:d}" if isinstance(value, int) else f"{_initials(key)}{value}" for key, value in self.to_json().items()
+        )
+
+
+def _initials(field: str) -> str:
+    return "".join(word[0] for word in field.split("_"))
+
+
+def _plain(value: Any) -> int | bool | str:
+    plain: int | bool | str = value.value if isinstance(value, enum.Enum) else value
+    return plain
+
+
+def _field_type(cls: type[Config], name: str) -> type:
+    hints = get_type_hints(cls)
+    fields = [f.name for f in dataclasses.fields(cls)]
+    if name not in fields:
+        raise choice_error("config field", name, fields)
+    kind: type = hints[name]
+    return kind
+
+
+def _typed(cls: type[Config], name: str, value: object) -> object:
+    kind = _field_type(cls, name)
+    if issubclass(kind, enum.Enum):
+        if value not in [k.value for k in kind]:
+            raise choice_error(f"config field {name}", value, (k.value for k in kind))
+        return kind(value)
+    if type(value) is not kind:
+        raise ArgumentError(f"config field {name} must be of type {kind.__name__}; got {value!r}")
+    return value
+
+
+def _from_text(name: str, kind: type, text: str) -> object:
+    if kind is bool:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise choice_error(f"config field {name}", text, ("true", "false"))
+        return text.lower() in ("true", "1")
+    if kind is int:
+        try:
+            return int(text)
+        except ValueError:
+            raise ArgumentError(f"config field {name} must be an integer; got {text!r}") from None
+    if issubclass(kind, enum.Enum):
+        if text not in [k.value for k in kind]:
+            raise choice_error(f"config field {name}", text, (k.value for k in kind))
+        return kind(text)
+    raise TypeError(f"config field {name} has type {kind!r}, which text cannot set")

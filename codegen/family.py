@@ -1,0 +1,111 @@
+"""What a kernel family has to say: `Family`, the discovery of families, and the prediction that its model makes."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+from .config import Config
+from .device import Device
+from .errors import IllegalConfigError, choice_error
+from .parameters import ParameterBlock
+from .problem import Problem, Workload
+from .target import Target
+
+Strides = tuple[int, int, int]
+"""Of batch, head and row of one tensor, in elements."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model expects of one config on one workload: seconds, and the resource that sets them."""
+
+    seconds: float
+    bound_by: str
+
+
+class Family(ABC):
+    """One kernel template with its generator.
+
+    A family's file in `codegen/families` defines a subclass and one instance of it named `FAMILY`.
+    `revision` is raised whenever the rendered text changes: it is part of every spec's digest, so that what was measured of
+    the old text never speaks for the new one.
+    """
+
+    name: ClassVar[str]
+    revision: ClassVar[int]
+    template: ClassVar[str]
+    config_type: ClassVar[type[Config]]
+    parameters: ClassVar[ParameterBlock]
+
+    @abstractmethod
+    def refusals(self, problem: Problem, target: Target) -> list[str]:
+        """All the reasons why no config of this family can compute `problem` on `target`; empty if one can."""
+
+    @abstractmethod
+    def check(self, problem: Problem, config: Any, target: Target) -> list[str]:
+        """All the reasons why this combination is illegal, `refusals` included; empty if it is legal."""
+
+    @abstractmethod
+    def space(self, problem: Problem, target: Target) -> Iterator[Config]:
+        """The configs worth considering, legal or not, in a fixed order."""
+
+    @abstractmethod
+    def default(self, problem: Problem, target: Target) -> Config:
+        """A legal config that compiles cleanly, for where nothing is known."""
+
+    @abstractmethod
+    def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
+        """The family's own variables for its template."""
+
+    @abstractmethod
+    def threads(self, config: Any) -> int:
+        """Threads of a block."""
+
+    @abstractmethod
+    def shared_bytes(self, problem: Problem, config: Any) -> int:
+        """Dynamic shared memory of a block, in bytes."""
+
+    @abstractmethod
+    def grid(self, config: Any, workload: Workload) -> int:
+        """Number of blocks."""
+
+    @abstractmethod
+    def values(self, workload: Workload, strides: Sequence[Strides], scale: float) -> tuple[int | float, ...]:
+        """The kernel's parameters after the pointers; strides of q, k, v and out, scale of the scores before the softmax."""
+
+    @abstractmethod
+    def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:
+        """The model's expectation; `registers` a thread as the compiler reported them, None before a compile."""
+
+    def legal_configs(self, problem: Problem, target: Target) -> list[Config]:
+        """The configs of the space that pass `check`."""
+        return [c for c in self.space(problem, target) if not self.check(problem, c, target)]
+
+    def require_legal(self, problem: Problem, config: Config, target: Target) -> None:
+        """Raises IllegalConfigError with all reasons unless the combination is legal."""
+        if not isinstance(config, self.config_type):
+            raise choice_error("config", type(config).__name__, [self.config_type.__name__])
+        if reasons := self.check(problem, config, target):
+            raise IllegalConfigError(config.name, reasons)
+
+
+@cache
+def families() -> dict[str, Family]:
+    """Every family that has a file in `codegen/families`, by name."""
+    from . import families as package
+
+    found = [importlib.import_module(f"{package.__name__}.{m.name}").FAMILY for m in pkgutil.iter_modules(package.__path__)]
+    return {f.name: f for f in found}
+
+
+def find_family(name: str) -> Family:
+    """The family of that name. Raises ArgumentError that lists the known ones."""
+    if name not in families():
+        raise choice_error("family", name, families())
+    return families()[name]

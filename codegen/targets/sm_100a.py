@@ -1,0 +1,14 @@
+"""Blackwell data centre: B200, GB200. The rate is mma.sync's."""
+
+from flashgen.codegen.target import Target
+
+TARGET = Target(
+    name="sm_100a",
+    capability=(10, 0),
+    shared_memory_per_block=227 * 1024,
+    shared_memory_per_sm=228 * 1024,
+    threads_per_sm=2048,
+    blocks_per_sm=32,
+    mma_flops_per_cycle=2048,
+    exp2_per_cycle=16,
+)

@@ -1,0 +1,14 @@
+"""Hopper: H100, H200, GH200. The rate is mma.sync's; wgmma reaches 4096."""
+
+from flashgen.codegen.target import Target
+
+TARGET = Target(
+    name="sm_90a",
+    capability=(9, 0),
+    shared_memory_per_block=227 * 1024,
+    shared_memory_per_sm=228 * 1024,
+    threads_per_sm=2048,
+    blocks_per_sm=32,
+    mma_flops_per_cycle=2560,
+    exp2_per_cycle=16,
+)

@@ -1,0 +1,50 @@
+"""flashgen: FlashAttention kernels, generated for your GPU and shapes, compiled at run time, called from PyTorch.
+
+    import flashgen
+    out = flashgen.attention(q, k, v, causal=True)
+
+Importing this package alone loads neither PyTorch nor CUDA: every name is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .api import attention, compile, load, tune, unload, verify, warm
+    from .codegen.device import Device, find_device
+    from .codegen.errors import ArgumentError, FlashgenError, IllegalConfigError
+    from .codegen.problem import Dtype, Mask, Pass, Problem, Workload
+    from .codegen.spec import KernelSpec
+    from .codegen.target import Target, find_target
+
+_HOMES = {
+    **dict.fromkeys(("attention", "compile", "load", "tune", "unload", "verify", "warm"), ".api"),
+    **dict.fromkeys(("Device", "find_device"), ".codegen.device"),
+    **dict.fromkeys(("ArgumentError", "FlashgenError", "IllegalConfigError"), ".codegen.errors"),
+    **dict.fromkeys(("Dtype", "Mask", "Pass", "Problem", "Workload"), ".codegen.problem"),
+    "KernelSpec": ".codegen.spec",
+    **dict.fromkeys(("Target", "find_target"), ".codegen.target"),
+}
+
+__all__ = [  # noqa: RUF022 (faces first, then types)
+    "attention", "compile", "load", "tune", "unload", "verify", "warm",
+    "ArgumentError", "Device", "Dtype", "FlashgenError", "IllegalConfigError", "KernelSpec", "Mask", "Pass", "Problem",
+    "Target", "Workload", "find_device", "find_target", "__version__",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

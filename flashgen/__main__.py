@@ -1,0 +1,5 @@
+"""`python -m flashgen`."""
+
+from .cli import main
+
+main()

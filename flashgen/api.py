@@ -1,0 +1,152 @@
+"""The Python face: `attention`, `compile`, `load`, `warm`, `tune`, `verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+
+from flashgen.build.driver import gpu
+from flashgen.build.kernel import Kernel
+from flashgen.codegen.config import Config
+from flashgen.codegen.errors import ArgumentError, choice_error
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import Target, find_target
+
+from . import bundle, selection
+from .ops import CaptureError, attention_forward, attention_with_autograd, choose_kernel
+
+if TYPE_CHECKING:
+    from .tuning import TuneResult
+    from .verification import CaseResult
+
+__all__ = ["CaptureError", "attention", "compile", "load", "tune", "unload", "verify", "warm"]
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = ...,
+    scale: float | None = ...,
+    layout: str = ...,
+    return_lse: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = ...,
+    scale: float | None = ...,
+    layout: str = ...,
+    return_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    layout: str = "bshd",
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale * q k^T) v, on the GPU that holds the tensors and in its current stream.
+
+    q: [batch, len_q, heads_q, head_dim] for layout "bshd", [batch, heads_q, len_q, head_dim] for "bhsd"; bf16 or fp16
+    k: the same with len_kv and heads_kv; v: as k, with head_dim_v. heads_q is a multiple of heads_kv.
+       Any strides with a contiguous last dimension and rows aligned to 16 bytes; head dims are multiples of 8 up to 256.
+    causal: query i sees keys j <= i + len_kv - len_q (aligned bottom-right)
+    scale: finite and > 0; None stands for head_dim ** -0.5
+    Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
+    fp32 [batch, heads_q, len_q]. A row that sees no key gives 0 and -inf.
+
+    The first call for a problem and length bucket may compile (under a second); `warm` does that ahead of time.
+    Raises ArgumentError for bad arguments, DriverError and CompileError for the machine's faults, CaptureError for a first
+    call while a CUDA graph is captured. There is no backward yet: it raises FlashgenError.
+    """
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    operator = attention_with_autograd if needs_grad else attention_forward
+    out, lse = operator(q, k, v, causal, scale, layout)
+    return (out, lse) if return_lse else out
+
+
+def compile(problem: Problem, config: Config | None = None, target: Target | str | None = None, *, device: int | None = None) -> Kernel:
+    """The kernel for (problem, config, target), compiled or from the store, loaded on a GPU of that architecture.
+
+    config: None for the family's default; target: None for the architecture of `device`; device: None for the current one.
+    Raises IllegalConfigError with all reasons; ArgumentError if `target` is not the device's architecture.
+    """
+    on = gpu(torch.cuda.current_device() if device is None else device)
+    target = find_target(target) if isinstance(target, str) else target or on.device.target
+    if target.name != on.device.target.name:
+        raise ArgumentError(
+            f"target must be {on.device.target.name}, the architecture of device {on.ordinal}; got {target.name}: "
+            "`flashgen generate` compiles for others"
+        )
+    spec = selection.default_spec(problem, target)
+    if config is not None:
+        spec = KernelSpec(selection.family_of(config), problem, config, target)
+    return selection.kernels.load(spec, on)
+
+
+def load(folder: str | Path, *, device: int | None = None) -> list[Kernel]:
+    """Imports the kernels that `flashgen generate` wrote to `folder` for the architecture of `device` (None: the current GPU).
+
+    From then on `flashgen.attention` prefers them. Neither NVRTC nor templates are needed. Returns them.
+    Raises ArgumentError for a folder that is incomplete, altered or written by another version, or has none for this GPU.
+    """
+    on = gpu(torch.cuda.current_device() if device is None else device)
+    loaded = [Kernel(spec, artifact, on) for spec, artifact in bundle.read(Path(folder), on.device.target)]
+    for kernel in loaded:
+        selection.imports.add(kernel)
+    return loaded
+
+
+def unload() -> None:
+    """Forgets what `load` imported: `flashgen.attention` chooses by itself again."""
+    selection.imports.clear()
+
+
+def warm(
+    *,
+    head_dim: int,
+    head_dim_v: int = 0,
+    dtype: torch.dtype | str = "bf16",
+    causal: bool = False,
+    batch: int = 1,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    len_q: int,
+    len_kv: int | None = None,
+    device: int | None = None,
+) -> Kernel:
+    """Chooses, compiles and loads the kernel for these sizes now, so that no call has to. Returns it."""
+    on = gpu(torch.cuda.current_device() if device is None else device)
+    name = str(dtype).removeprefix("torch.")
+    problem = Problem(Dtype.parse(name), head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL)
+    workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv)
+    return choose_kernel(problem, workload, on)
+
+
+def tune(*, head_dim: int, **options: Any) -> TuneResult:
+    """What `flashgen tune` does, with the same options as keywords: see `flashgen.tuning.Request`."""
+    from . import tuning
+
+    allowed = tuning.Request.__dataclass_fields__
+    if unknown := sorted(set(options) - set(allowed)):
+        raise choice_error("option", unknown[0], allowed)
+    return tuning.run(tuning.Request(head_dim=head_dim, **options))
+
+
+def verify(problem: Problem, config: Config | None = None, *, device: int | None = None) -> list[CaseResult]:
+    """Runs the numerics rule over awkward shapes with the kernel of `compile(problem, config)`. One result a case."""
+    from . import verification
+
+    return verification.run(compile(problem, config, device=device))

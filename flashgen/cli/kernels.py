@@ -1,0 +1,164 @@
+"""Commands about single kernels: `generate`, `compile`, `show`, `verify`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.render import render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import find_target
+
+from .options import (
+    Arch,
+    Causal,
+    CausalOrBoth,
+    DtypeName,
+    HeadDim,
+    HeadDimV,
+    Json,
+    Settings,
+    parse_settings,
+    print_json,
+    print_table,
+    problems,
+    spec_for,
+    target_or_here,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from flashgen.verification import CaseResult
+
+
+def generate(
+    head_dim: HeadDim,
+    arch: Annotated[str, typer.Option("--arch", help="Architectures, separated by commas: sm_80,sm_90a,sm_120a.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; a generated one is replaced.")],
+    head_dim_v: HeadDimV = 0,
+    dtype: DtypeName = "bf16",
+    causal: CausalOrBoth = None,
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """Write .cu, .cubin and a manifest for other GPUs; `flashgen.load(DIR)` imports them. Needs no GPU."""
+    from flashgen import bundle, selection
+    from flashgen.build.artifact import CompileError
+    from flashgen.build.compiler import compile_many
+
+    targets = [find_target(name.strip()) for name in arch.split(",")]
+    by_hand = parse_settings(settings)
+    specs = [
+        spec_for(problem, target, by_hand) for problem in problems(head_dim, head_dim_v, dtype, causal) for target in dict.fromkeys(targets)
+    ]
+    made = {}
+    for spec, artifact in compile_many([(spec, partial(selection.compile_spec, spec)) for spec in specs]):
+        if isinstance(artifact, CompileError):
+            raise artifact
+        if artifact.report.defects:
+            raise FlashgenError(f"{spec.name} is broken: {'; '.join(artifact.report.defects)}")
+        made[spec] = artifact
+    paths = bundle.write(out, [(spec, made[spec]) for spec in specs])
+    if json:
+        print_json({"folder": str(out), "files": [path.name for path in paths], "kernels": [spec.name for spec in specs]})
+    else:
+        for path in paths:
+            print(path)
+
+
+def compile_(
+    head_dim: HeadDim,
+    head_dim_v: HeadDimV = 0,
+    dtype: DtypeName = "bf16",
+    causal: Causal = False,
+    arch: Arch = None,
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """Compile one kernel and print the compiler's report. Exit code 1 if it spills or a directive was ignored. Needs no GPU."""
+    from flashgen import selection
+
+    spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings))
+    artifact = selection.compile_spec(spec)
+    report, threads = artifact.report, spec.family.threads(spec.config)
+    shared = spec.family.shared_bytes(spec.problem, spec.config)
+    facts = {
+        "kernel": spec.name,
+        "registers": report.registers,
+        "spill_bytes": report.spill_bytes,
+        "stack_bytes": report.stack_bytes,
+        "shared_bytes": shared,
+        "threads": threads,
+        "blocks_per_sm": spec.target.blocks_resident(threads, report.registers, shared),
+        "cubin_bytes": len(artifact.cubin),
+        "nvrtc": artifact.nvrtc_version,
+        "defects": report.defects,
+    }
+    if json:
+        print_json(facts)
+    else:
+        print_table(
+            (("fact", False), ("value", False)),
+            [(key, ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)) for key, value in facts.items()],
+        )
+    if report.defects:
+        raise typer.Exit(1)
+
+
+def show(
+    head_dim: HeadDim,
+    head_dim_v: HeadDimV = 0,
+    dtype: DtypeName = "bf16",
+    causal: Causal = False,
+    arch: Arch = None,
+    settings: Settings = None,
+) -> None:
+    """Print the CUDA source of one kernel: self-contained, as it is compiled."""
+    spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings))
+    print(render(spec).text, end="")
+
+
+def verify(
+    head_dim: HeadDim, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None, settings: Settings = None,
+    device: Annotated[int, typer.Option("--device", help="Ordinal of the GPU.")] = 0, json: Json = False,
+) -> None:  # fmt: skip
+    """Run the numerics rule over awkward shapes on the GPU. Exit code 1 if a case fails."""
+    from flashgen import selection
+    from flashgen.build.driver import gpu
+    from flashgen.verification import run
+
+    on = gpu(device)
+    specs = [spec_for(problem, on.device.target, parse_settings(settings)) for problem in problems(head_dim, head_dim_v, dtype, causal)]
+    results = [(spec, case) for spec in specs for case in run(selection.kernels.load(spec, on))]
+    wrong = [case for _, case in results if not case.verdict.ok]
+    if json:
+        names = {"kernels": [spec.name for spec in specs], "passed": len(results) - len(wrong), "failed": len(wrong)}
+        print_json({**names, "cases": [_case_facts(spec, case) for spec, case in results]})
+    else:
+        columns = (("problem", False), ("workload", False), ("q times", True), ("max error", True), ("allowed", True), ("verdict", False))
+        print_table(columns, [_case_cells(spec, case) for spec, case in results])
+        print(f"\n{len(results) - len(wrong)} passed, {len(wrong)} failed")
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _case_facts(spec: KernelSpec, case: CaseResult) -> dict[str, object]:
+    verdict = case.verdict
+    return {
+        "problem": spec.problem.name,
+        "workload": case.workload.name,
+        "magnitude": case.magnitude,
+        "ok": verdict.ok,
+        "max_error": verdict.max_error,
+        "max_allowed": verdict.max_allowed,
+        "message": verdict.message,
+    }
+
+
+def _case_cells(spec: KernelSpec, case: CaseResult) -> list[str]:
+    verdict = case.verdict
+    errors = [f"{verdict.max_error:.2e}", f"{verdict.max_allowed:.2e}"]
+    return [spec.problem.name, case.workload.name, f"{case.magnitude:g}", *errors, "ok" if verdict.ok else verdict.message]

@@ -1,0 +1,87 @@
+"""Options that several commands share, and what they turn into."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import Target, find_target
+
+HeadDim = Annotated[int, typer.Option("--head-dim", help="Width of q and k, in elements: a multiple of 8 up to 256.")]
+HeadDimV = Annotated[int, typer.Option("--head-dim-v", help="Width of v and out, in elements; 0 for the same.")]
+DtypeName = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
+CausalOrBoth = Annotated[bool | None, typer.Option("--causal/--no-causal", help="Causal mask, or none; both if not given.")]
+Causal = Annotated[bool, typer.Option("--causal/--no-causal", help="Causal mask, or none.")]
+Arch = Annotated[str | None, typer.Option("--arch", help="Architecture, for example sm_90a; default: this GPU's, or sm_90a without one.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="A config field by hand, for example --set block_q=128; may be repeated.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+stderr = Console(stderr=True)
+
+
+def parse_settings(settings: list[str] | None) -> dict[str, str]:
+    """'field=value' texts as a dict. Raises ArgumentError for one of another form, or a field given twice."""
+    parsed: dict[str, str] = {}
+    for text in settings or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise ArgumentError(f"set must look like field=value; got {text!r}")
+        if name in parsed:
+            raise ArgumentError(f"set must give each field once; got {name} twice")
+        parsed[name] = value
+    return parsed
+
+
+def problems(head_dim: int, head_dim_v: int, dtype: str, causal: bool | None) -> list[Problem]:
+    """One problem, or one a mask if `causal` is None."""
+    masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
+    return [Problem(Dtype.parse(dtype), head_dim, head_dim_v, mask) for mask in masks]
+
+
+def target_or_here(arch: str | None) -> Target:
+    """The named architecture, else that of the first GPU of this machine, else sm_90a."""
+    from flashgen.build.driver import gpu, gpu_count
+
+    if arch is not None:
+        return find_target(arch)
+    return gpu(0).device.target if gpu_count() else find_target("sm_90a")
+
+
+def spec_for(problem: Problem, target: Target, settings: dict[str, str]) -> KernelSpec:
+    """The default spec, with the fields that were given by hand. Raises IllegalConfigError with all reasons."""
+    from flashgen import selection
+
+    default = selection.default_spec(problem, target)
+    return KernelSpec(default.family, problem, default.config.replace_from_text(settings), target) if settings else default
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(value, indent=2))
+
+
+def print_table(columns: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> None:
+    """A table on stdout. Columns are (heading with its unit, whether it holds numbers)."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, numeric in columns:
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True, overflow="ignore")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    # Not on a terminal, a table is as wide as it needs to be.
+    Console(width=console.width if console.is_terminal else 400).print(table)
+
+
+def microseconds(seconds: float | None) -> str:
+    """For a column headed 'us'."""
+    return "-" if seconds is None else f"{seconds * 1e6:.1f}"

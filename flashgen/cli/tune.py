@@ -1,0 +1,169 @@
+"""`flashgen tune`: options, progress bars, the table of winners."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+
+from flashgen import tuning
+from flashgen.build.driver import gpu
+from flashgen.codegen.device import Device
+from flashgen.tuning import Progress, Request, Row, TuneResult
+
+from .options import (
+    Arch,
+    CausalOrBoth,
+    DtypeName,
+    HeadDim,
+    HeadDimV,
+    Json,
+    Settings,
+    microseconds,
+    parse_settings,
+    print_json,
+    print_table,
+    stderr,
+)
+
+COLUMNS = (
+    ("problem", False), ("workload", False), ("time us", True), ("TFLOP/s", True), ("gain x", True), ("registers", True),
+    ("spills B", True), ("shared B", True), ("bound by", False), ("tried", True), ("failed", True), ("config", False),
+)  # fmt: skip
+
+
+def tune(
+    head_dim: HeadDim,
+    head_dim_v: HeadDimV = 0,
+    dtype: DtypeName = "bf16",
+    causal: CausalOrBoth = None,
+    seqlen: Annotated[
+        list[int] | None, typer.Option("--seqlen", help="Length of q and k/v; may be repeated. Default: 512, 1024, 4096, 16384.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Batch size; default: 16384 tokens in all.")] = None,
+    heads: Annotated[int | None, typer.Option("--heads", help="Query heads; default: 2048 / head_dim.")] = None,
+    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; default: as many as query heads.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="A GPU's ordinal, or a known device to predict for, such as h200.")] = None,
+    arch: Arch = None,
+    jobs: Annotated[int, typer.Option("--jobs", help="Compile threads; 0: all cores, 16 at most.")] = 0,
+    budget_seconds: Annotated[float | None, typer.Option("--budget-seconds", help="Begin nothing new after this many seconds.")] = None,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Try all legal configs, not the model's best.")] = False,
+    settings: Settings = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List candidates and refusals; compile and run nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Find the fastest kernels for your GPU and shapes, and remember them."""
+    request = Request(
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        dtype=dtype,
+        causal=causal,
+        seqlens=tuple(seqlen or tuning.request.SEQLENS),
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        device=device,
+        arch=arch,
+        jobs=jobs,
+        budget_seconds=budget_seconds,
+        exhaustive=exhaustive,
+        settings=parse_settings(settings),
+    )
+    if dry_run:
+        _print_dry_run(request, json)
+        return
+    try:
+        with Bars(quiet=json) as bars:
+            result = tuning.run(request, bars)
+    except KeyboardInterrupt:
+        print("flashgen: stopped; what was measured so far is kept, and the next run goes on from there", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if json:
+        print_json(result.to_json())
+    else:
+        _print_result(result)
+    if any(row.spec is None for row in result.rows):
+        raise typer.Exit(1)
+
+
+class Bars(Progress):
+    """Live progress bars on a terminal, a line a stage elsewhere, both on stderr."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._bars = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=stderr,
+            disable=quiet or not stderr.is_terminal,
+        )
+        self._quiet = quiet
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def begin(self, stage: str, total: int) -> None:
+        """See Progress."""
+        self._task = self._bars.add_task(stage, total=total)
+        if not self._quiet and not stderr.is_terminal:
+            stderr.print(f"{stage}: {total}", highlight=False)
+
+    def advance(self, steps: int = 1) -> None:
+        """See Progress."""
+        if self._task is not None:
+            self._bars.advance(self._task, steps)
+
+    def say(self, text: str) -> None:
+        """See Progress."""
+        if not self._quiet:
+            stderr.print(text, highlight=False, markup=False)
+
+
+def _print_result(result: TuneResult) -> None:
+    print_table(COLUMNS, [_cells(row) for row in result.rows])
+    print()
+    if result.timed:
+        print(f"{result.device}: {result.measured} candidates measured now, the rest from the records, in {result.seconds:.1f} s.")
+        print("Gain is the untuned default's time over the winner's.")
+    else:
+        print(f"{result.device}: nothing was timed; ranked and compiled in {result.seconds:.1f} s.")
+        print("Times are the model's predictions; registers, spills and shared memory are the compiler's.")
+    if not result.complete:
+        print("the budget ended before all candidates were tried: run again to go on")
+    if result.failures:
+        print(f"{len(result.failures)} candidates failed; --json gives the reasons")
+
+
+def _cells(row: Row) -> list[str]:
+    def number(value: float | None, digits: int = 0) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    config = row.spec.config.name if row.spec else "none sound"
+    resources = [number(row.registers), number(row.spill_bytes), number(row.shared_bytes)]
+    names = [row.cell.problem.name, row.cell.workload.name]
+    speed = [microseconds(row.seconds), number(row.tflops), number(row.gain, 2)]
+    return [*names, *speed, *resources, row.bound_by, str(row.tried), str(row.failed), config]
+
+
+def _print_dry_run(request: Request, json: bool) -> None:
+    place = tuning.where(request)
+    listing = tuning.dry_run(request, place if isinstance(place, Device) else gpu(place).device)
+    if json:
+        print_json(listing)
+        return
+    for cell in listing["cells"]:
+        workload = " ".join(f"{key} {value}" for key, value in cell["workload"].items())
+        print(f"{cell['problem']}, {workload}: {len(cell['candidates'])} candidates, {len(cell['refused'])} refused")
+        for candidate in cell["candidates"]:
+            print(f"  try     {candidate['kernel']}  (predicted {microseconds(candidate['predicted_seconds'])} us)")
+        for name, reasons in cell["refused"].items():
+            print(f"  refuse  {name}: {'; '.join(reasons)}")

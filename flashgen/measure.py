@@ -1,0 +1,192 @@
+"""Running candidates on the GPU: poisoned outputs, a time limit on first launches, the numerics rule, interleaved timing.
+
+The protocol of timing: inputs from N(0, 1), as many sets in rotation as exceed twice the L2; every round times every candidate
+once, in shuffled order; the median over rounds counts. Launches under `GRAPH_BELOW` seconds are timed as replays of a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flashgen.build.driver import DriverError
+from flashgen.build.kernel import Kernel
+from flashgen.codegen.problem import Mask, Problem, Workload
+
+from . import reference
+from .ops import TORCH_DTYPES, Plan
+from .records import Timing
+
+ROUNDS = 7
+ROUND_SECONDS = 4e-3  # of GPU time for one candidate in one round
+GRAPH_BELOW = 200e-6
+GRAPH_LAUNCHES = 20
+FIRST_LAUNCH_LIMIT = 20.0  # seconds
+SAMPLED_ROWS = 256
+
+
+class HungKernelError(DriverError):
+    """A kernel did not finish in time. The GPU's context is lost to it: the process must end."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """One set of inputs and outputs in layout bshd, with outputs poisoned by NaN."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+
+    @classmethod
+    def random(cls, problem: Problem, workload: Workload, device: int, generator: torch.Generator) -> Tensors:
+        """Inputs from N(0, 1)."""
+        dtype, on = TORCH_DTYPES[problem.dtype], torch.device("cuda", device)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, dtype=dtype, device=on, generator=generator)
+
+        w = workload
+        out = torch.empty(w.batch, w.len_q, w.heads_q, problem.head_dim_v, dtype=dtype, device=on)
+        lse = torch.empty(w.batch, w.heads_q, w.len_q, dtype=torch.float32, device=on)
+        q = normal(w.batch, w.len_q, w.heads_q, problem.head_dim)
+        k = normal(w.batch, w.len_kv, w.heads_kv, problem.head_dim)
+        tensors = cls(q, k, normal(w.batch, w.len_kv, w.heads_kv, problem.head_dim_v), out, lse)
+        tensors.poison()
+        return tensors
+
+    def poison(self) -> None:
+        """Fills the outputs with NaN: what a kernel does not write shows."""
+        self.out.fill_(math.nan)
+        self.lse.fill_(math.nan)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The reference and plain PyTorch for one set of tensors: whole, or for the sampled `rows` [n, 3]."""
+
+    rows: torch.Tensor | None
+    ref: tuple[torch.Tensor, torch.Tensor]
+    plain: tuple[torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def of(cls, tensors: Tensors, causal: bool, scale: float, rows: torch.Tensor | None = None) -> Expected:
+        """Computed once for all candidates."""
+        q, k, v = tensors.q, tensors.k, tensors.v
+        return cls(
+            rows,
+            reference.reference(q, k, v, causal=causal, scale=scale, rows=rows),
+            reference.plain(q, k, v, causal=causal, scale=scale, rows=rows),
+        )
+
+    def judge(self, tensors: Tensors) -> reference.Verdict:
+        """The numerics rule on what a kernel wrote."""
+        out, lse = tensors.out, tensors.lse
+        if self.rows is not None:
+            batch, head, row = self.rows.unbind(1)
+            out, lse = out[batch, row, head], lse[batch, head, row]
+        return reference.judge(out, lse, self.ref, self.plain, tensors.q.dtype)
+
+
+def plan_of(kernel: Kernel, tensors: Tensors, scale: float | None = None) -> Plan:
+    """The bound launch of `kernel` on these tensors' shapes."""
+    return Plan(tensors.q, tensors.k, tensors.v, kernel.spec.problem.mask is Mask.CAUSAL, scale, "bshd", kernel)
+
+
+def run_once(plan: Plan, tensors: Tensors) -> None:
+    """One launch on poisoned outputs, waited for. Raises HungKernelError after the time limit, DriverError on a fault."""
+    tensors.poison()
+    plan.into(tensors.q, tensors.k, tensors.v, tensors.out, tensors.lse)
+    done = torch.cuda.Event()
+    done.record()
+    deadline = time.monotonic() + FIRST_LAUNCH_LIMIT
+    try:
+        while not done.query():
+            if time.monotonic() > deadline:
+                raise HungKernelError(f"kernel did not finish in {FIRST_LAUNCH_LIMIT:g} s")
+            time.sleep(50e-6)
+    except RuntimeError as error:  # torch.AcceleratorError by version
+        raise DriverError(f"kernel failed: {str(error).splitlines()[0]}") from error
+
+
+class Bench:
+    """One workload's rotating inputs, its reference, and the timing of candidates on them."""
+
+    def __init__(self, problem: Problem, workload: Workload, device: int, seed: int = 0) -> None:
+        """Allocates and fills the inputs: at least twice the L2, at most 8 sets."""
+        generator = torch.Generator(torch.device("cuda", device)).manual_seed(seed)
+        self.problem, self.workload, self.seed = problem, workload, seed
+        first = Tensors.random(problem, workload, device, generator)
+        size = sum(t.numel() * t.element_size() for t in (first.q, first.k, first.v, first.out))
+        l2 = torch.cuda.get_device_properties(device).L2_cache_size
+        count = max(1, min(8, math.ceil(2 * l2 / max(1, size))))
+        self.sets = [first, *(Tensors.random(problem, workload, device, generator) for _ in range(count - 1))]
+
+    def expected(self) -> Expected:
+        """The reference on sampled rows of the first set."""
+        causal = self.problem.mask is Mask.CAUSAL
+        rows = reference.sample_rows(self.workload, SAMPLED_ROWS, self.seed, causal).to(self.sets[0].q.device)
+        return Expected.of(self.sets[0], causal, self.problem.head_dim**-0.5, rows)
+
+    def time(self, kernels: Mapping[str, Kernel], rounds: int = ROUNDS) -> Iterator[tuple[str, Timing]]:
+        """Times all kernels interleaved and yields a timing for each, by its key, once the last round is done."""
+        timers = {key: _Timer(kernel, self.sets) for key, kernel in kernels.items()}
+        times: dict[str, list[float]] = {key: [] for key in timers}
+        order, shuffle = list(timers), random.Random(self.seed)
+        for _ in range(rounds):
+            shuffle.shuffle(order)
+            for key in order:
+                times[key].append(timers[key].seconds())
+        for key, seconds in times.items():
+            seconds.sort()
+            edge = len(seconds) // 10
+            yield key, Timing(statistics.median(seconds), seconds[edge], seconds[-1 - edge], len(seconds))
+
+
+class _Timer:
+    """One kernel on rotating inputs."""
+
+    def __init__(self, kernel: Kernel, sets: Sequence[Tensors]) -> None:
+        self.plan, self.sets, self.graph = plan_of(kernel, sets[0]), sets, None
+        self._launch(2 * len(sets))
+        estimate = self._events(4)
+        if estimate < GRAPH_BELOW:
+            self.graph = self._capture()
+            estimate = self._events(1)
+        self.repeats = max(1, math.ceil(ROUND_SECONDS / max(estimate, 1e-7) / (GRAPH_LAUNCHES if self.graph else 1)))
+
+    def seconds(self) -> float:
+        """Seconds of one launch, measured now."""
+        self._events(1)
+        return self._events(self.repeats)
+
+    def _launch(self, count: int) -> None:
+        for i in range(count):
+            t = self.sets[i % len(self.sets)]
+            self.plan.into(t.q, t.k, t.v, t.out, t.lse)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            self._launch(GRAPH_LAUNCHES)
+        return graph
+
+    def _events(self, count: int) -> float:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        if self.graph:
+            for _ in range(count):
+                self.graph.replay()
+        else:
+            self._launch(count)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e-3 / (count * (GRAPH_LAUNCHES if self.graph else 1))

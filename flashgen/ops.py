@@ -1,0 +1,242 @@
+"""The PyTorch operators: checks, plans and the launch. Planning happens once per signature.
+
+`flashgen::attention_forward` computes; `flashgen::attention` is the same with autograd. They are two because PyTorch's dispatcher
+charges every call of an operator with a Python autograd formula several microseconds, gradients or not.
+A plan is kept per thread, so a call takes no lock: it looks the signature up, allocates, writes five pointers and launches.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flashgen.build.driver import Gpu, check, driver, gpu
+from flashgen.build.kernel import Kernel, Launch
+from flashgen.codegen.errors import ArgumentError, FlashgenError, choice_error
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+
+from . import selection
+
+LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimension)
+DTYPES = {torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
+TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
+ALIGNMENT = 16  # bytes: what one asynchronous copy moves
+_MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
+
+LIBRARY = torch.library.Library("flashgen", "DEF")
+_SCHEMA = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout) -> (Tensor out, Tensor lse)"
+LIBRARY.define("attention_forward" + _SCHEMA)
+LIBRARY.define("attention" + _SCHEMA)
+
+
+class CaptureError(FlashgenError, RuntimeError):
+    """A kernel would have to be compiled or loaded while a CUDA graph is being captured."""
+
+
+def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, scale: float | None) -> None:
+    """Raises ArgumentError unless ranks, sizes, dtypes and scale go together. Works on fake tensors."""
+    if layout not in LAYOUTS:
+        raise choice_error("layout", layout, LAYOUTS)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ArgumentError(f"{name} must have 4 dimensions ({', '.join(layout)}); got {tensor.dim()}")
+        if tensor.dtype not in DTYPES:
+            raise ArgumentError(f"{name} must be torch.bfloat16 or torch.float16; got {tensor.dtype}")
+        if tensor.dtype != q.dtype:
+            raise ArgumentError(f"{name} must have q's dtype {q.dtype}; got {tensor.dtype}")
+        if tensor.device != q.device:
+            raise ArgumentError(f"{name} must be on q's device {q.device}; got {tensor.device}")
+        if tensor.shape[0] != q.shape[0]:
+            raise ArgumentError(f"{name} must have q's batch size {q.shape[0]}; got {tensor.shape[0]}")
+    row, head = LAYOUTS[layout]
+    if k.shape[3] != q.shape[3]:
+        raise ArgumentError(f"k must have q's head_dim {q.shape[3]}; got {k.shape[3]}")
+    if v.shape[row] != k.shape[row]:
+        raise ArgumentError(f"v must have k's length {k.shape[row]}; got {v.shape[row]}")
+    if v.shape[head] != k.shape[head]:
+        raise ArgumentError(f"v must have k's number of heads {k.shape[head]}; got {v.shape[head]}")
+    if q.shape[head] and (not k.shape[head] or q.shape[head] % k.shape[head]):
+        raise ArgumentError(f"q must have a number of heads that is a multiple of k's {k.shape[head]}; got {q.shape[head]}")
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        raise ArgumentError(f"scale must be finite and > 0; got {scale}")
+
+
+def check_strides(name: str, tensor: torch.Tensor) -> None:
+    """Raises ArgumentError unless the last dimension is contiguous and rows are aligned."""
+    strides = tensor.stride()
+    if tensor.numel() == 0:
+        return
+    if strides[3] != 1:
+        raise ArgumentError(f"{name} must be contiguous in its last dimension (stride 1); got stride {strides[3]}")
+    for dim in range(3):
+        if tensor.shape[dim] > 1 and strides[dim] * tensor.element_size() % ALIGNMENT:
+            raise ArgumentError(
+                f"{name} must have rows aligned to {ALIGNMENT} bytes (strides of a multiple of 8 elements); "
+                f"got stride {strides[dim]} in dimension {dim}"
+            )
+
+
+def problem_and_workload(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str) -> tuple[Problem, Workload]:
+    """The types of `codegen` for these tensors, which have passed `check_shapes`."""
+    row, head = LAYOUTS[layout]
+    mask = Mask.CAUSAL if causal else Mask.FULL
+    problem = Problem(DTYPES[q.dtype], q.shape[3], v.shape[3], mask)
+    return problem, Workload(q.shape[0], q.shape[head], k.shape[head], q.shape[row], k.shape[row])
+
+
+class Plan:
+    """Everything about a call that its signature decides."""
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        scale: float | None,
+        layout: str,
+        kernel: Kernel | None = None,
+    ) -> None:
+        """Checks the arguments and binds a kernel: `kernel`, or else the selection's choice."""
+        check_shapes(q, k, v, layout, scale)
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if tensor.device.type != "cuda":
+                raise ArgumentError(f"{name} must be on a CUDA device; got {tensor.device}")
+            check_strides(name, tensor)
+        row, head = LAYOUTS[layout]
+        problem, workload = problem_and_workload(q, k, v, causal, layout)
+        on = gpu(q.device.index)
+        selection.families_for(problem, on.device.target)
+        self.device = q.device
+        self.out_shape = (*q.shape[:3], v.shape[3])
+        self.lse_shape = (workload.batch, workload.heads_q, workload.len_q)
+        self.launch: Launch | None = None
+        if not math.prod(self.lse_shape):
+            return
+        kernel = kernel or choose_kernel(problem, workload, on)
+        family = kernel.spec.family
+        out_strides = torch.empty(self.out_shape, device="meta").stride()
+        strides = [_strides(t.shape, t.stride(), row, head) for t in (q, k, v)] + [_strides(self.out_shape, out_strides, row, head)]
+        scale = scale if scale is not None else problem.head_dim**-0.5
+        self.launch = kernel.bind(family.grid(kernel.spec.config, workload), family.values(workload, strides, scale))
+        _require_context(self.device.index)
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Allocates out and lse and enqueues the kernel on the current stream."""
+        index = self.device.index
+        if torch._C._cuda_getDevice() != index:
+            with torch.cuda.device(index):
+                return self(q, k, v)
+        out = q.new_empty(self.out_shape)
+        lse = q.new_empty(self.lse_shape, dtype=torch.float32)
+        self.into(q, k, v, out, lse)
+        return out, lse
+
+    def into(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Enqueues the kernel on the current stream of its device, which must be the current one. out and lse are dense."""
+        if self.launch is not None:
+            pointers = q.data_ptr(), k.data_ptr(), v.data_ptr()
+            if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT:
+                name, past = next((n, p % ALIGNMENT) for n, p in zip("qkv", pointers, strict=True) if p % ALIGNMENT)
+                raise ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
+            self.launch(torch._C._cuda_getCurrentRawStream(self.device.index), *pointers, out.data_ptr(), lse.data_ptr())
+
+
+def _strides(shape: Sequence[int], strides: Sequence[int], row: int, head: int) -> tuple[int, int, int]:
+    """(batch, head, row) strides in elements; 0 where the size is 1, so that a stride that is never used cannot overflow."""
+    return tuple(strides[dim] if shape[dim] > 1 else 0 for dim in (0, head, row))  # type: ignore[return-value]
+
+
+def choose_kernel(problem: Problem, workload: Workload, on: Gpu) -> Kernel:
+    """The selection's kernel. Raises CaptureError if it would have to be made while a CUDA graph is being captured."""
+    if torch.cuda.is_current_stream_capturing() and not selection.kernels.is_chosen(problem, workload, on):
+        raise CaptureError(
+            f"flashgen.attention has no kernel yet for {problem.name} {workload.name}, and none can be made during a CUDA graph's capture: "
+            "call flashgen.warm(...), or the same attention once, before the capture"
+        )
+    return selection.kernels.choose(problem, workload, on)
+
+
+def _require_context(ordinal: int) -> None:
+    """A thread that has not used CUDA yet has no context; a launch needs the device's primary one."""
+    cu = driver()
+    with torch.cuda.device(ordinal):
+        if not int(check(cu.cuCtxGetCurrent(), "finding the context")):
+            torch.cuda.synchronize()  # the runtime makes the primary context current in this thread
+
+
+_LOCAL = threading.local()
+
+
+def _forward_cuda(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    key = (
+        q.shape,
+        k.shape,
+        v.shape,
+        q.stride(),
+        k.stride(),
+        v.stride(),
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        q.device,
+        k.device,
+        v.device,
+        causal,
+        scale,
+        layout,
+        selection.kernels.generation,
+    )
+    try:
+        plan = _LOCAL.plans[key]
+    except (KeyError, AttributeError):
+        plan = _new_plan(key, q, k, v, causal, scale, layout)
+    return plan(q, k, v)  # type: ignore[no-any-return]
+
+
+def _new_plan(
+    key: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+) -> Plan:
+    plan = Plan(q, k, v, causal, scale, layout)
+    plans = _LOCAL.__dict__.setdefault("plans", {})
+    if len(plans) >= _MAX_PLANS:
+        for old in list(plans)[: _MAX_PLANS // 2]:
+            del plans[old]
+    plans[key] = plan
+    return plan
+
+
+def _forward_elsewhere(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    Plan(q, k, v, causal, scale, layout)
+    raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
+
+
+def _forward_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_shapes(q, k, v, layout, scale)
+    row, head = LAYOUTS[layout]
+    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    return out, q.new_empty((q.shape[0], q.shape[head], q.shape[row]), dtype=torch.float32)
+
+
+def _no_backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
+    raise FlashgenError("flashgen.attention has no backward yet: call it under torch.no_grad(), or detach its inputs")
+
+
+for _name in ("attention_forward", "attention"):
+    LIBRARY.impl(_name, _forward_cuda, "CUDA")
+    LIBRARY.impl(_name, _forward_elsewhere, "CPU")
+    torch.library.register_fake(f"flashgen::{_name}", _forward_fake, lib=LIBRARY)
+torch.library.register_autograd("flashgen::attention", _no_backward, lib=LIBRARY)
+
+attention_forward = torch.ops.flashgen.attention_forward.default
+attention_with_autograd = torch.ops.flashgen.attention.default

@@ -1,0 +1,204 @@
+"""From (problem, workload, GPU) to a loaded kernel: imported kernels, else tuning records, else the model's pick. No torch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from functools import cache
+
+from flashgen.build.artifact import Artifact
+from flashgen.build.compiler import nvrtc_version
+from flashgen.build.driver import Gpu
+from flashgen.build.kernel import Kernel
+from flashgen.build.store import ArtifactStore
+from flashgen.codegen.config import Config
+from flashgen.codegen.device import Device
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.family import Family, families
+from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.render import render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import Target
+
+from .records import Records
+
+logger = logging.getLogger("flashgen")
+
+BENCHMARK_VERSION = 1  # raise when flashgen/measure.py changes what a recorded time means
+_MODEL_TRIES = 3
+
+
+@cache
+def store() -> ArtifactStore:
+    """The process's artifact store."""
+    return ArtifactStore()
+
+
+@cache
+def records() -> Records:
+    """The process's tuning records."""
+    return Records()
+
+
+def families_for(problem: Problem, target: Target) -> list[Family]:
+    """The families that can compute `problem` on `target`. Raises ArgumentError with every family's reasons if none can."""
+    refusals = {family: family.refusals(problem, target) for family in families().values()}
+    able = [family for family, reasons in refusals.items() if not reasons]
+    if not able:
+        raise ArgumentError("; ".join(dict.fromkeys(reason for reasons in refusals.values() for reason in reasons)))
+    return able
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A config of a family, with the model's expectation for a workload in seconds and what bounds it."""
+
+    family: Family
+    config: Config
+    seconds: float
+    bound_by: str
+
+
+def ranked(problem: Problem, workload: Workload, device: Device) -> list[Candidate]:
+    """All legal configs of all families, the model's best first. Deterministic."""
+    found = []
+    for family in families_for(problem, device.target):
+        for config in family.legal_configs(problem, device.target):
+            prediction = family.predict(problem, config, workload, device)
+            found.append(Candidate(family, config, prediction.seconds, prediction.bound_by))
+    return sorted(found, key=lambda c: (c.seconds, c.config.name))
+
+
+def shortlist(problem: Problem, workload: Workload, device: Device, count: int) -> list[Candidate]:
+    """The model's best `count`. Of configs that it cannot tell apart, two will do: the others would crowd out what differs."""
+    chosen: list[Candidate] = []
+    for candidate in ranked(problem, workload, device):
+        if sum(c.seconds == candidate.seconds for c in chosen) < 2:
+            chosen.append(candidate)
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+def compile_spec(spec: KernelSpec) -> Artifact:
+    """The artifact of a spec, from the store or the compiler. Raises CompileError."""
+    return store().get_or_compile(render(spec), spec.target.name)
+
+
+def family_of(config: Config) -> Family:
+    """The family that a config belongs to."""
+    return next(family for family in families().values() if type(config) is family.config_type)
+
+
+def default_spec(problem: Problem, target: Target) -> KernelSpec:
+    """The config for where nothing is known: it compiles cleanly everywhere."""
+    family = families_for(problem, target)[0]
+    return KernelSpec(family, problem, family.default(problem, target), target)
+
+
+def bucket(workload: Workload) -> Workload:
+    """The workload that stands for all of its size: lengths and batch * heads rounded up to powers of two.
+
+    One kernel is chosen per bucket, so a length not seen before costs at most one compile per bucket.
+    """
+    group = workload.heads_q // max(1, workload.heads_kv)
+    heads = _power_of_two(workload.batch * workload.heads_kv)
+    return Workload(1, heads * group, heads, _power_of_two(workload.len_q), _power_of_two(workload.len_kv))
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length()
+
+
+class Kernels:
+    """The kernels that this process has loaded, and the choice among them. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._chosen: dict[tuple[Problem, Workload, int], Kernel] = {}
+        self._loaded: dict[tuple[str, int], Kernel] = {}
+        self._said: set[str] = set()
+        self.generation = 0  # raised whenever an earlier choice may no longer be the right one
+
+    def choose(self, problem: Problem, workload: Workload, gpu: Gpu) -> Kernel:
+        """The kernel for this call; compiles it if it is not in the store. Raises ArgumentError if no family can."""
+        key = (problem, bucket(workload), gpu.ordinal)
+        kernel = self._chosen.get(key)
+        if kernel is None:
+            with self._lock:
+                kernel = self._chosen.get(key) or self._choose(problem, workload, gpu)
+                self._chosen[key] = kernel
+        return kernel
+
+    def is_chosen(self, problem: Problem, workload: Workload, gpu: Gpu) -> bool:
+        """Whether `choose` would return at once."""
+        return (problem, bucket(workload), gpu.ordinal) in self._chosen
+
+    def load(self, spec: KernelSpec, gpu: Gpu) -> Kernel:
+        """One kernel by its spec, from memory, the store or the compiler."""
+        with self._lock:
+            key = (spec.digest, gpu.ordinal)
+            if key not in self._loaded:
+                self._loaded[key] = Kernel(spec, compile_spec(spec), gpu)
+            return self._loaded[key]
+
+    def forget(self) -> None:
+        """Drops the choices made, so that new records or imports are heard. Kernels in use stay alive."""
+        with self._lock:
+            self._chosen.clear()
+            self.generation += 1
+
+    def _choose(self, problem: Problem, workload: Workload, gpu: Gpu) -> Kernel:
+        imported = imports.find(problem, gpu)
+        if imported is not None:
+            return imported
+        families_for(problem, gpu.device.target)
+        choice = records().best(problem, workload, gpu.device, gpu.driver_version, nvrtc_version(), BENCHMARK_VERSION)
+        if choice is not None:
+            if not choice.exact_workload or not choice.same_toolchain:
+                toolchain = "" if choice.same_toolchain else " of another driver or compiler"
+                self._say(f"{problem.name} {workload.name}: using the record{toolchain} for {choice.record.key.workload.name}")
+            return self.load(KernelSpec.from_json(choice.record.spec), gpu)
+        self._say(f"{problem.name} {workload.name}: no tuning record for {gpu.device.name}, using the model's pick; try `flashgen tune`")
+        return self._model_pick(problem, workload, gpu)
+
+    def _model_pick(self, problem: Problem, workload: Workload, gpu: Gpu) -> Kernel:
+        for candidate in shortlist(problem, workload, gpu.device, _MODEL_TRIES):
+            kernel = self.load(KernelSpec(candidate.family, problem, candidate.config, gpu.device.target), gpu)
+            if not kernel.artifact.report.defects:
+                return kernel
+        return self.load(default_spec(problem, gpu.device.target), gpu)
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            logger.info(message)
+
+
+class Imports:
+    """Kernels imported with `flashgen.load`, preferred over everything else for their problem and architecture."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[tuple[Problem, str, int], Kernel] = {}
+        self._lock = threading.Lock()
+
+    def add(self, kernel: Kernel) -> None:
+        """Makes a loaded kernel the preferred one for its problem on its GPU."""
+        with self._lock:
+            self._kernels[kernel.spec.problem, kernel.spec.target.name, kernel.gpu.ordinal] = kernel
+        kernels.forget()
+
+    def find(self, problem: Problem, gpu: Gpu) -> Kernel | None:
+        """The imported kernel for `problem` on `gpu`, if there is one."""
+        return self._kernels.get((problem, gpu.device.target.name, gpu.ordinal))
+
+    def clear(self) -> None:
+        """Forgets all imported kernels."""
+        with self._lock:
+            self._kernels.clear()
+        kernels.forget()
+
+
+imports = Imports()
+kernels = Kernels()

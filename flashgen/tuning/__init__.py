@@ -1,0 +1,50 @@
+"""The tuner: enumerate, refuse with reasons, predict, compile in parallel, verify, time, record.
+
+`request.py` holds what is asked for and what comes back, `timed.py` the tuning of a GPU that is here, `predicted.py` the ranking for one
+that is not. Importing this package does not load PyTorch: a run whose records are complete never needs it.
+"""
+
+from __future__ import annotations
+
+from flashgen.build.driver import gpu, gpu_count
+from flashgen.codegen.device import Device, device_of_target, find_device
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.target import find_target
+
+from .request import Progress, Request, Row, TuneResult, dry_run
+
+__all__ = ["Progress", "Request", "Row", "TuneResult", "dry_run", "run", "where"]
+
+
+def where(request: Request) -> int | Device:
+    """The ordinal of the GPU to tune on, or the named device to predict for. Raises ArgumentError for an unknown one."""
+    if request.arch is not None:
+        target = find_target(request.arch)
+        if request.device is None:
+            return device_of_target(target)
+        device = find_device(str(request.device))
+        if device.target != target:
+            raise ArgumentError(f"arch must be {device.target.name}, the architecture of device {request.device}; got {request.arch}")
+        return device
+    if request.device is None:
+        return 0 if gpu_count() else find_device("h200")
+    text = str(request.device)
+    if text.isdigit():
+        return gpu(int(text)).ordinal
+    return find_device(text)
+
+
+def run(request: Request, progress: Progress | None = None) -> TuneResult:
+    """Tunes, or ranks by the model if the device is not here. What was measured so far is kept whenever this stops.
+
+    Raises ArgumentError for a bad request and HungKernelError if a candidate never finishes (its failure is recorded first).
+    """
+    place = where(request)
+    progress = progress or Progress()
+    if isinstance(place, Device):
+        from . import predicted
+
+        return predicted.run(request, place, progress)
+    from . import timed
+
+    return timed.run(request, gpu(place), progress)

@@ -1,0 +1,83 @@
+"""Tuning for a GPU that is not here: the model ranks, NVRTC compiles the best, and the compiler's report corrects the ranking."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from flashgen.build.artifact import Artifact, CompileError
+from flashgen.build.compiler import compile_many
+from flashgen.codegen.device import Device
+from flashgen.codegen.spec import KernelSpec
+
+from .. import selection
+from .request import Cell, Progress, Request, Row, TuneResult
+
+BUDGET_SECONDS = 45.0
+COMPILED = 8  # candidates a cell, the default beside them
+
+
+def run(request: Request, device: Device, progress: Progress) -> TuneResult:
+    """Predicted winners, each compiled cleanly. Nothing is timed, and nothing goes into the tuning records."""
+    begun = time.monotonic()
+    cells = {cell: _shortlist(request, cell, device) for cell in request.cells()}
+    specs = list(
+        dict.fromkeys(spec for rank in range(max(map(len, cells.values()))) for specs in cells.values() for spec in specs[rank : rank + 1])
+    )
+    artifacts = _compile(request, specs, progress, begun)
+    failures = {spec.name: _fault(result) for spec, result in artifacts.items() if _fault(result)}
+    rows = [_row(cell, [s for s in shortlist if s in artifacts], artifacts, device) for cell, shortlist in cells.items()]
+    return TuneResult(device.name, False, len(artifacts) == len(specs), rows, failures, 0, time.monotonic() - begun)
+
+
+def _shortlist(request: Request, cell: Cell, device: Device) -> list[KernelSpec]:
+    """The default first: there is a sound kernel for every cell however short the budget."""
+    default = selection.default_spec(cell.problem, device.target)
+    others = [spec for spec in request.candidates(cell, device) if spec != default]
+    return [default, *(others if request.exhaustive else others[:COMPILED])]
+
+
+def _compile(request: Request, specs: list[KernelSpec], progress: Progress, begun: float) -> dict[KernelSpec, Artifact | CompileError]:
+    budget = request.budget_seconds or BUDGET_SECONDS
+    artifacts: dict[KernelSpec, Artifact | CompileError] = {}
+    progress.begin("compiling", len(specs))
+    jobs = [(spec, partial(selection.compile_spec, spec)) for spec in specs]
+    for spec, result in compile_many(jobs, request.jobs):
+        artifacts[spec] = result
+        progress.advance()
+        if time.monotonic() - begun > budget:
+            break
+    return artifacts
+
+
+def _fault(result: Artifact | CompileError) -> str:
+    return str(result) if isinstance(result, CompileError) else "; ".join(result.report.defects)
+
+
+def _row(cell: Cell, specs: list[KernelSpec], artifacts: dict[KernelSpec, Artifact | CompileError], device: Device) -> Row:
+    """The best sound candidate by the model, now that the compiler has said how many registers each takes."""
+    sound = []
+    for spec in specs:
+        artifact = artifacts[spec]
+        if isinstance(artifact, Artifact) and not artifact.report.defects:
+            prediction = spec.family.predict(spec.problem, spec.config, cell.workload, device, artifact.report.registers)
+            sound.append((prediction.seconds, spec, prediction.bound_by, artifact.report))
+    failed = len(specs) - len(sound)
+    if not sound:
+        return Row(cell, None, None, None, None, None, None, "", len(specs), failed)
+    seconds, spec, bound_by, report = min(sound, key=lambda item: (item[0], item[1].name))
+    default = selection.default_spec(cell.problem, device.target)
+    untuned = next((s for s, candidate, _, _ in sound if candidate == default), None)
+    shared = spec.family.shared_bytes(spec.problem, spec.config)
+    return Row(
+        cell,
+        spec,
+        seconds,
+        untuned / seconds if untuned else None,
+        report.registers,
+        report.spill_bytes,
+        shared,
+        bound_by,
+        len(specs),
+        failed,
+    )

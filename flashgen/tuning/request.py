@@ -1,0 +1,178 @@
+"""What is asked of the tuner (`Request`), what it works on (`Cell`, `Candidate`s), and what comes back (`TuneResult`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flashgen.codegen.device import Device
+from flashgen.codegen.errors import ArgumentError, require_int
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.spec import KernelSpec
+
+from .. import selection
+
+TOKENS = 16384  # of the default workloads: batch * seqlen
+MODEL_DIM = 2048  # of the default workloads: heads * head_dim
+SEQLENS = (512, 1024, 4096, 16384)
+MODEL_BEST = 12  # candidates a cell that are tried unless all are asked for
+
+
+class Progress:
+    """Hears what the tuner is doing. This one says nothing; the command line draws bars."""
+
+    def begin(self, stage: str, total: int) -> None:
+        """A stage of `total` steps begins."""
+
+    def advance(self, steps: int = 1) -> None:
+        """Steps of the current stage are done."""
+
+    def say(self, text: str) -> None:
+        """Something a person should know at once."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to tune.
+
+    causal: None for both masks; seqlens: lengths of q and k/v alike; batch: None for 16384 tokens in all;
+    heads: None for 2048 / head_dim; kv_heads: None for as many; device: a GPU's ordinal, the name of a known device, or None for the
+    GPU that is here (h200 if there is none); arch: an architecture to predict for; jobs: compile threads, 0 for all cores;
+    budget_seconds: no new compile or workload is begun after it; exhaustive: all legal configs, not the model's best.
+    """
+
+    head_dim: int
+    head_dim_v: int = 0
+    dtype: str = "bf16"
+    causal: bool | None = None
+    seqlens: Sequence[int] = SEQLENS
+    batch: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    device: str | int | None = None
+    arch: str | None = None
+    jobs: int = 0
+    budget_seconds: float | None = None
+    exhaustive: bool = False
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_int("head_dim", self.head_dim, 1)
+        require_int("jobs", self.jobs, 0, 256)
+        for name in ("batch", "heads", "kv_heads"):
+            if getattr(self, name) is not None:
+                require_int(name, getattr(self, name), 1)
+        if not self.seqlens:
+            raise ArgumentError("seqlen must be given at least once; got none")
+        for seqlen in self.seqlens:
+            require_int("seqlen", seqlen, 1, 2**24)
+        if self.budget_seconds is not None and not self.budget_seconds > 0:
+            raise ArgumentError(f"budget_seconds must be > 0; got {self.budget_seconds}")
+
+    def cells(self) -> list[Cell]:
+        """The (problem, workload) pairs asked for."""
+        masks = list(Mask) if self.causal is None else [Mask.CAUSAL if self.causal else Mask.FULL]
+        heads = self.heads or max(1, MODEL_DIM // self.head_dim)
+        problems = [Problem(Dtype.parse(self.dtype), self.head_dim, self.head_dim_v, mask) for mask in masks]
+        return [
+            Cell(problem, Workload(self.batch or max(1, TOKENS // seqlen), heads, self.kv_heads or heads, seqlen, seqlen))
+            for problem in problems
+            for seqlen in dict.fromkeys(self.seqlens)
+        ]
+
+    def candidates(self, cell: Cell, device: Device) -> list[KernelSpec]:
+        """The specs to try in a cell: the model's best and the default, or all that are legal, or the one given by hand."""
+        default = selection.default_spec(cell.problem, device.target)
+        if self.settings:
+            config = default.config.replace_from_text(self.settings)
+            return [default, KernelSpec(default.family, cell.problem, config, device.target)]
+        if self.exhaustive:
+            best = selection.ranked(cell.problem, cell.workload, device)
+        else:
+            best = selection.shortlist(cell.problem, cell.workload, device, MODEL_BEST)
+        specs = [KernelSpec(c.family, cell.problem, c.config, device.target) for c in best]
+        return specs if default in specs else [*specs, default]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One problem at one workload: a row of the table."""
+
+    problem: Problem
+    workload: Workload
+
+
+@dataclass(frozen=True)
+class Row:
+    """The winner of one cell. `gain` is the untuned default's time over the winner's; `seconds` is None if nothing was sound."""
+
+    cell: Cell
+    spec: KernelSpec | None
+    seconds: float | None
+    gain: float | None
+    registers: int | None
+    spill_bytes: int | None
+    shared_bytes: int | None
+    bound_by: str
+    tried: int
+    failed: int
+
+    @property
+    def tflops(self) -> float | None:
+        """TFLOP/s by the field's count."""
+        return self.cell.workload.flops(self.cell.problem) / self.seconds / 1e12 if self.seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as JSON values; times in seconds."""
+        return {
+            "problem": self.cell.problem.name,
+            "workload": asdict(self.cell.workload),
+            "config": self.spec.config.to_json() if self.spec else None,
+            "kernel": self.spec.name if self.spec else None,
+            **{
+                n: getattr(self, n)
+                for n in ("seconds", "tflops", "gain", "registers", "spill_bytes", "shared_bytes", "bound_by", "tried", "failed")
+            },
+        }
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What a tune found. `timed` is False where times are the model's; `complete` is False where the budget ended it."""
+
+    device: str
+    timed: bool
+    complete: bool
+    rows: list[Row]
+    failures: dict[str, str]
+    measured: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        names = ("device", "timed", "complete", "failures", "measured", "seconds")
+        return {**{name: getattr(self, name) for name in names}, "rows": [row.to_json() for row in self.rows]}
+
+
+def dry_run(request: Request, device: Device) -> dict[str, Any]:
+    """What a tune would try and what is refused, with all reasons, as JSON values. Compiles and runs nothing."""
+    return {"device": device.name, "cells": [_dry_cell(request, cell, device) for cell in request.cells()]}
+
+
+def _dry_cell(request: Request, cell: Cell, device: Device) -> dict[str, Any]:
+    target = device.target
+    refused = {}
+    for family in selection.families_for(cell.problem, target):
+        for config in family.space(cell.problem, target):
+            if reasons := family.check(cell.problem, config, target):
+                refused[config.name] = reasons
+    candidates = [
+        {
+            "config": spec.config.to_json(),
+            "kernel": spec.name,
+            "predicted_seconds": spec.family.predict(spec.problem, spec.config, cell.workload, device).seconds,
+        }
+        for spec in request.candidates(cell, device)
+    ]
+    return {"problem": cell.problem.name, "workload": asdict(cell.workload), "candidates": candidates, "refused": refused}

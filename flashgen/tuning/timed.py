@@ -1,0 +1,178 @@
+"""Tuning on a GPU that is here: compile in parallel, verify against the reference, time interleaved, record each outcome at once."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flashgen.build.artifact import Artifact, CompileError
+from flashgen.build.compiler import compile_many, nvrtc_version
+from flashgen.build.driver import DriverError, Gpu
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.spec import KernelSpec
+
+from .. import selection
+from ..records import Failure, FailureKind, Record, RecordKey, Timing
+from .lock import exclusive
+from .request import Cell, Progress, Request, Row, TuneResult
+
+if TYPE_CHECKING:  # PyTorch is loaded only when something is left to measure
+    from ..build.kernel import Kernel
+    from ..measure import Bench
+    from ..verification import Screen
+
+
+def run(request: Request, gpu: Gpu, progress: Progress) -> TuneResult:
+    """Measures what the records lack, and returns the winners of all cells."""
+    begun = time.monotonic()
+    deadline = begun + request.budget_seconds if request.budget_seconds else float("inf")
+    wanted = {cell: request.candidates(cell, gpu.device) for cell in request.cells()}
+    session = Session(gpu, progress, deadline, request.jobs)
+    if any(session.missing(wanted).values()):
+        with exclusive(gpu.uuid, progress):
+            session.measure(session.missing(wanted))  # asked again: another tune may have measured some meanwhile
+        selection.kernels.forget()
+    complete = not any(session.missing(wanted).values())
+    rows = [session.row(cell, specs) for cell, specs in wanted.items()]
+    return TuneResult(gpu.device.name, True, complete, rows, session.failures(wanted), session.measured, time.monotonic() - begun)
+
+
+class Session:
+    """One run of the tuner on one GPU."""
+
+    def __init__(self, gpu: Gpu, progress: Progress, deadline: float, jobs: int) -> None:
+        self.gpu, self.progress, self.deadline, self.jobs = gpu, progress, deadline, jobs
+        self.records = selection.records()
+        self.measured = 0
+        self._artifacts: dict[KernelSpec, Artifact] = {}
+        self._screens: dict[Problem, Screen] = {}
+        self._screened: dict[KernelSpec, str] = {}  # message of the failure, empty for a sound kernel
+
+    def key(self, cell: Cell, spec: KernelSpec) -> RecordKey:
+        """Under which a candidate's outcome is recorded."""
+        device = self.gpu.device
+        return RecordKey(
+            device.name, device.sm_count, self.gpu.driver_version, nvrtc_version(), spec.digest, cell.workload, selection.BENCHMARK_VERSION
+        )
+
+    def missing(self, wanted: dict[Cell, list[KernelSpec]]) -> dict[Cell, list[KernelSpec]]:
+        """The candidates without a record, by cell."""
+        return {cell: [spec for spec in specs if self.records.get(self.key(cell, spec)) is None] for cell, specs in wanted.items()}
+
+    def measure(self, missing: dict[Cell, list[KernelSpec]]) -> None:
+        """Compiles, verifies, times and records. Stops between cells once the deadline has passed."""
+        self._compile(missing)
+        todo = {cell: [spec for spec in specs if spec in self._artifacts] for cell, specs in missing.items()}
+        self.progress.begin("verifying and timing", sum(map(len, todo.values())))
+        for cell, specs in todo.items():
+            if specs and time.monotonic() < self.deadline:
+                self._measure_cell(cell, specs)
+            self.progress.advance(len(specs))
+
+    def _compile(self, missing: dict[Cell, list[KernelSpec]]) -> None:
+        """Compiles every spec once; records the broken ones for each of their cells."""
+        cells: dict[KernelSpec, list[Cell]] = {}
+        for cell, specs in missing.items():
+            for spec in specs:
+                cells.setdefault(spec, []).append(cell)
+        self.progress.begin("compiling", len(cells))
+        for spec, result in compile_many([(spec, partial(selection.compile_spec, spec)) for spec in cells], self.jobs):
+            self.progress.advance()
+            if isinstance(result, CompileError):
+                self._fail(cells[spec], spec, FailureKind.COMPILE, str(result))
+            elif result.report.defects:
+                self._fail(cells[spec], spec, FailureKind.DEFECT, "; ".join(result.report.defects), result)
+            else:
+                self._artifacts[spec] = result
+            if time.monotonic() > self.deadline:
+                break
+
+    def _measure_cell(self, cell: Cell, specs: list[KernelSpec]) -> None:
+        from ..measure import Bench
+
+        bench = Bench(cell.problem, cell.workload, self.gpu.ordinal)
+        expected = bench.expected()
+        sound: dict[KernelSpec, Kernel] = {}
+        for spec in specs:
+            try:
+                kernel = selection.kernels.load(spec, self.gpu)
+                message = self._screen(spec, kernel) or self._verify(bench, expected, kernel)
+            except DriverError as error:  # a fault or a kernel that never ends: this process's context is lost
+                self._fail([cell], spec, FailureKind.LAUNCH, str(error))
+                raise
+            if message:
+                self._fail([cell], spec, FailureKind.WRONG, message)
+            else:
+                sound[spec] = kernel
+        by_name = {spec.name: spec for spec in sound}
+        for name, timing in bench.time({spec.name: kernel for spec, kernel in sound.items()}):
+            self._record(cell, by_name[name], timing)
+
+    def _screen(self, spec: KernelSpec, kernel: Kernel) -> str:
+        """The two small awkward workloads, whole, once a kernel."""
+        if spec not in self._screened:
+            from ..verification import Screen
+
+            screen = self._screens.setdefault(spec.problem, self._screens.get(spec.problem) or Screen(spec.problem, self.gpu.ordinal))
+            wrong = [f"{case.workload.name}: {case.verdict.message}" for case in screen.judge(kernel) if not case.verdict.ok]
+            self._screened[spec] = "; ".join(wrong)
+        return self._screened[spec]
+
+    @staticmethod
+    def _verify(bench: Bench, expected: object, kernel: Kernel) -> str:
+        """Sampled rows of the workload that is about to be timed."""
+        from ..measure import Expected, plan_of, run_once
+
+        assert isinstance(expected, Expected)
+        tensors = bench.sets[0]
+        run_once(plan_of(kernel, tensors), tensors)
+        verdict = expected.judge(tensors)
+        return "" if verdict.ok else verdict.message
+
+    def _fail(self, cells: list[Cell], spec: KernelSpec, kind: FailureKind, message: str, artifact: Artifact | None = None) -> None:
+        for cell in cells:
+            self._record(cell, spec, Failure(kind, message), artifact)
+
+    def _record(self, cell: Cell, spec: KernelSpec, outcome: Timing | Failure, artifact: Artifact | None = None) -> None:
+        artifact = artifact or self._artifacts.get(spec)
+        report = artifact.report if artifact else None
+        shared = spec.family.shared_bytes(spec.problem, spec.config)
+        self.records.put(
+            Record(
+                self.key(cell, spec),
+                spec.to_json(),
+                outcome,
+                report.registers if report else None,
+                report.spill_bytes if report else None,
+                shared,
+            )
+        )
+        self.measured += 1
+
+    def row(self, cell: Cell, specs: list[KernelSpec]) -> Row:
+        """The fastest recorded kernel of a cell, whether this run tried it or an earlier one."""
+        found = {spec: self.records.get(self.key(cell, spec)) for spec in specs}
+        recorded = [record for record in found.values() if record]
+        failed = sum(isinstance(record.outcome, Failure) for record in recorded)
+        choice = self.records.best(
+            cell.problem, cell.workload, self.gpu.device, self.gpu.driver_version, nvrtc_version(), selection.BENCHMARK_VERSION
+        )
+        if choice is None or not (choice.exact_workload and choice.same_toolchain) or not isinstance(choice.record.outcome, Timing):
+            return Row(cell, None, None, None, None, None, None, "", len(recorded), failed)
+        best, spec = choice.record, KernelSpec.from_json(choice.record.spec)
+        untuned = found.get(selection.default_spec(cell.problem, self.gpu.device.target))
+        seconds = choice.record.outcome.seconds
+        gain = untuned.outcome.seconds / seconds if untuned and isinstance(untuned.outcome, Timing) else None
+        bound_by = spec.family.predict(spec.problem, spec.config, cell.workload, self.gpu.device, best.registers).bound_by
+        return Row(cell, spec, seconds, gain, best.registers, best.spill_bytes, best.shared_bytes, bound_by, len(recorded), failed)
+
+    def failures(self, wanted: dict[Cell, list[KernelSpec]]) -> dict[str, str]:
+        """Why candidates are out, by kernel name."""
+        reasons = {}
+        for cell, specs in wanted.items():
+            for spec in specs:
+                record = self.records.get(self.key(cell, spec))
+                if record and isinstance(record.outcome, Failure):
+                    reasons[spec.name] = f"{record.outcome.kind.value}: {record.outcome.message}"
+        return reasons

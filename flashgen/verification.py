@@ -1,0 +1,74 @@
+"""`verify`: the numerics rule over awkward shapes, and the two small workloads that every tuning candidate must pass first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flashgen.build.kernel import Kernel
+from flashgen.codegen.problem import Mask, Problem, Workload
+
+from .measure import Expected, Tensors, plan_of, run_once
+from .reference import Verdict
+
+# (batch, heads_q, heads_kv, len_q, len_kv): lengths of one, off by one from tiles, more queries than keys (rows that see no
+# key under a causal mask), no keys, grouped and single key/value heads, many tiles. Each has rows enough for the rule's statistics.
+SHAPES = (
+    (8, 16, 16, 1, 1),
+    (2, 4, 2, 131, 197),
+    (1, 2, 1, 130, 33),
+    (1, 8, 1, 63, 65),
+    (3, 2, 2, 127, 129),
+    (8, 16, 2, 1, 1025),
+    (1, 2, 1, 300, 0),
+    (1, 2, 2, 1025, 1),
+    (2, 6, 3, 255, 257),
+    (1, 4, 4, 1000, 1531),
+    (1, 2, 1, 2048, 2048),
+)
+SCREENING = (SHAPES[1], SHAPES[2])
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One workload at one logit magnitude (what q was multiplied by), with the rule's verdict."""
+
+    workload: Workload
+    magnitude: float
+    verdict: Verdict
+
+
+class Screen:
+    """The small workloads of one problem, whole, with references computed once for all candidates."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        device: int,
+        shapes: Sequence[tuple[int, int, int, int, int]] = SCREENING,
+        magnitudes: Sequence[float] = (1.0,),
+    ) -> None:
+        """Draws the inputs and computes the references."""
+        generator = torch.Generator(torch.device("cuda", device)).manual_seed(1)
+        causal = problem.mask is Mask.CAUSAL
+        self.cases: list[tuple[Workload, float, Tensors, Expected]] = []
+        for shape in shapes:
+            for magnitude in magnitudes:
+                tensors = Tensors.random(problem, Workload(*shape), device, generator)
+                tensors.q.mul_(magnitude)
+                self.cases.append((Workload(*shape), magnitude, tensors, Expected.of(tensors, causal, problem.head_dim**-0.5)))
+
+    def judge(self, kernel: Kernel) -> list[CaseResult]:
+        """Runs the kernel on every case. Raises HungKernelError or DriverError if it does not finish or faults."""
+        results = []
+        for workload, magnitude, tensors, expected in self.cases:
+            run_once(plan_of(kernel, tensors), tensors)
+            results.append(CaseResult(workload, magnitude, expected.judge(tensors)))
+        return results
+
+
+def run(kernel: Kernel) -> list[CaseResult]:
+    """The numerics rule over all awkward shapes, at ordinary and at large logits."""
+    return Screen(kernel.spec.problem, kernel.gpu.ordinal, SHAPES, magnitudes=(1.0, 16.0)).judge(kernel)

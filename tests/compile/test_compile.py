@@ -1,0 +1,126 @@
+"""Every family compiles for every target, without a GPU: defaults are free of defects, and the space's estimates hold."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import pytest
+
+from flashgen.build.artifact import Artifact, CompileError
+from flashgen.build.compiler import compile_many, compile_source
+from flashgen.codegen.family import Family, families
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.render import Source, render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import Target, find_target, targets
+
+# The usual head dims, then awkward ones: narrower than a row of the matrix product, no multiple of 16, two that differ.
+HEAD_DIMS = ((64, 64), (128, 128), (256, 256), (8, 8), (72, 72), (96, 96), (192, 128), (40, 256))
+EXAMPLE = Problem(Dtype.BF16, 64)
+
+
+def problems(head_dims: tuple[int, int]) -> list[Problem]:
+    return [Problem(dtype, *head_dims, mask) for dtype, mask in itertools.product(Dtype, Mask)]
+
+
+def compile_spec(spec: KernelSpec) -> Artifact:
+    return compile_source(render(spec), spec.target.name)
+
+
+def compile_specs(specs: Iterable[KernelSpec]) -> Iterator[tuple[KernelSpec, Artifact]]:
+    for spec, outcome in compile_many(((s, partial(compile_spec, s)) for s in specs), workers=2):
+        if isinstance(outcome, CompileError):
+            pytest.fail(f"{spec.name}: {outcome}")
+        yield spec, outcome
+
+
+def default_specs(family: Family, target: Target, chosen: Iterable[Problem]) -> list[KernelSpec]:
+    return [KernelSpec(family, p, family.default(p, target), target) for p in chosen if not family.refusals(p, target)]
+
+
+def require_sound(specs: list[KernelSpec]) -> None:
+    defects = {}
+    for spec, artifact in compile_specs(specs):
+        shared = spec.family.shared_bytes(spec.problem, spec.config)
+        defects[spec.name] = artifact.report.defects
+        assert artifact.report.registers * spec.family.threads(spec.config) <= spec.target.registers_per_sm, spec.name
+        assert shared <= spec.target.shared_memory_per_block, spec.name
+        assert artifact.cubin.startswith(b"\x7fELF"), spec.name
+        assert artifact.arch == spec.target.name
+    assert {name: found for name, found in defects.items() if found} == {}
+
+
+@pytest.mark.parametrize("target", targets().values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("family", families().values(), ids=lambda f: f.name)
+def test_defaults_of_every_head_dim_are_free_of_defects(family: Family, target: Target) -> None:
+    """Each head dim once, with a dtype and a mask drawn from a fixed seed; the slow test leaves none out."""
+    draw = random.Random(f"{family.name} {target.name}")
+    specs = default_specs(family, target, [draw.choice(problems(head_dims)) for head_dims in HEAD_DIMS])
+    require_sound(specs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", targets().values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("family", families().values(), ids=lambda f: f.name)
+def test_all_defaults_are_free_of_defects(family: Family, target: Target) -> None:
+    require_sound(default_specs(family, target, itertools.chain.from_iterable(map(problems, HEAD_DIMS))))
+
+
+def test_every_target_has_a_family() -> None:
+    """So that none of the tests above passes because it has nothing to do."""
+    for target in targets().values():
+        for head_dims in HEAD_DIMS:
+            found = [s for f in families().values() for s in default_specs(f, target, problems(head_dims))]
+            assert found, f"no family computes head dims {head_dims} on {target.name}"
+
+
+def test_the_space_is_worth_tuning() -> None:
+    configs = families()["attention_forward"].legal_configs(EXAMPLE, find_target("sm_90a"))
+    assert len(configs) >= 40
+    assert len({c.name for c in configs}) == len(configs)
+
+
+def sampled_specs(count: int) -> list[KernelSpec]:
+    draw = random.Random(7)
+    specs: list[KernelSpec] = []
+    while len(specs) < count:
+        family, target = draw.choice(list(families().values())), draw.choice(list(targets().values()))
+        problem = draw.choice(problems(draw.choice(HEAD_DIMS)))
+        if legal := family.legal_configs(problem, target):
+            specs.append(KernelSpec(family, problem, draw.choice(legal), target))
+    return specs
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(250, marks=pytest.mark.slow)])
+def test_legal_configs_compile(count: int) -> None:
+    """A legal config may spill, since only the compiler knows its registers; but then its report says so."""
+    sound = 0
+    for spec, artifact in compile_specs(sampled_specs(count)):
+        report = artifact.report
+        threads = spec.family.threads(spec.config)
+        assert 16 <= report.registers <= spec.target.registers_per_thread, spec.name
+        assert report.registers * threads <= spec.target.registers_per_sm, spec.name
+        assert bool(report.defects) == bool(report.spill_bytes or report.stack_bytes or report.warnings), spec.name
+        sound += not report.defects
+    assert sound >= count // 2, f"only {sound} of {count} legal configs are free of defects: the estimate of registers is off"
+
+
+def test_a_spilling_kernel_is_a_defect() -> None:
+    """The check above would be worth nothing if spills went unseen."""
+    sums = " + ".join(f"v[{i}] * v[{(7 * i + 3) % 200}]" for i in range(200))
+    text = (
+        'extern "C" __global__ void __launch_bounds__(1024, 2) hungry(float* p) { float v[200]; '
+        "for (int i = 0; i < 200; ++i) v[i] = p[i * 32 + threadIdx.x]; __syncthreads(); "
+        f"for (int i = 0; i < 200; ++i) p[i * 64] = v[i] + p[i]; p[0] = {sums}; }}"
+    ).replace("for (int", "\n#pragma unroll\nfor (int")
+    report = compile_source(Source("hungry", text), "sm_80").report
+    assert report.spill_bytes > 0
+    assert report.defects == [f"spills {report.spill_bytes} B a thread"]
+
+
+def test_a_source_that_does_not_compile_gives_the_log() -> None:
+    with pytest.raises(CompileError, match=r"broken does not compile for sm_80:\n.*broken\.cu\(1\): error"):
+        compile_source(Source("broken", 'extern "C" __global__ void broken() { nonsense; }'), "sm_80")

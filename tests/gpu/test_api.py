@@ -1,0 +1,240 @@
+"""`flashgen.attention` and its neighbours on a GPU: layouts, streams, threads, graphs, tracing, imports, errors."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flashgen
+from flashgen import bundle, ops, reference, selection
+from flashgen.build.driver import gpu
+from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.ops import CaptureError
+
+pytestmark = pytest.mark.gpu
+
+
+def inputs(
+    batch: int = 2, len_q: int = 200, len_kv: int = 300, heads: int = 4, kv_heads: int = 2, d: int = 64, dv: int = 0, seed: int = 0
+) -> list[Any]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shapes = ((batch, len_q, heads, d), (batch, len_kv, kv_heads, d), (batch, len_kv, kv_heads, dv or d))
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator) for shape in shapes]
+
+
+def assert_right(
+    out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+) -> None:
+    ref = reference.reference(q, k, v, causal=causal, scale=scale)
+    verdict = reference.judge(out, lse, ref, reference.plain(q, k, v, causal=causal, scale=scale), q.dtype)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_layouts_and_the_lse(layout: str, causal: bool) -> None:
+    q, k, v = inputs(dv=128)
+    given = [t if layout == "bshd" else t.transpose(1, 2).contiguous() for t in (q, k, v)]
+    out, lse = flashgen.attention(*given, causal=causal, scale=0.2, layout=layout, return_lse=True)
+    assert out.is_contiguous()
+    assert out.shape == (*given[0].shape[:3], 128)
+    assert_right(out if layout == "bshd" else out.transpose(1, 2), lse, q, k, v, causal, 0.2)
+    assert torch.equal(flashgen.attention(*given, causal=causal, scale=0.2, layout=layout), out)
+
+
+def test_the_default_scale() -> None:
+    q, k, v = inputs()
+    assert torch.equal(flashgen.attention(q, k, v), flashgen.attention(q, k, v, scale=64**-0.5))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 4), (2, 4, 0)])
+def test_empty_sizes(shape: tuple[int, int, int]) -> None:
+    batch, len_q, len_kv = shape
+    q, k, v = inputs(batch, len_q, len_kv)
+    out, lse = flashgen.attention(q, k, v, return_lse=True)
+    assert out.shape == q.shape
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
+
+
+def test_agreement_with_sdpa() -> None:
+    q, k, v = inputs(len_q=512, len_kv=512, heads=8, kv_heads=8)
+    q_bhsd, k_bhsd, v_bhsd = (t.transpose(1, 2) for t in (q, k, v))
+    theirs = torch.nn.functional.scaled_dot_product_attention(q_bhsd, k_bhsd, v_bhsd, is_causal=True)
+    torch.testing.assert_close(flashgen.attention(q, k, v, causal=True), theirs.transpose(1, 2), atol=2e-2, rtol=2e-2)
+
+
+def test_two_streams_and_two_threads_at_once() -> None:
+    sets = [inputs(2, 512 + 64 * i, 700, seed=i) for i in range(4)]
+    alone = [flashgen.attention(*tensors, causal=True) for tensors in sets]
+    torch.cuda.synchronize()
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for turn in range(100):
+                i = (number + turn) % len(sets)
+                out = flashgen.attention(*sets[i], causal=True)
+                stream.synchronize()
+                if not torch.equal(out, alone[i]):
+                    wrong.append(f"thread {number}, turn {turn}")
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_thread_that_has_not_touched_cuda() -> None:
+    q, k, v = inputs()
+    expected = flashgen.attention(q, k, v)
+    results: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: results.append(flashgen.attention(q, k, v)))
+    thread.start()
+    thread.join()
+    assert torch.equal(results[0], expected)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_a_thousand_launches_are_bit_equal(d: int) -> None:
+    q, k, v = inputs(4, 1000, 1000, 8, 8, d)
+    first, first_lse = flashgen.attention(q, k, v, causal=True, return_lse=True)
+    differences = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        out, lse = flashgen.attention(q, k, v, causal=True, return_lse=True)
+        differences += (out.view(torch.int16) != first.view(torch.int16)).sum() + (
+            lse.view(torch.int32) != first_lse.view(torch.int32)
+        ).sum()
+    assert int(differences) == 0
+
+
+def test_cuda_graph_cold_is_an_error_and_warm_replays() -> None:
+    q, k, v = inputs(len_q=77, len_kv=5000, d=48)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(CaptureError, match=r"flashgen\.warm"), torch.cuda.graph(graph):
+        flashgen.attention(q, k, v)
+    flashgen.warm(head_dim=48, batch=2, heads=4, kv_heads=2, len_q=77, len_kv=5000)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flashgen.attention(q, k, v)
+    other = inputs(len_q=77, len_kv=5000, d=48, seed=9)
+    for mine, theirs in zip((q, k, v), other, strict=True):
+        mine.copy_(theirs)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, flashgen.attention(*other))
+
+
+def test_torch_compile_fullgraph() -> None:
+    q, k, v = inputs()
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flashgen.attention(q * 2, k, v, causal=True) + 1
+
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), model(q, k, v))
+
+
+@pytest.mark.parametrize("name", ["attention_forward", "attention"])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_opcheck(name: str, layout: str) -> None:
+    torch.library.opcheck(getattr(torch.ops.flashgen, name).default, (*inputs(2, 64, 64, 4, 4), True, None, layout))
+
+
+def test_backward_says_that_there_is_none() -> None:
+    q, k, v = inputs()
+    q.requires_grad_(True)
+    out = flashgen.attention(q, k, v)
+    with pytest.raises(FlashgenError, match="has no backward yet"):
+        out.sum().backward()
+
+
+def test_strides_and_alignment_errors() -> None:
+    q, k, v = inputs()
+    wide = torch.randn(2, 300, 2, 128, device="cuda", dtype=torch.bfloat16)
+    with pytest.raises(ArgumentError, match=r"^k must be contiguous in its last dimension"):
+        flashgen.attention(q, wide[..., ::2], v)
+    with pytest.raises(ArgumentError, match=r"^k must begin at an address that is a multiple of 16 bytes; got one 2 past it"):
+        flashgen.attention(q, wide[..., 1:65], v)
+    with pytest.raises(ArgumentError, match=r"^head_dim must be a multiple of 8 from 8 to 256; got 60"):
+        flashgen.attention(q[..., :60], k[..., :60], v)
+    with pytest.raises(ArgumentError, match=r"^k must be on q's device cuda:0; got cpu"):
+        flashgen.attention(q, k.cpu(), v)
+
+
+def test_a_second_call_with_a_misaligned_view_is_refused_too() -> None:
+    """The plan is there already; alignment belongs to the tensor, not to its signature."""
+    q, _, v = inputs()
+    wide = torch.randn(2, 300, 2, 128, device="cuda", dtype=torch.bfloat16)
+    flashgen.attention(q, wide[..., :64], v)
+    with pytest.raises(ArgumentError, match=r"^k must begin at an address"):
+        flashgen.attention(q, wide[..., 3:67], v)
+
+
+def test_compile_gives_the_kernel() -> None:
+    problem = Problem(Dtype.FP16, 64, mask=Mask.CAUSAL)
+    kernel = flashgen.compile(problem)
+    assert kernel.artifact.report.spill_bytes == 0
+    assert kernel.spec.problem == problem
+    assert flashgen.compile(problem, kernel.spec.config, "9.0" if kernel.spec.target.name == "sm_90a" else kernel.spec.target) is kernel
+    with pytest.raises(ArgumentError, match=r"^target must be"):
+        flashgen.compile(problem, target="sm_80" if kernel.spec.target.name != "sm_80" else "sm_90a")
+
+
+def test_imported_kernels_are_preferred_and_need_neither_nvrtc_nor_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = gpu(0).device.target
+    problem = Problem(Dtype.BF16, 88, mask=Mask.CAUSAL)
+    spec = selection.default_spec(problem, target)
+    bundle.write(tmp_path / "out", [(spec, selection.compile_spec(spec))])
+    q, k, v = inputs(d=88)
+
+    def broken(*_: object) -> None:
+        raise AssertionError("an imported kernel needed NVRTC, templates or the store")
+
+    for where, name in (("flashgen.selection", "render"), ("flashgen.selection", "nvrtc_version"), ("flashgen.selection", "store")):
+        monkeypatch.setattr(f"{where}.{name}", broken)
+    try:
+        (kernel,) = flashgen.load(tmp_path / "out")
+        assert kernel.spec == spec
+        out, lse = flashgen.attention(q, k, v, causal=True, return_lse=True)
+        assert_right(out, lse, q, k, v, True, 88**-0.5)
+        assert selection.kernels.choose(problem, selection.bucket(ops.problem_and_workload(q, k, v, True, "bshd")[1]), gpu(0)) is kernel
+    finally:
+        flashgen.unload()
+
+
+def test_a_new_length_in_a_known_bucket_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    flashgen.attention(*inputs(len_q=600, len_kv=600))
+
+    def broken(*_: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr("flashgen.selection.compile_spec", broken)
+    for length in (513, 777, 1024):
+        flashgen.attention(*inputs(len_q=length, len_kv=length))
+
+
+def test_verify() -> None:
+    results = flashgen.verify(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL))
+    assert len(results) > 10
+    assert all(case.verdict.ok for case in results), [case.verdict.message for case in results if not case.verdict.ok]
+
+
+def test_infinite_inputs_do_not_hang_or_spread() -> None:
+    """A NaN in one row of q makes that row NaN, and no other."""
+    q, k, v = inputs()
+    clean = flashgen.attention(q, k, v)
+    q[0, 7, 1, 3] = math.nan
+    out = flashgen.attention(q, k, v)
+    assert out[0, 7, 1].isnan().all()
+    out[0, 7, 1] = clean[0, 7, 1]
+    assert torch.equal(out, clean)

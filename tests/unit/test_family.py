@@ -1,0 +1,172 @@
+"""What every family owes to the rest of the project. A new one is covered by being there."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from flashgen import templates
+from flashgen.codegen.config import Config
+from flashgen.codegen.device import device_of_target
+from flashgen.codegen.errors import ArgumentError, IllegalConfigError
+from flashgen.codegen.families.attention_forward import AttentionForwardConfig, QueryPlace
+from flashgen.codegen.family import Family, families, find_family
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.target import find_target, targets
+
+PROBLEMS = tuple(
+    Problem(Dtype.BF16, d, v, m) for (d, v), m in itertools.product(((8, 8), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256)), Mask)
+)
+FORWARD = find_family("attention_forward")
+BF16_64 = Problem(Dtype.BF16, 64)
+SM_80 = find_target("sm_80")
+every_family = pytest.mark.parametrize("family", families().values(), ids=lambda f: f.name)
+
+
+@dataclass(frozen=True)
+class OtherConfig(Config):
+    block_q: int = 64
+
+
+def test_families_are_found_by_name() -> None:
+    assert all(find_family(name) is family and family.name == name for name, family in families().items())
+    with pytest.raises(ArgumentError, match=r"^family must be one of .*attention_forward.*; got 'attention_backward_2'$"):
+        find_family("attention_backward_2")
+
+
+@every_family
+def test_its_config_is_frozen_documented_and_typed(family: Family) -> None:
+    kind = family.config_type
+    assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    for field in dataclasses.fields(kind):
+        assert re.search(rf"^\s*{field.name}[:,]", inspect.getdoc(kind) or "", re.MULTILINE), f"{field.name} is not documented"
+    assert family.template in templates.paths()
+    assert family.revision >= 1
+
+
+@every_family
+def test_defaults_are_legal_and_of_the_space_s_type(family: Family) -> None:
+    for problem, target in itertools.product(PROBLEMS, targets().values()):
+        if family.refusals(problem, target):
+            continue
+        default = family.default(problem, target)
+        assert isinstance(default, family.config_type)
+        assert family.check(problem, default, target) == [], f"{problem.name} {target.name}"
+
+
+@every_family
+def test_the_space_has_no_duplicates_and_a_fixed_order(family: Family) -> None:
+    for problem, target in itertools.product(PROBLEMS[:4], (SM_80, find_target("sm_90a"))):
+        space = list(family.space(problem, target))
+        assert space == list(family.space(problem, target))
+        assert len({c.name for c in space}) == len(set(space)) == len(space)
+        assert family.legal_configs(problem, target) == [c for c in space if not family.check(problem, c, target)]
+
+
+@every_family
+def test_legal_configs_fit_the_target(family: Family) -> None:
+    for problem, target in itertools.product(PROBLEMS, targets().values()):
+        for config in family.legal_configs(problem, target)[::17]:
+            assert family.shared_bytes(problem, config) <= target.shared_memory_per_block
+            assert 32 <= family.threads(config) <= 1024
+            assert family.threads(config) % 32 == 0
+
+
+@every_family
+def test_predictions_are_times(family: Family) -> None:
+    small, large = Workload(1, 8, 8, 512, 512), Workload(4, 32, 32, 8192, 8192)
+    for problem, target in itertools.product(PROBLEMS, targets().values()):
+        if family.refusals(problem, target):
+            continue
+        device, config = device_of_target(target), family.default(problem, target)
+        quick, slow = (family.predict(problem, config, w, device).seconds for w in (small, large))
+        assert 0 < quick < slow < 10
+        # No faster than the tensor cores alone would be.
+        peak = device.sm_count * device.clock_hz * target.mma_flops_per_cycle * device.mma_rate
+        assert slow >= large.visible_pairs(problem.mask) * 4 * 32 * 2 * (problem.head_dim + problem.head_dim_v) / peak * 0.999
+        assert family.predict(problem, config, Workload(0, 8, 8, 512, 512), device).seconds == 0
+
+
+@every_family
+def test_a_config_of_another_family_is_refused(family: Family) -> None:
+    with pytest.raises(ArgumentError, match=rf"^config must be one of {family.config_type.__name__}; got 'OtherConfig'$"):
+        family.require_legal(BF16_64, OtherConfig(), SM_80)
+
+
+class TestAttentionForward:
+    """What the one family refuses, with numbers and the nearest legal value."""
+
+    good = AttentionForwardConfig(128, 64, 4, 2, QueryPlace.SHARED)
+
+    def reasons(self, problem: Problem = BF16_64, target: str = "sm_80", **changes: Any) -> list[str]:
+        config = dataclasses.replace(self.good, **changes)
+        return FORWARD.check(problem, config, find_target(target))
+
+    def test_legal(self) -> None:
+        assert self.reasons() == []
+
+    @pytest.mark.parametrize(
+        ("problem", "expected"),
+        [
+            (Problem(Dtype.BF16, 60), ["head_dim must be a multiple of 8 from 8 to 256; got 60 (nearest: 64)"]),
+            (Problem(Dtype.BF16, 264), ["head_dim must be a multiple of 8 from 8 to 256; got 264 (nearest: 256)"]),
+            (Problem(Dtype.BF16, 64, 1), ["head_dim_v must be a multiple of 8 from 8 to 256; got 1 (nearest: 8)"]),
+        ],
+    )
+    def test_head_dims(self, problem: Problem, expected: list[str]) -> None:
+        named = [r for r in FORWARD.refusals(problem, SM_80) if r.startswith(expected[0].split()[0] + " ")]
+        assert named == expected
+        assert set(FORWARD.refusals(problem, SM_80)) <= set(self.reasons(problem))
+        assert FORWARD.legal_configs(problem, SM_80) == []
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"block_kv": 40}, "block_kv must be a multiple of 16 from 16 to 256; got 40"),
+            ({"block_kv": 0}, "block_kv must be a multiple of 16 from 16 to 256; got 0"),
+            ({"stages": 0}, "stages must be from 1 to 4; got 0"),
+            ({"warps": 0}, "warps must be from 1 to 16; got 0"),
+            ({"blocks_per_sm": 9}, "blocks_per_sm must be from 1 to 8; got 9"),
+            ({"block_q": 96}, "block_q must give each warp 16 or 32 rows, so 64 or 128 with warps 4; got 96"),
+        ],
+    )
+    def test_fields(self, changes: dict[str, Any], reason: str) -> None:
+        assert self.reasons(**changes) == [reason]
+
+    def test_shared_memory(self) -> None:
+        (reason,) = self.reasons(Problem(Dtype.BF16, 128), block_q=128, warps=8, block_kv=128, stages=3)
+        needed = 128 * 128 * 2 + 3 * 128 * 2 * 128 * 2
+        assert reason == f"needs {needed} B of shared memory, sm_80 has 166912 B a block: lower block_kv, stages or block_q"
+        assert self.reasons(Problem(Dtype.BF16, 128), "sm_90a", block_q=128, warps=8, block_kv=128, stages=3) == []
+
+    def test_blocks_of_one_sm(self) -> None:
+        reasons = self.reasons(block_kv=128, blocks_per_sm=3)
+        shared = FORWARD.shared_bytes(BF16_64, dataclasses.replace(self.good, block_kv=128))
+        assert any(f"blocks_per_sm 3 needs {3 * (shared + 1024)} B of shared memory, sm_80 has {164 * 1024} B an SM" in r for r in reasons)
+        assert any("registers" in r for r in reasons), "all the reasons, not the first"
+
+    def test_threads_of_one_sm(self) -> None:
+        reasons = self.reasons(Problem(Dtype.BF16, 8), target="sm_86", block_q=128, warps=8, block_kv=16, blocks_per_sm=7)
+        assert any(r.startswith("blocks_per_sm 7 needs 1792 threads, sm_86 has 1536 an SM") for r in reasons)
+
+    def test_all_reasons_at_once(self) -> None:
+        reasons = self.reasons(Problem(Dtype.BF16, 60), warps=0, block_kv=7, stages=9, blocks_per_sm=0)
+        assert [r.split()[0] for r in reasons] == ["head_dim", "head_dim_v", "warps", "block_kv", "stages", "blocks_per_sm"]
+        config = dataclasses.replace(self.good, warps=0, block_kv=7, stages=9, blocks_per_sm=0)
+        with pytest.raises(IllegalConfigError) as error:
+            FORWARD.require_legal(Problem(Dtype.BF16, 60), config, SM_80)
+        assert list(error.value.reasons) == reasons
+        assert all(r in str(error.value) for r in reasons)
+        assert str(error.value).startswith(f"config {config.name} is illegal: ")
+
+    def test_grid_covers_every_row_once(self) -> None:
+        assert FORWARD.grid(self.good, Workload(3, 8, 2, 1, 99)) == 24
+        assert FORWARD.grid(self.good, Workload(3, 8, 2, 128, 99)) == 24
+        assert FORWARD.grid(self.good, Workload(3, 8, 2, 129, 99)) == 48
+        assert FORWARD.grid(self.good, Workload(3, 8, 2, 0, 99)) == 0

@@ -1,0 +1,43 @@
+"""Every planted fault still applies to today's templates, changes the text, and gives a kernel that compiles without a GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from flashgen.build.artifact import Artifact
+from flashgen.build.compiler import compile_many, compile_source
+from flashgen.codegen.render import render
+from flashgen.codegen.target import find_target
+from tests.gpu.faults import FAULTS, Fault, FaultError
+
+TARGET = find_target("sm_90a")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_applies(fault: Fault) -> None:
+    source = render(fault.setting.spec(TARGET))
+    patched = fault.apply(source)
+    assert patched.entry == source.entry
+    assert patched.text != source.text
+
+
+def test_compile() -> None:
+    jobs = [(f.name, partial(compile_source, f.apply(render(f.setting.spec(TARGET))), TARGET.name)) for f in FAULTS]
+    failed = {name: result for name, result in compile_many(jobs, workers=2) if not isinstance(result, Artifact)}
+    assert not failed
+
+
+def test_names_are_unique_and_enough() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 18
+
+
+def test_a_patch_that_does_not_apply_is_an_error() -> None:
+    fault = FAULTS[0]
+    source = render(fault.setting.spec(TARGET))
+    with pytest.raises(FaultError, match=f"{fault.name} must find its text once .* found it 0 times"):
+        fault.apply(fault.apply(source))
+    twice = Fault("twice", "barrier_sync();", "", fault.setting)
+    with pytest.raises(FaultError, match="twice must find its text once"):
+        twice.apply(source)

@@ -1,0 +1,64 @@
+"""`import flashgen` alone: what it loads, writes and costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import flashgen
+
+PARENT = Path(flashgen.__file__).parent.parent
+HEAVY = ("torch", "cuda", "numpy", "jinja2", "typer", "rich", "sqlite3")
+LIMIT_SECONDS = 0.060
+
+
+def run(code: str, home: Path) -> str:
+    """Runs `code` in a Python of its own, in an empty home with no environment of ours, and returns what it prints."""
+    code = f"import sys; sys.path.insert(0, {str(PARENT)!r}); {code}"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=home, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = f"before = set(sys.modules); import flashgen, json; print(json.dumps([m for m in {HEAVY!r} if m in set(sys.modules) - before]))"
+    assert json.loads(run(code, tmp_path)) == []
+    # The names are the right ones: what needs them does load them.
+    used = run("from flashgen.codegen.render import environment; environment(); print('jinja2' in sys.modules)", tmp_path)
+    assert used.strip() == "True"
+
+
+def test_it_writes_nothing(tmp_path: Path) -> None:
+    run("import flashgen", tmp_path)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_it_is_the_package_of_this_checkout_and_says_its_version(tmp_path: Path) -> None:
+    file, version = run("import flashgen; print(flashgen.__file__); print(flashgen.__version__)", tmp_path).split()
+    assert Path(file) == Path(flashgen.__file__)
+    assert version == flashgen.__version__
+
+
+def test_it_is_quick(tmp_path: Path) -> None:
+    """The median of what it adds to starting Python, over pairs of runs, so that a busy machine slows both."""
+
+    def seconds(code: str) -> float:
+        start = time.perf_counter()
+        run(code, tmp_path)
+        return time.perf_counter() - start
+
+    costs = [seconds("import flashgen") - seconds("pass") for _ in range(10)]
+    assert statistics.median(costs) <= LIMIT_SECONDS, f"import flashgen costs {[round(c * 1e3) for c in costs]} ms over python -c pass"
+
+
+def test_every_public_name_is_there(tmp_path: Path) -> None:
+    missing = run("import flashgen; print([n for n in flashgen.__all__ if not hasattr(flashgen, n)])", tmp_path)
+    assert missing.strip() == "[]"
+    unknown = run("import flashgen\ntry: flashgen.nonsense\nexcept AttributeError as error: print(error)", tmp_path)
+    assert unknown.strip() == "module 'flashgen' has no attribute 'nonsense'"

@@ -1,0 +1,149 @@
+"""The rules between the folders: who may import whom, and what only the atoms may contain."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import flashgen
+
+PACKAGE = Path(flashgen.__file__).parent
+# Lowest first: a layer imports itself and those before it.
+LAYERS = ("templates", "codegen", "build", "flashgen")
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
+
+
+def layer_of(path: Path) -> str:
+    """The layer of a file of the package, given by its path in it."""
+    return path.parts[0] if path.parts[0] in LAYERS[:3] else "flashgen"
+
+
+def python_files() -> dict[Path, str]:
+    roots = [PACKAGE, *(PACKAGE / name for name in LAYERS[:3])]  # rglob does not follow links
+    found = {p.relative_to(PACKAGE) for root in roots for p in root.rglob("*.py")}
+    return {p: (PACKAGE / p).read_text(encoding="utf-8") for p in sorted(found)}
+
+
+def imports(path: Path, text: str) -> set[str]:
+    """Everything that a file of the package imports, wherever in the file, as absolute dotted names."""
+    package = ["flashgen", *path.parent.parts]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def violations(path: Path, text: str) -> list[str]:
+    """The rules that a Python file of the package breaks."""
+    layer = layer_of(path)
+    allowed = LAYERS[: LAYERS.index(layer) + 1]
+    found = []
+    for name in sorted(imports(path, text)):
+        top, *rest = name.split(".")
+        imported = rest[0] if rest and rest[0] in LAYERS[:3] else "flashgen"
+        if top == "flashgen" and imported not in allowed:
+            found.append(f"{path} imports {name}, which is of {imported}: {layer} may import only {', '.join(allowed)}")
+        if top == "torch" and layer != "flashgen":
+            found.append(f"{path} imports {name}: only flashgen/ may import torch")
+        if top == "cuda" and layer not in ("build", "flashgen"):
+            found.append(f"{path} imports {name}: only build/ and flashgen/ may import CUDA")
+        if top in LAYERS[:3]:
+            found.append(f"{path} imports {name}: it installs as flashgen.{name}")
+    if layer in ("templates", "codegen"):
+        tree = ast.walk(ast.parse(text))
+        words = {n.attr if isinstance(n, ast.Attribute) else n.name for n in tree if isinstance(n, ast.Attribute | ast.alias)}
+        found += [f"{path} reads the environment ({word}): its result must follow from the spec" for word in sorted(words & ENVIRONMENT)]
+    return found
+
+
+def cuda_files() -> dict[Path, str]:
+    root = PACKAGE / "templates"
+    return {p.relative_to(root): p.read_text(encoding="utf-8") for p in sorted(root.rglob("*")) if p.suffix in (".cuh", ".j2", ".cu")}
+
+
+def cuda_violations(path: Path, text: str) -> list[str]:
+    """The rules that a CUDA text breaks, given its path in templates/."""
+    found = []
+    if not re.match(r"//+ ?\S", text):
+        found.append(f"{path} must begin with a comment that says what belongs there")
+    code = re.sub(r"//[^\n]*|/\*[\s\S]*?\*/", " ", text)
+    if re.search(r"^\s*#\s*include", code, re.MULTILINE):
+        found.append(f"{path} includes a file: the rendered text stands alone")
+    for word in ("asm", "__asm__", "__shared__"):
+        if path.parts[0] != "atoms" and re.search(rf"\b{word}\b", code):
+            found.append(f"{path} uses {word}: that is for atoms alone")
+    return found
+
+
+def test_python_files_keep_to_their_layer() -> None:
+    files = python_files()
+    assert {layer_of(p) for p in files} == set(LAYERS), "the walk reaches every layer"
+    assert [v for path, text in files.items() for v in violations(path, text)] == []
+
+
+def test_cuda_texts_keep_to_their_layer() -> None:
+    files = cuda_files()
+    assert {p.parts[0] for p in files} >= {"atoms", "tile", "kernels"}, "the walk reaches every folder"
+    assert [v for path, text in files.items() for v in cuda_violations(path, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("codegen/a.py", "from flashgen.build.compiler import compile_source"),
+        ("codegen/a.py", "from flashgen import api"),
+        ("codegen/families/a.py", "from ...build import store"),
+        ("codegen/a.py", "from .. import selection"),
+        ("codegen/a.py", "def f():\n    import torch.cuda"),
+        ("codegen/a.py", "from cuda.bindings import nvrtc"),
+        ("codegen/a.py", "import os\nx = os.environ.get('X')"),
+        ("codegen/a.py", "from os import getenv"),
+        ("codegen/a.py", "from templates import read"),
+        ("templates/__init__.py", "from flashgen.codegen import errors"),
+        ("build/a.py", "from torch import Tensor"),
+        ("build/a.py", "if TYPE_CHECKING:\n    from flashgen.records import Records"),
+        ("build/a.py", "import flashgen.records"),
+    ],
+)
+def test_a_breach_in_python_is_seen(path: str, text: str) -> None:
+    assert len(violations(Path(path), text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("codegen/a.py", "from flashgen import templates"),
+        ("codegen/families/a.py", "from ..target import Target"),
+        ("build/a.py", "import os\nfrom cuda.bindings import driver\nfrom flashgen.codegen import spec\nx = os.environ"),
+        ("tuning/a.py", "import torch\nfrom ..build import driver\nfrom flashgen import records"),
+    ],
+)
+def test_what_is_allowed_in_python_passes(path: str, text: str) -> None:
+    assert violations(Path(path), text) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("tile/a.cuh", "#pragma once\n// Late.\n"),
+        ("tile/a.cuh", "// Text.\n/* several\nlines */ int x; // end\n  # include <a>\n"),
+        ("tile/a.cuh", '// Text.\nasm volatile("bar.sync 0;");\n'),
+        ("kernels/a.cu.j2", "// Text.\n__shared__ float x[4];\n"),
+        ("atoms/ptx/a.cuh", "// Text.\n#include <cuda_fp16.h>\n"),
+    ],
+)
+def test_a_breach_in_cuda_is_seen(path: str, text: str) -> None:
+    assert len(cuda_violations(Path(path), text)) == 1
+
+
+def test_comments_and_atoms_are_free() -> None:
+    assert cuda_violations(Path("tile/a.cuh"), "// No __shared__ and no asm here.\nint x;  // #include nothing\n") == []
+    assert cuda_violations(Path("atoms/ptx/a.cuh"), '// Text.\nextern __shared__ int x[];\nvoid f() { asm(""); }\n') == []

@@ -1,0 +1,82 @@
+"""The operators on machines without a GPU: what is refused, and what tracing sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import flashgen
+from flashgen import ops
+from flashgen.codegen.errors import ArgumentError
+
+
+def tensors(layout: str = "bshd", dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    q, k, v = torch.randn(2, 5, 4, 64, dtype=dtype), torch.randn(2, 7, 2, 64, dtype=dtype), torch.randn(2, 7, 2, 32, dtype=dtype)
+    if layout == "bhsd":
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return {"q": q, "k": k, "v": v, "layout": layout}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.update(layout="bsd"), r"^layout must be one of bshd, bhsd; got 'bsd'"),
+        (lambda a: a.update(q=a["q"][0]), r"^q must have 4 dimensions \(b, s, h, d\); got 3"),
+        (lambda a: a.update(v=a["v"][..., None]), r"^v must have 4 dimensions \(b, s, h, d\); got 5"),
+        (lambda a: a.update(q=a["q"].float()), r"^q must be torch\.bfloat16 or torch\.float16; got torch\.float32"),
+        (lambda a: a.update(k=a["k"].half()), r"^k must have q's dtype torch\.bfloat16; got torch\.float16"),
+        (lambda a: a.update(k=a["k"].to("meta")), r"^k must be on q's device cpu; got meta"),
+        (lambda a: a.update(k=a["k"][:1]), r"^k must have q's batch size 2; got 1"),
+        (lambda a: a.update(k=a["k"][..., :32]), r"^k must have q's head_dim 64; got 32"),
+        (lambda a: a.update(v=a["v"][:, :6]), r"^v must have k's length 7; got 6"),
+        (lambda a: a.update(v=a["v"][:, :, :1]), r"^v must have k's number of heads 2; got 1"),
+        (lambda a: a.update(q=a["q"][:, :, :3]), r"^q must have a number of heads that is a multiple of k's 2; got 3"),
+        (lambda a: a.update(scale=0.0), r"^scale must be finite and > 0; got 0.0"),
+        (lambda a: a.update(scale=-1.0), r"^scale must be finite and > 0; got -1.0"),
+        (lambda a: a.update(scale=math.inf), r"^scale must be finite and > 0; got inf"),
+        (lambda a: a.update(scale=math.nan), r"^scale must be finite and > 0; got nan"),
+        (lambda a: None, r"^q must be on a CUDA device; got cpu"),
+    ],
+)
+def test_bad_arguments_are_named(change: Callable[[dict[str, Any]], None], message: str) -> None:
+    arguments = tensors()
+    change(arguments)
+    with pytest.raises(ArgumentError, match=message):
+        flashgen.attention(**arguments)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_fake_tensors_get_the_shapes(layout: str) -> None:
+    with FakeTensorMode():
+        out, lse = flashgen.attention(**tensors(layout), return_lse=True)
+    assert out.shape == ((2, 5, 4, 32) if layout == "bshd" else (2, 4, 5, 32))
+    assert out.is_contiguous()
+    assert out.dtype == torch.bfloat16
+    assert lse.shape == (2, 4, 5)
+    assert lse.dtype == torch.float32
+
+
+def test_fake_tensors_are_checked_too() -> None:
+    with FakeTensorMode():
+        q = torch.empty(1, 8, 2, 64, dtype=torch.bfloat16)
+        with pytest.raises(ArgumentError, match=r"^scale must be"):
+            flashgen.attention(q, q, q, scale=0.0)
+
+
+def test_a_last_dimension_that_is_not_contiguous_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"^k must be contiguous in its last dimension \(stride 1\); got stride 2"):
+        ops.check_strides("k", torch.empty(1, 4, 2, 128, dtype=torch.bfloat16)[..., ::2])
+
+
+def test_rows_that_are_not_aligned_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"^k must have rows aligned to 16 bytes .*; got stride 68 in dimension 2"):
+        ops.check_strides("k", torch.empty(1, 4, 2, 68, dtype=torch.bfloat16)[..., :64])
+
+
+def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
+    ops.check_strides("k", torch.empty(64, dtype=torch.bfloat16).as_strided((1, 1, 1, 64), (3, 5, 7, 1)))

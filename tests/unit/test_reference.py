@@ -1,0 +1,277 @@
+"""The reference against brute force and PyTorch, and the rule: what it accepts and what it rejects."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from flashgen import reference as module
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.problem import Workload
+from flashgen.reference import Verdict, judge, plain, reference, sample_rows
+
+SIZES = [(1, 1), (1, 9), (9, 9), (7, 20), (20, 7), (13, 1)]  # len_q, len_kv
+
+
+def inputs(
+    len_q: int, len_kv: int, *, batch: int = 2, heads: tuple[int, int] = (4, 2), width: int = 16, width_v: int = 24, seed: int = 0
+) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((batch, len_q, heads[0], width), (batch, len_kv, heads[1], width), (batch, len_kv, heads[1], width_v))
+    return [torch.randn(shape, generator=generator).to(torch.float16) for shape in shapes]
+
+
+def brute_force(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    batch, len_q, heads, _ = q.shape
+    len_kv, heads_kv = k.shape[1], k.shape[2]
+    out = torch.zeros(batch, len_q, heads, v.shape[3], dtype=torch.float64)
+    lse = torch.full((batch, heads, len_q), -torch.inf, dtype=torch.float64)
+    for b in range(batch):
+        for h in range(heads):
+            head_kv = h // (heads // heads_kv)
+            for i in range(len_q):
+                seen = [j for j in range(len_kv) if not causal or j <= i + len_kv - len_q]
+                if seen:
+                    weights = [math.exp(scale * float(q[b, i, h].double() @ k[b, j, head_kv].double())) for j in seen]
+                    lse[b, h, i] = math.log(sum(weights))
+                    out[b, i, h] = sum(w * v[b, j, head_kv].double() for w, j in zip(weights, seen, strict=True)) / sum(weights)
+    return out, lse
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("len_q", "len_kv"), SIZES)
+def test_reference_is_brute_force(len_q: int, len_kv: int, causal: bool) -> None:
+    q, k, v = inputs(len_q, len_kv)
+    for given, wanted in zip(reference(q, k, v, causal=causal, scale=0.3), brute_force(q, k, v, causal, 0.3), strict=True):
+        assert given.dtype == torch.float64
+        torch.testing.assert_close(given, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("len_q", "len_kv"), [(50, 50), (30, 70)])
+def test_reference_is_sdpa(len_q: int, len_kv: int, causal: bool) -> None:
+    q, k, v = inputs(len_q, len_kv)
+    mask = causal_lower_right(len_q, len_kv) if causal else None
+    with sdpa_kernel(SDPBackend.MATH):
+        x, y, z = (t.double().transpose(1, 2) for t in (q, k, v))
+        wanted = torch.nn.functional.scaled_dot_product_attention(x, y, z, attn_mask=mask, scale=0.2, enable_gqa=True)
+    torch.testing.assert_close(reference(q, k, v, causal=causal, scale=0.2)[0], wanted.transpose(1, 2), rtol=1e-12, atol=1e-12)
+
+
+def test_no_keys_and_no_queries() -> None:
+    q, k, v = inputs(5, 0)
+    for attention in (reference, plain):
+        out, lse = attention(q, k, v, causal=True, scale=1.0)
+        assert (out == 0).all()
+        assert (lse == -torch.inf).all()
+    q, k, v = inputs(0, 5)
+    assert reference(q, k, v, causal=True, scale=1.0)[0].shape == (2, 0, 4, 24)
+    assert plain(q, k, v, causal=True, scale=1.0)[1].shape == (2, 4, 0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("attention", [reference, plain])
+def test_rows_are_rows_of_the_whole(attention: type, causal: bool) -> None:
+    q, k, v = inputs(40, 30)
+    out, lse = attention(q, k, v, causal=causal, scale=0.25)
+    rows = sample_rows(Workload(2, 4, 2, 40, 30), 60, 3, causal)
+    b, h, i = rows.unbind(1)
+    some, some_lse = attention(q, k, v, causal=causal, scale=0.25, rows=rows)
+    assert some.dtype == out.dtype
+    torch.testing.assert_close(some, out[b, i, h], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(some_lse, lse[b, h, i], rtol=1e-6, atol=1e-6)
+
+
+def test_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = inputs(37, 50)
+    whole = reference(q, k, v, causal=True, scale=0.25)
+    rows = sample_rows(Workload(2, 4, 2, 37, 50), 30, 3, True)
+    whole_rows = reference(q, k, v, causal=True, scale=0.25, rows=rows)
+    for budget in (1, 300, 1000, 4000):
+        monkeypatch.setattr(module, "_SCORES_AT_ONCE", budget)
+        for given, wanted in zip(reference(q, k, v, causal=True, scale=0.25), whole, strict=True):
+            torch.testing.assert_close(given, wanted, rtol=1e-13, atol=1e-13)
+        for given, wanted in zip(reference(q, k, v, causal=True, scale=0.25, rows=rows), whole_rows, strict=True):
+            torch.testing.assert_close(given, wanted, rtol=1e-13, atol=1e-13)
+
+
+def test_strides_do_not_matter() -> None:
+    q, k, v = inputs(20, 30)
+    views = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+    assert views[0].stride() != q.stride()
+    for given, wanted in zip(reference(*views, causal=True, scale=0.25), reference(q, k, v, causal=True, scale=0.25), strict=True):
+        assert torch.equal(given, wanted)
+
+
+def test_plain_keeps_scores_and_rounds_results() -> None:
+    q, k, v = inputs(64, 64)
+    out, lse = plain(q, k, v, causal=False, scale=0.25)
+    ref = reference(q, k, v, causal=False, scale=0.25)
+    assert out.dtype == torch.float16
+    assert lse.dtype == torch.float32
+    assert float((lse - ref[1]).abs().max()) < 2e-6
+    assert 0 < float((out - ref[0]).abs().max()) < 2e-3
+
+
+def test_bad_shapes_name_the_argument() -> None:
+    q, k, v = inputs(4, 4)
+    for bad, message in (
+        ((q[0], k, v), "q must have 4 dimensions"),
+        ((q, k[..., :8], v), "k must have q's batch 2 and width 16; got 2 and 8"),
+        ((q, k, v[:, :3]), "v must have k's batch, length and heads"),
+        ((q[:, :, :3], k, v), "k must have a number of heads that divides q's 3; got 2"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            reference(*bad, causal=False, scale=1.0)
+    with pytest.raises(ArgumentError, match="rows must be an int64 tensor"):
+        reference(q, k, v, causal=False, scale=1.0, rows=torch.zeros(3, 2, dtype=torch.int64))
+
+
+class Judged:
+    """One problem with its reference, and a right result to spoil."""
+
+    def __init__(self, causal: bool = True, len_q: int = 90, len_kv: int = 70) -> None:
+        self.q, self.k, self.v = inputs(len_q, len_kv, width=64, width_v=64)
+        self.causal, self.scale = causal, 0.125
+        self.ref = reference(self.q, self.k, self.v, causal=causal, scale=self.scale)
+        self.pt = plain(self.q, self.k, self.v, causal=causal, scale=self.scale)
+
+    def of(self, out: Tensor | None = None, lse: Tensor | None = None) -> Verdict:
+        return judge(self.pt[0] if out is None else out, self.pt[1] if lse is None else lse, self.ref, self.pt, torch.float16)
+
+
+@pytest.fixture(params=[True, False], ids=["causal", "full"])
+def judged(request: pytest.FixtureRequest) -> Judged:
+    return Judged(causal=request.param)
+
+
+def test_judge_accepts_plain_and_the_rounded_reference(judged: Judged) -> None:
+    verdict = judged.of()
+    assert verdict.ok, verdict.message
+    assert verdict.max_error * 2 <= verdict.max_allowed
+    assert verdict.message == "within all bounds"
+    assert judged.of(judged.ref[0].half(), judged.ref[1].float()).ok
+
+
+def test_judge_names_the_bound_with_its_numbers(judged: Judged) -> None:
+    verdict = judged.of(lse=judged.pt[1] + 0.1)
+    assert not verdict.ok
+    assert f"lse max error {verdict.lse_max_error:.3e} exceeds {verdict.lse_max_allowed:.3e}" in verdict.message
+    assert "lse rms error" in verdict.message
+    assert "out" not in verdict.message
+    assert dataclasses.is_dataclass(verdict)
+
+
+def test_judge_rejects_a_slightly_wrong_scale(judged: Judged) -> None:
+    out, lse = plain(judged.q, judged.k, judged.v, causal=judged.causal, scale=judged.scale * 1.001)
+    assert not judged.of(out, lse).ok
+
+
+def test_judge_rejects_one_missing_key() -> None:
+    judged = Judged(causal=False)
+    out, lse = plain(judged.q, judged.k[:, :-1], judged.v[:, :-1], causal=False, scale=judged.scale)
+    assert not judged.of(out).ok
+    assert not judged.of(lse=lse).ok
+
+
+def test_judge_rejects_a_mask_off_by_one() -> None:
+    judged = Judged(len_q=70)
+    out, lse = plain(judged.q, judged.k[:, 1:], judged.v[:, 1:], causal=True, scale=judged.scale)
+    assert not judged.of(out, lse).ok
+
+
+def test_judge_rejects_lse_in_base_2(judged: Judged) -> None:
+    assert not judged.of(lse=judged.pt[1] * math.log2(math.e)).ok
+
+
+def test_judge_rejects_a_scaled_output(judged: Judged) -> None:
+    assert not judged.of((judged.pt[0].float() * (1 + 2**-7)).half()).ok
+
+
+def test_judge_rejects_swapped_rows(judged: Judged) -> None:
+    assert not judged.of(judged.pt[0][:, [*range(88), 89, 88]]).ok
+
+
+def test_judge_rejects_one_nan(judged: Judged) -> None:
+    for index, name in enumerate(("out", "lse")):
+        spoilt = [x.clone() for x in judged.pt]
+        spoilt[index].view(-1)[-1] = torch.nan
+        verdict = judged.of(*spoilt)
+        assert not verdict.ok
+        assert f"{name} is NaN in 1 of" in verdict.message
+
+
+def test_judge_wants_infinities_in_their_places() -> None:
+    judged = Judged()
+    unseen = judged.ref[1] == -torch.inf
+    assert unseen.any()
+    assert not unseen.all()
+    for lse in (
+        judged.pt[1].masked_fill(unseen, torch.inf),
+        judged.pt[1].masked_fill(unseen, -1e30),
+        judged.pt[1].masked_fill(~unseen, -torch.inf),
+    ):
+        verdict = judged.of(lse=lse)
+        assert not verdict.ok
+        assert "lse is infinite in the wrong places" in verdict.message
+
+
+def test_judge_wants_zeros_where_no_key_is_seen() -> None:
+    judged = Judged()
+    out = judged.pt[0].clone()
+    out[0, 0, 0, 0] = 1e-4
+    verdict = judged.of(out)
+    assert not verdict.ok
+    assert "out is not 0 in 1 rows that see no key" in verdict.message
+
+
+def test_judge_where_nothing_is_seen_or_there_is_nothing() -> None:
+    q, k, v = inputs(5, 0)
+    ref, pt = reference(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
+    assert judge(*pt, ref, pt, torch.float16).ok
+    assert not judge(pt[0] + 1, pt[1], ref, pt, torch.float16).ok
+    q, k, v = inputs(0, 5)
+    ref, pt = reference(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
+    assert judge(*pt, ref, pt, torch.float16).ok
+
+
+def test_judge_where_plain_is_exact() -> None:
+    q, k, v = inputs(1, 1)
+    ref, pt = reference(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
+    assert torch.equal(pt[0].double(), ref[0])
+    assert judge(*pt, ref, pt, torch.float16).ok
+    assert not judge(pt[0] * 1.05, pt[1], ref, pt, torch.float16).ok
+
+
+def test_judge_of_rows(judged: Judged) -> None:
+    rows = sample_rows(Workload(2, 4, 2, 90, 70), 40, 0, judged.causal)
+    ref, pt = (f(judged.q, judged.k, judged.v, causal=judged.causal, scale=judged.scale, rows=rows) for f in (reference, plain))
+    assert judge(*pt, ref, pt, torch.float16).ok
+    assert not judge(pt[0].roll(1, 0), pt[1], ref, pt, torch.float16).ok
+
+
+def test_judge_refuses_other_shapes(judged: Judged) -> None:
+    with pytest.raises(ArgumentError, match="out must have the reference's shape"):
+        judged.of(judged.pt[0][:1])
+
+
+def test_sample_rows() -> None:
+    workload = Workload(3, 8, 2, 100, 40)
+    rows = sample_rows(workload, 50, 1, True)
+    assert rows.shape == (50, 3)
+    assert rows.dtype == torch.int64
+    triples = {tuple(row) for row in rows.tolist()}
+    assert {(b, h, i) for b, h in ((0, 0), (2, 7)) for i in (0, 60, 99)} <= triples
+    assert all(0 <= b < 3 and 0 <= h < 8 and 0 <= i < 100 for b, h, i in triples)
+    assert len(triples) > 40
+    assert torch.equal(rows, sample_rows(workload, 50, 1, True))
+    assert not torch.equal(rows, sample_rows(workload, 50, 2, True))
+    assert sample_rows(Workload(3, 8, 2, 0, 40), 50, 1, False).shape == (0, 3)
+    with pytest.raises(ArgumentError, match="count must be an integer >= 6"):
+        sample_rows(workload, 5, 1, False)

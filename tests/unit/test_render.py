@@ -1,0 +1,190 @@
+"""Rendering: texts inserted byte for byte, the same spec the same text, and a struct that agrees with the host's packing."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import struct
+from pathlib import Path
+
+import jinja2
+import pytest
+
+import flashgen
+from flashgen import templates
+from flashgen.codegen.config import Config
+from flashgen.codegen.family import families
+from flashgen.codegen.parameters import Parameter, ParameterBlock
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.render import Source, environment, render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import targets
+
+SIZES = {"i64": 8, "int": 4, "float": 4}
+
+
+def specs() -> list[KernelSpec]:
+    """For each family some specs that differ in every way that its template may look at."""
+    found = []
+    for family in families().values():
+        for problem in (Problem(Dtype.BF16, 64), Problem(Dtype.FP16, 192, 128, Mask.CAUSAL), Problem(Dtype.BF16, 8, 8, Mask.CAUSAL)):
+            for target in [t for t in targets().values() if not family.refusals(problem, t)][::4]:
+                legal: list[Config] = family.legal_configs(problem, target)
+                step = max(1, len(legal) // 3)
+                found += [KernelSpec(family, problem, c, target) for c in (family.default(problem, target), *legal[::step])]
+    return found
+
+
+SPECS = specs()
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+
+
+@pytest.mark.parametrize("path", [p for p in templates.paths() if p.endswith(".cuh")])
+def test_a_file_is_inserted_byte_for_byte(path: str) -> None:
+    """Inline PTX is full of what Jinja takes for its own: {%0, {{ and {#."""
+    text = environment().from_string("before\n{{ source(path) }}after\n").render(path=path)
+    content = (templates.ROOT / path).read_bytes()
+    assert text.encode() == b"before\n" + content + b"after\n"
+
+
+@pytest.mark.parametrize(
+    "content", ['asm("{%0, %1};" : : "r"({{0}}));\n', "{# no comment #}\n//% if\n  {% raw %}\n", "<&> no newline at the end"]
+)
+def test_not_even_jinja_in_a_file_is_read_as_jinja(content: str) -> None:
+    text = "//% for i in range(1)\n{{ source('x') }}|\n//% endfor\n"
+    assert environment().from_string(text, globals={"source": lambda path: content}).render() == content + "|\n"
+
+
+@every_spec
+def test_every_file_of_a_kernel_arrives_byte_for_byte(spec: KernelSpec) -> None:
+    context = spec.family.context(spec.problem, spec.config, spec.target)
+    used = [path for value in context.values() if isinstance(value, list) for path in value if str(path).endswith(".cuh")]
+    assert used, "a kernel is made of atoms and tile operations"
+    text = render(spec).text
+    for path in used:
+        assert text.count(templates.read(path)) == 1, path
+
+
+def test_every_file_is_used_by_a_kernel() -> None:
+    texts = [render(s).text for s in SPECS]
+    cuda = [p for p in templates.paths() if p.endswith(".cuh") and not p.startswith("atoms/host/")]
+    assert [p for p in cuda if not any(templates.read(p) in t for t in texts)] == []
+    assert sorted(f.template for f in families().values()) == [p for p in templates.paths() if p.endswith(".j2")]
+
+
+def test_an_unknown_variable_is_an_error() -> None:
+    with pytest.raises(jinja2.UndefinedError, match="'block_k' is undefined"):
+        environment().from_string("{{ block_k }}").render(block_q=1)
+    with pytest.raises(jinja2.UndefinedError):
+        environment().from_string("{{ 'x' if spec.nonsense }}").render(spec=SPECS[0])
+
+
+@pytest.mark.parametrize("path", ["atoms/ptx/nonsense.cuh", "../codegen/render.py", "/etc/hostname", "atoms"])
+def test_only_files_of_templates_are_read(path: str) -> None:
+    with pytest.raises(FileNotFoundError, match="no template text"):
+        templates.read(path)
+
+
+@every_spec
+def test_the_same_spec_gives_the_same_text(spec: KernelSpec) -> None:
+    first = render(spec)
+    environment.cache_clear()
+    second = render(KernelSpec.from_json(spec.to_json()))
+    assert first == second
+    assert first.digest == second.digest
+
+
+def test_different_specs_give_different_texts() -> None:
+    assert len({s.name for s in SPECS}) == len({render(s).digest for s in SPECS})
+
+
+@every_spec
+def test_the_text_stands_alone_and_tells_what_it_is(spec: KernelSpec) -> None:
+    source = render(spec)
+    head, _, body = source.text.partition("\n\n")
+    lines = head.splitlines()
+    assert all(line.startswith("//") for line in lines)
+    assert lines[0] == f"// {spec.name}"
+    for fact in (spec.problem.name, spec.target.name, *(f"{k} {v}" for k, v in spec.config.to_json().items())):
+        assert fact in head
+    assert source.entry == spec.name
+    assert len(re.findall(rf'^extern "C" __global__ void .*\b{spec.name}\(', body, re.MULTILINE)) == 1
+    assert "#include" not in source.text
+
+
+@every_spec
+def test_the_text_says_nothing_of_where_and_when_it_was_made(spec: KernelSpec) -> None:
+    text = render(spec).text
+    assert flashgen.__version__ not in text
+    assert not re.search(r"\b20\d\d-\d\d|\d\d:\d\d", text), "no time"
+    assert str(datetime.date.today().year) not in text
+    assert not re.search(r"(?<!/)/(home|tmp|usr|opt|root)/|templates/", text), "no path"
+    assert str(Path(flashgen.__file__).parent.parent) not in text
+
+
+@every_spec
+def test_the_text_reads_as_if_written_by_hand(spec: KernelSpec) -> None:
+    text = render(spec).text
+    assert "//%" not in text, "a line of Jinja was left"
+    assert not re.search(r"[ \t]+$", text, re.MULTILINE), "trailing space"
+    assert "\n\n\n" not in text, "two blank lines"
+    assert "\t" not in text
+    assert text.endswith("}\n")
+
+
+@every_spec
+def test_the_struct_is_the_parameter_block(spec: KernelSpec) -> None:
+    (body,) = re.findall(r"^struct Parameters \{\n(.*?)^\};", render(spec).text, re.MULTILINE | re.DOTALL)
+    fields = re.findall(r"^ +(.*?)([A-Za-z_]\w*);$", body, re.MULTILINE)
+    signature = ", ".join(f"{kind.strip()} {name}" for kind, name in fields)
+    assert len(fields) == len(body.splitlines())
+    assert signature == spec.family.parameters.signature
+
+
+def c_offsets(block: ParameterBlock) -> tuple[list[int], int]:
+    """Where C puts the fields, each at the next multiple of its size, and the struct's size, a multiple of the largest."""
+    offsets, end, largest = [], 0, 1
+    for field in block.fields:
+        size = 8 if field.c_type.endswith("*") else SIZES[field.c_type]
+        end = -(-end // size) * size
+        offsets.append(end)
+        end, largest = end + size, max(largest, size)
+    return offsets, -(-end // largest) * largest
+
+
+@pytest.mark.parametrize("family", families().values(), ids=lambda f: f.name)
+def test_the_host_packs_as_c_lays_out(family: object) -> None:
+    block = next(f for f in families().values() if f is family).parameters
+    offsets, size = c_offsets(block)
+    values = [1000 + i for i in range(block.pointers, len(block.fields))]
+    packed = block.pack(values)
+    assert len(packed) == size
+    assert packed[: 8 * block.pointers] == bytes(8 * block.pointers), "pointers are null until the launch"
+    for field, offset, value in zip(block.fields[block.pointers :], offsets[block.pointers :], values, strict=True):
+        kind = {"i64": "<q", "int": "<i", "float": "<f"}[field.c_type]
+        assert struct.unpack_from(kind, packed, offset) == (value,), field.name
+
+
+def test_a_block_pads_its_end_only() -> None:
+    block = ParameterBlock((Parameter("float*", "p"), Parameter("i64", "n"), Parameter("int", "m")))
+    assert block.signature == "float* p, i64 n, int m"
+    assert block.pack([-1, 7]) == struct.pack("<QqiI", 0, -1, 7, 0)
+    assert c_offsets(block) == ([0, 8, 16], 24)
+
+
+@pytest.mark.parametrize("kinds", [("int", "i64"), ("i64", "float*"), ("int", "float*")])
+def test_a_block_that_c_would_pad_inside_is_refused(kinds: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="must be ordered"):
+        ParameterBlock(tuple(Parameter(kind, f"field_{i}") for i, kind in enumerate(kinds)))
+
+
+def test_a_value_out_of_range_is_no_silent_wrap() -> None:
+    block = ParameterBlock((Parameter("int", "n"),))
+    with pytest.raises(struct.error):
+        block.pack([2**31])
+    with pytest.raises(struct.error):
+        block.pack([])
+
+
+def test_the_digest_is_of_the_text() -> None:
+    assert Source("k", "a").digest == Source("other", "a").digest != Source("k", "b").digest

@@ -1,0 +1,135 @@
+"""`KernelSpec`: name, digest and JSON. A digest must change with everything that decides the text, and with nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashgen
+from flashgen.codegen.errors import ArgumentError, IllegalConfigError
+from flashgen.codegen.families.attention_forward import AttentionForwardConfig, QueryPlace
+from flashgen.codegen.family import find_family
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.spec import KernelSpec, problem_from_json, problem_to_json
+from flashgen.codegen.target import find_target, targets
+
+FAMILY = find_family("attention_forward")
+CONFIG = AttentionForwardConfig(block_q=64, block_kv=32, warps=4, stages=1, query=QueryPlace.SHARED)
+SPEC = KernelSpec(FAMILY, Problem(Dtype.BF16, 64), CONFIG, find_target("sm_80"))
+
+
+def variants() -> dict[str, KernelSpec]:
+    """SPEC, and one spec for each field changed alone."""
+    problem, config = SPEC.problem, CONFIG
+    return {
+        "none": SPEC,
+        "dtype": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, dtype=Dtype.FP16)),
+        "head_dim": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, head_dim=72)),
+        "head_dim_v": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, head_dim_v=72)),
+        "mask": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, mask=Mask.CAUSAL)),
+        "block_q": dataclasses.replace(SPEC, config=dataclasses.replace(config, block_q=128)),
+        "block_kv": dataclasses.replace(SPEC, config=dataclasses.replace(config, block_kv=48)),
+        "warps": dataclasses.replace(SPEC, config=dataclasses.replace(config, warps=2)),
+        "stages": dataclasses.replace(SPEC, config=dataclasses.replace(config, stages=2)),
+        "query": dataclasses.replace(SPEC, config=dataclasses.replace(config, query=QueryPlace.REGISTERS)),
+        "blocks_per_sm": dataclasses.replace(SPEC, config=dataclasses.replace(config, blocks_per_sm=2)),
+        "target": dataclasses.replace(SPEC, target=find_target("sm_86")),
+    }
+
+
+def test_every_field_has_a_variant() -> None:
+    fields = {f.name for f in dataclasses.fields(Problem)} | {f.name for f in dataclasses.fields(CONFIG)}
+    assert fields - set(variants()) == {"direction"}, "which has one value only"
+
+
+def test_names_and_digests_tell_specs_apart() -> None:
+    names, digests = ({getattr(s, kind) for s in variants().values()} for kind in ("name", "digest"))
+    assert len(names) == len(digests) == len(variants())
+    assert all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", n) for n in names), "names are C identifiers"
+    assert all(re.fullmatch(r"[0-9a-f]{64}", d) for d in digests)
+
+
+def test_the_name_for_people() -> None:
+    assert SPEC.name == "attention_forward_bf16_d64_full_bq64_bk32_w4_s1_qshared_bps1_sm_80"
+
+
+def test_the_digest_changes_with_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, name = SPEC.digest, SPEC.name
+    monkeypatch.setattr(type(FAMILY), "revision", FAMILY.revision + 1)
+    assert SPEC.digest != before
+    assert SPEC.name == name
+
+
+def test_the_digest_is_the_same_in_another_process(tmp_path: Path) -> None:
+    """Nothing of it hangs on hash seeds, on addresses or on where the package lies."""
+    code = (
+        f"import sys, json; sys.path.insert(0, {str(Path(flashgen.__file__).parent.parent)!r})\n"
+        "from flashgen.codegen.spec import KernelSpec\n"
+        "print(KernelSpec.from_json(json.load(sys.stdin)).digest)"
+    )
+    text = json.dumps(SPEC.to_json())
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], input=text, cwd=tmp_path, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == SPEC.digest
+
+
+@pytest.mark.parametrize("changed", variants())
+def test_json_round_trip(changed: str) -> None:
+    spec = variants()[changed]
+    again = KernelSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    assert again == spec
+    assert again.digest == spec.digest
+
+
+def test_problem_json_round_trip() -> None:
+    for dtype, head_dims, mask in itertools.product(Dtype, ((8, 8), (192, 128)), Mask):
+        problem = Problem(dtype, *head_dims, mask)
+        assert problem_from_json(json.loads(json.dumps(problem_to_json(problem)))) == problem
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"revision": FAMILY.revision + 1}, rf"^revision of attention_forward must be {FAMILY.revision}; got {FAMILY.revision + 1}"),
+        ({"family": "nonsense"}, r"^family must be one of .*; got 'nonsense'$"),
+        ({"target": "sm_75"}, r"^arch must be one of .*; got 'sm_75'$"),
+        ({"target": None}, r"^arch must be one of .*; got None$"),
+        ({"problem": {}}, r"^problem must have pass, dtype, head_dim, head_dim_v and mask; got \{\}$"),
+        ({"problem": {**problem_to_json(SPEC.problem), "dtype": "fp32"}}, r"^problem must have .*'dtype': 'fp32'"),
+        ({"problem": {**problem_to_json(SPEC.problem), "head_dim": "64"}}, r"^(head_dim|problem) must .*'64'"),
+        ({"config": {}}, r"^config must have the fields .*; got none$"),
+        ({"config": {**CONFIG.to_json(), "block_kv": 40}}, r"^config .* is illegal: block_kv must be a multiple of 16"),
+        ({"config": None}, r"^spec must have family, revision, problem, config and target; got "),
+        ({"problem": None}, r"^(spec|problem) must have "),
+    ],
+)
+def test_from_json_refuses(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        KernelSpec.from_json({**SPEC.to_json(), **change})
+
+
+@pytest.mark.parametrize("missing", ["family", "revision", "problem", "config", "target"])
+def test_from_json_refuses_what_is_incomplete(missing: str) -> None:
+    values = {k: v for k, v in SPEC.to_json().items() if k != missing}
+    with pytest.raises(ArgumentError, match=r"^spec must have family, revision, problem, config and target; got "):
+        KernelSpec.from_json(values)
+
+
+def test_an_illegal_combination_has_no_spec() -> None:
+    with pytest.raises(IllegalConfigError, match=r"needs .* B of shared memory, sm_80 has 166912 B a block"):
+        dataclasses.replace(SPEC, problem=Problem(Dtype.BF16, 256), config=dataclasses.replace(CONFIG, block_q=128, block_kv=128, warps=8))
+
+
+def test_specs_are_values() -> None:
+    assert len(set(variants().values())) == len(variants())
+    assert hash(SPEC) == hash(KernelSpec(FAMILY, Problem(Dtype.BF16, 64), dataclasses.replace(CONFIG), targets()["sm_80"]))

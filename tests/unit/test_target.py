@@ -1,0 +1,102 @@
+"""`Target` and `Device`: names and aliases, discovery, what fits on one SM, the table of named devices."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from flashgen.codegen.device import device_of_target, find_device, named_devices
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.target import Target, find_target, target_for_capability, targets
+
+
+def made_up(name: str = "sm_80", registers_per_sm: int = 65536) -> Target:
+    return Target(
+        name=name,
+        capability=(8, 0),
+        shared_memory_per_block=163 * 1024,
+        shared_memory_per_sm=164 * 1024,
+        threads_per_sm=2048,
+        blocks_per_sm=32,
+        mma_flops_per_cycle=2048,
+        registers_per_sm=registers_per_sm,
+    )
+
+
+@pytest.mark.parametrize("text", ["sm_90a", "sm_90", "90a", "90", "9.0", "9.0a"])
+def test_one_architecture_has_many_names(text: str) -> None:
+    assert find_target(text).name == "sm_90a"
+
+
+@pytest.mark.parametrize(("text", "name"), [("8.6", "sm_86"), ("10.0", "sm_100a"), ("120", "sm_120a"), ("sm_121a", "sm_121a")])
+def test_architectures_with_two_and_three_digits(text: str, name: str) -> None:
+    assert find_target(text).name == name
+
+
+@pytest.mark.parametrize("text", ["sm_80a", "sm_75", "hopper", "", "sm_90b", "90 ", "sm_9000", None, 90])
+def test_an_unknown_architecture_lists_the_known(text: object) -> None:
+    with pytest.raises(ArgumentError, match=rf"^arch must be one of sm_80, .*sm_90a.*; got {re.escape(repr(text))}$"):
+        find_target(text)  # type: ignore[arg-type]
+
+
+def test_every_target_is_found_by_its_name_and_its_capability() -> None:
+    assert {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"} <= set(targets())
+    assert list(targets()) == [t.name for t in sorted(targets().values(), key=lambda t: t.capability)]
+    for name, target in targets().items():
+        major, minor = target.capability
+        assert re.fullmatch(rf"sm_{major}{minor}[af]?", name), "name and capability agree"
+        assert find_target(name) is target
+        assert find_target(f"{major}.{minor}") is target
+        assert target_for_capability(target.capability) is target
+    assert target_for_capability((7, 5)) is None
+
+
+def test_the_figures_of_a_target_go_together() -> None:
+    for target in targets().values():
+        reserved = target.shared_memory_reserved
+        assert target.shared_memory_per_block + reserved == target.shared_memory_per_sm, target.name
+        assert target.threads_per_sm % 32 == 0
+        assert target.registers_per_sm == 65536
+
+
+@pytest.mark.parametrize("name", ["sm80", "90a", "sm_90A", "compute_90", "sm_90a ", ""])
+def test_a_target_refuses_a_name_that_the_compiler_would(name: str) -> None:
+    with pytest.raises(ArgumentError, match=r"^name must look like sm_80 or sm_90a; got "):
+        made_up(name)
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "shared", "blocks", "limit"),
+    [
+        (128, 255, 0, 2, "registers: 4 warps of 8192 twice"),
+        (128, 128, 0, 4, "registers"),
+        (128, 129, 0, 3, "registers, given out in units of 256 a warp: 129 cost as much as 136"),
+        (1024, 32, 0, 2, "threads"),
+        (32, 8, 0, 32, "blocks"),
+        (128, 32, 81 * 1024, 2, "shared memory with what each block reserves"),
+        (128, 32, 81 * 1024 + 1, 1, "shared memory, one byte more"),
+        (128, 32, 164 * 1024, 0, "too much for one block"),
+    ],
+)
+def test_blocks_that_fit_on_one_sm(threads: int, registers: int, shared: int, blocks: int, limit: str) -> None:
+    assert made_up().blocks_resident(threads, registers, shared) == blocks, limit
+
+
+def test_named_devices() -> None:
+    assert find_device("H200").name == "NVIDIA H200"
+    assert find_device("h200").target.name == "sm_90a"
+    for name, device in named_devices().items():
+        assert name == name.lower(), "found without regard to case"
+        # Between an entry card and twice the fastest of today: catches a figure given in the wrong unit.
+        assert 1e9 < device.clock_hz < 4e9
+        assert 2e11 < device.memory_bandwidth < 2e13
+        assert 2**22 <= device.l2_bytes < 2**29
+        assert 0 < device.mma_rate <= 1
+    with pytest.raises(ArgumentError, match=r"^device must be one of a100, .*h200.*; got 'h300'$"):
+        find_device("h300")
+
+
+def test_every_target_has_a_device() -> None:
+    for target in targets().values():
+        assert device_of_target(target).target is target
