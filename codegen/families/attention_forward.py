@@ -70,7 +70,10 @@ class AttentionForward(Family):
             *(Parameter("float", n) for n in ("scale", "scale_low", "scale_log2")),
         )
     )
-    atoms = ("types", "index", "shared_memory", "barrier", "cp_async", "ldmatrix", "mma_sync", "cvt", "ex2", "log", "mul", "shfl_sync")
+    atoms = (
+        *("types", "index", "shared_memory", "barrier", "cp_async", "ldmatrix", "mma_sync"),
+        *("cvt", "ex2", "log", "mul", "shfl_sync"),
+    )
     tiles = ("shared_tile", "schedule", "rows", "load", "gemm", "mask", "softmax", "epilogue")
 
     # Registers a thread needs beside its accumulators and query fragments: addresses and operands on their way, and for each

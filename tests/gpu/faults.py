@@ -95,26 +95,26 @@ RACE_OUTPUT = _setting(
 # Waits: K and V of each block come from DRAM (142 MB in all, more than any L2), and between the loads of K and V lies little work.
 WAIT = {stages: _setting((128, 256), heads=(16, 16), batch=64, width=(16, 256), config=(128, 16, 8, stages)) for stages in (1, 2)}
 
+_STEP_END = "slot = (slot + 1) % kStages;"
+
 SOFTMAX = [
     Fault(
         "normalised-tile-by-tile",
-        "const float before = mul_rn(sum[i][h], rescale);",
+        "const float before = mul_rn(sum[i][h], factor_of_sum);",
         """float total = partial + shfl_sync_bfly(partial, 1);
                 total += shfl_sync_bfly(total, 2);
                 for (int j = 0; j < kKeyTiles; ++j)
                     for (int e = h * 2; e < h * 2 + 2; ++e) scores[i][j][e] /= total;
                 partial /= total;
-                const float before = sum[i][h] * rescale;""",
+                const float before = sum[i][h] * factor_of_sum;""",
         FULL,
     ),
-    Fault("output-not-rescaled", "out[i][j][e] *= rescale;", "out[i][j][e] *= 1.0f;", FULL),
-    Fault("sum-not-rescaled", "const float before = mul_rn(sum[i][h], rescale);", "const float before = sum[i][h];", FULL),
+    Fault("output-not-rescaled", "out[i][j][e] *= factor;", "out[i][j][e] *= 1.0f;", FULL),
+    Fault("sum-not-rescaled", "mul_rn(sum[i][h], factor_of_sum)", "sum[i][h]", FULL),
     Fault("maximum-of-half-the-lanes", "highest = fmaxf(highest, shfl_sync_bfly(highest, 2));", "", FULL),
     Fault("sum-of-half-the-lanes", "total += shfl_sync_bfly(total, 2);", "", FULL),
-    Fault(
-        "lse-base-2", "-infinity() : fmaf(maximum[i][h], scale, small)", "-infinity() : 1.442695f * fmaf(maximum[i][h], scale, small)", FULL
-    ),
-    Fault("lse-without-scale", "fmaf(maximum[i][h], scale, small)", "fmaf(maximum[i][h], 1.0f, small)", FULL),
+    Fault("lse-base-2", "-infinity() : log_sum_exp(", "-infinity() : 1.442695f * log_sum_exp(", FULL),
+    Fault("lse-without-scale", "log_sum_exp(maximum[i][h], total, scale,", "log_sum_exp(maximum[i][h], total, 1.0f,", FULL),
     Fault("scale-not-applied", "softmax.update(scores, accumulator, p.scale_log2)", "softmax.update(scores, accumulator, 1.442695f)", FULL),
     Fault("scale-applied-twice", "fmaf(scores[i][j][e], scale_log2,", "fmaf(scores[i][j][e] * scale_log2, scale_log2,", FULL),
     Fault("guard-of-the-maximum", "highest == -infinity() ? 0.0f : mul_rn(highest, scale_log2)", "highest * scale_log2", UNSEEN),
@@ -137,18 +137,26 @@ ROUNDING = [
     Fault("truncating-conversion", "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32", _setting((300, 1000), magnitude=1.0, offset=1500.0)),
     Fault(
         "accumulator-in-fp16",
-        "out[i][j][e] *= rescale;",
-        """{
-                        u16 half;
-                        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(out[i][j][e] * rescale));
-                        asm("cvt.f32.f16 %0, %1;" : "=f"(out[i][j][e]) : "h"(half));
-                    }""",
+        _STEP_END,
+        """for (auto& tiles : accumulator)
+            for (auto& four : tiles)
+                for (float& x : four) {
+                    u16 half;
+                    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
+                    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
+                }
+        """
+        + _STEP_END,
         _setting((300, 500), offset=1500.0, config=(64, 16, 4, 2)),
     ),
     Fault(
         "accumulator-in-bf16",
-        "out[i][j][e] *= rescale;",
-        "out[i][j][e] = __uint_as_float(cvt_rn_x2<Bf16>(0.0f, out[i][j][e] * rescale) & 0xffff0000u);",
+        _STEP_END,
+        """for (auto& tiles : accumulator)
+            for (auto& four : tiles)
+                for (float& x : four) x = __uint_as_float(cvt_rn_x2<Bf16>(0.0f, x) & 0xffff0000u);
+        """
+        + _STEP_END,
         _setting((300, 2000), dtype=Dtype.BF16, offset=190.0),
     ),
 ]
@@ -197,7 +205,14 @@ RACES = [
         race=True,
         also=(("        gemm_output<Element>(", "        if (warp_index() % 2) __nanosleep(2000);\n        gemm_output<Element>("),),
     ),
-    Fault("barrier-before-store", "accumulator);\n    barrier_sync();\n    store_tile", "accumulator);\n    store_tile", RACE, race=True),
+    Fault(
+        "barrier-before-store",
+        "accumulator);\n    barrier_sync();\n    store_tile",
+        "accumulator);\n    store_tile",
+        RACE,
+        race=True,
+        also=(("    stage_output<Element>(out_tile", "    if (warp_index() % 2) __nanosleep(2000);\n    stage_output<Element>(out_tile"),),
+    ),
     Fault(
         "barrier-before-query-fragments", "barrier_sync();\n    const QueryInRegisters", "const QueryInRegisters", RACE_REGISTERS, race=True
     ),
