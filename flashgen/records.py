@@ -1,50 +1,32 @@
-"""Tuning records: what was measured of each candidate on which GPU, in one SQLite file, and the choice of the best. No torch."""
+"""Tuning records: what was measured of each candidate on which GPU, and the choice of the best. No torch."""
 
 from __future__ import annotations
 
 import enum
-import fcntl
 import hashlib
 import json
 import math
-import os
-import sqlite3
-import threading
 import warnings
-import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from flashgen.build.cache_dir import UnsafeCacheError, cache_dir, make_safe_dir, require_safe
+from flashgen.build.cache_dir import cache_dir
 from flashgen.codegen.device import Device
 from flashgen.codegen.errors import ArgumentError, choice_error, require_int
 from flashgen.codegen.problem import Problem, Workload
 from flashgen.codegen.spec import KernelSpec, problem_from_json
 from flashgen.codegen.target import Target
 
-SCHEMA = 1  # raise when the table, or what it means, changes
+from .record_file import RecordFile, Row
+
 FARTHEST = 3.0  # how far, by `distance`, a record may be from the workload that it is to speak for
 
 _INT_MAX = 2**31 - 1
-_BUSY_SECONDS = 10.0
-_KEY = "device_name, sm_count, driver_version, nvrtc_version, spec_digest, batch, heads_q, heads_kv, len_q, len_kv, benchmark_version"
-_COLUMNS = f"{_KEY}, spec, seconds, low, high, rounds, failure, message, registers, spill_bytes, shared_bytes"
-_AT = {name.strip(): place for place, name in enumerate(_COLUMNS.split(","))}
-_TABLE = f"CREATE TABLE candidates ({_COLUMNS}, PRIMARY KEY ({_KEY}))"
-_INSERT = f"INSERT OR REPLACE INTO candidates VALUES ({', '.join('?' * len(_COLUMNS.split(',')))})"
-_SELECT = f"SELECT {_COLUMNS} FROM candidates"
-_SELECT_ONE = f"{_SELECT} WHERE ({_KEY}) = ({', '.join('?' * len(_KEY.split(',')))})"
-_SELECT_DEVICE = f"{_SELECT} WHERE device_name = ? AND sm_count = ?"
-
-_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode  # as KernelSpec.digest has it
-
-Row = tuple[Any, ...]
-Toolchain = tuple[str, str]  # versions of driver and compiler
 
 
 @dataclass(frozen=True)
@@ -126,7 +108,9 @@ class Record:
     def __post_init__(self) -> None:
         if not isinstance(self.key, RecordKey):
             raise ArgumentError(f"key must be a RecordKey; got {self.key!r}")
-        _problem_of(_spec_text(self.spec), self.key.spec_digest)
+        _problem_of(self.spec)
+        if self.key.spec_digest != hashlib.sha256(_canonical(self.spec).encode()).hexdigest():
+            raise ArgumentError(f"spec_digest must be the digest of the spec; got {self.key.spec_digest!r}")
         if not isinstance(self.outcome, (Timing, Failure)):
             raise ArgumentError(f"outcome must be a Timing or a Failure; got {self.outcome!r}")
         for name in ("registers", "spill_bytes", "shared_bytes"):
@@ -150,40 +134,51 @@ def distance(a: Workload, b: Workload) -> float:
     return octaves + (a.heads_q // max(1, a.heads_kv) != b.heads_q // max(1, b.heads_kv))
 
 
+# The fastest record of each workload by each driver and compiler. A workload's fastest comes first.
+_Fastest = dict[Workload, dict[tuple[str, str], Record]]
+
+
 class Records:
     """The tuning records in one SQLite file. Safe to use from several threads and processes at once, and across fork.
 
-    The file is made on first use, with mode 0600. One that is damaged or of another schema is renamed aside; where none can be
-    written or the folder is not safe, records are kept in memory. Each of these gives one RuntimeWarning, never an error.
+    A file or folder that cannot be used gives a RuntimeWarning, never an error: see `RecordFile`. So does a row that holds no valid
+    record, which is skipped.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         """`path`: the file, records.sqlite3 in `cache_dir()` if None."""
-        self.path = (path if path is not None else cache_dir() / "records.sqlite3").absolute()
-        self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-        self._in_memory = False
-        self._warned_of_rows = False
-        # Rows of the devices asked for so far; others' later writes are not seen.
-        self._devices: dict[tuple[str, int], _DeviceRows] = {}
-        _instances.add(self)
+        self._file = RecordFile(path if path is not None else cache_dir() / "records.sqlite3")
+        self.path = self._file.path
+        self._warned = False
+        # Rows, by key, of the devices that `best` was asked for, and what it found in them; others' later writes are not seen.
+        self._rows: dict[tuple[str, int], dict[tuple[Any, ...], Row]] = {}
+        self._fastest: dict[tuple[Problem, Device, int], _Fastest] = {}
 
     def get(self, key: RecordKey) -> Record | None:
         """The record with that key, read from the file."""
-        found = self._valid(self._query(_SELECT_ONE, _key_row(key)))
-        return found[0] if found else None
+        row = self._file.find(_key_values(key))
+        if row is not None:
+            with self._skipping():
+                return _record_of(row)
+        return None
 
     def put(self, record: Record) -> None:
         """Adds a record, or replaces the one with its key. Once this returns, a killed process does not lose it."""
-        with self._lock:
-            self._query(_INSERT, row := _row_of(record))
+        row = _row_of(record)
+        with self._file.lock:
+            self._file.put(row)
             device = (record.key.device_name, record.key.sm_count)
-            if device in self._devices:
-                self._devices[device].add(row)
+            if device in self._rows:
+                self._rows[device][row.key] = row
+                self._fastest.clear()
 
     def for_device(self, device_name: str, sm_count: int) -> list[Record]:
         """All records of a device, read from the file, failures and old revisions included."""
-        return self._valid(self._query(_SELECT_DEVICE, (device_name, sm_count)))
+        found = []
+        for row in self._file.of_device(device_name, sm_count):
+            with self._skipping():
+                found.append(_record_of(row))
+        return found
 
     def best(
         self, problem: Problem, workload: Workload, device: Device, driver_version: str, nvrtc_version: str, benchmark_version: int
@@ -193,154 +188,71 @@ class Records:
         In this order: same driver and compiler, exact workload; any, exact; same, nearest workload; any, nearest. Only specs that the
         families of today can make, and times of the same benchmark, count. The first call for a device reads its rows, later ones do not.
         """
-        with self._lock:
-            name = (device.name, device.sm_count)
-            if name not in self._devices:
-                self._devices[name] = _DeviceRows(self._query(_SELECT_DEVICE, name), self._valid)
-            fastest = self._devices[name].fastest(problem, benchmark_version, device.target)
+        wanted = (problem, device, benchmark_version)
+        with self._file.lock:
+            if wanted not in self._fastest:
+                self._fastest[wanted] = self._find_fastest(*wanted)
+            fastest = self._fastest[wanted]
+
         toolchain = (driver_version, nvrtc_version)
-        same = {w: found[toolchain] for w, found in fastest.items() if toolchain in found}
-        anyone = {w: min(found.values(), key=_seconds) for w, found in fastest.items()}
-        for candidates in (same, anyone):
-            if workload in candidates:
-                return Choice(candidates[workload], True, candidates is same)
-        for candidates in (same, anyone):
-            far, nearest = min(((distance(w, workload), w) for w in candidates), default=(math.inf, workload))
-            if far <= FARTHEST:
-                return Choice(candidates[nearest], False, candidates is same)
-        return None
+        near = [workload] if workload in fastest else [w for w in fastest if distance(w, workload) <= FARTHEST]
+        if not near:
+            return None
+        chosen = min(near, key=lambda w: (toolchain not in fastest[w], distance(w, workload)))
+        records = fastest[chosen]
+        return Choice(records.get(toolchain, next(iter(records.values()))), chosen == workload, toolchain in records)
 
     def __len__(self) -> int:
-        return int(self._query("SELECT count(*) FROM candidates")[0][0])
+        return len(self._file)
 
     def clear(self) -> int:
         """Removes all records; says how many."""
-        with self._lock:
-            count = len(self)
-            self._query("DELETE FROM candidates")
-            self._devices.clear()
-            return count
+        with self._file.lock:
+            self._rows.clear()
+            self._fastest.clear()
+            return self._file.clear()
 
-    def _valid(self, rows: list[Row]) -> list[Record]:
-        """The rows as records, without those that hold no valid one."""
-        found, faults = [], []
-        for row in rows:
-            try:
-                found.append(_record_of(row))
-            except (ValueError, TypeError) as error:  # ArgumentError and JSON's error are ValueErrors
-                faults.append(error)
-        if faults and not self._warned_of_rows:
-            self._warned_of_rows = True
-            message = f"{self.path}: skipping rows that hold no valid record ({len(faults)} here; {faults[0]})"
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
-        return found
-
-    def _query(self, statement: str, values: Row = ()) -> list[Row]:
-        """Runs one statement as a transaction of its own: on the file, on a new one if it is damaged, in memory if there can be none."""
-        with self._lock:
-            if not self._in_memory:
-                try:
-                    return self._query_file(statement, values)
-                except (OSError, UnsafeCacheError, sqlite3.DatabaseError) as error:
-                    self._fall_back(error)
-            assert self._connection is not None
-            return self._connection.execute(statement, values).fetchall()
-
-    def _query_file(self, statement: str, values: Row) -> list[Row]:
-        self._connection = self._connection or self._open(thorough=False)
-        try:
-            return self._connection.execute(statement, values).fetchall()
-        except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
-                raise
-        self._close()
-        self._connection = self._open(thorough=True)
-        return self._connection.execute(statement, values).fetchall()
-
-    def _open(self, thorough: bool) -> sqlite3.Connection:
-        """Opens the file, made new if there is none or it is not sound. `thorough`: reads all of it to find damage."""
-        make_safe_dir(self.path.parent)
-        with _exclusive(self.path.parent):  # one process at a time makes the file or sets it aside
-            connection = _connect(self.path)
-            try:
-                if fault := _fault(connection, thorough):
-                    connection.close()
-                    aside = _set_aside(self.path, fault)
-                    message = f"{self.path} is no sound file of tuning records ({fault}): renamed to {aside.name}"
-                    warnings.warn(message, RuntimeWarning, stacklevel=6)
-                    connection = _connect(self.path)
-                _prepare(connection, "WAL")
-            except BaseException:
-                connection.close()
-                raise
-            return connection
-
-    def _fall_back(self, error: Exception) -> None:
-        self._close()
-        self._in_memory = True
-        reason = f"{self.path} cannot hold tuning records ({error}): new ones stay in memory and are lost with this process"
-        warnings.warn(f"{reason}. Set FLASHGEN_CACHE_DIR to a folder that you own and can write to", RuntimeWarning, stacklevel=5)
-        self._connection = _sqlite(":memory:")
-        _prepare(self._connection, "MEMORY")
-        self._connection.executemany(_INSERT, _read_only_rows(self.path))
-
-    def _close(self) -> None:
-        if self._connection is not None and not self._in_memory:
-            self._connection.close()
-            self._connection = None
-
-
-class _DeviceRows:
-    """The rows of one device, by what `Records.best` looks for. Of tens of thousands only those that it may choose are made records."""
-
-    def __init__(self, rows: list[Row], valid: Callable[[list[Row]], list[Record]]) -> None:
-        self._valid = valid
-        self._groups: dict[tuple[Problem, int], dict[Row, Row]] = defaultdict(dict)
-        self._fastest: dict[tuple[Problem, int, Target], dict[Workload, dict[Toolchain, Record]]] = {}
-        for row in rows:
-            self.add(row)
-
-    def add(self, row: Row) -> None:
-        """Adds a row or replaces the one with its key."""
-        try:
-            group = (_problem_of(row[_AT["spec"]], row[_AT["spec_digest"]]), row[_AT["benchmark_version"]])
-        except (ValueError, TypeError):
-            self._valid([row])  # says that it is skipped
-            return
-        self._groups[group][row[: _AT["spec"]]] = row
-        for known in [k for k in self._fastest if k[:2] == group]:
-            del self._fastest[known]
-
-    def fastest(self, problem: Problem, benchmark_version: int, target: Target) -> dict[Workload, dict[Toolchain, Record]]:
-        """The fastest record of each workload and toolchain that can be used on `target`. Kept until the problem gets another row."""
-        known = (problem, benchmark_version, target)
-        if known not in self._fastest:
-            self._fastest[known] = self._find_fastest(self._groups.get(known[:2], {}).values(), target)
-        return self._fastest[known]
-
-    def _find_fastest(self, rows: Iterable[Row], target: Target) -> dict[Workload, dict[Toolchain, Record]]:
-        found: dict[Workload, dict[Toolchain, Record]] = defaultdict(dict)
-        usable = {digest: _is_usable(spec, target) for digest, spec in {row[_AT["spec_digest"]]: row[_AT["spec"]] for row in rows}.items()}
+    def _find_fastest(self, problem: Problem, device: Device, benchmark_version: int) -> _Fastest:
+        """Goes through the rows in order of time. Of tens of thousands of them only those that it returns are made records."""
+        name = (device.name, device.sm_count)
+        if name not in self._rows:
+            self._rows[name] = {row.key: row for row in self._file.of_device(*name)}
+        timed = [r for r in self._rows[name].values() if r.benchmark_version == benchmark_version and isinstance(r.seconds, float)]
+        is_usable = cache(partial(_is_usable, problem=problem, target=device.target))  # many rows are of one spec
+        found: _Fastest = defaultdict(dict)
         done = set()
-        for row in sorted((row for row in rows if isinstance(row[_AT["seconds"]], float)), key=lambda row: row[_AT["seconds"]]):
-            place = (row[_AT["driver_version"]], row[_AT["nvrtc_version"]], row[_AT["batch"] : _AT["len_kv"] + 1])
-            if place not in done and usable[row[_AT["spec_digest"]]]:
-                for record in self._valid([row]):
+        for row in sorted(timed, key=lambda row: row.seconds):
+            place = (row.driver_version, row.nvrtc_version, row.batch, row.heads_q, row.heads_kv, row.len_q, row.len_kv)
+            if place in done:
+                continue
+            with self._skipping():
+                if is_usable(row.spec):
+                    record = _record_of(row)
+                    found[record.key.workload][row.driver_version, row.nvrtc_version] = record
                     done.add(place)
-                    found[record.key.workload][record.key.driver_version, record.key.nvrtc_version] = record
         return dict(found)
 
+    @contextmanager
+    def _skipping(self) -> Iterator[None]:
+        """Goes on after a row that holds no valid record, with a warning the first time."""
+        try:
+            yield
+        except (ValueError, TypeError, RecursionError) as error:  # what our types, and JSON that is torn or too deep, raise
+            if not self._warned:
+                self._warned = True
+                message = f"{self.path}: skipping each row that holds no valid record (the first: {error})"
+                warnings.warn(message, RuntimeWarning, stacklevel=5)
 
-def _is_usable(spec: str, target: Target) -> bool:
-    """Whether the family is still of the revision that was measured, and still takes the config."""
+
+def _is_usable(text: str, problem: Problem, target: Target) -> bool:
+    """Whether a spec's JSON is for that problem and target, and its family is of the revision measured and still takes the config."""
+    spec = json.loads(text)
+    if _problem_of(spec) != problem:
+        return False
     try:
-        return KernelSpec.from_json(json.loads(spec)).target == target
+        return KernelSpec.from_json(spec).target == target
     except ArgumentError:
         return False
-
-
-def _seconds(record: Record) -> float:
-    return record.outcome.seconds if isinstance(record.outcome, Timing) else math.inf
 
 
 def _require_text(name: str, value: object, empty: bool = False) -> None:
@@ -348,150 +260,42 @@ def _require_text(name: str, value: object, empty: bool = False) -> None:
         raise ArgumentError(f"{name} must be {'' if empty else 'non-empty '}text; got {value!r}")
 
 
-def _spec_text(spec: dict[str, Any]) -> str:
+def _canonical(spec: Any) -> str:
+    """The text that `KernelSpec.digest` is of."""
     try:
-        return _canonical_json(spec)
+        return json.dumps(spec, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"spec must hold JSON values; got {spec!r}") from error
 
 
-@lru_cache(maxsize=4096)  # many rows are of one spec
-def _problem_of(text: str, digest: str) -> Problem:
-    """The problem of a spec's canonical JSON. Raises ArgumentError if it is no spec, or not the one of that digest."""
-    spec = json.loads(text)
+def _problem_of(spec: Any) -> Problem:
+    """The problem of a spec of any revision. Raises ArgumentError if it is no spec."""
     kinds = {"family": str, "revision": int, "problem": dict, "config": dict, "target": str}
     if not isinstance(spec, dict) or spec.keys() != kinds.keys() or not all(isinstance(spec[name], kind) for name, kind in kinds.items()):
-        raise ArgumentError(f"spec must have family, revision, problem, config and target, as KernelSpec.to_json gives them; got {text}")
-    if digest != hashlib.sha256(text.encode()).hexdigest():
-        raise ArgumentError(f"spec_digest must be the digest of the spec; got {digest!r}")
+        raise ArgumentError(f"spec must have family, revision, problem, config and target, as KernelSpec.to_json gives them; got {spec!r}")
     return problem_from_json(spec["problem"])
 
 
-def _key_row(key: RecordKey) -> Row:
+def _key_values(key: RecordKey) -> tuple[Any, ...]:
     *before, workload, benchmark_version = astuple(key)
     return (*before, *workload, benchmark_version)
 
 
 def _row_of(record: Record) -> Row:
-    timing = astuple(record.outcome) if isinstance(record.outcome, Timing) else (None,) * 4
-    failure = (record.outcome.kind.value, record.outcome.message) if isinstance(record.outcome, Failure) else (None, None)
-    return (*_key_row(record.key), _spec_text(record.spec), *timing, *failure, record.registers, record.spill_bytes, record.shared_bytes)
+    if isinstance(record.outcome, Timing):
+        outcome = (*astuple(record.outcome), None, None)
+    else:
+        outcome = (None, None, None, None, record.outcome.kind.value, record.outcome.message)
+    sizes = (record.registers, record.spill_bytes, record.shared_bytes)
+    return Row._make((*_key_values(record.key), _canonical(record.spec), *outcome, *sizes))
 
 
 def _record_of(row: Row) -> Record:
-    """The reverse of `_row_of`. Raises ValueError or TypeError if the row holds no valid record."""
-    name, sm_count, driver, nvrtc, digest, *sizes, benchmark = row[:11]
+    """The reverse of `_row_of`. Raises ValueError, TypeError or RecursionError if the row holds no valid record."""
+    name, sm_count, driver, nvrtc, digest, *sizes, benchmark = row.key
     key = RecordKey(name, sm_count, driver, nvrtc, digest, Workload(*sizes), benchmark)
-    timing, failure = row[12:16], row[16:18]
+    timing, failure = (row.seconds, row.low, row.high, row.rounds), (row.failure, row.message)
     if any(v is not None for v in timing) == any(v is not None for v in failure):
         raise ArgumentError(f"outcome must be either a time or a failure; got {(*timing, *failure)}")
-    outcome = Timing(*timing) if failure[0] is None else Failure(FailureKind(failure[0]), failure[1])
-    return Record(key, json.loads(row[11]), outcome, *row[18:])
-
-
-def _sqlite(database: str, uri: bool = False) -> sqlite3.Connection:
-    """A connection whose statements commit by themselves. Text that is no UTF-8 spoils its row, not the query."""
-    connection = sqlite3.connect(database, uri=uri, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
-    return connection
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """Opens a file, made empty with mode 0600 if there is none. Raises OSError, UnsafeCacheError or sqlite3.DatabaseError."""
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    require_safe(path)
-    return _sqlite(str(path))
-
-
-def _prepare(connection: sqlite3.Connection, journal: str) -> None:
-    """Makes the table if the file is empty."""
-    connection.execute(f"PRAGMA journal_mode = {journal}")
-    # In WAL mode a commit survives the death of the process without a sync; only a power cut may lose the last ones.
-    connection.execute("PRAGMA synchronous = NORMAL")
-    if not _version_and_table(connection)[1]:
-        connection.executescript(f"BEGIN IMMEDIATE; {_TABLE}; PRAGMA user_version = {SCHEMA}; COMMIT")
-
-
-def _version_and_table(connection: sqlite3.Connection) -> tuple[int, list[str]]:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return version, [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")]
-
-
-def _fault(connection: sqlite3.Connection, thorough: bool) -> str | None:
-    """Why a file is not one of ours: 'corrupt', or 'schema' and its number. None if it is, or if it is empty."""
-    try:
-        found = _version_and_table(connection)
-        if found not in ((0, []), (SCHEMA, [_TABLE])):
-            return f"schema{found[0]}"
-        if thorough and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-            return "corrupt"
-    except sqlite3.DatabaseError as error:
-        if not _is_damage(error):
-            raise
-        return "corrupt"
-    return None
-
-
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-def _set_aside(path: Path, reason: str) -> Path:
-    """Renames a file and what SQLite keeps beside it to the first free '<name>.<reason>-N'. Returns the new path."""
-    number = 1
-    while os.path.lexists(aside := path.with_name(f"{path.name}.{reason}-{number}")):
-        number += 1
-    for suffix in ("-wal", "-shm", ""):
-        with suppress(FileNotFoundError):
-            os.rename(f"{path}{suffix}", f"{aside}{suffix}")
-    return aside
-
-
-def _read_only_rows(path: Path) -> list[Row]:
-    """The rows of a file that cannot be written, if it is safe and can be read. SQLite needs `immutable` where the folder is read-only."""
-    for mode in ("mode=ro", "mode=ro&immutable=1"):
-        with suppress(OSError, UnsafeCacheError, sqlite3.DatabaseError):
-            require_safe(path.parent)
-            require_safe(path)
-            connection = _sqlite(f"{path.as_uri()}?{mode}", uri=True)
-            try:
-                if _version_and_table(connection) == (SCHEMA, [_TABLE]):
-                    return connection.execute(_SELECT).fetchall()
-            finally:
-                connection.close()
-    return []
-
-
-@contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-# SQLite connections must not be carried across a fork: its locks would be believed held where they are not. So all files are
-# closed before one, under the locks that the fork then hands to both sides unlocked; parent and child open them again on use.
-_instances: weakref.WeakSet[Records] = weakref.WeakSet()
-_forking = threading.Lock()  # two threads may fork at once
-_held: list[Records] = []
-
-
-def _before_fork() -> None:
-    _forking.acquire()
-    _held.extend(_instances)
-    for records in _held:
-        records._lock.acquire()
-        records._close()
-
-
-def _after_fork() -> None:
-    while _held:
-        _held.pop()._lock.release()
-    _forking.release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+    outcome = Timing(*timing) if row.failure is None else Failure(FailureKind(row.failure), row.message)
+    return Record(key, json.loads(row.spec), outcome, row.registers, row.spill_bytes, row.shared_bytes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 
 import typer
 
@@ -33,6 +34,7 @@ app.add_typer(cache.app, name="cache")
 def main() -> None:
     """Entry point of the `flashgen` script."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    warnings.showwarning = lambda message, *_args, **_options: print(f"flashgen: warning: {message}", file=sys.stderr)
     try:
         app()
     except FlashgenError as error:

@@ -77,9 +77,7 @@ def print_table(columns: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=True, overflow="ignore")
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    # Not on a terminal, a table is as wide as it needs to be.
-    Console(width=console.width if console.is_terminal else 400).print(table)
+    Console(width=400).print(table)  # as wide as it needs to be: a value cut short would be worse than a line that wraps
 
 
 def microseconds(seconds: float | None) -> str:

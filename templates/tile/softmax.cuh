@@ -16,9 +16,10 @@ __device__ __forceinline__ float log_sum_exp(float maximum, float total, float s
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
     const float lost_in_products = fmaf(maximum, scale, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = maximum * scale_low + exponent * kLn2Low;
+    const float lean = kEx2Lean * (1.0f - 1.0f / total);  // the maximum's own 2^0 = 1 is exact
     // `total` is relative to the rounded reference of `OnlineSoftmax::update`, not to maximum * scale_log2.
     const float lost_in_reference = kLn2 * fmaf(-maximum, scale_log2, mul_rn(maximum, scale_log2));
-    return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lost_in_reference + kEx2Lean));
+    return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lost_in_reference + lean));
 }
 
 // The state of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4; the four lanes of a row hold the same maximum,

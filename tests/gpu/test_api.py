@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -210,6 +213,43 @@ def test_imported_kernels_are_preferred_and_need_neither_nvrtc_nor_templates(tmp
         assert selection.kernels.choose(problem, selection.bucket(ops.problem_and_workload(q, k, v, True, "bshd")[1]), gpu(0)) is kernel
     finally:
         flashgen.unload()
+
+
+def test_a_generated_folder_works_without_jinja_and_nvrtc(tmp_path: Path) -> None:
+    """In a process of its own where importing either fails, from the command line's own output."""
+    name = gpu(0).device.target.name
+    generate = ["generate", "--head-dim", "64", "--causal", "--arch", f"sm_80,{name}", "--out", str(tmp_path / "kernels")]
+    subprocess.run([sys.executable, "-m", "flashgen", *generate], check=True, capture_output=True)
+    program = f"""
+import sys
+sys.modules["jinja2"] = sys.modules["cuda.bindings.nvrtc"] = None
+import torch, flashgen
+(kernel,) = flashgen.load({str(tmp_path / "kernels")!r})
+q = torch.randn(1, 300, 2, 64, dtype=torch.bfloat16, device="cuda")
+theirs = torch.nn.functional.scaled_dot_product_attention(*(q.transpose(1, 2),) * 3, is_causal=True).transpose(1, 2)
+torch.testing.assert_close(flashgen.attention(q, q, q, causal=True), theirs, atol=2e-2, rtol=2e-2)
+try:
+    flashgen.attention(q, q, q)
+except flashgen.FlashgenError as error:
+    print(error)
+"""
+    environment = {**os.environ, "FLASHGEN_CACHE_DIR": str(tmp_path / "empty")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "NVRTC cannot be loaded" in done.stdout, "what was not generated should have needed the compiler"
+
+
+def test_another_device_than_the_current_one() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    q, k, v = inputs()
+    there = [t.to("cuda:1") for t in (q, k, v)]
+    out = flashgen.attention(*there, causal=True)
+    assert torch.cuda.current_device() == 0
+    assert out.device == torch.device("cuda:1")
+    assert torch.equal(out.to("cuda:0"), flashgen.attention(q, k, v, causal=True))
+    with pytest.raises(ArgumentError, match=r"^k must be on q's device cuda:1; got cuda:0"):
+        flashgen.attention(there[0], k, v)
 
 
 def test_a_new_length_in_a_known_bucket_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from flashgen import measure, selection
+from flashgen.build.artifact import Artifact
+from flashgen.build.compiler import compile_source
+from flashgen.build.driver import gpu
+from flashgen.codegen.render import Source, render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.measure import HungKernelError
+from flashgen.records import Failure, Records
+from flashgen.tuning import Progress, Request
+from flashgen.tuning import timed as timed_tuning
 
 pytestmark = pytest.mark.gpu
 
@@ -91,6 +103,35 @@ def test_two_tunes_at_once_share_the_work(cache: Path) -> None:
     assert results[0]["rows"] == results[1]["rows"]
     assert min(r["measured"] for r in results) == 0, "both measured"
     assert len(rows(cache)) == sum(r["measured"] for r in results)
+
+
+def test_a_kernel_that_does_not_end_is_recorded_and_not_tried_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(cache))
+    monkeypatch.setattr(measure, "FIRST_LAUNCH_LIMIT", 0.3)
+    records = Records()
+    monkeypatch.setattr(selection, "records", lambda: records)
+    on = gpu(0)
+    request = Request(head_dim=24, seqlens=(512,), causal=False, settings={"block_kv": "48"})
+    (cell,) = request.cells()
+    slow = request.candidates(cell, on.device)[-1]
+
+    def compile_spec(spec: KernelSpec) -> Artifact:
+        source = render(spec)
+        if spec == slow:
+            nap = "for (int i = 0; i < 2000; ++i) __nanosleep(1000000);"
+            source = Source(source.entry, source.text.replace("    const Work work =", f"    {nap}\n    const Work work ="))
+        return compile_source(source, spec.target.name)
+
+    monkeypatch.setattr(selection, "compile_spec", compile_spec)
+    with pytest.raises(HungKernelError, match=r"did not finish in 0\.3 s"):
+        timed_tuning.run(request, on, Progress())
+    torch.cuda.synchronize()  # here it does end, for the tests that follow
+    failed = [record for record in records.for_device(on.device.name, on.device.sm_count) if isinstance(record.outcome, Failure)]
+    assert [record.key.spec_digest for record in failed] == [slow.digest]
+    monkeypatch.setattr(measure, "FIRST_LAUNCH_LIMIT", 20.0)
+    result = timed_tuning.run(request, on, Progress())
+    assert result.complete
+    assert "launch: kernel did not finish" in result.failures[slow.name]
 
 
 def test_interrupt_keeps_the_records(cache: Path) -> None:

@@ -1,7 +1,7 @@
 // attention_forward_fp16_d192x128_causal_bq128_bk32_w8_s1_qshared_bps1_sm_90a
 //
 // Attention forward, FlashAttention-2 (Dao 2023), algorithm 1:
-//   out = softmax(scale * Q K^T + causal mask) V,  lse = log(sum(exp(scale * Q K^T))) a row.
+//   out = softmax(scale * Q K^T + causal mask) V,  lse = log(sum(exp(scale * Q K^T))) for each row.
 // A block computes 128 query rows of one head, 16 a warp, and walks over the keys in tiles of 32.
 //
 //   problem  fp16_d192x128_causal
@@ -465,9 +465,10 @@ __device__ __forceinline__ float log_sum_exp(float maximum, float total, float s
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
     const float lost_in_products = fmaf(maximum, scale, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = maximum * scale_low + exponent * kLn2Low;
+    const float lean = kEx2Lean * (1.0f - 1.0f / total);  // the maximum's own 2^0 = 1 is exact
     // `total` is relative to the rounded reference of `OnlineSoftmax::update`, not to maximum * scale_log2.
     const float lost_in_reference = kLn2 * fmaf(-maximum, scale_log2, mul_rn(maximum, scale_log2));
-    return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lost_in_reference + kEx2Lean));
+    return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lost_in_reference + lean));
 }
 
 // The state of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4; the four lanes of a row hold the same maximum,
@@ -586,7 +587,8 @@ using KeyTile = SharedTile<kBlockKv, kColumns>;
 using ValueTile = SharedTile<kBlockKv, kColumnsV>;
 using OutTile = SharedTile<kBlockQ, kColumnsV>;
 
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_forward_fp16_d192x128_causal_bq128_bk32_w8_s1_qshared_bps1_sm_90a(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+attention_forward_fp16_d192x128_causal_bq128_bk32_w8_s1_qshared_bps1_sm_90a(const __grid_constant__ Parameters p) {
     const Work work = find_work<kCausal>(block_index(), (p.len_q + kBlockQ - 1) / kBlockQ, p.heads_q);
     const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
     const int head_kv = work.head / p.group;

@@ -1,0 +1,59 @@
+"""Launches ten configs on awkward workloads, once each: what `test_sanitizer.py` runs under compute-sanitizer.
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python -m tests.gpu.sanitized [FAULT]
+
+With the name of a planted fault it launches that kernel instead, to show that the tool would have found something.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import torch
+
+from flashgen import selection
+from flashgen.build.driver import gpu
+from flashgen.build.kernel import Kernel
+from flashgen.codegen.families.attention_forward import FAMILY
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.render import render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.measure import Tensors, plan_of, run_once
+from tests.gpu.faults import FAULTS
+
+CONFIGS = 10
+WORKLOADS = (Workload(1, 2, 1, 131, 197), Workload(2, 2, 2, 33, 300), Workload(1, 2, 1, 130, 33))
+WIDTHS = ((64, 64), (128, 128), (72, 40), (96, 96), (16, 256), (256, 256), (192, 128), (8, 8), (112, 112), (64, 64))
+
+
+def launch_fault(name: str) -> None:
+    """One launch of a faulty kernel, on a workload that is not a multiple of its tiles."""
+    fault = next(fault for fault in FAULTS if fault.name == name)
+    on = gpu(0)
+    spec = fault.setting.spec(on.device.target)
+    kernel = Kernel(spec, selection.store().get_or_compile(fault.apply(render(spec)), on.device.target.name), on)
+    tensors = Tensors.random(spec.problem, Workload(1, 2, 1, 131, 297), 0, torch.Generator("cuda").manual_seed(0))
+    run_once(plan_of(kernel, tensors), tensors)
+
+
+def main() -> None:
+    """Launches all, or the fault that is named."""
+    if sys.argv[1:]:
+        launch_fault(sys.argv[1])
+        return
+    draw, on = random.Random(0), gpu(0)
+    for index in range(CONFIGS):
+        problem = Problem(draw.choice(list(Dtype)), *WIDTHS[index], draw.choice(list(Mask)))
+        config = draw.choice(FAMILY.legal_configs(problem, on.device.target))
+        kernel = selection.kernels.load(KernelSpec(FAMILY, problem, config, on.device.target), on)
+        for workload in WORKLOADS:
+            tensors = Tensors.random(problem, workload, 0, torch.Generator("cuda").manual_seed(index))
+            run_once(plan_of(kernel, tensors), tensors)
+            assert not tensors.out.isnan().any()
+        print(f"{kernel.spec.name}: launched on {len(WORKLOADS)} workloads", flush=True)
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
