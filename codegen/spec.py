@@ -49,8 +49,11 @@ class KernelSpec:
         }
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> KernelSpec:
-        """The reverse of `to_json`. Raises ArgumentError if the family's revision is another, or a value is not allowed."""
+    def from_json(cls, values: Mapping[str, Any], target: Target | None = None) -> KernelSpec:
+        """The reverse of `to_json`. `target` is taken where it has the name asked for: it may be one without a file.
+
+        Raises ArgumentError if the family's revision is another, or a value is not allowed.
+        """
         try:
             family = find_family(values["family"])
             if values["revision"] != family.revision:
@@ -58,7 +61,8 @@ class KernelSpec:
                     f"revision of {family.name} must be {family.revision}; got {values['revision']!r}: generate the kernel again"
                 )
             problem = problem_from_json(values["problem"])
-            return cls(family, problem, family.config_type.from_json(values["config"]), find_target(values["target"]))
+            named = target if target and target.name == values["target"] else find_target(values["target"])
+            return cls(family, problem, family.config_type.from_json(values["config"]), named)
         except (KeyError, TypeError) as error:
             raise ArgumentError(f"spec must have family, revision, problem, config and target; got {dict(values)!r}") from error
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from flashgen.build.driver import gpu
+from flashgen.build.driver import Gpu, driver, gpu
 from flashgen.build.kernel import Kernel
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, choice_error
@@ -77,13 +77,20 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+def _gpu(device: int | None) -> Gpu:
+    if device is None:
+        driver()  # says what is missing, where PyTorch would only say that it was built without CUDA
+        device = torch.cuda.current_device()
+    return gpu(device)
+
+
 def compile(problem: Problem, config: Config | None = None, target: Target | str | None = None, *, device: int | None = None) -> Kernel:
     """The kernel for (problem, config, target), compiled or from the store, loaded on a GPU of that architecture.
 
     config: None for the family's default; target: None for the architecture of `device`; device: None for the current one.
     Raises IllegalConfigError with all reasons; ArgumentError if `target` is not the device's architecture.
     """
-    on = gpu(torch.cuda.current_device() if device is None else device)
+    on = _gpu(device)
     target = find_target(target) if isinstance(target, str) else target or on.device.target
     if target.name != on.device.target.name:
         raise ArgumentError(
@@ -102,7 +109,7 @@ def load(folder: str | Path, *, device: int | None = None) -> list[Kernel]:
     From then on `flashgen.attention` prefers them. Neither NVRTC nor templates are needed. Returns them.
     Raises ArgumentError for a folder that is incomplete, altered or written by another version, or has none for this GPU.
     """
-    on = gpu(torch.cuda.current_device() if device is None else device)
+    on = _gpu(device)
     loaded = [Kernel(spec, artifact, on) for spec, artifact in bundle.read(Path(folder), on.device.target)]
     for kernel in loaded:
         selection.imports.add(kernel)
@@ -128,7 +135,7 @@ def warm(
     device: int | None = None,
 ) -> Kernel:
     """Chooses, compiles and loads the kernel for these sizes now, so that no call has to. Returns it."""
-    on = gpu(torch.cuda.current_device() if device is None else device)
+    on = _gpu(device)
     name = str(dtype).removeprefix("torch.")
     problem = Problem(Dtype.parse(name), head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL)
     workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv)

@@ -250,7 +250,7 @@ def _is_usable(text: str, problem: Problem, target: Target) -> bool:
     if _problem_of(spec) != problem:
         return False
     try:
-        return KernelSpec.from_json(spec).target == target
+        return KernelSpec.from_json(spec, target).target == target
     except ArgumentError:
         return False
 

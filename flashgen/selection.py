@@ -159,7 +159,7 @@ class Kernels:
             if not choice.exact_workload or not choice.same_toolchain:
                 toolchain = "" if choice.same_toolchain else " of another driver or compiler"
                 self._say(f"{problem.name} {workload.name}: using the record{toolchain} for {choice.record.key.workload.name}")
-            return self.load(KernelSpec.from_json(choice.record.spec), gpu)
+            return self.load(KernelSpec.from_json(choice.record.spec, gpu.device.target), gpu)
         self._say(f"{problem.name} {workload.name}: no tuning record for {gpu.device.name}, using the model's pick; try `flashgen tune`")
         return self._model_pick(problem, workload, gpu)
 

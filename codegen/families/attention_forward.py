@@ -57,7 +57,7 @@ class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 1
+    revision = 2
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(

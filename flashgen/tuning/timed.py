@@ -28,17 +28,17 @@ def run(request: Request, gpu: Gpu, progress: Progress) -> TuneResult:
     begun = time.monotonic()
     deadline = begun + request.budget_seconds if request.budget_seconds else float("inf")
     wanted = {cell: request.candidates(cell, gpu.device) for cell in request.cells()}
-    session = Session(gpu, progress, deadline, request.jobs)
-    if any(session.missing(wanted).values()):
+    timed = TimedRun(gpu, progress, deadline, request.jobs)
+    if any(timed.missing(wanted).values()):
         with exclusive(gpu.uuid, progress):
-            session.measure(session.missing(wanted))  # asked again: another tune may have measured some meanwhile
+            timed.measure(timed.missing(wanted))  # asked again: another tune may have measured some meanwhile
         selection.kernels.forget()
-    complete = not any(session.missing(wanted).values())
-    rows = [session.row(cell, specs) for cell, specs in wanted.items()]
-    return TuneResult(gpu.device.name, True, complete, rows, session.failures(wanted), session.measured, time.monotonic() - begun)
+    complete = not any(timed.missing(wanted).values())
+    rows = [timed.row(cell, specs) for cell, specs in wanted.items()]
+    return TuneResult(gpu.device.name, True, complete, rows, timed.failures(wanted), timed.measured, time.monotonic() - begun)
 
 
-class Session:
+class TimedRun:
     """One run of the tuner on one GPU."""
 
     def __init__(self, gpu: Gpu, progress: Progress, deadline: float, jobs: int) -> None:
@@ -160,7 +160,7 @@ class Session:
         )
         if choice is None or not (choice.exact_workload and choice.same_toolchain) or not isinstance(choice.record.outcome, Timing):
             return Row(cell, None, None, None, None, None, None, "", len(recorded), failed)
-        best, spec = choice.record, KernelSpec.from_json(choice.record.spec)
+        best, spec = choice.record, KernelSpec.from_json(choice.record.spec, self.gpu.device.target)
         untuned = found.get(selection.default_spec(cell.problem, self.gpu.device.target))
         seconds = choice.record.outcome.seconds
         gain = untuned.outcome.seconds / seconds if untuned and isinstance(untuned.outcome, Timing) else None

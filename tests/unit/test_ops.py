@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flashgen
 from flashgen import ops
+from flashgen.build.driver import DriverError
 from flashgen.codegen.errors import ArgumentError
 
 
@@ -80,3 +81,18 @@ def test_rows_that_are_not_aligned_are_refused() -> None:
 
 def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
     ops.check_strides("k", torch.empty(64, dtype=torch.bfloat16).as_strided((1, 1, 1, 64), (3, 5, 7, 1)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU: PyTorch finds one")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: flashgen.compile(flashgen.Problem(flashgen.Dtype.BF16, 64)),
+        lambda: flashgen.load("nowhere"),
+        lambda: flashgen.warm(head_dim=64, len_q=128),
+        lambda: flashgen.verify(flashgen.Problem(flashgen.Dtype.BF16, 64)),
+    ],
+)
+def test_without_a_gpu_the_driver_is_what_is_missing(call: Callable[[], object]) -> None:
+    with pytest.raises(DriverError, match=r"^driver must be 580 or newer"):
+        call()

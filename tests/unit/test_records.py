@@ -227,10 +227,11 @@ def test_raised_revision_silences_old_times(path: Path, monkeypatch: pytest.Monk
 NEAR = Workload(2, 16, 16, 2048, 1024)
 
 
-def test_order_of_fall_backs(path: Path) -> None:
+@pytest.mark.parametrize("any_workload", [NEAR, Workload(2, 16, 16, 1536, 1024)], ids=["same", "nearer"])
+def test_order_of_fall_backs(path: Path, any_workload: Workload) -> None:
     """(same, exact), (any, exact), (same, near), (any, near), None: each is used only once those before it are gone."""
     same_exact, any_exact = make(4e-3), make(3e-3, driver_version="12.9")
-    same_near, any_near = make(2e-3, workload=NEAR), make(1e-3, workload=NEAR, nvrtc_version="12.9")
+    same_near, any_near = make(2e-3, workload=NEAR), make(1e-3, workload=any_workload, nvrtc_version="12.9")
     order = [Choice(same_exact, True, True), Choice(any_exact, True, False), Choice(same_near, False, True), Choice(any_near, False, False)]
     for first in range(5):
         records = Records(path.with_name(f"{first}.sqlite3"))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import flashgen
+from flashgen import selection
 from flashgen.codegen.errors import ArgumentError, IllegalConfigError
 from flashgen.codegen.families.attention_forward import AttentionForwardConfig, QueryPlace
 from flashgen.codegen.family import find_family
@@ -133,3 +134,11 @@ def test_an_illegal_combination_has_no_spec() -> None:
 def test_specs_are_values() -> None:
     assert len(set(variants().values())) == len(variants())
     assert hash(SPEC) == hash(KernelSpec(FAMILY, Problem(Dtype.BF16, 64), dataclasses.replace(CONFIG), targets()["sm_80"]))
+
+
+def test_a_spec_for_an_architecture_without_a_file_comes_back_with_its_target() -> None:
+    target = dataclasses.replace(find_target("sm_90a"), name="sm_99", capability=(9, 9))
+    spec = selection.default_spec(Problem(Dtype.BF16, 64), target)
+    assert KernelSpec.from_json(spec.to_json(), target) == spec
+    with pytest.raises(ArgumentError, match=r"^arch must be one of"):
+        KernelSpec.from_json(spec.to_json())
