@@ -108,7 +108,7 @@ def test_the_text_stands_alone_and_tells_what_it_is(spec: KernelSpec) -> None:
     for fact in (spec.problem.name, spec.target.name, *(f"{k} {v}" for k, v in spec.config.to_json().items())):
         assert fact in head
     assert source.entry == spec.name
-    assert len(re.findall(rf'^extern "C" __global__ void .*\b{spec.name}\(', body, re.MULTILINE)) == 1
+    assert len(re.findall(rf'^extern "C" __global__ void [^;{{]*\b{spec.name}\(', body, re.MULTILINE)) == 1
     assert "#include" not in source.text
 
 
