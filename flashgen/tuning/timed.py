@@ -19,7 +19,7 @@ from .request import Cell, Progress, Request, Row, TuneResult
 
 if TYPE_CHECKING:  # PyTorch is loaded only when something is left to measure
     from ..build.kernel import Kernel
-    from ..measure import Bench
+    from ..measure import Bench, Expected
     from ..verification import Screen
 
 
@@ -114,17 +114,18 @@ class TimedRun:
         if spec not in self._screened:
             from ..verification import Screen
 
-            screen = self._screens.setdefault(spec.problem, self._screens.get(spec.problem) or Screen(spec.problem, self.gpu.ordinal))
-            wrong = [f"{case.workload.name}: {case.verdict.message}" for case in screen.judge(kernel) if not case.verdict.ok]
+            if spec.problem not in self._screens:
+                self._screens[spec.problem] = Screen(spec.problem, self.gpu.ordinal)
+            cases = self._screens[spec.problem].judge(kernel)
+            wrong = [f"{case.workload.name}: {case.verdict.message}" for case in cases if not case.verdict.ok]
             self._screened[spec] = "; ".join(wrong)
         return self._screened[spec]
 
     @staticmethod
-    def _verify(bench: Bench, expected: object, kernel: Kernel) -> str:
+    def _verify(bench: Bench, expected: Expected, kernel: Kernel) -> str:
         """Sampled rows of the workload that is about to be timed."""
-        from ..measure import Expected, plan_of, run_once
+        from ..measure import plan_of, run_once
 
-        assert isinstance(expected, Expected)
         tensors = bench.sets[0]
         run_once(plan_of(kernel, tensors), tensors)
         verdict = expected.judge(tensors)
