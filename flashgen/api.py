@@ -127,14 +127,17 @@ def warm(
     head_dim_v: int = 0,
     dtype: torch.dtype | str = "bf16",
     causal: bool = False,
-    batch: int = 1,
-    heads: int = 1,
+    batch: int,
+    heads: int,
     kv_heads: int | None = None,
     len_q: int,
     len_kv: int | None = None,
     device: int | None = None,
 ) -> Kernel:
-    """Chooses, compiles and loads the kernel for these sizes now, so that no call has to. Returns it."""
+    """Chooses, compiles and loads the kernel for these sizes and their bucket now, so that no call has to. Returns it.
+
+    kv_heads: None for as many as heads; len_kv: None for len_q; device: None for the current one.
+    """
     on = _gpu(device)
     name = str(dtype).removeprefix("torch.")
     problem = Problem(Dtype.parse(name), head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL)

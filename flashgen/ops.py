@@ -215,7 +215,7 @@ def _new_plan(
 def _forward_elsewhere(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    Plan(q, k, v, causal, scale, layout)
+    check_shapes(q, k, v, layout, scale)
     raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
 
 

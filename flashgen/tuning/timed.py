@@ -29,13 +29,34 @@ def run(request: Request, gpu: Gpu, progress: Progress) -> TuneResult:
     deadline = begun + request.budget_seconds if request.budget_seconds else float("inf")
     wanted = {cell: request.candidates(cell, gpu.device) for cell in request.cells()}
     timed = TimedRun(gpu, progress, deadline, request.jobs)
-    if any(timed.missing(wanted).values()):
+    found = timed.recorded(wanted)
+    if _missing(found):
         with exclusive(gpu.uuid, progress):
-            timed.measure(timed.missing(wanted))  # asked again: another tune may have measured some meanwhile
+            timed.measure(_missing(timed.recorded(wanted)))  # asked again: another tune may have measured some meanwhile
         selection.kernels.forget()
-    complete = not any(timed.missing(wanted).values())
-    rows = [timed.row(cell, specs) for cell, specs in wanted.items()]
-    return TuneResult(gpu.device.name, True, complete, rows, timed.failures(wanted), timed.measured, time.monotonic() - begun)
+        found = timed.recorded(wanted)
+    rows = [timed.row(cell, records) for cell, records in found.items()]
+    return TuneResult(gpu.device.name, True, not _missing(found), rows, _failures(found), timed.measured, time.monotonic() - begun)
+
+
+Recorded = dict[Cell, dict[KernelSpec, Record | None]]
+"""What the records hold of each candidate of each cell."""
+
+
+def _missing(found: Recorded) -> dict[Cell, list[KernelSpec]]:
+    """The candidates without a record, of the cells that have any."""
+    missing = {cell: [spec for spec, record in records.items() if record is None] for cell, records in found.items()}
+    return {cell: specs for cell, specs in missing.items() if specs}
+
+
+def _failures(found: Recorded) -> dict[str, str]:
+    """Why candidates are out, by kernel name."""
+    return {
+        spec.name: f"{record.outcome.kind.value}: {record.outcome.message}"
+        for records in found.values()
+        for spec, record in records.items()
+        if record and isinstance(record.outcome, Failure)
+    }
 
 
 class TimedRun:
@@ -56,9 +77,9 @@ class TimedRun:
             device.name, device.sm_count, self.gpu.driver_version, nvrtc_version(), spec.digest, cell.workload, selection.BENCHMARK_VERSION
         )
 
-    def missing(self, wanted: dict[Cell, list[KernelSpec]]) -> dict[Cell, list[KernelSpec]]:
-        """The candidates without a record, by cell."""
-        return {cell: [spec for spec in specs if self.records.get(self.key(cell, spec)) is None] for cell, specs in wanted.items()}
+    def recorded(self, wanted: dict[Cell, list[KernelSpec]]) -> Recorded:
+        """Reads the records of all candidates."""
+        return {cell: {spec: self.records.get(self.key(cell, spec)) for spec in specs} for cell, specs in wanted.items()}
 
     def measure(self, missing: dict[Cell, list[KernelSpec]]) -> None:
         """Compiles, verifies, times and records. Stops between cells once the deadline has passed."""
@@ -151,9 +172,8 @@ class TimedRun:
         )
         self.measured += 1
 
-    def row(self, cell: Cell, specs: list[KernelSpec]) -> Row:
+    def row(self, cell: Cell, found: dict[KernelSpec, Record | None]) -> Row:
         """The fastest recorded kernel of a cell, whether this run tried it or an earlier one."""
-        found = {spec: self.records.get(self.key(cell, spec)) for spec in specs}
         recorded = [record for record in found.values() if record]
         failed = sum(isinstance(record.outcome, Failure) for record in recorded)
         choice = self.records.best(
@@ -167,13 +187,3 @@ class TimedRun:
         gain = untuned.outcome.seconds / seconds if untuned and isinstance(untuned.outcome, Timing) else None
         bound_by = spec.family.predict(spec.problem, spec.config, cell.workload, self.gpu.device, best.registers).bound_by
         return Row(cell, spec, seconds, gain, best.registers, best.spill_bytes, best.shared_bytes, bound_by, len(recorded), failed)
-
-    def failures(self, wanted: dict[Cell, list[KernelSpec]]) -> dict[str, str]:
-        """Why candidates are out, by kernel name."""
-        reasons = {}
-        for cell, specs in wanted.items():
-            for spec in specs:
-                record = self.records.get(self.key(cell, spec))
-                if record and isinstance(record.outcome, Failure):
-                    reasons[spec.name] = f"{record.outcome.kind.value}: {record.outcome.message}"
-        return reasons

@@ -89,7 +89,7 @@ def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
     [
         lambda: flashgen.compile(flashgen.Problem(flashgen.Dtype.BF16, 64)),
         lambda: flashgen.load("nowhere"),
-        lambda: flashgen.warm(head_dim=64, len_q=128),
+        lambda: flashgen.warm(head_dim=64, batch=1, heads=4, len_q=128),
         lambda: flashgen.verify(flashgen.Problem(flashgen.Dtype.BF16, 64)),
     ],
 )
