@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flashgen.codegen.device import Device, named_devices
+from flashgen.codegen.device import Device, device_by_name, device_of_target, mma_rate_by_name
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.target import Target, target_for_capability
 
@@ -97,19 +98,31 @@ def gpu(ordinal: int) -> Gpu:
     name = check(cu.cuDeviceGetName(128, handle), "reading the name").split(b"\0")[0].decode()
     capability = (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR"))
     target = target_for_capability(capability) or _generic_target(capability, attribute)
-    known = next((d for d in named_devices().values() if d.name == name), None)
-    bandwidth = known.memory_bandwidth if known else 2e3 * attribute("MEMORY_CLOCK_RATE") * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
-    device = Device(
-        name=name,
-        target=target,
-        sm_count=attribute("MULTIPROCESSOR_COUNT"),
-        clock_hz=known.clock_hz if known else attribute("CLOCK_RATE") * 1e3,
-        l2_bytes=attribute("L2_CACHE_SIZE"),
-        memory_bandwidth=bandwidth,
-        mma_rate=known.mma_rate if known else 1.0,
-    )
+    device = read_device(name, target, attribute)
     uuid = bytes(check(cu.cuDeviceGetUuid(handle), "reading the UUID").bytes).hex()
     return Gpu(ordinal, device, uuid, driver_version())
+
+
+def read_device(name: str, target: Target, attribute: Callable[[str], int]) -> Device:
+    """The model of a GPU, by its name and what the driver says of it: `attribute` reads CU_DEVICE_ATTRIBUTE_<its argument>.
+
+    The clock under load, the bandwidth of the data sheet and the rate of the tensor cores come from the table of known devices: the
+    driver tells none of them. Some models have boards of different size under one name: those are not the one in the table.
+    """
+    sm_count, l2_bytes = attribute("MULTIPROCESSOR_COUNT"), attribute("L2_CACHE_SIZE")
+    known = device_by_name(name)
+    if known and known.sm_count == sm_count:
+        return replace(known, target=target, l2_bytes=l2_bytes)
+    bandwidth = 2e3 * attribute("MEMORY_CLOCK_RATE") * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
+    return Device(
+        name=name,
+        target=target,
+        sm_count=sm_count,
+        clock_hz=attribute("CLOCK_RATE") * 1e3,
+        l2_bytes=l2_bytes,
+        memory_bandwidth=bandwidth or device_of_target(target).memory_bandwidth,  # 0 where the memory is the host's
+        mma_rate=known.mma_rate if known else mma_rate_by_name(name),
+    )
 
 
 def _generic_target(capability: tuple[int, int], attribute: Any) -> Target:

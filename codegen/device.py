@@ -1,9 +1,11 @@
-"""One GPU model: `Device`, and the table of named devices for use where the GPU is not in this machine."""
+"""One GPU model: `Device`, and how to come by one that is not in this machine: by its name, or for a target. Figures: devices.py."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from .devices import DEVICES, KnownDevice
 from .errors import choice_error
 from .target import Target, find_target
 
@@ -16,8 +18,9 @@ class Device:
     sm_count:          streaming multiprocessors
     clock_hz:          SM clock under load, in Hz (the boost clock where nothing better is known)
     l2_bytes:          size of the L2 cache
-    memory_bandwidth:  bytes a second, by the vendor's data sheet
+    memory_bandwidth:  bytes a second
     mma_rate:          share of the target's mma rate that this model runs fp32 accumulation at (0.5 on GeForce)
+    measured:          whether measurements on this model stand behind `Family.predict`; elsewhere it extrapolates
     """
 
     name: str
@@ -27,37 +30,44 @@ class Device:
     l2_bytes: int
     memory_bandwidth: float
     mma_rate: float = 1.0
-
-
-def _device(name: str, arch: str, sm_count: int, clock_mhz: int, l2_mib: int, gb_per_s: int, mma_rate: float = 1.0) -> Device:
-    return Device(name, find_target(arch), sm_count, clock_mhz * 1e6, l2_mib * 2**20, gb_per_s * 1e9, mma_rate)
+    measured: bool = False
 
 
 def named_devices() -> dict[str, Device]:
-    """The devices that `--device` knows. Figures: the vendor's architecture white papers and data sheets."""
-    return {
-        "a100": _device("NVIDIA A100-SXM4-80GB", "sm_80", 108, 1410, 40, 2039),
-        "a10": _device("NVIDIA A10", "sm_86", 72, 1695, 6, 600),
-        "rtx3090": _device("NVIDIA GeForce RTX 3090", "sm_86", 82, 1695, 6, 936, 0.5),
-        "l4": _device("NVIDIA L4", "sm_89", 58, 2040, 48, 300),
-        "l40s": _device("NVIDIA L40S", "sm_89", 142, 2520, 96, 864),
-        "rtx4090": _device("NVIDIA GeForce RTX 4090", "sm_89", 128, 2520, 72, 1008, 0.5),
-        "h100": _device("NVIDIA H100 80GB HBM3", "sm_90a", 132, 1755, 50, 3350),
-        "h200": _device("NVIDIA H200", "sm_90a", 132, 1755, 60, 4800),
-        "b200": _device("NVIDIA B200", "sm_100a", 148, 1965, 126, 8000),
-        "rtx5090": _device("NVIDIA GeForce RTX 5090", "sm_120a", 170, 2407, 96, 1792, 0.5),
-    }
+    """The devices that `--device` knows, by the name that it lists them under."""
+    return {known.key: _device(known, known.names[0]) for known in DEVICES}
 
 
 def find_device(text: str) -> Device:
-    """The named device, for example 'h200'. Raises ArgumentError that lists the known ones."""
-    devices = named_devices()
-    if text.lower() not in devices:
-        raise choice_error("device", text, devices)
-    return devices[text.lower()]
+    """The named device: 'h200', 'H100-SXM', 'RTX 4090', or as the driver reports it. Raises ArgumentError that lists the known ones."""
+    for known in DEVICES:
+        if _plain(text) in map(_plain, (known.key, *known.aliases, *known.names)):
+            return _device(known, known.names[0])
+    raise choice_error("device", text, [known.key for known in DEVICES])
+
+
+def device_by_name(name: str) -> Device | None:
+    """The known device that the driver reports under exactly that name, or None."""
+    return next((_device(known, name) for known in DEVICES if name in known.names), None)
 
 
 def device_of_target(target: Target) -> Device:
-    """A device that stands for a target when none is named: the first of that target in the table, else a middling one."""
-    known = (d for d in named_devices().values() if d.target == target)
-    return next(known, Device(f"generic {target.name}", target, 64, 1.5e9, 32 * 2**20, 1e12))
+    """A device that stands for a target when none is named: a measured one, else the first in the table, else a middling one."""
+    known = [d for d in named_devices().values() if d.target == target]
+    middling = Device(f"generic {target.name}", target, 64, 1.5e9, 32 * 2**20, 1e12)
+    return min(known, key=lambda d: not d.measured, default=middling)
+
+
+def mma_rate_by_name(name: str) -> float:
+    """The `mma_rate` of a GPU that only its name is known of: every GeForce from Ampere on accumulates in fp32 at half rate."""
+    return 0.5 if "GeForce" in name else 1.0
+
+
+def _device(known: KnownDevice, name: str) -> Device:
+    clock_hz, l2_bytes, bandwidth = known.clock_mhz * 1e6, known.l2_mib * 2**20, known.gb_per_s * 1e9
+    return Device(name, find_target(known.arch), known.sm_count, clock_hz, l2_bytes, bandwidth, known.mma_rate, known.measured)
+
+
+def _plain(text: str) -> str:
+    """What of a name tells GPUs apart: 'NVIDIA GeForce RTX 4090' and 'rtx4090' are the same."""
+    return re.sub(r"nvidia|geforce|[^a-z0-9]", "", text.lower())

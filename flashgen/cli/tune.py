@@ -34,6 +34,8 @@ COLUMNS = (
     ("spills B", True), ("shared B", True), ("bound by", False), ("tried", True), ("failed", True), ("config", False),
 )  # fmt: skip
 
+UNMEASURED = "predicted: no measurement on this device stands behind the model"
+
 
 def tune(
     head_dim: HeadDim,
@@ -46,7 +48,9 @@ def tune(
     batch: Annotated[int | None, typer.Option("--batch", help="Batch size; default: 16384 tokens in all.")] = None,
     heads: Annotated[int | None, typer.Option("--heads", help="Query heads; default: 2048 / head_dim.")] = None,
     kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; default: as many as query heads.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="A GPU's ordinal, or a known device to predict for, such as h200.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="A GPU's ordinal, or a known device to predict for, such as h200 or 'RTX 4090'.")
+    ] = None,
     arch: Arch = None,
     jobs: Annotated[int, typer.Option("--jobs", help="Compile threads; 0: all cores, 16 at most.")] = 0,
     budget_seconds: Annotated[float | None, typer.Option("--budget-seconds", help="Begin nothing new after this many seconds.")] = None,
@@ -137,6 +141,8 @@ def _print_result(result: TuneResult) -> None:
     else:
         print(f"{result.device}: nothing was timed; ranked and compiled in {result.seconds:.1f} s.")
         print("Times are the model's predictions; registers, spills and shared memory are the compiler's.")
+    if not result.device_measured:
+        print(UNMEASURED)
     if not result.complete:
         print("the budget ended before all candidates were tried: run again to go on")
     if result.failures:
@@ -167,3 +173,5 @@ def _print_dry_run(request: Request, json: bool) -> None:
             print(f"  try     {candidate['kernel']}  (predicted {microseconds(candidate['predicted_seconds'])} us)")
         for name, reasons in cell["refused"].items():
             print(f"  refuse  {name}: {'; '.join(reasons)}")
+    if not listing["device_measured"]:
+        print(UNMEASURED)

@@ -27,7 +27,7 @@ def run(request: Request, device: Device, progress: Progress) -> TuneResult:
     artifacts = _compile(request, specs, progress, begun)
     failures = {spec.name: _fault(result) for spec, result in artifacts.items() if _fault(result)}
     rows = [_row(cell, [s for s in shortlist if s in artifacts], artifacts, device) for cell, shortlist in cells.items()]
-    return TuneResult(device.name, False, len(artifacts) == len(specs), rows, failures, 0, time.monotonic() - begun)
+    return TuneResult(device.name, False, len(artifacts) == len(specs), rows, failures, 0, time.monotonic() - begun, device.measured)
 
 
 def _shortlist(request: Request, cell: Cell, device: Device) -> list[KernelSpec]:

@@ -139,7 +139,10 @@ class Row:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a tune found. `timed` is False where times are the model's; `complete` is False where the budget ended it."""
+    """What a tune found. `timed` is False where times are the model's; `complete` is False where the budget ended it.
+
+    device_measured: whether measurements on this device stand behind the times: these, or those that the model was fitted to.
+    """
 
     device: str
     timed: bool
@@ -148,16 +151,18 @@ class TuneResult:
     failures: dict[str, str]
     measured: int
     seconds: float
+    device_measured: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
-        names = ("device", "timed", "complete", "failures", "measured", "seconds")
+        names = ("device", "timed", "device_measured", "complete", "failures", "measured", "seconds")
         return {**{name: getattr(self, name) for name in names}, "rows": [row.to_json() for row in self.rows]}
 
 
 def dry_run(request: Request, device: Device) -> dict[str, Any]:
     """What a tune would try and what is refused, with all reasons, as JSON values. Compiles and runs nothing."""
-    return {"device": device.name, "cells": [_dry_cell(request, cell, device) for cell in request.cells()]}
+    cells = [_dry_cell(request, cell, device) for cell in request.cells()]
+    return {"device": device.name, "device_measured": device.measured, "cells": cells}
 
 
 def _dry_cell(request: Request, cell: Cell, device: Device) -> dict[str, Any]:

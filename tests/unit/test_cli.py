@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from flashgen.cli.tune import UNMEASURED
+
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
 
 
@@ -38,6 +40,7 @@ def test_tune_without_a_gpu_predicts_and_says_so() -> None:
     out, err = flashgen("tune", "--head-dim", "64", "--seqlen", "1024", "--no-causal")
     assert "nothing was timed" in out
     assert "NVIDIA H200" in out
+    assert UNMEASURED not in out, "the model was fitted to this one"
     assert "bf16_d64_full" in out
     assert "compiling" in err
 
@@ -45,6 +48,7 @@ def test_tune_without_a_gpu_predicts_and_says_so() -> None:
 def test_tune_as_json() -> None:
     result = as_json("tune", "--head-dim", "64", "--seqlen", "1024", "--seqlen", "2048", "--causal", "--device", "a100")
     assert result["timed"] is False
+    assert result["device_measured"] is False
     assert "A100" in result["device"]
     assert [row["workload"]["len_q"] for row in result["rows"]] == [1024, 2048]
     for row in result["rows"]:
@@ -52,6 +56,12 @@ def test_tune_as_json() -> None:
         assert row["registers"] > 0
         assert row["seconds"] > 0
         assert row["kernel"].endswith("sm_80")
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_prediction_with_no_measurement_behind_it_says_so(more: list[str]) -> None:
+    where = ["--head-dim", "64", "--seqlen", "1024", "--causal", "--budget-seconds", "0.01", "--device", "RTX 4090"]
+    assert UNMEASURED in flashgen("tune", *where, *more)[0]
 
 
 def test_a_tiny_budget_still_ends_with_a_kernel() -> None:

@@ -1,4 +1,4 @@
-"""`Target` and `Device`: names and aliases, discovery, what fits on one SM, the table of named devices."""
+"""`Target`: names and aliases, discovery, what fits on one SM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from flashgen.codegen.device import device_of_target, find_device, named_devices
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.target import Target, find_target, target_for_capability, targets
 
@@ -81,22 +80,3 @@ def test_a_target_refuses_a_name_that_the_compiler_would(name: str) -> None:
 )
 def test_blocks_that_fit_on_one_sm(threads: int, registers: int, shared: int, blocks: int, limit: str) -> None:
     assert made_up().blocks_resident(threads, registers, shared) == blocks, limit
-
-
-def test_named_devices() -> None:
-    assert find_device("H200").name == "NVIDIA H200"
-    assert find_device("h200").target.name == "sm_90a"
-    for name, device in named_devices().items():
-        assert name == name.lower(), "found without regard to case"
-        # Between an entry card and twice the fastest of today: catches a figure given in the wrong unit.
-        assert 1e9 < device.clock_hz < 4e9
-        assert 2e11 < device.memory_bandwidth < 2e13
-        assert 2**22 <= device.l2_bytes < 2**29
-        assert 0 < device.mma_rate <= 1
-    with pytest.raises(ArgumentError, match=r"^device must be one of a100, .*h200.*; got 'h300'$"):
-        find_device("h300")
-
-
-def test_every_target_has_a_device() -> None:
-    for target in targets().values():
-        assert device_of_target(target).target is target
