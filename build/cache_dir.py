@@ -20,14 +20,19 @@ def cache_dir() -> Path:
 
     A relative XDG_CACHE_HOME is ignored, as the XDG base directory specification asks.
     """
-    if chosen := os.environ.get("FLASHGEN_CACHE_DIR"):
-        return Path(os.path.expanduser(chosen)).absolute()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):
-        base = os.path.expanduser("~/.cache")
+    if chosen_by() == "FLASHGEN_CACHE_DIR":
+        return Path(os.path.expanduser(os.environ["FLASHGEN_CACHE_DIR"])).absolute()
+    base = os.environ["XDG_CACHE_HOME"] if chosen_by() == "XDG_CACHE_HOME" else os.path.expanduser("~/.cache")
     if not os.path.isabs(base):  # a user without a home: a path that can hold nothing, so that all is kept in memory
         base = os.devnull
     return Path(base) / "flashgen"
+
+
+def chosen_by() -> str:
+    """The environment variable that decides where the cache folder is: FLASHGEN_CACHE_DIR, XDG_CACHE_HOME or HOME."""
+    if os.environ.get("FLASHGEN_CACHE_DIR"):
+        return "FLASHGEN_CACHE_DIR"
+    return "XDG_CACHE_HOME" if os.path.isabs(os.environ.get("XDG_CACHE_HOME", "")) else "HOME"
 
 
 def require_safe(path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashgen.codegen.errors import FlashgenError
@@ -40,6 +41,22 @@ def nvrtc_version() -> str:
     """'13.0', as NVRTC reports it. Raises CompilerMissingError."""
     _, major, minor = _nvrtc().nvrtcVersion()
     return f"{major}.{minor}"
+
+
+def nvrtc_architectures() -> tuple[int, ...]:
+    """The compute capabilities that NVRTC compiles for, 90 for 9.0, in rising order. Raises CompilerMissingError."""
+    nvrtc = _nvrtc()
+    status, archs = nvrtc.nvrtcGetSupportedArchs()
+    _require(nvrtc, status, "list its architectures")
+    return tuple(sorted(archs))
+
+
+def nvrtc_path() -> Path:
+    """The library that NVRTC was loaded from. Raises CompilerMissingError."""
+    _nvrtc()
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    return Path(load_nvidia_dynamic_lib("nvrtc").abs_path)  # it is loaded: this finds it again
 
 
 def compile_source(source: Source, arch: str) -> Artifact:

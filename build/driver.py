@@ -30,31 +30,67 @@ class Gpu:
     driver_version: str
 
 
+@dataclass(frozen=True)
+class DriverState:
+    """What there is of a driver, usable or not.
+
+    kernel_module: version of the loaded kernel module ('580.159.04'), None if there is none or it does not tell;
+    cuda: what the user-space library supports (13000 for CUDA 13.0), None if it cannot be loaded;
+    error: what kept it from being loaded or initialised: a message, or the name of the driver's status; None if nothing did.
+    """
+
+    kernel_module: str | None
+    cuda: int | None
+    error: str | None
+
+
+def driver_state() -> DriverState:
+    """Looks for a driver and initialises it. Raises nothing that a driver's state could explain."""
+    try:
+        binding = _binding()
+        (status,) = binding.cuInit(0)
+        _, version = binding.cuDriverGetVersion()  # works without cuInit
+    except Exception as error:  # no libcuda: the binding raises RuntimeError or its own types, by version
+        return DriverState(_kernel_module(), None, (str(error) or type(error).__name__).splitlines()[0])
+    return DriverState(_kernel_module(), int(version), None if status == binding.CUresult.CUDA_SUCCESS else status.name)
+
+
+def _binding() -> Any:
+    from cuda.bindings import driver as binding
+
+    return binding
+
+
+def _kernel_module() -> str | None:
+    try:
+        return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
 @cache
 def driver() -> Any:
     """The binding of the initialised driver. Raises DriverError if there is none, no GPU, or one too old for our machine code."""
-    try:
-        from cuda.bindings import driver as binding
-
-        (status,) = binding.cuInit(0)
-    except Exception as error:  # no libcuda: the binding raises RuntimeError or its own types, by version
-        raise DriverError(
-            f"driver must be {MINIMUM_DRIVER} or newer, with an NVIDIA GPU, to launch kernels; got none: {str(error).splitlines()[0]}"
-        ) from error
-    if status != binding.CUresult.CUDA_SUCCESS:
-        raise DriverError(f"driver finds no usable GPU: {status.name}")
-    status, version = binding.cuDriverGetVersion()
-    require_supported(version)
-    return binding
+    state = driver_state()
+    if state.cuda is None:
+        raise DriverError(f"driver must be {MINIMUM_DRIVER} or newer, with an NVIDIA GPU, to launch kernels; got none: {state.error}")
+    if state.error is not None:
+        raise DriverError(f"driver finds no usable GPU: {state.error}")
+    require_supported(state.cuda)
+    return _binding()
 
 
 def require_supported(version: int) -> None:
     """Raises DriverError if a driver that reports `version` (13000 for CUDA 13.0) cannot load our machine code."""
     if version < CUDA_MAJOR * 1000:
         raise DriverError(
-            f"driver must be {MINIMUM_DRIVER} or newer (CUDA {CUDA_MAJOR}); got one for CUDA {version // 1000}.{version % 1000 // 10}: "
-            "update the NVIDIA driver"
+            f"driver must be {MINIMUM_DRIVER} or newer (CUDA {CUDA_MAJOR}); got one for CUDA {cuda_name(version)}: update the NVIDIA driver"
         )
+
+
+def cuda_name(version: int) -> str:
+    """'13.0' for 13000."""
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def check(result: Any, what: str) -> Any:
@@ -68,11 +104,8 @@ def check(result: Any, what: str) -> Any:
 @cache
 def driver_version() -> str:
     """'580.159.04' where the kernel module tells, else the CUDA version that the driver supports ('CUDA 13.0')."""
-    try:
-        return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
-    except OSError:
-        version = int(check(driver().cuDriverGetVersion(), "reading the driver's version"))
-        return f"CUDA {version // 1000}.{version % 1000 // 10}"
+    version = _kernel_module()
+    return version or f"CUDA {cuda_name(check(driver().cuDriverGetVersion(), 'reading the version of the driver'))}"
 
 
 def gpu_count() -> int:
@@ -123,6 +156,12 @@ def read_device(name: str, target: Target, attribute: Callable[[str], int]) -> D
         memory_bandwidth=bandwidth or device_of_target(target).memory_bandwidth,  # 0 where the memory is the host's
         mma_rate=known.mma_rate if known else mma_rate_by_name(name),
     )
+
+
+def memory_bytes(ordinal: int) -> int:
+    """All memory of the GPU with that ordinal, in bytes. Raises as `gpu`."""
+    handle = check(driver().cuDeviceGet(gpu(ordinal).ordinal), "finding the GPU")
+    return int(check(driver().cuDeviceTotalMem(handle), "reading the size of the memory"))
 
 
 def _generic_target(capability: tuple[int, int], attribute: Any) -> Target:

@@ -89,6 +89,17 @@ class ArtifactStore:
         sizes = [size for _, size in self._entries()]
         return StoreUsage(self.root, len(sizes), sum(sizes))
 
+    def faults(self) -> dict[Path, str]:
+        """The entries on disk that are not whole and unchanged, each with the reason. Reads all of them; raises as `usage`."""
+        found = {}
+        for entry, _ in self._entries():
+            try:
+                _read(entry)
+            except _TornError as error:
+                if entry.exists():  # else another process has just removed it
+                    found[entry] = str(error)
+        return found
+
     def clear(self) -> int:
         """Removes all entries, and nothing that is not one; says how many. Raises UnsafeCacheError, or OSError if it cannot."""
         count = len(self._memory)
@@ -127,9 +138,9 @@ class ArtifactStore:
             return None
         try:
             try:
-                return _read(entry, source.entry, source.text, arch)
+                return _read_asked(entry, source.entry, source.text, arch)
             except _TornError:  # another process may have replaced the entry between two reads: it is whole now
-                return _read(entry, source.entry, source.text, arch)
+                return _read_asked(entry, source.entry, source.text, arch)
         except _TornError as error:
             if os.path.lexists(entry) and key not in self._warned:
                 self._warned.add(key)
@@ -184,7 +195,7 @@ class ArtifactStore:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
             try:
-                return _read(entry, artifact.entry, artifact.source, artifact.arch)
+                return _read_asked(entry, artifact.entry, artifact.source, artifact.arch)
             except _TornError:
                 self._discard(entry)
         raise OSError(errno.EBUSY, "other processes keep replacing the entry", str(entry))
@@ -222,8 +233,16 @@ def _write_files(folder: Path, artifact: Artifact) -> None:
     _sync_folder(folder)
 
 
-def _read(entry: Path, name: str, text: str, arch: str) -> Artifact:
-    """Reads an entry and checks that it is whole and what was asked for. Raises _TornError with the reason.
+def _read_asked(entry: Path, name: str, text: str, arch: str) -> Artifact:
+    """Reads an entry and checks that it is whole and what was asked for. Raises _TornError with the reason."""
+    artifact = _read(entry)
+    if (artifact.entry, artifact.source, artifact.arch, artifact.nvrtc_version) != (name, text, arch, nvrtc_version()):
+        raise _TornError("it holds another kernel")
+    return artifact
+
+
+def _read(entry: Path) -> Artifact:
+    """Reads an entry and checks that it is whole. Raises _TornError with the reason.
 
     The checksums in meta.json also catch a mix of two entries, read while one replaced the other.
     """
@@ -237,12 +256,9 @@ def _read(entry: Path, name: str, text: str, arch: str) -> Artifact:
         for part, data in ((SOURCE_FILE, source), (CUBIN_FILE, cubin), ("artifact", _canonical(values["artifact"]))):
             if values["sha256"][part] != _sha256(data):
                 raise _TornError(f"{part} does not match its checksum")
-        artifact = Artifact.from_parts(values["artifact"], source.decode(), cubin)
+        return Artifact.from_parts(values["artifact"], source.decode(), cubin)
     except (OSError, UnsafeCacheError, KeyError, TypeError, ValueError) as error:
         raise _TornError(f"{type(error).__name__}: {error}") from error
-    if (artifact.entry, artifact.source, artifact.arch, artifact.nvrtc_version) != (name, text, arch, nvrtc_version()):
-        raise _TornError("it holds another kernel")
-    return artifact
 
 
 def _canonical(value: object) -> bytes:

@@ -8,16 +8,18 @@ import sqlite3
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from flashgen.build.cache_dir import UnsafeCacheError, make_safe_dir, require_safe
 
 SCHEMA = 1  # raise when the table, or what it means, changes
 BUSY_SECONDS = 10.0  # how long to wait for another process that writes
+
+T = TypeVar("T")
 
 
 class Row(NamedTuple):
@@ -55,7 +57,7 @@ _KEY_LENGTH = Row._fields.index("benchmark_version") + 1
 _COLUMNS = ", ".join(Row._fields)
 _KEY = ", ".join(Row._fields[:_KEY_LENGTH])
 _TABLE = f"CREATE TABLE candidates ({_COLUMNS}, PRIMARY KEY ({_KEY}))"
-_INSERT = f"INSERT OR REPLACE INTO candidates VALUES ({', '.join('?' * len(Row._fields))})"
+_INTO = f"INTO candidates VALUES ({', '.join('?' * len(Row._fields))})"
 _SELECT = f"SELECT {_COLUMNS} FROM candidates"
 
 # What a file holds: its version and the SQL of its tables.
@@ -82,25 +84,34 @@ class RecordFile:
 
     def find(self, key: tuple[Any, ...]) -> Row | None:
         """The row with that key."""
-        found = self._run(f"{_SELECT} WHERE ({_KEY}) = ({', '.join('?' * _KEY_LENGTH)})", key)
+        found = self._run(_statement(f"{_SELECT} WHERE ({_KEY}) = ({', '.join('?' * _KEY_LENGTH)})", key))
         return Row(*found[0]) if found else None
 
     def of_device(self, device_name: str, sm_count: int) -> list[Row]:
         """All rows of a device."""
-        return [Row(*values) for values in self._run(f"{_SELECT} WHERE device_name = ? AND sm_count = ?", (device_name, sm_count))]
+        statement = _statement(f"{_SELECT} WHERE device_name = ? AND sm_count = ?", (device_name, sm_count))
+        return [Row(*values) for values in self._run(statement)]
+
+    def all(self) -> list[Row]:
+        """All rows."""
+        return [Row(*values) for values in self._run(_statement(_SELECT))]
 
     def put(self, row: Row) -> None:
         """Adds a row, or replaces the one with its key. Once this returns, a killed process does not lose it."""
-        self._run(_INSERT, row)
+        self._run(_statement(f"INSERT OR REPLACE {_INTO}", row))
+
+    def add(self, rows: Sequence[Row]) -> int:
+        """Adds the rows whose keys are not here yet, in one transaction; says how many. Those that are here stay as they are."""
+        return self._run(partial(_add, rows))
 
     def __len__(self) -> int:
-        return int(self._run("SELECT count(*) FROM candidates")[0][0])
+        return int(self._run(_statement("SELECT count(*) FROM candidates"))[0][0])
 
     def clear(self) -> int:
         """Removes all rows; says how many."""
         with self.lock:
             count = len(self)
-            self._run("DELETE FROM candidates")
+            self._run(_statement("DELETE FROM candidates"))
             return count
 
     def close(self) -> None:
@@ -110,27 +121,32 @@ class RecordFile:
                 self._connection.close()
                 self._connection = None
 
-    def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Runs one statement as a transaction of its own: on the file, on a new one if it is damaged, in memory if there can be none."""
+    @property
+    def in_memory(self) -> bool:
+        """Whether rows are lost with this process, because the file cannot be used: known once it was tried."""
+        return self._in_memory
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Does one piece of work: on the file, on a new one if it is damaged, in memory if there can be none."""
         with self.lock:
             if not self._in_memory:
                 try:
-                    return self._run_on_file(statement, values)
+                    return self._run_on_file(work)
                 except (OSError, UnsafeCacheError, sqlite3.DatabaseError) as error:
                     self._fall_back(error)
             assert self._connection is not None
-            return self._connection.execute(statement, values).fetchall()
+            return work(self._connection)
 
-    def _run_on_file(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    def _run_on_file(self, work: Callable[[sqlite3.Connection], T]) -> T:
         self._connection = self._connection or self._open(thorough=False)
         try:
-            return self._connection.execute(statement, values).fetchall()
+            return work(self._connection)
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise
         self.close()
         self._connection = self._open(thorough=True)
-        return self._connection.execute(statement, values).fetchall()
+        return work(self._connection)
 
     def _open(self, thorough: bool) -> sqlite3.Connection:
         """Opens the file, made new if there is none or it is not sound. `thorough`: reads all of it to find damage."""
@@ -157,7 +173,34 @@ class RecordFile:
         warnings.warn(f"{reason}. Set FLASHGEN_CACHE_DIR to a folder that you own and can write to", RuntimeWarning, stacklevel=5)
         self._connection = _connect(":memory:")
         _prepare(self._connection, "MEMORY")
-        self._connection.executemany(_INSERT, _read_only_rows(self.path))
+        self._connection.executemany(f"INSERT {_INTO}", _read_only_rows(self.path))
+
+
+def _statement(text: str, values: tuple[Any, ...] = ()) -> Callable[[sqlite3.Connection], list[tuple[Any, ...]]]:
+    """One statement, a transaction of its own, as work for a file."""
+    return lambda connection: connection.execute(text, values).fetchall()
+
+
+def _add(rows: Sequence[Row], connection: sqlite3.Connection) -> int:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        added = connection.executemany(f"INSERT OR IGNORE {_INTO}", rows).rowcount
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # after a full disk SQLite has rolled back by itself
+            connection.execute("ROLLBACK")
+        raise
+    return max(0, added)  # -1 if there are no rows
+
+
+def fault_of(path: Path) -> str | None:
+    """Why a file that is there cannot be used: 'corrupt', or 'schema' and its number; None if it is sound. Reads all, changes nothing.
+
+    Raises OSError, UnsafeCacheError or sqlite3.DatabaseError if it cannot be read.
+    """
+    require_safe(path)
+    with closing(_connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        return _fault(connection, thorough=True)
 
 
 def _connect(database: str, uri: bool = False) -> sqlite3.Connection:

@@ -1,9 +1,10 @@
-"""From (problem, workload, GPU) to a loaded kernel: imported kernels, else tuning records, else the model's pick. No torch."""
+"""From (problem, workload, GPU) to a loaded kernel: imported ones, own records, shipped records, else the model's pick. No torch."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -21,7 +22,8 @@ from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 
-from .records import Records
+from .records import Choice, Records
+from .shipped_records import ShippedRecords
 
 logger = logging.getLogger("flashgen")
 
@@ -39,6 +41,12 @@ def store() -> ArtifactStore:
 def records() -> Records:
     """The process's tuning records."""
     return Records()
+
+
+@cache
+def shipped_records() -> ShippedRecords:
+    """The tuning records that come with the package."""
+    return ShippedRecords()
 
 
 def families_for(problem: Problem, target: Target) -> list[Family]:
@@ -111,6 +119,14 @@ def _power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
+def _recorded(problem: Problem, workload: Workload, gpu: Gpu) -> Iterator[tuple[str, Choice]]:
+    """The best of the user's own records, then the best of those that come with the package; says whose each is."""
+    for whose, known in (("own", records()), ("shipped", shipped_records())):
+        choice = known.best(problem, workload, gpu.device, gpu.driver_version, nvrtc_version(), BENCHMARK_VERSION)
+        if choice is not None:
+            yield whose, choice
+
+
 class Kernels:
     """The kernels that this process has loaded, and the choice among them. Safe to use from several threads."""
 
@@ -154,12 +170,16 @@ class Kernels:
         if imported is not None:
             return imported
         families_for(problem, gpu.device.target)
-        choice = records().best(problem, workload, gpu.device, gpu.driver_version, nvrtc_version(), BENCHMARK_VERSION)
-        if choice is not None:
-            if not choice.exact_workload or not choice.same_toolchain:
-                toolchain = "" if choice.same_toolchain else " of another driver or compiler"
-                self._say(f"{problem.name} {workload.name}: using the record{toolchain} for {choice.record.key.workload.name}")
-            return self.load(KernelSpec.from_json(choice.record.spec, gpu.device.target), gpu)
+        for whose, choice in _recorded(problem, workload, gpu):
+            kernel = self.load(KernelSpec.from_json(choice.record.spec, gpu.device.target), gpu)
+            toolchain = "" if choice.same_toolchain else " of another driver or compiler"
+            record = f"{whose} record{toolchain} for {choice.record.key.workload.name}"
+            if not choice.same_toolchain and kernel.artifact.report.defects:
+                self._say(f"{problem.name} {workload.name}: not using the {record}, whose kernel this compiler breaks")
+                continue
+            if whose != "own" or not choice.exact_workload or not choice.same_toolchain:
+                self._say(f"{problem.name} {workload.name}: using the {record}")
+            return kernel
         self._say(f"{problem.name} {workload.name}: no tuning record for {gpu.device.name}, using the model's pick; try `flashgen tune`")
         return self._model_pick(problem, workload, gpu)
 

@@ -1,10 +1,15 @@
-"""`flashgen cache`: where artifacts and records are, how much they take, and clearing them."""
+"""`flashgen cache`: where artifacts and records are, how much they take, clearing them, and moving records between machines."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from flashgen.codegen.errors import ArgumentError
 
 from .options import Json, print_json, print_table
 
@@ -34,3 +39,61 @@ def clear(records: Annotated[bool, typer.Option("--records", help="Also forget a
     print(f"{selection.store().clear()} kernels removed")
     if records:
         print(f"{selection.records().clear()} records removed")
+
+
+@app.command("export")
+def export(
+    file: Annotated[Path, typer.Argument(help="JSON file to write or replace; - for stdout.")],
+    device_name: Annotated[str | None, typer.Option("--device-name", help="Only records of this GPU, for example 'NVIDIA H200'.")] = None,
+    head_dim: Annotated[int | None, typer.Option("--head-dim", help="Only records of this width of q and k, in elements.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Only the fastest of each problem and workload.")] = False,
+    json: Json = False,
+) -> None:
+    """Write tuning records to a JSON file, for `flashgen cache import` on another machine."""
+    from flashgen import record_exchange, selection
+    from flashgen.atomic_file import write_text
+
+    records = selection.records().all()
+    if device_name is not None:
+        records = record_exchange.of_device(records, device_name)
+    if head_dim is not None:
+        records = record_exchange.of_head_dim(records, head_dim)
+    if best:
+        records = record_exchange.winners(records, selection.BENCHMARK_VERSION)
+    text = record_exchange.to_text(records)
+    if str(file) == "-":
+        print(text, end="")
+        print(f"{len(records)} records exported", file=sys.stderr)
+        return
+    write_text(file, text)
+    if json:
+        print_json({"file": str(file), "records": len(records)})
+    else:
+        print(f"{len(records)} records exported to {file}")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="JSON file that `flashgen cache export` wrote; - for stdin.")],
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Import the sound records of a file that holds bad ones, too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be imported; write nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Add another machine's tuning records to those here. What was measured here stays; doing it twice changes nothing."""
+    from flashgen import record_exchange, selection
+
+    try:
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise ArgumentError(f"file must be one that can be read; got {file}: {error.strerror}") from error
+    done = record_exchange.import_into(
+        selection.records(), record_exchange.parse(data), selection.BENCHMARK_VERSION, skip_bad=skip_bad, dry_run=dry_run
+    )
+    if json:
+        print_json(asdict(done))
+        return
+    print(f"{done.added} records {'would be ' if dry_run else ''}imported, {done.here_already} here already, which stay as they are")
+    for reason, count in done.useless.items():
+        print(f"{count} left out, which nothing here could use: {reason}")
+    for reason in done.bad:
+        print(f"left out as bad: {reason}")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Dtype, Mask, Problem
@@ -76,8 +77,11 @@ def print_table(columns: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str
     for heading, numeric in columns:
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=True, overflow="ignore")
     for row in rows:
-        table.add_row(*row)
-    Console(width=400).print(table)  # as wide as it needs to be: a value cut short would be worse than a line that wraps
+        table.add_row(*map(Text, row))  # as it is: brackets are no markup
+    console = Console(width=10_000)  # as wide as it needs to be: a value cut short would be worse than a line that wraps
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def microseconds(seconds: float | None) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashgen.build.cache_dir import UnsafeCacheError, cache_dir, make_safe_dir, require_safe
+from flashgen.build.cache_dir import UnsafeCacheError, cache_dir, chosen_by, make_safe_dir, require_safe
 from flashgen.codegen.errors import FlashgenError
 
 
@@ -19,20 +19,20 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_order_of_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cache_dir() == tmp_path / "home/.cache/flashgen"
+    assert (cache_dir(), chosen_by()) == (tmp_path / "home/.cache/flashgen", "HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_dir() == tmp_path / "xdg/flashgen"
+    assert (cache_dir(), chosen_by()) == (tmp_path / "xdg/flashgen", "XDG_CACHE_HOME")
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "own"))
-    assert cache_dir() == tmp_path / "own"
+    assert (cache_dir(), chosen_by()) == (tmp_path / "own", "FLASHGEN_CACHE_DIR")
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", "")
-    assert cache_dir() == tmp_path / "xdg/flashgen"
+    assert (cache_dir(), chosen_by()) == (tmp_path / "xdg/flashgen", "XDG_CACHE_HOME")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_relative_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache_dir() == tmp_path / "home/.cache/flashgen"
+    assert (cache_dir(), chosen_by()) == (tmp_path / "home/.cache/flashgen", "HOME")
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", "relative")
     assert cache_dir() == tmp_path / "relative"
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", "~/mine")

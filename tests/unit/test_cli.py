@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 from flashgen.cli.tune import UNMEASURED
+from flashgen.codegen.device import find_device
+from flashgen.record_exchange import parse, to_text
+from flashgen.records import Records
+from tests.unit.made_records import CONFIGS, make
 
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
 
@@ -114,9 +118,75 @@ def test_cache(tmp_path: Path) -> None:
     assert facts["kernel_bytes"] > 1000
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of this test's own."""
+    path = tmp_path / "cache"
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(path))
+    return path
+
+
+def test_records_move_from_one_cache_to_another(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Records(cache / "records.sqlite3").add([make(), make(2e-3, config=CONFIGS[1]), make(device=find_device("h100"))])
+    file = tmp_path / "records.json"
+    assert flashgen("cache", "export", str(file))[0] == f"3 records exported to {file}\n"
+    assert as_json("cache", "export", str(file), "--best", "--device-name", "NVIDIA H200") == {"file": str(file), "records": 1}
+    text, err = flashgen("cache", "export", "-", "--head-dim", "64")
+    assert (len(parse(text.encode()).records), err) == (3, "3 records exported\n")
+    file.write_text(text)
+
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "other"))
+    expected = {"added": 3, "here_already": 0, "useless": {}, "bad": [], "dry_run": True}
+    assert as_json("cache", "import", str(file), "--dry-run") == expected
+    assert as_json("cache")["records"] == 0
+    assert "3 records imported, 0 here already" in flashgen("cache", "import", str(file))[0]
+    assert "0 records imported, 3 here already" in flashgen("cache", "import", str(file))[0]
+    assert Records(tmp_path / "other/records.sqlite3").all() == Records(cache / "records.sqlite3").all()
+    assert flashgen("cache", "export", "-")[0] == text
+
+
+def test_bad_and_useless_records_are_told(cache: Path, tmp_path: Path) -> None:
+    useless = make(benchmark_version=99)
+    file = tmp_path / "records.json"
+    file.write_text(to_text([make(), useless]).replace('"sm_count": 132', '"sm_count": "many"', 1))
+    out, err = flashgen("cache", "import", str(file), code=2)
+    assert not out
+    assert err.startswith("flashgen: file must hold sound records only; got 1 bad of 2, and none were imported")
+    assert "record 1: sm_count must be an integer" in err
+    out, _ = flashgen("cache", "import", str(file), "--skip-bad")
+    assert "0 records imported" in out
+    assert "1 left out, which nothing here could use: measured by benchmark version 99" in out
+    assert "left out as bad: record 1: sm_count" in out
+
+
+def test_doctor(cache: Path) -> None:
+    hidden = Path("/dev/nvidia0").exists()  # a driver whose GPUs are hidden from it: something is wrong
+    report = json.loads(flashgen("doctor", "--json", code=int(hidden))[0])
+    assert report["ok"] is not hidden
+    findings = {finding["name"]: finding for finding in report["findings"]}
+    assert list(findings)[:2] == ["flashgen", "driver"]
+    assert findings["driver"]["status"] == ("wrong" if hidden else "note")
+    assert {finding["status"] for name, finding in findings.items() if name != "driver"} <= {"ok", "note"}
+    assert findings["compile"]["status"] == "ok"
+    assert not cache.exists(), "looking makes nothing"
+
+    cache.mkdir(mode=0o777)
+    cache.chmod(0o777)
+    out, err = flashgen("doctor", code=1)
+    assert not err
+    assert f"run chmod go-w {cache}" in out
+    assert out.splitlines()[-1].startswith("3 wrong, " if hidden else "2 wrong, "), out  # the folder, and the kernels in it
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["cache", "import", "/nowhere/records.json"], "file must be one that can be read; got /nowhere/records.json: No such file"),
+        (["cache", "import", "/dev/null"], "file must be whole JSON"),
+        (["cache", "export", "/nowhere/records.json"], "file must be in a folder that is there; got /nowhere/records.json"),
+        (["cache", "export", "/dev/null"], "file must be a new or an ordinary one; got /dev/null"),
+        (["cache", "export", "/tmp"], "file must be a new or an ordinary one; got /tmp"),
+        (["cache", "export", "x.json", "--device-name", "h300"], "device_name must be one of "),
         (["compile", "--head-dim", "60"], "head_dim must be a multiple of 8 from 8 to 256; got 60"),
         (["compile", "--head-dim", "0"], "head_dim must be an integer >= 1; got 0"),
         (["compile", "--head-dim", "64", "--dtype", "fp8"], "dtype must be one of bf16, fp16; got 'fp8'"),

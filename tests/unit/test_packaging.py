@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,11 +19,14 @@ from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
+from flashgen.record_exchange import to_text
 
 PACKAGE = Path(flashgen.__file__).parent
 CHECKOUT = PACKAGE.parent
 if not (CHECKOUT / "pyproject.toml").is_file():
     pytest.skip("needs a checkout: flashgen comes from an installed package", allow_module_level=True)
+
+SHIPPED = "flashgen/shipped_records/made_up_gpu.json"
 
 # Run by a Python that ignores PYTHONPATH and its working folder, with the installed package ahead of everything else.
 PROBE = """
@@ -64,9 +68,11 @@ def run(*arguments: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel and the sdist, by kind."""
-    out = tmp_path_factory.mktemp("archives")
-    run("-m", "hatchling", "build", "-d", out, cwd=CHECKOUT)
+    """The wheel and the sdist, by kind, built from a copy of the checkout to which a file of records to ship was added."""
+    out, copy = tmp_path_factory.mktemp("archives"), tmp_path_factory.mktemp("checkout") / "flashgen"
+    shutil.copytree(CHECKOUT, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "dist"))
+    (copy / SHIPPED).write_text(to_text([]))
+    run("-m", "hatchling", "build", "-d", out, cwd=copy)
     found = sorted(p.name for p in out.iterdir())
     assert found == [f"flashgen-{flashgen.__version__}-py3-none-any.whl", f"flashgen-{flashgen.__version__}.tar.gz"]
     return {"wheel": out / found[0], "sdist": out / found[1]}
@@ -92,7 +98,7 @@ def checkout_files() -> set[str]:
 def test_all_files_are_installed_and_no_others(installed: Path) -> None:
     files = {p.relative_to(installed).as_posix() for p in installed.rglob("*") if p.is_file()}
     package = {f for f in files if f.startswith("flashgen/")}
-    assert package == checkout_files()
+    assert package == checkout_files() | {SHIPPED}
     assert "flashgen/py.typed" in package
     assert {f"flashgen/templates/{p}" for p in templates.paths()} <= package
     assert not [p for p in installed.rglob("*") if p.is_symlink()]

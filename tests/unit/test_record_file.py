@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from flashgen import record_file
-from flashgen.record_file import SCHEMA, RecordFile, Row
+from flashgen.record_file import SCHEMA, RecordFile, Row, fault_of
 
 FORK = multiprocessing.get_context("fork")
 
@@ -65,6 +65,25 @@ def test_rows_come_back(path: Path) -> None:
             assert reader.find(row(5).key) is None
         assert file.clear() == 4
         assert len(RecordFile(path)) == 0
+
+
+def test_rows_added_at_once(path: Path) -> None:
+    file = RecordFile(path)
+    file.put(row(2))
+    assert file.add([row(1), row(2, registers=64), row(3)]) == 2
+    assert file.add([row(1), row(3)]) == 0
+    assert rows_of(RecordFile(path)) == [row(1), row(2), row(3)]
+    assert len(file.all()) == 3
+    assert not file.in_memory
+
+
+def test_rows_added_by_many_processes_at_once(path: Path) -> None:
+    def child(number: int) -> None:
+        with no_warning():
+            RecordFile(path).add([row(n) for n in range(100)] + [row(1000 + number)])
+
+    run_children(child, 6)
+    assert numbers(RecordFile(path)) == [*range(100), *range(1000, 1006)]
 
 
 def test_file_is_lazy_and_private(path: Path) -> None:
@@ -159,6 +178,20 @@ def test_file_spoiled_while_it_is_open(path: Path) -> None:
     assert numbers(RecordFile(path)) == list(range(200))
 
 
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_fault_is_told_and_nothing_changed(path: Path, damage: str) -> None:
+    reason, spoil = DAMAGE[damage]
+    file = RecordFile(path)
+    file.put(row(1))
+    assert fault_of(path) is None
+    file.close()
+    spoil(path)
+    before = path.read_bytes()
+    assert fault_of(path) == reason
+    assert path.read_bytes() == before
+    assert not list(path.parent.glob(f"{path.name}.*-1"))
+
+
 def test_empty_file_is_a_new_one(path: Path) -> None:
     path.parent.mkdir(mode=0o700)
     path.touch(mode=0o600)
@@ -243,6 +276,17 @@ def test_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file.put(row(1))
     assert len(caught) == 1
     assert rows_of(file) == [EARLIER, row(1), big]
+    monkeypatch.undo()
+    assert rows_of(RecordFile(path)) == [EARLIER]
+
+
+def test_rows_are_added_all_or_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RecordFile(path).put(EARLIER)
+    file, rows = RecordFile(path), [row(n)._replace(message="x" * 1000) for n in range(1, 1000)]
+    connect_with(monkeypatch, lambda c: c.execute("PRAGMA max_page_count = 100"))  # room for some of them
+    with pytest.warns(RuntimeWarning, match="full"):
+        file.add(rows)
+    assert file.in_memory
     monkeypatch.undo()
     assert rows_of(RecordFile(path)) == [EARLIER]
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import multiprocessing
 import os
 import sqlite3
@@ -17,45 +15,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from flashgen.codegen.config import Config
 from flashgen.codegen.device import Device, find_device
-from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.family import find_family
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
-from flashgen.codegen.spec import KernelSpec
 from flashgen.record_file import Row
-from flashgen.records import Choice, Failure, FailureKind, Record, RecordKey, Records, Timing, distance
-
-DEVICE = find_device("h200")
-FAMILY = find_family("attention_forward")
-PROBLEM = Problem(Dtype.BF16, 64)
-WORKLOAD = Workload(2, 16, 16, 1024, 1024)
-CONFIGS = FAMILY.legal_configs(PROBLEM, DEVICE.target)
-
-
-def timing(seconds: float) -> Timing:
-    return Timing(seconds, 0.9 * seconds, 1.1 * seconds, 7)
-
-
-def make(
-    seconds: float | Failure = 1e-3,
-    workload: Workload = WORKLOAD,
-    config: Config = CONFIGS[0],
-    problem: Problem = PROBLEM,
-    device: Device = DEVICE,
-    spec: dict[str, Any] | None = None,
-    **key: Any,
-) -> Record:
-    """A record; `seconds` may be a failure, `spec` may be the JSON of a spec that cannot be built today."""
-    spec = spec or KernelSpec(FAMILY, problem, config, device.target).to_json()
-    digest = hashlib.sha256(json.dumps(spec, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    fixed = {"driver_version": "13.0", "nvrtc_version": "13.0", "benchmark_version": 1, **key}
-    full = RecordKey(device_name=device.name, sm_count=device.sm_count, spec_digest=digest, workload=workload, **fixed)
-    return Record(full, spec, timing(seconds) if isinstance(seconds, float) else seconds, 128, 0, 65536)
+from flashgen.records import Choice, Failure, FailureKind, Records, Timing, distance
+from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, in_order, make, timing
 
 
 def best(
@@ -174,6 +142,31 @@ BAD: dict[str, Callable[[], object]] = {
 def test_bad_values_are_refused_by_name(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{name.strip()} must "):
         BAD[name]()
+
+
+# Many added at once
+
+
+def test_added_all_at_once_and_what_is_here_stays(path: Path) -> None:
+    records = Records(path)
+    own = make(1e-3)
+    records.put(own)
+    assert best(records) == Choice(own, True, True)
+    others = [make(5e-4), make(2e-3, config=CONFIGS[1]), make(1e-4, workload=NEAR)]
+    assert records.add(others) == 2
+    assert records.add(others) == 0
+    assert records.add([]) == 0
+    for fresh in (records, Records(path)):
+        assert fresh.get(own.key) == own
+        assert fresh.all() == in_order(own, *others[1:])
+        assert best(fresh) == Choice(own, True, True)
+        assert best(fresh, NEAR) == Choice(others[2], True, True), "what was added is heard at once"
+
+
+def test_adding_where_nothing_can_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.warns(RuntimeWarning), pytest.raises(FlashgenError, match="cannot be written: the records were not kept"):
+        Records(tmp_path / "file/cache/records.sqlite3").add([make()])
 
 
 # The look-up rule

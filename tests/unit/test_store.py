@@ -225,6 +225,22 @@ def test_damaged_entry_is_one_warning_and_a_miss_and_is_replaced(root: Path, com
     assert staged(root) == []
 
 
+# What no longer looks like an entry is not counted as one: it could be anybody's.
+@pytest.mark.parametrize("damage", DAMAGE.keys() - {"cubin is a link", "entry is a link", "entry is a file"})
+def test_damaged_entries_are_told_and_stay(root: Path, compiler: Compiler, damage: str) -> None:
+    store = ArtifactStore(root)
+    assert store.faults() == {}
+    store.get_or_compile(SOURCE, ARCH)
+    store.get_or_compile(OTHER, ARCH)
+    assert store.faults() == {}
+    (spoiled,) = [entry for entry, _ in store._entries() if (entry / "kernel.cu").read_text() == SOURCE.text]
+    DAMAGE[damage](spoiled)
+    faults = store.faults()
+    assert list(faults) == [spoiled]
+    assert faults[spoiled]
+    assert os.path.lexists(spoiled)
+
+
 def test_whole_entry_of_another_kernel_is_a_miss(root: Path, compiler: Compiler) -> None:
     store = ArtifactStore(root)
     store.get_or_compile(OTHER, ARCH)

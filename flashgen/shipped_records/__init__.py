@@ -1,0 +1,62 @@
+"""Tuning records that come with the package: one JSON file for each GPU that flashgen was tuned on.
+
+    flashgen cache export --best --device-name 'NVIDIA H200' flashgen/shipped_records/nvidia_h200.json
+
+writes one. The only Python here: the look-up among them, which is asked where the user's own records know nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from functools import cached_property
+from pathlib import Path
+
+from flashgen.codegen.device import Device
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.problem import Problem, Workload
+
+from ..record import Record
+from ..record_choice import Choice, Fastest, choose, fastest_of
+from ..record_exchange import parse
+
+logger = logging.getLogger("flashgen")
+
+FOLDER = Path(__file__).resolve().parent
+
+
+class ShippedRecords:
+    """The records in the JSON files of a folder. They are read on first use, once, and never written."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self.folder = folder
+        self._fastest: dict[tuple[Problem, Device, int], Fastest] = {}
+
+    def for_device(self, device_name: str, sm_count: int) -> list[Record]:
+        """The records of a device."""
+        return self._by_device.get((device_name, sm_count), [])
+
+    def best(
+        self, problem: Problem, workload: Workload, device: Device, driver_version: str, nvrtc_version: str, benchmark_version: int
+    ) -> Choice | None:
+        """The fastest kernel known for a workload on a device, or None: as `Records.best`, by the same rule."""
+        wanted = (problem, device, benchmark_version)
+        if wanted not in self._fastest:
+            records = self.for_device(device.name, device.sm_count)
+            self._fastest[wanted] = fastest_of(records, problem, device.target, benchmark_version)
+        return choose(self._fastest[wanted], workload, (driver_version, nvrtc_version))
+
+    @cached_property
+    def _by_device(self) -> dict[tuple[str, int], list[Record]]:
+        found = defaultdict(list)
+        for file in sorted(self.folder.glob("*.json")):
+            try:
+                contents = parse(file.read_bytes())
+            except (OSError, ArgumentError) as error:  # a spoiled installation: kernels can be chosen without these
+                logger.warning("%s is left out: %s", file, error)
+                continue
+            for reason in contents.bad[:1]:
+                logger.warning("%s: %d bad records are left out; the first: %s", file, len(contents.bad), reason)
+            for record in contents.records:
+                found[record.key.device_name, record.key.sm_count].append(record)
+        return dict(found)

@@ -1,0 +1,193 @@
+"""Tuning records as JSON files: round trips, files and records that are refused, what an import keeps, adds and leaves out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashgen.codegen.device import find_device
+from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.problem import Dtype, Problem, Workload
+from flashgen.record import Failure, FailureKind, Record
+from flashgen.record_exchange import import_into, of_device, of_head_dim, parse, to_text, winners
+from flashgen.records import Records
+from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, in_order, make
+
+NEAR = Workload(2, 16, 16, 2048, 1024)
+SOUND = [make(1e-3), make(1.1e-3, config=CONFIGS[1]), make(Failure(FailureKind.WRONG, "off by one"), config=CONFIGS[2])]
+SPEC = make().spec
+
+
+def file_of(*records: Record) -> bytes:
+    return to_text(records).encode()
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    return Records(tmp_path / "cache/records.sqlite3")
+
+
+def changed(change: Callable[[dict[str, Any]], object], record: Record | None = None) -> dict[str, Any]:
+    """The JSON of a sound record after a change."""
+    values: dict[str, Any] = json.loads(json.dumps((record or make()).to_json()))
+    change(values)
+    return values
+
+
+def with_entry(entry: Any) -> bytes:
+    """A file of one sound record and this entry."""
+    whole = json.loads(file_of(make(config=CONFIGS[3])))
+    whole["records"].append(entry)
+    return json.dumps(whole).encode()
+
+
+def test_round_trip_is_exact() -> None:
+    contents = parse(file_of(*SOUND))
+    assert contents.records == SOUND
+    assert contents.bad == []
+    assert parse(file_of()).records == []
+    assert len(to_text(SOUND).splitlines()) == len(SOUND) + 2, "one record a line"
+
+
+FILES: dict[str, tuple[bytes, str]] = {
+    "cut off": (file_of(*SOUND)[:-30], "must be whole JSON"),
+    "empty": (b"", "must be whole JSON"),
+    "no JSON": (b"SQLite format 3\0", "must be whole JSON"),
+    "no UTF-8": (b'{"format": "\xff"}', "must be whole JSON"),
+    "too deep": (b"[" * 100_000, "must be whole JSON"),
+    "a list": (b"[]", "must be of the format 'flashgen tuning records'"),
+    "somebody's": (b'{"schema": 1, "kernels": []}', "must be of the format 'flashgen tuning records'"),
+    "later schema": (file_of().replace(b'"schema": 1', b'"schema": 2'), "must be of schema 1; got 2: another version"),
+    "no schema": (file_of().replace(b'"schema": 1, ', b""), "must be of schema 1; got None"),
+    "no records": (file_of().replace(b'"records"', b'"rows"'), "must have a list of records"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_none_of_ours_is_refused(name: str) -> None:
+    data, message = FILES[name]
+    with pytest.raises(ArgumentError, match=f"^file {message}"):
+        parse(data)
+
+
+def forged_family(values: dict[str, Any]) -> None:
+    values.update(make(spec={**SPEC, "family": "no_such_family"}).to_json())
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "no object": ([1, 2], "record must have the fields device_name, .*; got list"),
+    "field missing": (changed(lambda v: v.pop("sm_count")), "record must have the fields"),
+    "field unknown": (changed(lambda v: v.update(speed=1)), "record must have the fields"),
+    "name is no text": (changed(lambda v: v.update(device_name=7)), "device_name must be non-empty text; got 7"),
+    "size is text": (changed(lambda v: v["workload"].update(batch="2")), "batch must be an integer"),
+    "workload is a list": (changed(lambda v: v.update(workload=[1, 1, 1, 1, 1])), "workload must have the fields"),
+    "time is negative": (changed(lambda v: v["outcome"].update(low=-1.0)), "low must be a finite number of seconds > 0"),
+    "time is infinite": (changed(lambda v: v["outcome"].update(high=float("inf"))), "high must be a finite"),
+    "time is NaN": (changed(lambda v: v["outcome"].update(seconds=float("nan"))), "seconds must be a finite"),
+    "time is zero": (changed(lambda v: v["outcome"].update(seconds=0.0)), "seconds must be a finite"),
+    "times out of order": (changed(lambda v: v["outcome"].update(low=1.0)), "seconds must be from low"),
+    "no outcome": (changed(lambda v: v.update(outcome=None)), "outcome must have the fields seconds"),
+    "two outcomes": (changed(lambda v: v["outcome"].update(failure="wrong", message="")), "outcome must have the fields failure, message"),
+    "unknown failure": (changed(lambda v: v.update(outcome={"failure": "x", "message": ""})), "failure must be one of compile, "),
+    "failure is a list": (changed(lambda v: v.update(outcome={"failure": [], "message": ""})), "failure must be one of compile, "),
+    "another spec": (changed(lambda v: v["spec"]["config"].update(warps=8)), "spec_digest must be the digest of the spec"),
+    "another digest": (changed(lambda v: v.update(spec_digest="0" * 64)), "spec_digest must be the digest of the spec"),
+    "spec is no object": (changed(lambda v: v.update(spec=[])), "spec must have family"),
+    "problem is torn": (changed(lambda v: v["spec"].update(problem={})), "problem must have pass"),
+    "unknown family": (changed(forged_family), "family must be one of attention_forward; got 'no_such_family'"),
+    "registers are text": (changed(lambda v: v.update(registers="many")), "registers must be an integer"),
+    "key twice": (make(2e-3, config=CONFIGS[3]).to_json(), "key must be of one record; got it twice"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_record_is_refused_with_the_reason_and_nothing_is_imported(records: Records, name: str) -> None:
+    entry, reason = BAD[name]
+    contents = parse(with_entry(entry))
+    with pytest.raises(
+        ArgumentError, match=rf"^file must hold sound records only; got 1 bad of 2, and none .*--skip-bad.*\n  record 2: {reason}"
+    ):
+        import_into(records, contents, 1)
+    assert records.all() == []
+    done = import_into(records, contents, 1, skip_bad=True)
+    assert (done.added, len(done.bad)) == (1, 1)
+    assert records.all() == [make(config=CONFIGS[3])]
+
+
+def test_of_many_bad_records_the_first_are_shown(records: Records) -> None:
+    contents = parse(json.dumps({"format": "flashgen tuning records", "schema": 1, "records": list(range(12))}).encode())
+    with pytest.raises(ArgumentError, match=r"(?s)12 bad of 12.*record 5: .*\n  and 7 more$"):
+        import_into(records, contents, 1)
+
+
+def test_import_adds_what_is_new_and_keeps_what_was_measured_here(records: Records) -> None:
+    own = make(9e-3)
+    records.put(own)
+    contents = parse(file_of(*SOUND))
+    dry = import_into(records, contents, 1, dry_run=True)
+    assert records.all() == [own]
+    done = import_into(records, contents, 1)
+    assert (dry.added, dry.here_already, dry.dry_run) == (done.added, done.here_already, True) == (2, 1, True)
+    assert records.get(own.key) == own, "the file's 1 ms does not replace the 9 ms measured here"
+    assert len(records) == 3
+    again = import_into(records, contents, 1)
+    assert (again.added, again.here_already) == (0, 3)
+    assert len(records) == 3
+
+
+def test_import_is_heard_at_once(records: Records) -> None:
+    problem, workload = Problem(Dtype.BF16, 64), make().key.workload
+    assert records.best(problem, workload, DEVICE, "13.0", "13.0", 1) is None
+    import_into(records, parse(file_of(*SOUND)), 1)
+    choice = records.best(problem, workload, DEVICE, "13.0", "13.0", 1)
+    assert choice is not None
+    assert choice.record == SOUND[0]
+
+
+def test_what_nothing_could_use_is_left_out_and_said(records: Records) -> None:
+    illegal = {**SPEC, "config": {**SPEC["config"], "block_kv": 17}}
+    old = [make(spec={**SPEC, "revision": FAMILY.revision + 1}, workload=w) for w in (NEAR, make().key.workload)]
+    useless = [*old, make(benchmark_version=2), make(spec=illegal)]
+    useful = [
+        make(nvrtc_version="12.9", driver_version="570.1"),  # of another compiler: may still be the next best
+        make(device=find_device("a100"), spec={**SPEC, "target": "sm_80"}),
+        make(spec={**SPEC, "target": "sm_130"}),  # of a GPU without a target file
+    ]
+    done = import_into(records, parse(file_of(*useless, *useful)), 1)
+    assert done.added == 3
+    assert sorted(done.useless.values()) == [1, 1, 2]
+    reasons = "; ".join(done.useless)
+    assert f"of revision {FAMILY.revision + 1} of attention_forward; the one here is {FAMILY.revision}" in reasons
+    assert "measured by benchmark version 2; the one here is 1" in reasons
+    assert "of a kernel that attention_forward no longer makes: config" in reasons
+    assert records.all() == in_order(*useful)
+
+
+def test_import_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.warns(RuntimeWarning), pytest.raises(FlashgenError, match="cannot be written"):
+        import_into(Records(tmp_path / "file/records.sqlite3"), parse(file_of(*SOUND)), 1)
+
+
+def test_choices_by_device_and_head_dim() -> None:
+    wide = make(problem=Problem(Dtype.BF16, 128), spec={**SPEC, "problem": {**SPEC["problem"], "head_dim": 128, "head_dim_v": 128}})
+    other = make(device=find_device("h100"))
+    every = [*SOUND, wide, other]
+    assert of_device(every, "NVIDIA H100 80GB HBM3") == [other]
+    assert of_head_dim(every, 128) == [wide]
+    with pytest.raises(ArgumentError, match=r"^device_name must be one of NVIDIA H100 80GB HBM3, NVIDIA H200; got 'h200'"):
+        of_device(every, "h200")
+    with pytest.raises(ArgumentError, match=r"^head_dim must be one of 64, 128; got 96"):
+        of_head_dim(every, 96)
+    with pytest.raises(ArgumentError, match=r"^head_dim must be one of none: there are no records; got 96"):
+        of_head_dim([], 96)
+
+
+def test_winners_are_one_of_each_cell() -> None:
+    fast, near, other = make(1e-3), make(5e-3, workload=NEAR), make(4e-3, nvrtc_version="13.1")
+    stale = make(1e-9, spec={**SPEC, "revision": FAMILY.revision + 1})
+    assert winners([make(2e-3, config=CONFIGS[1]), fast, *SOUND[1:], near, other, stale], 1) == [fast, near, other]
