@@ -110,3 +110,8 @@ class Workload:
         """Floating-point operations by the field's convention: 2 * (head_dim + head_dim_v) a pair, half of it when causal."""
         pairs = self.batch * self.heads_q * self.len_q * self.len_kv
         return 2.0 * pairs * (problem.head_dim + problem.head_dim_v) * (0.5 if problem.mask is Mask.CAUSAL else 1.0)
+
+    def io_bytes(self, problem: Problem) -> int:
+        """Bytes of q, k, v and out, each once: what the memory must move at least."""
+        rows = self.batch * (self.heads_q * self.len_q + self.heads_kv * self.len_kv)
+        return rows * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes

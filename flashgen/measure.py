@@ -1,16 +1,13 @@
-"""Running candidates on the GPU: poisoned outputs, a time limit on first launches, the numerics rule, interleaved timing.
+"""Running the tuner's candidates on the GPU: poisoned outputs, a time limit on first launches, the numerics rule, interleaved timing.
 
-The protocol of timing: inputs from N(0, 1), as many sets in rotation as exceed twice the L2; every round times every candidate
-once, in shuffled order; the median over rounds counts. Launches under `GRAPH_BELOW` seconds are timed as replays of a CUDA graph.
+The protocol of timing is that of `timing.py`.
 """
 
 from __future__ import annotations
 
 import math
-import random
-import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,11 +19,10 @@ from flashgen.codegen.problem import Mask, Problem, Workload
 from . import reference
 from .ops import TORCH_DTYPES, Plan
 from .records import Timing
+from .spread import ROUNDS, Spread
+from .timing import Timer, input_sets, interleaved
 
-ROUNDS = 7
 ROUND_SECONDS = 4e-3  # of GPU time for one candidate in one round
-GRAPH_BELOW = 200e-6
-GRAPH_LAUNCHES = 20
 FIRST_LAUNCH_LIMIT = 20.0  # seconds
 SAMPLED_ROWS = 256
 
@@ -124,9 +120,7 @@ class Bench:
         generator = torch.Generator(torch.device("cuda", device)).manual_seed(seed)
         self.problem, self.workload, self.seed = problem, workload, seed
         first = Tensors.random(problem, workload, device, generator)
-        size = sum(t.numel() * t.element_size() for t in (first.q, first.k, first.v, first.out))
-        l2 = torch.cuda.get_device_properties(device).L2_cache_size
-        count = max(1, min(8, math.ceil(2 * l2 / max(1, size))))
+        count = input_sets(workload.io_bytes(problem), torch.cuda.get_device_properties(device).L2_cache_size)
         self.sets = [first, *(Tensors.random(problem, workload, device, generator) for _ in range(count - 1))]
 
     def expected(self) -> Expected:
@@ -137,56 +131,16 @@ class Bench:
 
     def time(self, kernels: Mapping[str, Kernel], rounds: int = ROUNDS) -> Iterator[tuple[str, Timing]]:
         """Times all kernels interleaved and yields a timing for each, by its key, once the last round is done."""
-        timers = {key: _Timer(kernel, self.sets) for key, kernel in kernels.items()}
-        times: dict[str, list[float]] = {key: [] for key in timers}
-        order, shuffle = list(timers), random.Random(self.seed)
-        for _ in range(rounds):
-            shuffle.shuffle(order)
-            for key in order:
-                times[key].append(timers[key].seconds())
-        for key, seconds in times.items():
-            seconds.sort()
-            edge = len(seconds) // 10
-            yield key, Timing(statistics.median(seconds), seconds[edge], seconds[-1 - edge], len(seconds))
+        timers = {key: self._timer(kernel) for key, kernel in kernels.items()}
+        for key, seconds in interleaved(timers, rounds, self.seed).items():
+            spread = Spread.of(seconds)
+            yield key, Timing(spread.median, spread.low, spread.high, len(seconds))
 
+    def _timer(self, kernel: Kernel) -> Timer:
+        plan, sets = plan_of(kernel, self.sets[0]), self.sets
 
-class _Timer:
-    """One kernel on rotating inputs."""
+        def launch(i: int) -> None:
+            t = sets[i]
+            plan.into(t.q, t.k, t.v, t.out, t.lse)
 
-    def __init__(self, kernel: Kernel, sets: Sequence[Tensors]) -> None:
-        self.plan, self.sets, self.graph = plan_of(kernel, sets[0]), sets, None
-        self._launch(2 * len(sets))
-        estimate = self._events(4)
-        if estimate < GRAPH_BELOW:
-            self.graph = self._capture()
-            estimate = self._events(1)
-        self.repeats = max(1, math.ceil(ROUND_SECONDS / max(estimate, 1e-7) / (GRAPH_LAUNCHES if self.graph else 1)))
-
-    def seconds(self) -> float:
-        """Seconds of one launch, measured now."""
-        self._events(1)
-        return self._events(self.repeats)
-
-    def _launch(self, count: int) -> None:
-        for i in range(count):
-            t = self.sets[i % len(self.sets)]
-            self.plan.into(t.q, t.k, t.v, t.out, t.lse)
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            self._launch(GRAPH_LAUNCHES)
-        return graph
-
-    def _events(self, count: int) -> float:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        if self.graph:
-            for _ in range(count):
-                self.graph.replay()
-        else:
-            self._launch(count)
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e-3 / (count * (GRAPH_LAUNCHES if self.graph else 1))
+        return Timer(launch, len(sets), ROUND_SECONDS)

@@ -21,6 +21,14 @@ HeadDimV = Annotated[int, typer.Option("--head-dim-v", help="Width of v and out,
 DtypeName = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
 CausalOrBoth = Annotated[bool | None, typer.Option("--causal/--no-causal", help="Causal mask, or none; both if not given.")]
 Causal = Annotated[bool, typer.Option("--causal/--no-causal", help="Causal mask, or none.")]
+Seqlen = Annotated[
+    list[int] | None,
+    typer.Option("--seqlen", help="Length of q, and of k/v unless given; may be repeated. Default: 512, 1024, 4096, 16384."),
+]
+SeqlenKv = Annotated[int | None, typer.Option("--seqlen-kv", help="Length of k/v; default: that of q.")]
+Batch = Annotated[int | None, typer.Option("--batch", help="Batch size; default: 16384 tokens in all.")]
+Heads = Annotated[int | None, typer.Option("--heads", help="Query heads; default: 2048 / head_dim.")]
+KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; default: as many as query heads.")]
 Arch = Annotated[str | None, typer.Option("--arch", help="Architecture, for example sm_90a; default: this GPU's, or sm_90a without one.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A config field by hand, for example --set block_q=128; may be repeated.")
@@ -75,7 +83,7 @@ def print_table(columns: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str
     """A table on stdout. Columns are (heading with its unit, whether it holds numbers)."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading, numeric in columns:
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True, overflow="ignore")
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))  # as it is: brackets are no markup
     console = Console(width=10_000)  # as wide as it needs to be: a value cut short would be worse than a line that wraps

@@ -1,4 +1,4 @@
-"""`flashgen tune`: options, progress bars, the table of winners."""
+"""`flashgen tune`: options, the table of winners."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
 
 from flashgen import tuning
 from flashgen.build.driver import gpu
 from flashgen.codegen.device import Device
-from flashgen.tuning import Progress, Request, Row, TuneResult
+from flashgen.tuning import Request, Row, TuneResult
 
 from .options import (
     Arch,
+    Batch,
     CausalOrBoth,
     DtypeName,
     HeadDim,
     HeadDimV,
+    Heads,
     Json,
+    KvHeads,
+    Seqlen,
+    SeqlenKv,
     Settings,
     microseconds,
     parse_settings,
     print_json,
     print_table,
-    stderr,
 )
+from .progress import Bars
 
 COLUMNS = (
     ("problem", False), ("workload", False), ("time us", True), ("TFLOP/s", True), ("gain x", True), ("registers", True),
@@ -42,12 +45,11 @@ def tune(
     head_dim_v: HeadDimV = 0,
     dtype: DtypeName = "bf16",
     causal: CausalOrBoth = None,
-    seqlen: Annotated[
-        list[int] | None, typer.Option("--seqlen", help="Length of q and k/v; may be repeated. Default: 512, 1024, 4096, 16384.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Batch size; default: 16384 tokens in all.")] = None,
-    heads: Annotated[int | None, typer.Option("--heads", help="Query heads; default: 2048 / head_dim.")] = None,
-    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; default: as many as query heads.")] = None,
+    seqlen: Seqlen = None,
+    seqlen_kv: SeqlenKv = None,
+    batch: Batch = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
     device: Annotated[
         str | None, typer.Option("--device", help="A GPU's ordinal, or a known device to predict for, such as h200 or 'RTX 4090'.")
     ] = None,
@@ -66,6 +68,7 @@ def tune(
         dtype=dtype,
         causal=causal,
         seqlens=tuple(seqlen or tuning.request.SEQLENS),
+        seqlen_kv=seqlen_kv,
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,
@@ -91,45 +94,6 @@ def tune(
         _print_result(result)
     if any(row.spec is None for row in result.rows):
         raise typer.Exit(1)
-
-
-class Bars(Progress):
-    """Live progress bars on a terminal, a line a stage elsewhere, both on stderr."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._bars = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=stderr,
-            disable=quiet or not stderr.is_terminal,
-        )
-        self._quiet = quiet
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Bars:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def begin(self, stage: str, total: int) -> None:
-        """See Progress."""
-        self._task = self._bars.add_task(stage, total=total)
-        if not self._quiet and not stderr.is_terminal:
-            stderr.print(f"{stage}: {total}", highlight=False)
-
-    def advance(self, steps: int = 1) -> None:
-        """See Progress."""
-        if self._task is not None:
-            self._bars.advance(self._task, steps)
-
-    def say(self, text: str) -> None:
-        """See Progress."""
-        if not self._quiet:
-            stderr.print(text, highlight=False, markup=False)
 
 
 def _print_result(result: TuneResult) -> None:

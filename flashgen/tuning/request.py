@@ -16,6 +16,7 @@ from .. import selection
 TOKENS = 16384  # of the default workloads: batch * seqlen
 MODEL_DIM = 2048  # of the default workloads: heads * head_dim
 SEQLENS = (512, 1024, 4096, 16384)
+MAX_SEQLEN = 2**24
 MODEL_BEST = 12  # candidates a cell that are tried unless all are asked for
 
 
@@ -36,7 +37,8 @@ class Progress:
 class Request:
     """What to tune.
 
-    causal: None for both masks; seqlens: lengths of q and k/v alike; batch: None for 16384 tokens in all;
+    causal: None for both masks; seqlens: lengths of q; seqlen_kv: length of k and v, None for that of q;
+    batch: None for 16384 tokens in all, of the longer ones;
     heads: None for 2048 / head_dim; kv_heads: None for as many; device: a GPU's ordinal, the name of a known device, or None for the
     GPU that is here (h200 if there is none); arch: an architecture to predict for; jobs: compile threads, 0 for all cores;
     budget_seconds: no new compile or workload is begun after it; exhaustive: all legal configs, not the model's best.
@@ -47,6 +49,7 @@ class Request:
     dtype: str = "bf16"
     causal: bool | None = None
     seqlens: Sequence[int] = SEQLENS
+    seqlen_kv: int | None = None
     batch: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
@@ -66,7 +69,9 @@ class Request:
         if not self.seqlens:
             raise ArgumentError("seqlen must be given at least once; got none")
         for seqlen in self.seqlens:
-            require_int("seqlen", seqlen, 1, 2**24)
+            require_int("seqlen", seqlen, 1, MAX_SEQLEN)
+        if self.seqlen_kv is not None:
+            require_int("seqlen_kv", self.seqlen_kv, 1, MAX_SEQLEN)
         if self.budget_seconds is not None and not self.budget_seconds > 0:
             raise ArgumentError(f"budget_seconds must be > 0; got {self.budget_seconds}")
 
@@ -75,10 +80,11 @@ class Request:
         masks = list(Mask) if self.causal is None else [Mask.CAUSAL if self.causal else Mask.FULL]
         heads = self.heads or max(1, MODEL_DIM // self.head_dim)
         problems = [Problem(Dtype.parse(self.dtype), self.head_dim, self.head_dim_v, mask) for mask in masks]
+        lengths = [(seqlen, self.seqlen_kv or seqlen) for seqlen in dict.fromkeys(self.seqlens)]
         return [
-            Cell(problem, Workload(self.batch or max(1, TOKENS // seqlen), heads, self.kv_heads or heads, seqlen, seqlen))
+            Cell(problem, Workload(self.batch or max(1, TOKENS // max(len_q, len_kv)), heads, self.kv_heads or heads, len_q, len_kv))
             for problem in problems
-            for seqlen in dict.fromkeys(self.seqlens)
+            for len_q, len_kv in lengths
         ]
 
     def candidates(self, cell: Cell, device: Device) -> list[KernelSpec]:

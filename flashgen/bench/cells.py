@@ -1,0 +1,84 @@
+"""What the benchmark measures: the named grids of (problem, workload) cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flashgen.codegen.errors import choice_error
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+
+from ..tuning.request import MODEL_DIM, TOKENS, Cell
+
+BY_HAND = "workload"  # the grid of cells that options gave
+ALL = "all-forward"  # stands for all grids
+
+
+def _cell(dtype: Dtype, head_dim: int, head_dim_v: int, mask: Mask, workload: tuple[int, int, int, int, int]) -> Cell:
+    return Cell(Problem(dtype, head_dim, head_dim_v, mask), Workload(*workload))
+
+
+def _standard() -> list[Cell]:
+    """16384 tokens and a model dimension of 2048, as is common in the literature."""
+    sizes = [(d, s) for d in (128, 64, 256) for s in (16384, 4096, 1024, 512)] + [(96, 4096), (192, 4096)]
+    heads = {d: MODEL_DIM // d for d, _ in sizes}
+    return [_cell(Dtype.BF16, d, d, mask, (TOKENS // s, heads[d], heads[d], s, s)) for d, s in sizes for mask in Mask]
+
+
+def _gqa() -> list[Cell]:
+    """Eight query heads a key/value head."""
+    return [_cell(Dtype.BF16, 128, 128, mask, (TOKENS // s, 32, 4, s, s)) for s in (16384, 4096, 1024) for mask in Mask]
+
+
+def _mixed() -> list[Cell]:
+    """The head dims of latent attention: 192 for q and k, 128 for v."""
+    return [_cell(Dtype.BF16, 192, 128, mask, (TOKENS // s, 16, 16, s, s)) for s in (16384, 4096) for mask in Mask]
+
+
+def _short() -> list[Cell]:
+    """Too small to fill the GPU, or just about."""
+    sizes = ((1, 128), (1, 512), (2, 1024), (8, 128), (8, 512), (8, 1024))
+    return [_cell(Dtype.BF16, d, d, Mask.CAUSAL, (b, 16, 16, s, s)) for d in (64, 128) for b, s in sizes]
+
+
+def _decode() -> list[Cell]:
+    """One query token: bound by reading k and v."""
+    sizes = (
+        (128, (1, 32, 8, 1, 65536)),
+        (128, (16, 32, 8, 1, 8192)),
+        (128, (64, 32, 32, 1, 2048)),
+        (64, (128, 64, 8, 1, 4096)),
+        (256, (8, 16, 2, 1, 32768)),
+    )
+    return [_cell(Dtype.BF16, d, d, Mask.FULL, workload) for d, workload in sizes]
+
+
+def _tutorial() -> list[Cell]:
+    """The sizes that hand-written kernels of tutorials are shown on."""
+    sizes = ((32, Mask.FULL, (64, 32, 32, 256, 256)), (64, Mask.FULL, (32, 16, 16, 512, 512)), (64, Mask.CAUSAL, (32, 16, 16, 512, 512)))
+    return [_cell(Dtype.FP16, d, d, mask, workload) for d, mask, workload in sizes]
+
+
+GRIDS: dict[str, Callable[[], list[Cell]]] = {
+    "standard": _standard,
+    "gqa": _gqa,
+    "mixed": _mixed,
+    "short": _short,
+    "decode": _decode,
+    "tutorial": _tutorial,
+}
+
+
+def grids(names: str) -> dict[str, list[Cell]]:
+    """The cells of the grids named, which commas separate. Raises ArgumentError for an unknown one."""
+    found: dict[str, list[Cell]] = {}
+    for name in (text.strip() for text in names.split(",")):
+        if name not in (*GRIDS, ALL):
+            raise choice_error("grid", name, (*GRIDS, ALL))
+        for grid in GRIDS if name == ALL else (name,):
+            found[grid] = GRIDS[grid]()
+    return found
+
+
+def is_decode(workload: Workload) -> bool:
+    """Whether a workload has one query token, so that its speed is told in GB/s."""
+    return workload.len_q == 1

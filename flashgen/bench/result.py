@@ -1,0 +1,227 @@
+"""What the benchmark found: times a round for each peer and cell, what follows from them, and both as JSON."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.problem import Workload
+from flashgen.codegen.spec import problem_from_json, problem_to_json
+
+from ..spread import Spread
+from ..tuning.request import Cell
+from .cells import is_decode
+
+SCHEMA = 1
+SUBJECT = "flashgen"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the figures depend on beside flashgen. packages: versions of peers that come on their own, by distribution."""
+
+    date: str
+    command: str
+    device: str
+    sm_count: int
+    driver: str
+    python: str
+    flashgen: str
+    torch: str
+    cudnn: str
+    nvrtc: str
+    packages: dict[str, str]
+
+
+@dataclass(frozen=True)
+class PeerTimes:
+    """One peer on one cell: milliseconds of one call in each round, in the order of rounds.
+
+    graph: whether they are of CUDA graph replays; first_call_s: seconds of the first call, with what it compiles.
+    """
+
+    rounds_ms: tuple[float, ...]
+    graph: bool
+    first_call_s: float
+
+    def __post_init__(self) -> None:
+        if not self.rounds_ms or not all(isinstance(ms, float) and math.isfinite(ms) and ms > 0 for ms in self.rounds_ms):
+            raise ArgumentError(f"rounds_ms must be finite numbers of milliseconds > 0, one a round; got {list(self.rounds_ms)}")
+
+    @property
+    def ms(self) -> Spread:
+        """Milliseconds of one call."""
+        return Spread.of(self.rounds_ms)
+
+
+@dataclass
+class CellResult:
+    """One cell: the peers that were timed, why others were not, and what else is to be said of some."""
+
+    grid: str
+    cell: Cell
+    times: dict[str, PeerTimes] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.cell.problem.name} {self.cell.workload.name}"
+
+    @property
+    def unit(self) -> str:
+        """Of `speed`: decoding is bound by memory, everything else by arithmetic."""
+        return "GB/s" if is_decode(self.cell.workload) else "TFLOP/s"
+
+    def speed(self, peer: str) -> Spread | None:
+        """In `unit`, of the peer's median time and of its spread; None if it was not timed."""
+        if peer not in self.times:
+            return None
+        problem, workload, ms = self.cell.problem, self.cell.workload, self.times[peer].ms
+        work = workload.io_bytes(problem) / 1e6 if is_decode(workload) else workload.flops(problem) / 1e9
+        return Spread(work / ms.median, work / ms.high, work / ms.low)
+
+    def ratio(self, subject: str, against: str | None) -> Spread | None:
+        """How many times as fast `subject` is: taken in each round. None where one of the two was not timed."""
+        if against is None or subject not in self.times or against not in self.times:
+            return None
+        theirs, ours = self.times[against].rounds_ms, self.times[subject].rounds_ms
+        return Spread.of([a / b for a, b in zip(theirs, ours, strict=True)])
+
+    def best(self, other_than: str) -> str | None:
+        """The fastest of the other peers by median, None if no other was timed."""
+        return min((name for name in self.times if name != other_than), key=lambda name: self.times[name].ms.median, default=None)
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """Microseconds of CPU time of one eager call, with gradients off and on."""
+
+    us: float
+    us_grad: float
+
+
+@dataclass
+class BenchResult:
+    """A whole run, or what there is of it so far.
+
+    peers: those that could be imported, in the order of the tables; absent: why the others could not;
+    baseline: the peer that ratios are against; complete: whether the run came to its end.
+    """
+
+    environment: Environment
+    rounds: int
+    peers: list[str]
+    absent: dict[str, str]
+    baseline: str | None
+    cells: list[CellResult] = field(default_factory=list)
+    host: dict[str, HostCost] = field(default_factory=dict)
+    host_errors: dict[str, str] = field(default_factory=dict)
+    complete: bool = False
+
+    @property
+    def subject(self) -> str:
+        """Whose ratios are told: flashgen's, or where it takes no part or is the baseline, those of the first other peer."""
+        others = [peer for peer in self.peers if peer != self.baseline] or self.peers
+        return SUBJECT if SUBJECT in others else others[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, with what follows from the times beside them."""
+        names = ("rounds", "peers", "absent", "baseline", "complete", "host_errors")
+        return {
+            "schema": SCHEMA,
+            "environment": asdict(self.environment),
+            **{name: getattr(self, name) for name in names},
+            "subject": self.subject,
+            "host": {peer: asdict(cost) for peer, cost in self.host.items()},
+            "cells": [self._cell_to_json(cell) for cell in self.cells],
+            "ratios": [asdict(summary) for summary in self.summaries()],
+        }
+
+    def _cell_to_json(self, result: CellResult) -> dict[str, Any]:
+        best = result.best(self.subject)
+        return {
+            "grid": result.grid,
+            "problem": problem_to_json(result.cell.problem),
+            "workload": asdict(result.cell.workload),
+            "unit": result.unit,
+            "best_other": best,
+            "ratio_to_best_other": _spread_to_json(result.ratio(self.subject, best)),
+            "peers": {
+                peer: {
+                    **asdict(times),
+                    "ms": times.ms.median,
+                    "speed": _spread_to_json(result.speed(peer)),
+                    "ratio_to_baseline": _spread_to_json(result.ratio(peer, self.baseline)),
+                }
+                for peer, times in result.times.items()
+            },
+            "errors": result.errors,
+            "notes": result.notes,
+        }
+
+    def summaries(self) -> list[Summary]:
+        """The subject's ratios to the baseline and to the best other peer, over the cells that have them."""
+        to_baseline = [(cell.ratio(self.subject, self.baseline), cell) for cell in self.cells if self.baseline != self.subject]
+        to_best = [(cell.ratio(self.subject, cell.best(self.subject)), cell) for cell in self.cells]
+        found = []
+        for against, rows in ((str(self.baseline), to_baseline), ("best other peer", to_best)):
+            if ratios := [(ratio.median, cell) for ratio, cell in rows if ratio is not None]:
+                worst, where = min(ratios, key=lambda pair: pair[0])
+                mean = statistics.geometric_mean(ratio for ratio, _ in ratios)
+                found.append(Summary(self.subject, against, len(ratios), mean, worst, f"{where.name} ({where.grid})"))
+        return found
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Ratios of one peer to another over `cells` cells: their geometric mean, the least and where it is."""
+
+    subject: str
+    against: str
+    cells: int
+    geometric_mean: float
+    worst: float
+    worst_cell: str
+
+
+def result_from_json(values: Mapping[str, Any]) -> BenchResult:
+    """The reverse of `BenchResult.to_json`. Raises ArgumentError that says what is wrong with the values."""
+    try:
+        if values["schema"] != SCHEMA:
+            raise ArgumentError(f"schema must be {SCHEMA}; got {values['schema']!r}")
+        result = BenchResult(
+            Environment(**values["environment"]),
+            values["rounds"],
+            list(values["peers"]),
+            dict(values["absent"]),
+            values["baseline"],
+            [_cell_from_json(cell) for cell in values["cells"]],
+            {peer: HostCost(**cost) for peer, cost in values["host"].items()},
+            dict(values["host_errors"]),
+            values["complete"],
+        )
+    except ArgumentError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ArgumentError(f"values must be what `flashgen bench` wrote; {type(error).__name__}: {error}") from error
+    for cell in result.cells:
+        for peer, times in cell.times.items():
+            if len(times.rounds_ms) != result.rounds:
+                raise ArgumentError(f"rounds_ms of {peer} must have {result.rounds} values; got {len(times.rounds_ms)} in {cell.name}")
+    return result
+
+
+def _cell_from_json(values: Mapping[str, Any]) -> CellResult:
+    times = {peer: PeerTimes(tuple(t["rounds_ms"]), t["graph"], t["first_call_s"]) for peer, t in values["peers"].items()}
+    cell = Cell(problem_from_json(values["problem"]), Workload(**values["workload"]))
+    return CellResult(values["grid"], cell, times, dict(values["errors"]), dict(values["notes"]))
+
+
+def _spread_to_json(spread: Spread | None) -> dict[str, float] | None:
+    return asdict(spread) if spread else None

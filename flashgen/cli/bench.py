@@ -1,0 +1,167 @@
+"""`flashgen bench`: options, the tables, and what is written to a folder."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashgen.bench import cells as bench_cells
+from flashgen.bench import files, report
+from flashgen.bench.result import BenchResult
+from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.spec import problem_to_json
+from flashgen.spread import ROUNDS
+from flashgen.tuning import Request
+from flashgen.tuning.request import SEQLENS
+
+from .options import Batch, CausalOrBoth, DtypeName, HeadDimV, Heads, Json, KvHeads, Seqlen, SeqlenKv, print_json, print_table
+from .progress import Bars
+
+if TYPE_CHECKING:  # PyTorch is loaded only when something is measured
+    from flashgen.bench.session import BenchRequest
+
+
+def bench(
+    grid: Annotated[
+        str | None,
+        typer.Option(
+            "--grid", help=f"Cells by name, separated by commas: {', '.join(bench_cells.GRIDS)}, {bench_cells.ALL}. Default: standard."
+        ),
+    ] = None,
+    head_dim: Annotated[int | None, typer.Option("--head-dim", help="One workload by hand instead of a grid: width of q and k.")] = None,
+    head_dim_v: HeadDimV = 0,
+    dtype: DtypeName = "bf16",
+    causal: CausalOrBoth = None,
+    seqlen: Seqlen = None,
+    seqlen_kv: SeqlenKv = None,
+    batch: Batch = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    peers: Annotated[
+        str | None, typer.Option("--peers", help="Separated by commas. Default: all but efficient and math, which are slow.")
+    ] = None,
+    baseline: Annotated[str | None, typer.Option("--baseline", help="The peer that ratios are against. Default: flash.")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="How often each peer is timed in a cell.")] = ROUNDS,
+    host: Annotated[
+        bool, typer.Option("--host", help="Measure the CPU cost of one eager call: beside the cells if some are asked for, else alone.")
+    ] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="Tune flashgen for the cells first.")] = False,
+    device: Annotated[int, typer.Option("--device", help="Ordinal of the GPU.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for bench.json, bench.md and plots; those of an earlier run are replaced.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Measure nothing: show, and with --out write and draw, a bench.json. Needs no GPU.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List cells and peers; measure nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Time attention implementations side by side on this GPU. Exit code 1 if flashgen failed in a cell, or nothing was timed."""
+    workload = _given(
+        {"seqlen": seqlen, "seqlen-kv": seqlen_kv, "batch": batch, "heads": heads, "kv-heads": kv_heads, "head-dim-v": head_dim_v or None}
+        | {"causal": causal is not None, "dtype": dtype != "bf16"}
+    )
+    if source is not None:
+        measuring = {"grid": grid, "head-dim": head_dim, "peers": peers, "baseline": baseline, "host": host, "tune": tune}
+        if others := _given(measuring | {"dry-run": dry_run}) + workload:
+            raise ArgumentError(f"from must stand without options of measuring; got {', '.join(others)} as well")
+        _finish(files.read(source), out, json)
+        return
+    if head_dim is not None:
+        if grid is not None:
+            raise ArgumentError(f"grid must stand without head_dim; got grid {grid} and head_dim {head_dim}")
+        seqlens = tuple(seqlen or SEQLENS)
+        request = Request(head_dim, head_dim_v, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads)
+        cells = {bench_cells.BY_HAND: request.cells()}
+    elif workload:
+        raise ArgumentError(f"head_dim must be given with options of one workload; got {', '.join(workload)} without it")
+    else:
+        cells = {} if host and grid is None else bench_cells.grids("standard" if grid is None else grid)
+
+    from flashgen.bench.peers import parse_peers
+    from flashgen.bench.session import BenchRequest
+
+    command = shlex.join(["flashgen", *sys.argv[1:]])
+    wanted = BenchRequest(cells, parse_peers(peers), baseline, rounds, device, host, tune, command)
+    if dry_run:
+        _print_dry_run(wanted, json)
+    else:
+        _measure(wanted, out, json)
+
+
+def _given(options: Mapping[str, object]) -> list[str]:
+    """The options that were given, as they are written."""
+    return [f"--{name}" for name, value in options.items() if not (value is None or value is False or value == [])]
+
+
+def _measure(request: BenchRequest, out: Path | None, json: bool) -> None:
+    from flashgen.bench.session import Session
+
+    with Bars(quiet=json) as bars:
+        session = Session.here(request, bars)
+        if out is not None:
+            files.make_folder(out)
+        try:
+            session.run(lambda result: files.save(result, out) if out is not None else None)
+            code = 0
+        except KeyboardInterrupt:
+            print("flashgen: stopped; what was measured so far follows", file=sys.stderr)
+            code = 130
+        except FlashgenError as error:  # the GPU is lost, what it gave before is not
+            print(f"flashgen: {error}", file=sys.stderr)
+            code = 1
+    _finish(session.result, out, json)
+    if code or _failed(session.result):
+        raise typer.Exit(code or 1)
+
+
+def _failed(result: BenchResult) -> bool:
+    ours = any("flashgen" in cell.errors or not cell.times for cell in result.cells)
+    return ours or "flashgen" in result.host_errors or not (result.cells or result.host)
+
+
+def _finish(result: BenchResult, out: Path | None, json: bool) -> None:
+    """The tables or the JSON on stdout, and everything in the folder."""
+    if out is not None:
+        files.make_folder(out)
+        written = files.save(result, out)
+        try:
+            written += files.draw(result, out)
+        except files.PlotError as error:
+            print(f"flashgen: {error}", file=sys.stderr)
+        for path in written:
+            print(f"wrote {path}", file=sys.stderr)
+    if json:
+        print_json(result.to_json())
+        return
+    print(report.heading(result))
+    for table in report.tables(result):
+        print(f"\n{table.title}")
+        print_table(table.columns, table.rows)
+    if lines := report.summary(result):
+        print()
+    for line in lines:
+        print(line)
+
+
+def _print_dry_run(request: BenchRequest, json: bool) -> None:
+    from flashgen.bench.peers import make_peers
+
+    made, absent = make_peers(request.peers)
+    cells = [(grid, cell.problem, cell.workload) for grid, cells in request.cells.items() for cell in cells]
+    if json:
+        facts = [{"grid": grid, "problem": problem_to_json(problem), "workload": asdict(workload)} for grid, problem, workload in cells]
+        print_json({"cells": facts, "peers": list(made), "absent": absent, "baseline": request.baseline, "host": request.host})
+        return
+    print_table(
+        (("grid", False), ("problem", False), ("workload", False), ("GFLOP", True), ("MB", True)),
+        [[grid, p.name, w.name, f"{w.flops(p) / 1e9:.1f}", f"{w.io_bytes(p) / 1e6:.1f}"] for grid, p, w in cells],
+    )
+    print()
+    print_table((("peer", False), ("can be imported", False)), [[name, absent.get(name, "yes")] for name in request.peers])

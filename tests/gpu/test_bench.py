@@ -1,0 +1,143 @@
+"""The benchmark on a GPU: the command, peers that fail or compute something else, and the clock."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flashgen.bench import files, peers
+from flashgen.bench.host import host_cost
+from flashgen.bench.peers import Call, Peer
+from flashgen.bench.run import Runner
+from flashgen.build.driver import gpu
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.timing import CudaStopwatch, Timer
+from flashgen.tuning.request import Cell
+
+pytestmark = pytest.mark.gpu
+
+CAUSAL = Cell(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL), Workload(2, 8, 2, 300, 500))
+
+
+def runner(**made: Peer) -> Runner:
+    return Runner(made, torch.device("cuda", 0), gpu(0).device.l2_bytes, rounds=3)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    options = ["--peers", "flashgen,flash", "--head-dim", "64", "--seqlen", "1024", "--causal", "--rounds", "3", "--host"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flashgen", "bench", *options, "--out", str(tmp_path), "--json"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == json.loads((tmp_path / "bench.json").read_text())
+    assert found["complete"]
+    (cell,) = found["cells"]
+    assert cell["errors"] == {}
+    assert cell["notes"]["flashgen"].startswith("kernel attention_forward_bf16_d64_causal")
+    for times in cell["peers"].values():
+        assert len(times["rounds_ms"]) == 3
+        assert 1 < times["speed"]["median"] < 5000
+    assert 0.1 < cell["peers"]["flashgen"]["ratio_to_baseline"]["median"] < 10
+    assert all(1 < cost["us"] < 1000 and 1 < cost["us_grad"] < 1000 for cost in found["host"].values())
+    environment = found["environment"]
+    assert environment["device"] == torch.cuda.get_device_name()
+    assert environment["torch"] == torch.__version__
+    assert environment["driver"] == gpu(0).driver_version
+    assert files.read(tmp_path / "bench.json").complete
+    assert "flashgen TFLOP/s" in (tmp_path / "bench.md").read_text()
+
+
+class TopLeft(peers.SdpaFlash):
+    """What a user writes who does not know that SDPA aligns `is_causal` top-left."""
+
+    def bind(self, cell: Cell, device: torch.device) -> Call:
+        return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+class Nothing(Peer):
+    """Returns memory that it has not written."""
+
+    def bind(self, cell: Cell, device: torch.device) -> Call:
+        return lambda q, k, v: torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+
+
+def test_what_computes_something_else_gets_no_time() -> None:
+    result = runner(flashgen=peers.Flashgen(), top_left=TopLeft(), nothing=Nothing()).measure("workload", CAUSAL)
+    assert list(result.times) == ["flashgen"]
+    assert result.errors["top_left"].startswith("wrong: ")
+    assert result.errors["nothing"].startswith("wrong: "), "an earlier peer's right result was in that memory"
+
+
+def test_every_peer_that_is_here_is_right_where_lengths_differ_or_says_why_not() -> None:
+    made, _ = peers.make_peers(peers.PEERS)
+    with peers.sdpa_settings_kept():
+        result = runner(**made).measure("workload", CAUSAL)
+    assert {"flashgen", "math"} <= set(result.times), result.errors
+    assert not [why for why in result.errors.values() if why.startswith("wrong: ")], result.errors
+    assert set(result.times) | set(result.errors) == set(made)
+
+
+def test_a_peer_that_cannot_do_a_cell_says_why() -> None:
+    mixed = Cell(Problem(Dtype.BF16, 192, 128), Workload(1, 2, 2, 256, 256))
+    with peers.sdpa_settings_kept():
+        result = runner(flashgen=peers.Flashgen(), flash=peers.SdpaFlash()).measure("workload", mixed)
+    assert list(result.times) == ["flashgen"]
+    assert "No available kernel" in result.errors["flash"]
+    assert len(result.errors["flash"]) > len("RuntimeError: No available kernel. Aborting execution."), "PyTorch's reason is missing"
+
+
+def test_cells_free_their_memory() -> None:
+    measuring = runner(flashgen=peers.Flashgen(), math=peers.SdpaMath())
+    cell = Cell(Problem(Dtype.BF16, 64), Workload(4, 16, 16, 512, 512))
+    measuring.measure("workload", cell)
+    before = torch.cuda.memory_allocated()
+    measuring.measure("workload", cell)
+    assert torch.cuda.memory_allocated() <= before
+
+
+@pytest.mark.parametrize("cycles", [20_000, 2_000_000])
+def test_the_clock_agrees_with_a_long_run_of_the_same(cycles: int) -> None:
+    """Spinning takes as long in a graph and beside others as alone."""
+    timer = Timer(lambda i: torch.cuda._sleep(cycles), 1, 4e-3)
+    assert timer.graphed is (cycles < 100_000)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    torch.cuda._sleep(cycles * 50)
+    end.record()
+    end.synchronize()
+    assert timer.seconds() == pytest.approx(begin.elapsed_time(end) * 1e-3 / 50, rel=0.25)
+
+
+def test_a_call_that_cannot_be_captured_is_timed_all_the_same() -> None:
+    class Synchronizing(peers.Flashgen):
+        def bind(self, cell: Cell, device: torch.device) -> Call:
+            inner = super().bind(cell, device)
+
+            def call(*tensors: torch.Tensor) -> torch.Tensor:
+                torch.cuda.synchronize()
+                return inner(*tensors)
+
+            return call
+
+    stream, measuring = torch.cuda.current_stream(), runner(syncing=Synchronizing(), flashgen=peers.Flashgen())
+    for _ in range(2):  # the failed capture leaves nothing behind
+        result = measuring.measure("workload", CAUSAL)
+        assert torch.cuda.current_stream() == stream
+        torch.randn(8, device="cuda")
+    assert result.errors == {}
+    assert result.times["flashgen"].graph
+    assert not result.times["syncing"].graph
+    assert "no CUDA graph" in result.notes["syncing"]
+
+
+def test_the_cpu_cost_waits_for_nothing() -> None:
+    cost = host_cost(peers.Flashgen(), torch.device("cuda", 0), torch.cuda.synchronize)
+    assert 1 < cost.us < 500
+    assert CudaStopwatch().seconds(lambda: None) < 1e-3

@@ -1,0 +1,87 @@
+"""The benchmark's grids: the cells that published figures are of, written out once more."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashgen.bench.cells import ALL, GRIDS, grids
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.tuning import Request
+from flashgen.tuning.request import Cell
+
+# grid -> (dtype, head_dim, head_dim_v, masks, (batch, heads_q, heads_kv, len_q, len_kv)), both masks for "fc"
+WRITTEN_OUT = {
+    "standard": [
+        ("bf16", 128, 128, "fc", (1, 16, 16, 16384, 16384)),
+        ("bf16", 128, 128, "fc", (4, 16, 16, 4096, 4096)),
+        ("bf16", 128, 128, "fc", (16, 16, 16, 1024, 1024)),
+        ("bf16", 128, 128, "fc", (32, 16, 16, 512, 512)),
+        ("bf16", 64, 64, "fc", (1, 32, 32, 16384, 16384)),
+        ("bf16", 64, 64, "fc", (4, 32, 32, 4096, 4096)),
+        ("bf16", 64, 64, "fc", (16, 32, 32, 1024, 1024)),
+        ("bf16", 64, 64, "fc", (32, 32, 32, 512, 512)),
+        ("bf16", 256, 256, "fc", (1, 8, 8, 16384, 16384)),
+        ("bf16", 256, 256, "fc", (4, 8, 8, 4096, 4096)),
+        ("bf16", 256, 256, "fc", (16, 8, 8, 1024, 1024)),
+        ("bf16", 256, 256, "fc", (32, 8, 8, 512, 512)),
+        ("bf16", 96, 96, "fc", (4, 21, 21, 4096, 4096)),
+        ("bf16", 192, 192, "fc", (4, 10, 10, 4096, 4096)),
+    ],
+    "gqa": [
+        ("bf16", 128, 128, "fc", (1, 32, 4, 16384, 16384)),
+        ("bf16", 128, 128, "fc", (4, 32, 4, 4096, 4096)),
+        ("bf16", 128, 128, "fc", (16, 32, 4, 1024, 1024)),
+    ],
+    "mixed": [
+        ("bf16", 192, 128, "fc", (1, 16, 16, 16384, 16384)),
+        ("bf16", 192, 128, "fc", (4, 16, 16, 4096, 4096)),
+    ],
+    "short": [
+        ("bf16", d, d, "c", (b, 16, 16, s, s)) for d in (64, 128) for b, s in ((1, 128), (1, 512), (2, 1024), (8, 128), (8, 512), (8, 1024))
+    ],
+    "decode": [
+        ("bf16", 128, 128, "f", (1, 32, 8, 1, 65536)),
+        ("bf16", 128, 128, "f", (16, 32, 8, 1, 8192)),
+        ("bf16", 128, 128, "f", (64, 32, 32, 1, 2048)),
+        ("bf16", 64, 64, "f", (128, 64, 8, 1, 4096)),
+        ("bf16", 256, 256, "f", (8, 16, 2, 1, 32768)),
+    ],
+    "tutorial": [
+        ("fp16", 32, 32, "f", (64, 32, 32, 256, 256)),
+        ("fp16", 64, 64, "fc", (32, 16, 16, 512, 512)),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_the_cells_of_a_grid(name: str) -> None:
+    masks = {"f": Mask.FULL, "c": Mask.CAUSAL}
+    wanted = [
+        Cell(Problem(Dtype(dtype), d, dv, masks[letter]), Workload(*sizes))
+        for dtype, d, dv, letters, sizes in WRITTEN_OUT[name]
+        for letter in letters
+    ]
+    assert grids(name) == {name: wanted}
+
+
+def test_grids_by_name() -> None:
+    assert list(grids("mixed, gqa")) == ["mixed", "gqa"]
+    assert list(grids(ALL)) == list(GRIDS) == list(WRITTEN_OUT)
+    assert grids(f"{ALL},gqa") == grids(ALL)
+    for wrong in ("", "fwd", "gqa,,mixed"):
+        with pytest.raises(ArgumentError, match="grid must be one of standard, gqa, mixed, short, decode, tutorial, all-forward; got"):
+            grids(wrong)
+
+
+def test_a_workload_by_hand_may_have_other_keys_than_queries() -> None:
+    cells = Request(head_dim=64, causal=False, seqlens=(1, 128), seqlen_kv=4096, heads=32, kv_heads=8).cells()
+    assert [cell.workload for cell in cells] == [Workload(4, 32, 8, 1, 4096), Workload(4, 32, 8, 128, 4096)]
+    with pytest.raises(ArgumentError, match="seqlen_kv must be an integer from 1"):
+        Request(head_dim=64, seqlen_kv=0)
+
+
+def test_bytes_are_those_of_q_k_v_and_out() -> None:
+    problem, workload = Problem(Dtype.BF16, 192, 128), Workload(2, 8, 2, 5, 7)
+    q, k, v, out = 2 * 8 * 5 * 192, 2 * 2 * 7 * 192, 2 * 2 * 7 * 128, 2 * 8 * 5 * 128
+    assert workload.io_bytes(problem) == 2 * (q + k + v + out)

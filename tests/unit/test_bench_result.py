@@ -1,0 +1,251 @@
+"""The benchmark's arithmetic, tables, files and figures, from results that are made up."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashgen.bench import files, report
+from flashgen.bench.result import BenchResult, CellResult, PeerTimes, result_from_json
+from flashgen.codegen.errors import ArgumentError
+from flashgen.spread import Spread
+from tests.unit.bench_results import CAUSAL, DECODE, FULL, cell, result
+
+
+def close(spread: Spread | None, median: float, low: float, high: float) -> None:
+    assert spread is not None
+    assert (spread.median, spread.low, spread.high) == pytest.approx((median, low, high))
+
+
+def test_ratios_are_taken_a_round_and_then_their_median() -> None:
+    found = cell(FULL, a=(1.0, 2.0, 4.0), b=(2.0, 2.0, 2.0))
+    close(found.ratio("a", "b"), 1.0, 0.5, 2.0)
+    found = cell(FULL, a=(1.0, 10.0, 100.0), b=(3.0, 10.0, 50.0))
+    close(found.ratio("a", "b"), 1.0, 0.5, 3.0)
+    assert found.ratio("a", "c") is None
+    assert found.ratio("c", "a") is None
+    assert found.ratio("a", None) is None
+
+
+def test_speeds_and_their_units() -> None:
+    full, causal, decode = cell(FULL, a=(1.0, 2.0, 4.0)), cell(CAUSAL, a=(1.0,)), cell(DECODE, a=(0.1,))
+    assert (full.unit, causal.unit, decode.unit) == ("TFLOP/s", "TFLOP/s", "GB/s")
+    close(full.speed("a"), 0.128, 0.064, 0.256)
+    close(causal.speed("a"), 0.128, 0.128, 0.128)
+    # 2 * (8 query heads * 1 token + 2 key/value heads * 5000 tokens) rows of 128 + 64 elements of 2 bytes, in 0.1 ms.
+    gb = 2 * (8 * 1 + 2 * 5000) * (128 + 64) * 2 / 0.1e-3 / 1e9
+    close(decode.speed("a"), gb, gb, gb)
+    assert full.speed("b") is None
+
+
+def test_the_best_other_peer_is_by_median() -> None:
+    found = cell(FULL, ours=(1.0, 1.0, 1.0), a=(0.1, 3.0, 3.0), b=(2.0, 2.0, 9.0))
+    assert found.best("ours") == "b"
+    assert found.best("b") == "ours"
+    assert cell(FULL, ours=(1.0,)).best("ours") is None
+
+
+def test_summaries_give_the_geometric_mean_and_the_worst_cell() -> None:
+    to_flash, to_best = result().summaries()
+    assert (to_flash.subject, to_flash.against, to_flash.cells) == ("flashgen", "flash", 3)
+    assert to_flash.geometric_mean == pytest.approx((1.0 * 2.0 * 4.0) ** (1 / 3))
+    assert to_flash.worst == pytest.approx(1.0)
+    assert to_flash.worst_cell == "bf16_d64_full B1 H1 S1000 (standard)"
+    # The full cell's flash and cudnn have the same median: the first of them counts, so it is flash there.
+    assert to_best.against == "best other peer"
+    assert to_best.geometric_mean == pytest.approx((1.0 * 2.0 * 2.0) ** (1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("peers", "baseline", "subject"),
+    [
+        (["flash", "cudnn"], "flash", "cudnn"),
+        (["flash", "flashgen"], "flash", "flashgen"),
+        (["flashgen", "cudnn"], "flashgen", "cudnn"),
+        (["flash"], "flash", "flash"),
+        (["cudnn", "fa4"], None, "cudnn"),
+    ],
+)
+def test_whose_ratios_are_told(peers: list[str], baseline: str | None, subject: str) -> None:
+    found = result()
+    found.peers, found.baseline = peers, baseline
+    assert found.subject == subject
+    assert all(s.subject != s.against for s in found.summaries())
+    report.markdown(found)
+
+
+def test_json_and_back() -> None:
+    found = result()
+    values = json.loads(json.dumps(found.to_json()))
+    assert result_from_json(values) == found
+    times = values["cells"][0]["peers"]["flashgen"]
+    assert times["rounds_ms"] == [1.0, 2.0, 4.0]
+    assert times["ratio_to_baseline"] == {"median": 1.0, "low": 0.5, "high": 2.0}
+    assert values["cells"][1]["errors"] == {"cudnn": "RuntimeError: no | kernel"}
+    assert values["ratios"][0]["worst"] == 1.0
+
+
+def set_in(values: Any, path: tuple[Any, ...], value: object) -> None:
+    for key in path[:-1]:
+        values = values[key]
+    values[path[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("schema",), 99, "schema must be 1; got 99"),
+        (("environment",), {"device": "x"}, "must be what `flashgen bench` wrote; TypeError"),
+        (("cells", 0, "peers", "flash", "rounds_ms"), [1.0, -2.0, 3.0], "rounds_ms must be finite"),
+        (("cells", 0, "peers", "flash", "rounds_ms"), [1.0, "x", 3.0], "rounds_ms must be finite"),
+        (("cells", 0, "peers", "flash", "rounds_ms"), [1.0, 2.0], "rounds_ms of flash must have 3 values; got 2"),
+        (("cells", 0, "workload", "batch"), -1, "batch must be an integer"),
+        (("cells", 0, "problem", "mask"), "odd", "problem must have"),
+        (("cells",), 3, "TypeError"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_refused_with_the_reason(tmp_path: Path, path: tuple[Any, ...], value: object, message: str) -> None:
+    values = json.loads(json.dumps(result().to_json()))
+    set_in(values, path, value)
+    (tmp_path / "x.json").write_text(json.dumps(values))
+    with pytest.raises(ArgumentError, match=message) as caught:
+        files.read(tmp_path / "x.json")
+    assert str(caught.value).startswith("from must be a bench.json")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", "\udcff"])
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ArgumentError, match=r"from must be a bench\.json that `flashgen bench` wrote"):
+        files.read(tmp_path / "x.json")
+
+
+def test_times_must_be_times() -> None:
+    for wrong in ((), (0.0,), (math.nan,), (math.inf,)):
+        with pytest.raises(ArgumentError, match="rounds_ms must be"):
+            PeerTimes(wrong, False, 0.1)
+
+
+def test_the_tables() -> None:
+    standard, decode, host = report.tables(result())
+    assert [heading for heading, _ in standard.columns] == [
+        "problem", "workload", "flashgen TFLOP/s", "flash TFLOP/s", "cudnn TFLOP/s",
+        "flashgen / flash x [10..90 %]", "flashgen / best other x [10..90 %]", "best other",
+    ]  # fmt: skip
+    assert standard.rows[0][2:] == ["0.1", "0.1", "0.1", "1.000 [0.500..2.000]", "1.000 [0.500..2.000]", "flash"]
+    assert standard.rows[1][4:] == ["failed", "2.000 [2.000..2.000]", "2.000 [2.000..2.000]", "flash"]
+    assert "flash GB/s" in [heading for heading, _ in decode.columns]
+    assert decode.rows[0][-1] == "cudnn"
+    assert host.rows == [["flashgen", "11.2", "15.5"], ["flash", "failed", "failed"], ["cudnn", "-", "-"]]
+    for table in (standard, decode, host):
+        assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_cells_of_one_grid_with_two_units_are_two_tables() -> None:
+    found = result()
+    found.cells = [
+        cell(FULL, "workload", flashgen=(1.0,)),
+        cell(DECODE, "workload", flashgen=(1.0,)),
+        cell(CAUSAL, "workload", flash=(1.0,)),
+    ]
+    full, decode, _ = report.tables(found)
+    assert (len(full.rows), len(decode.rows)) == (2, 1)
+
+
+def test_the_summary_names_everything_that_is_missing() -> None:
+    lines = report.summary(result())
+    assert lines[0].startswith(
+        "flashgen / flash: geometric mean 2.000 x over 3 cells, worst 1.000 x in bf16_d64_full B1 H1 S1000 (standard)"
+    )
+    assert "fa4 is absent: ModuleNotFoundError: No module named 'flash_attn'" in lines
+    assert "cudnn failed: RuntimeError: no | kernel; in bf16_d64_causal B1 H1 S1000 (standard)" in lines
+    assert "flash failed: OSError: gone; in the CPU cost of a call" in lines
+    assert not any("stopped" in line for line in lines)
+    stopped = result()
+    stopped.complete = False
+    assert "the run was stopped before its end" in report.summary(stopped)
+
+
+def test_markdown_is_whole_and_an_error_cannot_break_it() -> None:
+    text = report.markdown(result())
+    assert "NVIDIA H200, driver 580.1; flashgen 0.1.0, PyTorch 2.11.0, cuDNN 9.19.0, NVRTC 13.0, flash-attn-4 4.0.0; 3 rounds" in text
+    assert "| bf16_d64_full | B1 H1 S1000 | 0.1 |" in text
+    assert "no \\| kernel" in text
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert all(line.endswith(" |") for line in rows)
+
+
+def test_an_empty_result_can_be_told(tmp_path: Path) -> None:
+    empty = BenchResult(result().environment, 3, ["flashgen"], {}, None)
+    assert report.tables(empty) == []
+    files.save(empty, tmp_path)
+    assert files.draw(empty, tmp_path) == []
+    nobody = CellResult("standard", FULL, errors={"flashgen": "x"})
+    empty.cells.append(nobody)
+    assert report.tables(empty)[0].rows[0][2] == "failed"
+    assert files.draw(empty, tmp_path) == []
+
+
+def test_saving_reads_back_and_leaves_nothing_else(tmp_path: Path) -> None:
+    written = files.save(result(), tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(written)
+    assert files.read(tmp_path / "bench.json") == result()
+    assert stat.S_IMODE((tmp_path / "bench.json").stat().st_mode) == 0o644
+
+
+def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.save(result(), tmp_path)
+    before = (tmp_path / "bench.json").read_bytes()
+
+    def broken(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("flashgen.bench.files.os.replace", broken)
+    with pytest.raises(OSError, match="disk full"):
+        files.save(result(), tmp_path)
+    assert (tmp_path / "bench.json").read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bench.json", "bench.md"]
+
+
+def test_figures_are_drawn_and_those_of_an_earlier_run_removed(tmp_path: Path) -> None:
+    (tmp_path / "bench-old.png").write_bytes(b"old")
+    (tmp_path / "mine.png").write_bytes(b"mine")
+    written = files.draw(result(), tmp_path)
+    assert sorted(p.name for p in written) == ["bench-decode.png", "bench-standard.png"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bench-decode.png", "bench-standard.png", "mine.png"]
+    for path in written:
+        assert path.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_a_figure_holds_a_bar_for_each_time() -> None:
+    from flashgen.bench.plot import draw_grid
+
+    figure = draw_grid(result(), "standard", "TFLOP/s", result().cells[:2])
+    full, causal = figure.axes
+    assert (full.get_title(), causal.get_title()) == ("bf16, head dim 64, full", "bf16, head dim 64, causal")
+    assert (len(full.patches), len(causal.patches)) == (3, 2)
+    assert full.get_ylabel() == "TFLOP/s"
+    assert [label.get_text() for label in full.get_xticklabels()] == ["S1000\nB1 H1"]
+    heights = [bar.get_height() for bar in full.patches]  # type: ignore[attr-defined]
+    assert heights == pytest.approx([0.128, 0.128, 0.128])
+
+
+def test_without_matplotlib_there_is_a_message_and_everything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "flashgen.bench.plot", raising=False)
+    with pytest.raises(files.PlotError, match=r"pip install 'flashgen\[plot\]'"):
+        files.draw(result(), tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match="out must be a folder that can be written"):
+        files.make_folder(tmp_path / "file")
+    files.make_folder(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
