@@ -6,12 +6,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_FORMATS = {"i64": "q", "int": "i", "float": "f"}
+_FORMATS = {"i64": "q", "u64": "Q", "int": "i", "float": "f"}
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One field of a kernel's `Parameters` struct: a C type ('int', 'i64', 'float', or a pointer) and a name."""
+    """One field of a kernel's `Parameters` struct: a C type ('int', 'i64', 'u64', 'float', or a pointer) and a name."""
 
     c_type: str
     name: str

@@ -129,18 +129,20 @@ class Bench:
         rows = reference.sample_rows(self.workload, SAMPLED_ROWS, self.seed, causal).to(self.sets[0].q.device)
         return Expected.of(self.sets[0], causal, self.problem.head_dim**-0.5, rows)
 
-    def time(self, kernels: Mapping[str, Kernel], rounds: int = ROUNDS) -> Iterator[tuple[str, Timing]]:
+    def time(
+        self, kernels: Mapping[str, Kernel], rounds: int = ROUNDS, round_seconds: float = ROUND_SECONDS
+    ) -> Iterator[tuple[str, Timing]]:
         """Times all kernels interleaved and yields a timing for each, by its key, once the last round is done."""
-        timers = {key: self._timer(kernel) for key, kernel in kernels.items()}
+        timers = {key: self._timer(kernel, round_seconds) for key, kernel in kernels.items()}
         for key, seconds in interleaved(timers, rounds, self.seed).items():
             spread = Spread.of(seconds)
             yield key, Timing(spread.median, spread.low, spread.high, len(seconds))
 
-    def _timer(self, kernel: Kernel) -> Timer:
+    def _timer(self, kernel: Kernel, round_seconds: float) -> Timer:
         plan, sets = plan_of(kernel, self.sets[0]), self.sets
 
         def launch(i: int) -> None:
             t = sets[i]
             plan.into(t.q, t.k, t.v, t.out, t.lse)
 
-        return Timer(launch, len(sets), ROUND_SECONDS)
+        return Timer(launch, len(sets), round_seconds)

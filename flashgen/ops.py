@@ -122,7 +122,8 @@ class Plan:
         out_strides = torch.empty(self.out_shape, device="meta").stride()
         strides = [_strides(t.shape, t.stride(), row, head) for t in (q, k, v)] + [_strides(self.out_shape, out_strides, row, head)]
         scale = scale if scale is not None else problem.head_dim**-0.5
-        self.launch = kernel.bind(family.grid(kernel.spec.config, workload), family.values(workload, strides, scale))
+        config = kernel.spec.config
+        self.launch = kernel.bind(family.grid(config, workload), family.values(config, workload, strides, scale))
         _require_context(self.device.index)
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

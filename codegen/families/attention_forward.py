@@ -8,13 +8,18 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from flashgen.codegen.config import Config
-from flashgen.codegen.device import Device
+from flashgen.codegen.device import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Strides
+from flashgen.codegen.models import attention_forward as model
+from flashgen.codegen.models.attention_forward import padded
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Pass, Problem, Workload
 from flashgen.codegen.target import Target
+
+SPARE_REGISTERS = 36  # of a thread, beside those needed: with so many hardly anything spills
 
 
 class QueryPlace(enum.Enum):
@@ -24,23 +29,35 @@ class QueryPlace(enum.Enum):
     REGISTERS = "registers"
 
 
+class StepOrder(enum.Enum):
+    """Which of its two products a step issues first for each chunk of keys."""
+
+    SCORES = "scores"
+    OUTPUT = "output"
+
+
 @dataclass(frozen=True)
 class AttentionForwardConfig(Config):
     """What may be chosen freely.
 
     block_q:        query rows of a block (Br in the paper); a multiple of 16 * warps, 16 or 32 rows a warp
-    block_kv:       key rows of a tile (Bc in the paper), a multiple of 16
+    block_kv:       key rows of a tile (Bc in the paper), a multiple of step_kv: what is loaded at once
+    step_kv:        keys of a step, a multiple of 16: their scores are computed while those of the step before are used
     warps:          warps of a block; each owns block_q / warps rows
     stages:         tiles of K, and of V, that shared memory holds: stages - 1 tiles are loaded ahead
-    query:          query tile in shared memory, or in registers; then K and V take its place
+    query:          query tile read from shared memory at each use, or once into registers
+    first:          product that a step issues first: scores of the next keys, or output of these. Alike in principle; but near the limit
+                    of the registers the compiler spills with the one and not with the other
     blocks_per_sm:  blocks that must fit on one SM at once: caps the registers
     """
 
     block_q: int
     block_kv: int
+    step_kv: int
     warps: int
     stages: int
     query: QueryPlace
+    first: StepOrder = StepOrder.SCORES
     blocks_per_sm: int = 1
 
     def describe(self) -> str:
@@ -48,16 +65,21 @@ class AttentionForwardConfig(Config):
         return ", ".join(f"{name} {value}" for name, value in self.to_json().items())
 
 
-def _padded(columns: int) -> int:
-    """Columns as the matrix product takes them: a multiple of 16."""
-    return -(-columns // 16) * 16
+def _float32(value: float) -> float:
+    """Rounded to fp32, as the kernel will see it."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def _reciprocal(divisor: int) -> int:
+    """What tile/schedule.cuh divides with."""
+    return 0 if divisor == 1 else -(-(2**64) // divisor)
 
 
 class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 2
+    revision = 3
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -66,19 +88,20 @@ class AttentionForward(Family):
             Parameter("Element*", "out"),
             Parameter("float*", "lse"),
             *(Parameter("i64", f"{tensor}_{dim}") for tensor in ("q", "k", "v", "out") for dim in ("batch", "head", "row")),
-            *(Parameter("int", n) for n in ("heads_q", "group", "len_q", "len_kv")),
-            *(Parameter("float", n) for n in ("scale", "scale_low", "scale_log2")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("query_tiles", "heads_q", "group")),
+            *(Parameter("int", n) for n in ("query_tiles", "heads_q", "len_q", "len_kv")),
+            *(Parameter("float", n) for n in ("scale_log2", "natural", "natural_low")),
         )
     )
     atoms = (
-        *("types", "index", "shared_memory", "barrier", "cp_async", "ldmatrix", "mma_sync"),
-        *("cvt", "ex2", "log", "mul", "shfl_sync"),
+        *("types", "register", "index", "shared_memory", "barrier", "cp_async", "ldmatrix", "mma_sync"),
+        *("cvt", "ex2", "log", "mul", "rcp", "shfl_sync", "vote_sync"),
     )
     tiles = ("shared_tile", "schedule", "rows", "load", "gemm", "mask", "softmax", "epilogue")
 
-    # Registers a thread needs beside its accumulators and query fragments: addresses and operands on their way, and for each
-    # row tile the softmax state and an operand. Fitted to what compiles without spills.
-    registers_beside, registers_beside_row_tile = 32, 40
+    # Registers a thread needs beside its accumulators and query fragments: addresses, operands on their way, the softmax state.
+    # Less than what never spills: the fastest configs lie at the edge, and one in twelve of those admitted spills on sm_90a.
+    registers_beside = 46
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
@@ -96,10 +119,12 @@ class AttentionForward(Family):
     def check(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> list[str]:
         """See Family."""
         reasons = self.refusals(problem, target)
-        for name, low, high, step in (("warps", 1, 16, 1), ("block_kv", 16, 256, 16), ("stages", 1, 4, 1), ("blocks_per_sm", 1, 8, 1)):
+        for name, low, high, step in (("warps", 2, 16, 1), ("step_kv", 16, 256, 16), ("stages", 2, 4, 1), ("blocks_per_sm", 1, 8, 1)):
             value = getattr(config, name)
             if not low <= value <= high or value % step:
                 reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
+        if config.step_kv >= 1 and (config.block_kv % config.step_kv or not config.step_kv <= config.block_kv <= 256):
+            reasons.append(f"block_kv must be a multiple of step_kv {config.step_kv}, up to 256; got {config.block_kv}")
         rows = (config.warps * 16, config.warps * 32)
         if config.warps >= 1 and config.block_q not in rows:
             given = f"{rows[0]} or {rows[1]} with warps {config.warps}"
@@ -129,9 +154,10 @@ class AttentionForward(Family):
     def registers_needed(self, problem: Problem, config: AttentionForwardConfig) -> int:
         """An estimate of the registers of a thread; the compiler has the last word."""
         row_tiles = config.block_q // config.warps // 16
-        accumulators = row_tiles * (config.block_kv + _padded(problem.head_dim_v)) // 2
-        query = row_tiles * _padded(problem.head_dim) // 4 if config.query is QueryPlace.REGISTERS else 0
-        return accumulators + query + self.registers_beside + row_tiles * self.registers_beside_row_tile
+        # Scores count twice: while those of one step are used up, those of the next one come.
+        accumulators = row_tiles * (padded(problem.head_dim_v) // 2 + config.step_kv)
+        query = row_tiles * padded(problem.head_dim) // 4 if config.query is QueryPlace.REGISTERS else 0
+        return accumulators + query + self.registers_beside
 
     def registers_cap(self, config: AttentionForwardConfig, target: Target) -> int:
         """Registers of a thread that the launch bounds leave."""
@@ -142,22 +168,26 @@ class AttentionForward(Family):
         return config.warps * 32
 
     def shared_bytes(self, problem: Problem, config: AttentionForwardConfig) -> int:
-        """See Family. Q, the K ring and the V ring; with Q in registers they share one place. The output passes through it all."""
-        columns, columns_v = _padded(problem.head_dim), _padded(problem.head_dim_v)
-        query = config.block_q * columns
+        """See Family. Q, whose place the output takes in the end, and the ring of K and V."""
+        columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
         rings = config.stages * config.block_kv * (columns + columns_v)
-        loop = max(query, rings) if config.query is QueryPlace.REGISTERS else query + rings
-        return max(loop, config.block_q * columns_v) * problem.dtype.bytes
+        sums = config.block_q // config.warps // 16 * self.threads(config) * 16
+        return (config.block_q * max(columns, columns_v) + rings) * problem.dtype.bytes + sums
 
     def grid(self, config: AttentionForwardConfig, workload: Workload) -> int:
         """See Family."""
         return -(-workload.len_q // config.block_q) * workload.heads_q * workload.batch
 
-    def values(self, workload: Workload, strides: Sequence[Strides], scale: float) -> tuple[int | float, ...]:
-        """See Family. The scale goes in two parts, so that the log-sum-exp does not inherit the rounding of the first."""
-        high = struct.unpack("f", struct.pack("f", scale))[0]
-        sizes = (workload.heads_q, workload.heads_q // workload.heads_kv, workload.len_q, workload.len_kv)
-        return (*itertools.chain(*strides), *sizes, high, scale - high, scale * math.log2(math.e))
+    def values(
+        self, config: AttentionForwardConfig, workload: Workload, strides: Sequence[Strides], scale: float
+    ) -> tuple[int | float, ...]:
+        """See Family. `natural`, in two parts, turns the base-2 logarithms that the kernel works with back into scaled scores."""
+        scale_log2 = _float32(scale * math.log2(math.e))
+        natural = scale / scale_log2
+        query_tiles = -(-workload.len_q // config.block_q)
+        reciprocals = (_reciprocal(n) for n in (query_tiles, workload.heads_q, workload.heads_q // workload.heads_kv))
+        sizes = (query_tiles, workload.heads_q, workload.len_q, workload.len_kv)
+        return (*itertools.chain(*strides), *reciprocals, *sizes, scale_log2, natural, natural - _float32(natural))
 
     def context(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> dict[str, object]:
         """See Family."""
@@ -166,73 +196,68 @@ class AttentionForward(Family):
             "tiles": [f"tile/{name}.cuh" for name in self.tiles],
             "element": {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
+            "output_over_queries": padded(problem.head_dim_v) <= padded(problem.head_dim),
+            "scores_first": config.first is StepOrder.SCORES,
             "query_in_registers": config.query is QueryPlace.REGISTERS,
             "shared_bytes": self.shared_bytes(problem, config),
         }
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionForwardConfig]:
         """See Family."""
-        shapes = ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8), (256, 8))
-        for (block_q, warps), block_kv, stages, query, blocks in itertools.product(
-            shapes, (32, 48, 64, 80, 96, 128), (1, 2, 3), QueryPlace, (1, 2, 3)
-        ):
-            yield AttentionForwardConfig(block_q, block_kv, warps, stages, query, blocks)
+        rows = ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8), (256, 8))
+        keys = [(16, 16), (32, 16), (32, 32), (48, 48), (64, 16), (64, 32), (64, 64), (80, 80)]
+        keys += [(96, 32), (96, 48), (96, 96), (128, 32), (128, 64)]
+        for (block_q, warps), (block_kv, step_kv), stages, query, first in itertools.product(rows, keys, (2, 3), QueryPlace, StepOrder):
+            caps: set[int] = set()
+            for blocks in (1, 2, 3, 4):
+                config = AttentionForwardConfig(block_q, block_kv, step_kv, warps, stages, query, first, blocks)
+                cap = self.registers_cap(config, target)
+                if cap not in caps:  # else the machine code would be the same
+                    yield config
+                caps.add(cap)
 
     def default(self, problem: Problem, target: Target) -> AttentionForwardConfig:
-        """See Family. The first legal one of a short list, from wide tiles to narrow ones."""
-        width = max(problem.head_dim, problem.head_dim_v)
-        shapes = [(128, 64, 4, QueryPlace.SHARED)] if width <= 64 else []
-        shapes += [(128, 96, 8, QueryPlace.REGISTERS), (128, 64, 8, QueryPlace.SHARED)] if width <= 128 else []
-        shapes += [(128, 32, 8, QueryPlace.SHARED), (64, 32, 4, QueryPlace.SHARED), (64, 16, 4, QueryPlace.SHARED)]
-        for block_q, block_kv, warps, query in shapes:
-            config = AttentionForwardConfig(block_q, block_kv, warps, 1, query)
-            if not self.check(problem, config, target):
-                return config
-        self.require_legal(problem, config, target)
-        raise AssertionError("unreachable: require_legal raises")
+        """See Family. The model's pick for a long sequence among those that leave the compiler registers to spare."""
+        return _default(problem, target)
 
     def predict(
-        self, problem: Problem, config: AttentionForwardConfig, workload: Workload, device: Device, registers: int | None = None
+        self,
+        problem: Problem,
+        config: AttentionForwardConfig,
+        workload: Workload,
+        device: Device,
+        registers: int | None = None,
+        weights: model.Weights = model.FITTED,
     ) -> Prediction:
-        """See Family. Cycles of one tile step, times steps, times waves; memory traffic as a floor.
-
-        The constants are fitted to measurements of head dims 64 and 128 on an H200.
-        """
-        target, tiles = device.target, self.grid(config, workload)
-        if not tiles:
-            return Prediction(0.0, "nothing")
-        units = self._unit_cycles(problem, config, device)
-        registers = registers or min(self.registers_cap(config, target), round(1.12 * self.registers_needed(problem, config)))
+        """See Family, and codegen/models/attention_forward.py."""
+        target = device.target
+        registers = registers or min(self.registers_cap(config, target), self.registers_needed(problem, config) + self._slack(config))
         resident = max(1, target.blocks_resident(self.threads(config), registers, self.shared_bytes(problem, config)))
-        # Blocks on one SM share its units; each alone is also bound by the latency of its chain of steps, which others hide.
-        row_tiles = config.block_q // config.warps // 16
-        columns = _padded(problem.head_dim) + _padded(problem.head_dim_v)
-        latency = 543 + row_tiles * config.block_kv * (0.046 * columns + 0.75)
-        waiting = latency / resident + 21.6 * config.warps
-        step = math.hypot(sum(units.values()), waiting)
-        # Mean over the query tiles of the key tiles that are walked over; then whole waves, softened by blocks that end early.
-        per_query = workload.visible_pairs(problem.mask) / max(1, workload.len_q)
-        diagonal = (config.block_q + config.block_kv) / 2 if problem.mask is Mask.CAUSAL else 0
-        steps = max(1.0, min(workload.len_kv, per_query + diagonal) / config.block_kv)
-        share = max(1.0, tiles / device.sm_count)
-        rounds = share if problem.mask is Mask.CAUSAL else (share + math.ceil(tiles / device.sm_count / resident) * resident) / 2
-        seconds = rounds * (steps * step + 3450 / resident) / device.clock_hz
-        traffic = workload.heads_q * workload.len_q + workload.heads_kv * workload.len_kv
-        memory = problem.dtype.bytes * (problem.head_dim + problem.head_dim_v) * workload.batch * traffic / (0.85 * device.memory_bandwidth)
-        if memory > seconds:
-            return Prediction(memory, "memory")
-        return Prediction(seconds, "latency" if waiting > sum(units.values()) else max(units, key=lambda unit: units[unit]))
+        in_shared = config.query is QueryPlace.SHARED
+        return model.predict(problem, config, workload, device, self.grid(config, workload), resident, in_shared, weights)
 
-    def _unit_cycles(self, problem: Problem, config: AttentionForwardConfig, device: Device) -> dict[str, float]:
-        """Cycles for which a step of one block holds up each unit of an SM. The weights say how much of it nothing else hides."""
-        head_dim, head_dim_v = _padded(problem.head_dim), _padded(problem.head_dim_v)
-        scores = config.block_q * config.block_kv
-        query_reads = 2.39 * config.block_q * head_dim if config.query is QueryPlace.SHARED else 0.0
-        return {
-            "tensor cores": 2 * scores * (head_dim + head_dim_v) / (device.target.mma_flops_per_cycle * device.mma_rate),
-            "exponentials": 0.557 * scores / device.target.exp2_per_cycle,
-            "shared memory": 0.278 * 2 / 128 * (config.warps * config.block_kv * (head_dim + head_dim_v) + query_reads),
-        }
+    def _slack(self, config: AttentionForwardConfig) -> int:
+        """Registers that the compiler takes beyond those needed where it has them (the median on sm_90a)."""
+        wide = config.block_q == 32 * config.warps
+        if config.query is QueryPlace.REGISTERS:
+            return 8 if wide else 17
+        return 24 if wide else 30
 
 
 FAMILY = AttentionForward()
+
+
+@cache
+def _default(problem: Problem, target: Target) -> AttentionForwardConfig:
+    device, workload = device_of_target(target), Workload(batch=4, heads_q=16, heads_kv=16, len_q=4096, len_kv=4096)
+    space = list(FAMILY.space(problem, target))
+    legal = [config for config in space if not FAMILY.check(problem, config, target)]
+    if not legal:
+        FAMILY.require_legal(problem, space[0], target)
+
+    def spare(config: AttentionForwardConfig) -> int:
+        return FAMILY.registers_cap(config, target) - FAMILY.registers_needed(problem, config)
+
+    enough = min(SPARE_REGISTERS, max(map(spare, legal)))
+    comfortable = [config for config in legal if spare(config) >= enough]
+    return min(comfortable, key=lambda config: FAMILY.predict(problem, config, workload, device).seconds)

@@ -17,7 +17,7 @@ TOKENS = 16384  # of the default workloads: batch * seqlen
 MODEL_DIM = 2048  # of the default workloads: heads * head_dim
 SEQLENS = (512, 1024, 4096, 16384)
 MAX_SEQLEN = 2**24
-MODEL_BEST = 12  # candidates a cell that are tried unless all are asked for
+MODEL_BEST = 16  # candidates a cell that are tried unless all are asked for
 
 
 class Progress:

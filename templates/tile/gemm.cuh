@@ -3,25 +3,64 @@
 // A warp owns kRowTiles * 16 query rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
 // says: [0], [1] belong to row lane/4, [2], [3] to row lane/4 + 8.
 
-// Q read from shared memory at each use: costs bandwidth, saves registers. The tile's rows from `first_row` on are the warp's.
-template <int kRowTiles, int kRows, int kColumns>
-struct QueryInShared {
-    typename SharedTile<kRows, kColumns>::Place place;
+// Where a lane finds its part of an operand in a tile that is kColumns wide. Of Q and of V: 16 rows, in two groups of 8 with the same
+// columns. Of K: the same 16, with the two groups of columns next to each other. An operand is two chunks wide; the offsets within a
+// group of chunks are held in registers, and everything else is constants away or the same for all lanes.
+template <int kColumns>
+struct LaneOffsets {
+    using Rows = SharedTile<16, kColumns>;
+    static constexpr int kOffsets = Rows::kSwizzle / 2;
+    u32 offset[kOffsets];
+    u32 to_keys;  // from the place in Q or V to that in K
 
-    __device__ __forceinline__ QueryInShared(const SharedTile<kRows, kColumns>& tile, int first_row)
-        : place(tile.place(first_row + lane_index() % 16, lane_index() / 16)) {}
+    __device__ __forceinline__ LaneOffsets() {
+        const int lane = lane_index();
+        const Rows rows{0};
+#pragma unroll
+        for (int i = 0; i < kOffsets; ++i) {
+            offset[i] = rows.at(lane % 16, lane / 16 ^ i * 2);
+            keep_in_register(offset[i]);
+        }
+        to_keys = rows.at(lane / 16 * 8 + lane % 8, lane / 8 % 2) - offset[0];
+        keep_in_register(to_keys);
+    }
+    __device__ __forceinline__ SharedAddress at(SharedAddress tile, int rows, int chunks) const {
+        return offset[chunks / 2 % kOffsets] + tile + Rows::distance(rows, chunks / Rows::kSwizzle * Rows::kSwizzle);
+    }
+};
+
+// Those for Q and K, and for V: one set where they are equally wide.
+template <int kColumns, int kColumnsV>
+struct OperandOffsets {
+    LaneOffsets<kColumns> for_keys;
+    LaneOffsets<kColumnsV> for_values;
+    __device__ __forceinline__ const LaneOffsets<kColumns>& keys() const { return for_keys; }
+    __device__ __forceinline__ const LaneOffsets<kColumnsV>& values() const { return for_values; }
+};
+template <int kColumns>
+struct OperandOffsets<kColumns, kColumns> {
+    LaneOffsets<kColumns> for_all;
+    __device__ __forceinline__ const LaneOffsets<kColumns>& keys() const { return for_all; }
+    __device__ __forceinline__ const LaneOffsets<kColumns>& values() const { return for_all; }
+};
+
+// Q read from shared memory at each use: costs bandwidth, saves registers. `rows` are the warp's.
+template <int kColumns>
+struct QueryInShared {
+    const LaneOffsets<kColumns>& offsets;
+    SharedAddress rows;
 
     __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
-        ldmatrix_x4(a, place.at(row_tile * 16, step * 2));
+        ldmatrix_x4(a, offsets.at(rows, row_tile * 16, step * 2));
     }
 };
 
 // Q read once and kept in registers: kColumns / 4 * kRowTiles of them.
-template <int kRowTiles, int kRows, int kColumns>
+template <int kRowTiles, int kColumns>
 struct QueryInRegisters {
     u32 fragments[kRowTiles][kColumns / 16][4];
 
-    __device__ __forceinline__ explicit QueryInRegisters(const QueryInShared<kRowTiles, kRows, kColumns>& query) {
+    __device__ __forceinline__ explicit QueryInRegisters(const QueryInShared<kColumns>& query) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -34,16 +73,16 @@ struct QueryInRegisters {
     }
 };
 
-// scores = Q K^T; `keys` holds one key a row.
-template <class Element, class Query, int kRowTiles, int kKeyTiles, int kKeys, int kColumns>
-__device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles][4], const Query& query,
-                                            const SharedTile<kKeys, kColumns>& keys) {
-    const int lane = lane_index();
-    const auto place = keys.place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+// scores = Q K^T for key column tiles [first, first + kCount), which are an even number. The tile at `keys` holds one key a row.
+template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>
+__device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first, const Query& query,
+                                            SharedAddress keys,
+                                            const LaneOffsets<kColumns>& offsets) {
+    const SharedAddress own_keys = keys + offsets.to_keys;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-        for (int j = 0; j < kKeyTiles; ++j)
+        for (int j = first; j < first + kCount; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) scores[i][j][e] = 0.0f;
 #pragma unroll
@@ -52,9 +91,9 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, step);
 #pragma unroll
-        for (int j = 0; j < kKeyTiles; j += 2) {
-            u32 b[4];  // (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d 8-15)
-            ldmatrix_x4(b, place.at(j * 8, step * 2));
+        for (int j = first; j < first + kCount; j += 2) {
+            u32 b[4];
+            ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i) {
                 mma_sync_m16n8k16<Element>(scores[i][j], a[i], b[0], b[1]);
@@ -64,32 +103,18 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
     }
 }
 
-// out += P V; `values` holds one key a row. The accumulator layout of two neighbouring column tiles of P is the operand
-// layout of one step of 16 keys, so P goes from product to product in registers, rounded to Element on the way.
-template <class Element, int kRowTiles, int kKeyTiles, int kOutTiles, int kKeys, int kColumns>
-__device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4],
-                                            const float (&probabilities)[kRowTiles][kKeyTiles][4],
-                                            const SharedTile<kKeys, kColumns>& values) {
-    const auto place = values.place(lane_index() % 16, lane_index() / 16);
+// out += P V for a chunk of 16 keys; The tile at `values` holds one key a row.
+template <class Element, int kRowTiles, int kOutTiles, int kColumns>
+__device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4], const u32 (&probabilities)[kRowTiles][4], int chunk,
+                                            SharedAddress values, const LaneOffsets<kColumns>& offsets) {
 #pragma unroll
-    for (int step = 0; step < kKeyTiles / 2; ++step) {
-        u32 a[kRowTiles][4];
+    for (int j = 0; j < kOutTiles; j += 2) {
+        u32 b[4];
+        ldmatrix_x4_trans(b, offsets.at(values, chunk * 16, j));
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const float(&pair)[4] = probabilities[i][step * 2 + e / 2];
-                a[i][e] = cvt_rn_x2<Element>(pair[e % 2 * 2], pair[e % 2 * 2 + 1]);
-            }
-#pragma unroll
-        for (int j = 0; j < kOutTiles; j += 2) {
-            u32 b[4];  // (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 8-15), each transposed
-            ldmatrix_x4_trans(b, place.at(step * 16, j));
-#pragma unroll
-            for (int i = 0; i < kRowTiles; ++i) {
-                mma_sync_m16n8k16<Element>(out[i][j], a[i], b[0], b[1]);
-                mma_sync_m16n8k16<Element>(out[i][j + 1], a[i], b[2], b[3]);
-            }
+        for (int i = 0; i < kRowTiles; ++i) {
+            mma_sync_m16n8k16<Element>(out[i][j], probabilities[i], b[0], b[1]);
+            mma_sync_m16n8k16<Element>(out[i][j + 1], probabilities[i], b[2], b[3]);
         }
     }
 }

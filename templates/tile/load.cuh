@@ -1,52 +1,88 @@
-// Copies of tiles between global and shared memory, 16 bytes a thread and pass, rows and columns past the end left out.
+// Copies of tiles between global and shared memory, 16 bytes a thread and step, rows and columns past the end left out.
 
-// How the threads of a block cover a tile. A pass takes as many whole rows as there are threads for, so that a thread keeps
-// its chunk and its addresses advance by constants; threads that a pass does not need idle.
-template <int kThreads, int kRows, int kChunks>
-struct Passes {
-    static constexpr int kRowsPerPass = kThreads / kChunks;
-    static constexpr int kCount = (kRows + kRowsPerPass - 1) / kRowsPerPass;
-    static constexpr bool kEven = kThreads % kChunks == 0 && kRows % kRowsPerPass == 0;  // every thread has a row in each pass
-    static constexpr bool kSameSwizzle = kRowsPerPass % 8 == 0;                          // all rows of a thread are permuted alike
-    int row = thread_index() / kChunks, chunk = thread_index() % kChunks;                // of this thread in the first pass
+// How kThreads threads cover a tile: kLanes neighbours take a row together, a chunk each and the same chunk of every further group of
+// kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
+template <int kThreads, class Tile>
+struct Cover {
+    static constexpr int kLanes = Tile::kSwizzle, kGroups = Tile::kChunks / kLanes;
+    static constexpr int kRowsPerPass = kThreads / kLanes;
+    static constexpr int kPasses = (Tile::kRowCount + kRowsPerPass - 1) / kRowsPerPass;
+    int row, chunk;  // of this thread in the first pass
+
+    __device__ __forceinline__ explicit Cover(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
 
     __device__ __forceinline__ bool has_row(int pass) const {
-        return kEven || (row < kRowsPerPass && pass * kRowsPerPass + row < kRows);
+        return Tile::kRowCount % kRowsPerPass == 0 || pass * kRowsPerPass + row < Tile::kRowCount;
     }
-
-    template <class Tile>
-    __device__ __forceinline__ SharedAddress address(const Tile& tile, int pass) const {
-        if (kSameSwizzle) return tile.place(row, chunk).at(pass * kRowsPerPass, 0);
-        return tile.place(pass * kRowsPerPass + row, chunk).at(0, 0);
+    __device__ __forceinline__ bool has_column(int group, int columns_valid) const {
+        return (group + 1) * kLanes * 8 <= columns_valid || (group * kLanes + chunk) * 8 < columns_valid;
+    }
+    __device__ __forceinline__ SharedAddress address(const Tile& tile, int pass, int group) const {
+        if (kRowsPerPass % 8 == 0) return tile.at(row, chunk) + Tile::distance(pass * kRowsPerPass, group * kLanes);
+        return tile.at(pass * kRowsPerPass + row, chunk) + Tile::distance(0, group * kLanes);
     }
 };
 
-// Starts the copy of a tile. `rows` points at the tile's first row; rows from `rows_valid` on and columns from kColumnsValid
-// on are not read: the tile holds zeros there. The caller commits the group.
-template <int kThreads, int kColumnsValid, class Element, int kRows, int kColumns>
-__device__ __forceinline__ void load_tile_async(const SharedTile<kRows, kColumns>& tile, const Element* rows, i64 row_stride,
-                                                int rows_valid) {
-    using Cover = Passes<kThreads, kRows, kColumns / 8>;
-    const Cover cover;
-    const Element* source = rows + cover.row * row_stride + cover.chunk * 8;
-#pragma unroll
-    for (int pass = 0; pass < Cover::kCount; ++pass) {
-        const bool valid = pass * Cover::kRowsPerPass + cover.row < rows_valid && cover.chunk * 8 < kColumnsValid;
-        if (cover.has_row(pass)) cp_async_16(cover.address(tile, pass), source, valid);
-        source += Cover::kRowsPerPass * row_stride;
-    }
-}
+// Copies the rows of a sequence to tiles, from the last to the first: it holds this thread's place in the tile that comes next, and
+// goes backwards pass by pass, so that one stride is all it needs. The caller commits the groups. Columns from kColumnsValid on
+// are not read: tiles hold zeros there.
+template <class Tile, int kThreads, int kColumnsValid, class Element>
+struct TileReader {
+    using Passes = Cover<kThreads, Tile>;
+    Passes cover;
+    const Element* source;
+    i64 row_stride;
 
-// Writes the tile's valid rows and columns to global memory.
-template <int kThreads, int kColumnsValid, class Element, int kRows, int kColumns>
-__device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int rows_valid, const SharedTile<kRows, kColumns>& tile) {
-    using Cover = Passes<kThreads, kRows, kColumnsValid / 8>;
-    const Cover cover;
+    // `rows` points at the first row of the first tile to be copied.
+    __device__ __forceinline__ TileReader(const Element* rows, i64 row_stride)
+        : cover(thread_index()), source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8), row_stride(row_stride) {}
+
+    // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
+    __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
+        pass_by_pass([&](int pass, int group, const Element* chunk) {
+            const int row = pass * Passes::kRowsPerPass + cover.row;
+            cp_async_16(cover.address(tile, pass, group), chunk, begin <= row && row < end && cover.has_column(group, kColumnsValid));
+        });
+    }
+
+    // The same for a tile of which all rows from kBegin on are read; the others are left alone.
+    template <int kBegin = 0>
+    __device__ __forceinline__ void load(const Tile& tile) {
+        pass_by_pass([&](int pass, int group, const Element* chunk) {
+            const int first = pass * Passes::kRowsPerPass;
+            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + cover.row < kBegin)) return;
+            if ((group + 1) * Passes::kLanes * 8 <= kColumnsValid)
+                cp_async_16(cover.address(tile, pass, group), chunk);
+            else
+                cp_async_16(cover.address(tile, pass, group), chunk, cover.has_column(group, kColumnsValid));
+        });
+    }
+
+    template <class Copy>
+    __device__ __forceinline__ void pass_by_pass(const Copy& copy) {
+#pragma unroll
+        for (int pass = Passes::kPasses - 1; pass >= 0; --pass) {
+#pragma unroll
+            for (int group = 0; group < Passes::kGroups; ++group)
+                if (cover.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
+            source -= Passes::kRowsPerPass * row_stride;
+            keep_in_register(source);
+        }
+        source += (Passes::kPasses * Passes::kRowsPerPass - Tile::kRowCount) * row_stride;
+    }
+};
+
+// Writes the tile's valid rows and columns to memory. `thread` is the caller's among the kThreads that do it.
+template <int kThreads, int kColumnsValid, class Element, class Tile>
+__device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int rows_valid, const Tile& tile, int thread) {
+    const Cover<kThreads, Tile> cover(thread);
     Element* destination = rows + cover.row * row_stride + cover.chunk * 8;
 #pragma unroll
-    for (int pass = 0; pass < Cover::kCount; ++pass) {
-        if (cover.has_row(pass) && pass * Cover::kRowsPerPass + cover.row < rows_valid)
-            *reinterpret_cast<uint4*>(destination) = load_shared_v4(cover.address(tile, pass));
-        destination += Cover::kRowsPerPass * row_stride;
+    for (int pass = 0; pass < cover.kPasses; ++pass) {
+#pragma unroll
+        for (int group = 0; group < cover.kGroups; ++group)
+            if (cover.has_row(pass) && pass * cover.kRowsPerPass + cover.row < rows_valid && cover.has_column(group, kColumnsValid))
+                *reinterpret_cast<uint4*>(destination + group * cover.kLanes * 8) = load_shared_v4(cover.address(tile, pass, group));
+        destination += cover.kRowsPerPass * row_stride;
     }
 }

@@ -1,101 +1,195 @@
-// Online softmax in base 2: Milakov and Gimelshein 2018, in the form of FlashAttention-2, algorithm 1.
+// Online softmax in base 2: Milakov and Gimelshein 2018, in the form of FlashAttention-2, algorithm 1, with one change: a row's
+// reference follows its maximum only when that has outgrown it by 2^kHeadroom. Rescaling is rare then, and the usual step needs
+// neither the exact maximum nor an exchange between lanes.
+
+// How far above its reference a score may lie: so large may a probability get, which fp16 still holds.
+constexpr float kHeadroom = 8.0f;
+
+// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
+constexpr float kNoReference = -3.0e38f;
 
 // By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
-// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum tile after tile.
+// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
 constexpr float kEx2Lean = 5.0e-8f;
 
-// log(total) + maximum * (scale + scale_low), to about one rounding. fp32 needs some care for that: the two terms are taken apart
-// into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float maximum, float total, float scale, float scale_low, float scale_log2) {
+// log(total) + reference * (natural + natural_low), to about one rounding. fp32 needs some care for that: the two terms are taken
+// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float reference, float total, float natural, float natural_low) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from 1 to 2 whose logarithm is small.
     const int biased = __float_as_int(total) >> 23;
     const float exponent = static_cast<float>(biased - 127), fraction = total * __int_as_float((254 - biased) << 23);
-    const float a = mul_rn(maximum, scale), b = mul_rn(exponent, kLn2);
+    const float a = mul_rn(reference, natural), b = mul_rn(exponent, kLn2);
     const float sum = a + b, b_in_sum = sum - a;
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(maximum, scale, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = maximum * scale_low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - 1.0f / total);  // the maximum's own 2^0 = 1 is exact
-    // `total` is relative to the rounded reference of `OnlineSoftmax::update`, not to maximum * scale_log2.
-    const float lost_in_reference = kLn2 * fmaf(-maximum, scale_log2, mul_rn(maximum, scale_log2));
-    return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lost_in_reference + lean));
+    const float lost_in_products = fmaf(reference, natural, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = reference * natural_low + exponent * kLn2Low;
+    const float lean = kEx2Lean * (1.0f - 1.0f / total);  // the 2^0 = 1 of the score that became the reference is exact
+    return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lean));
 }
 
-// The state of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4; the four lanes of a row hold the same maximum,
-// and each the sum over its own columns until `finish` adds them up.
-template <int kRowTiles>
-struct OnlineSoftmax {
-    float maximum[kRowTiles][2];  // of the raw scores
-    float sum[kRowTiles][2];      // of exp2(scale_log2 * (score - maximum))
-    float lost[kRowTiles][2];     // what the additions to `sum` rounded away (Dekker 1971): it adds up over many tiles
+// Sums of one lane over its columns of a row tile: of rows lane/4 and lane/4 + 8. They change once a tile, and wait in shared memory
+// until then: registers are what limits the tiles.
+struct RowSums {
+    float sum[2], lost[2];  // lost: what the additions to `sum` rounded away (Dekker 1971); over many tiles it adds up
 
-    __device__ __forceinline__ OnlineSoftmax() {
+    __device__ __forceinline__ static RowSums load(SharedAddress place) {
+        const uint4 v = load_shared_v4(place);
+        return {{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}};
+    }
+    __device__ __forceinline__ void store(SharedAddress place) const {
+        store_shared_v4(place, {__float_as_uint(sum[0]), __float_as_uint(sum[1]), __float_as_uint(lost[0]), __float_as_uint(lost[1])});
+    }
+};
+
+// The state of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4; the four lanes of a row hold the same reference,
+// and each the sum over its own columns until `finish` adds them up.
+template <int kRowTiles, int kThreads>
+struct OnlineSoftmax {
+    static constexpr int kBytes = kRowTiles * kThreads * 16;
+    float reference[kRowTiles][2];  // scale_log2 * maximum of the scores when they last outgrew it, rounded
+    float partial[kRowTiles][2];    // sums of exp2(scale_log2 * score - reference) since the last `add_partial`
+    SharedAddress sums;             // this thread's place for the sums of row tile 0; those of the others follow
+    float scale_log2;
+
+    // `memory` is kBytes of shared memory.
+    __device__ __forceinline__ OnlineSoftmax(float scale_log2, SharedAddress memory)
+        : sums(memory + thread_index() * 16), scale_log2(scale_log2) {
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i)
+        for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                maximum[i][h] = -infinity();
-                sum[i][h] = 0.0f;
-                lost[i][h] = 0.0f;
+                reference[i][h] = kNoReference;
+                partial[i][h] = 0.0f;
             }
+            RowSums{}.store(place(i));
+        }
     }
 
-    // Turns a tile of scores into probabilities relative to the new maximum, in place, and rescales what was summed before.
-    template <int kKeyTiles, int kOutTiles>
-    __device__ __forceinline__ void update(float (&scores)[kRowTiles][kKeyTiles][4], float (&out)[kRowTiles][kOutTiles][4],
-                                           float scale_log2) {
+    __device__ __forceinline__ SharedAddress place(int row_tile) const { return sums + row_tile * kThreads * 16; }
+
+    // The highest of this lane's scores of row [i][h].
+    template <int kKeyTiles>
+    __device__ __forceinline__ static float highest(const float (&scores)[kRowTiles][kKeyTiles][4], int i, int h) {
+        float value = fmaxf(scores[i][0][h * 2], scores[i][0][h * 2 + 1]);
+#pragma unroll
+        for (int j = 1; j < kKeyTiles; ++j) value = fmaxf(value, fmaxf(scores[i][j][h * 2], scores[i][j][h * 2 + 1]));
+        return value;
+    }
+
+    // Whether a score of this warp exceeds what its row's reference allows for.
+    template <int kKeyTiles>
+    __device__ __forceinline__ bool outgrown_by(const float (&scores)[kRowTiles][kKeyTiles][4]) const {
+        bool any = false;
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                float highest = maximum[i][h];
-#pragma unroll
-                for (int j = 0; j < kKeyTiles; ++j) highest = fmaxf(highest, fmaxf(scores[i][j][h * 2], scores[i][j][h * 2 + 1]));
-                highest = fmaxf(highest, shfl_sync_bfly(highest, 1));
-                highest = fmaxf(highest, shfl_sync_bfly(highest, 2));
-                // A row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN.
-                const float reference = highest == -infinity() ? 0.0f : mul_rn(highest, scale_log2);
-                // The difference of two rounded products, so the factor is exactly 1 while the maximum stays.
-                const float factor = ex2_approx_ftz(mul_rn(maximum[i][h], scale_log2) - reference);
-                maximum[i][h] = highest;
+            for (int h = 0; h < 2; ++h) any |= fmaf(highest(scores, i, h), scale_log2, -reference[i][h]) > kHeadroom;
+        return vote_sync_any(any);
+    }
 
-                float partial = 0.0f;
+    // The reference that row [i][h] gets from these scores, which are exchanged between its lanes: never lower than it was.
+    template <int kKeyTiles>
+    __device__ __forceinline__ float next_reference(const float (&scores)[kRowTiles][kKeyTiles][4], int i, int h) const {
+        float maximum = highest(scores, i, h);
+        maximum = fmaxf(maximum, shfl_sync_bfly(maximum, 1));
+        maximum = fmaxf(maximum, shfl_sync_bfly(maximum, 2));
+        return fmaxf(reference[i][h], mul_rn(maximum, scale_log2));
+    }
+
+    // Takes the first scores for the reference.
+    template <int kKeyTiles>
+    __device__ __forceinline__ void start(const float (&scores)[kRowTiles][kKeyTiles][4]) {
 #pragma unroll
-                for (int j = 0; j < kKeyTiles; ++j)
+        for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-                    for (int e = h * 2; e < h * 2 + 2; ++e) {
-                        scores[i][j][e] = ex2_approx_ftz(fmaf(scores[i][j][e], scale_log2, -reference));
-                        partial += scores[i][j][e];
-                    }
-                const float factor_of_sum = fmaf(factor, kEx2Lean, factor);
-                const float before = mul_rn(sum[i][h], factor_of_sum);
-                sum[i][h] = before + partial;
-                lost[i][h] = fmaf(lost[i][h], factor_of_sum, partial - (sum[i][h] - before));
+            for (int h = 0; h < 2; ++h) reference[i][h] = next_reference(scores, i, h);
+    }
+
+    // Lets the references follow these scores, and rescales what was summed before.
+    template <int kKeyTiles, int kOutTiles>
+    __device__ __forceinline__ void rescale(const float (&scores)[kRowTiles][kKeyTiles][4], float (&out)[kRowTiles][kOutTiles][4]) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            RowSums row = RowSums::load(place(i));
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float before = reference[i][h];
+                reference[i][h] = next_reference(scores, i, h);
+                const float factor = ex2_approx_ftz(before - reference[i][h]);
+                const float factor_of_sum = fmaf(factor, kEx2Lean, factor);  // 1 for a factor of 1
+                partial[i][h] *= factor_of_sum;
+                row.sum[h] *= factor_of_sum;
+                row.lost[h] *= factor_of_sum;
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
 #pragma unroll
                     for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= factor;
             }
+            row.store(place(i));
+        }
     }
 
-    // Normalises the output and turns `sum` into the natural log-sum-exp of the scaled scores. The scale is given in two parts,
-    // scale + scale_low, and as scale_log2 = scale * log2(e). A row that saw no key gets 0 and -inf.
-    template <int kOutTiles>
-    __device__ __forceinline__ void finish(float (&out)[kRowTiles][kOutTiles][4], float scale, float scale_low, float scale_log2) {
+    // Probabilities of 16 keys, relative to the reference, as the operand of the product with V: two neighbouring column tiles of the
+    // accumulator layout are one step of 16 keys in the operand layout. Adds them to the partial sums.
+    template <class Element, int kKeyTiles>
+    __device__ __forceinline__ void probabilities(u32 (&p)[kRowTiles][4], const float (&scores)[kRowTiles][kKeyTiles][4], int chunk) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float* pair = scores[i][chunk * 2 + e / 2] + e % 2 * 2;
+                const float low = ex2_approx_ftz(fmaf(pair[0], scale_log2, -reference[i][e % 2]));
+                const float high = ex2_approx_ftz(fmaf(pair[1], scale_log2, -reference[i][e % 2]));
+                partial[i][e % 2] += low;
+                partial[i][e % 2] += high;
+                p[i][e] = cvt_rn_x2<Element>(low, high);
+            }
+    }
+
+    // Adds the partial sums to the others.
+    __device__ __forceinline__ void add_partial() {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            RowSums row = RowSums::load(place(i));
+#pragma unroll
             for (int h = 0; h < 2; ++h) {
-                float total = sum[i][h] + lost[i][h];
+                const float before = row.sum[h];
+                row.sum[h] = before + partial[i][h];
+                row.lost[h] += partial[i][h] - (row.sum[h] - before);
+                partial[i][h] = 0.0f;
+            }
+            row.store(place(i));
+        }
+    }
+
+    // Normalises the output, and returns the natural log-sum-exp of the scaled scores of one row: lane t of a row's four computes that of
+    // row [t / 2][t % 2], as far as there is one. natural + natural_low turns a reference into a scaled score: scale / scale_log2,
+    // about ln 2. A row that saw no key gets 0 and -inf.
+    template <int kOutTiles>
+    __device__ __forceinline__ float finish(float (&out)[kRowTiles][kOutTiles][4], float natural, float natural_low) {
+        add_partial();
+        const int own = lane_index() % (kRowTiles * 2);
+        float own_total = 0.0f, own_reference = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            const RowSums row = RowSums::load(place(i));
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float total = row.sum[h] + row.lost[h];
                 total += shfl_sync_bfly(total, 1);
                 total += shfl_sync_bfly(total, 2);
-                const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-                sum[i][h] = total == 0.0f ? -infinity() : log_sum_exp(maximum[i][h], total, scale, scale_low, scale_log2);
+                const float inverse = total == 0.0f ? 0.0f : rcp_approx_ftz(total);
+                if (own == i * 2 + h) {
+                    own_total = total;
+                    own_reference = reference[i][h];
+                }
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
 #pragma unroll
                     for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= inverse;
             }
+        }
+        return own_total == 0.0f ? -infinity() : log_sum_exp(own_reference, own_total, natural, natural_low);
     }
 };

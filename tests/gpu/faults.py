@@ -6,138 +6,141 @@ No patch reads or writes outside the buffers of `cases.Poisoned`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from flashgen.codegen.errors import FlashgenError
-from flashgen.codegen.families.attention_forward import FAMILY, AttentionForwardConfig, QueryPlace
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
-from flashgen.codegen.render import Source
-from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.target import Target
-from tests.gpu.cases import Case, Layout
-
-
-class FaultError(FlashgenError):
-    """A patch does not apply."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A kernel, and the inputs that it is launched on."""
-
-    config: AttentionForwardConfig
-    cases: tuple[Case, ...]
-
-    def spec(self, target: Target) -> KernelSpec:
-        """The kernel without a fault."""
-        return KernelSpec(FAMILY, self.cases[0].problem, self.config, target)
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Replaces `find`, which must occur exactly once, by `replace`. A `race` need not show at each launch.
-
-    `also` holds further replacements, harmless by themselves, that give a race time to show.
-    """
-
-    name: str
-    find: str
-    replace: str
-    setting: Setting
-    race: bool = False
-    also: tuple[tuple[str, str], ...] = ()
-
-    def apply(self, source: Source) -> Source:
-        """The faulty text. Raises FaultError if a text to replace does not occur exactly once."""
-        text = source.text
-        for find, replace in ((self.find, self.replace), *self.also):
-            found = text.count(find)
-            if found != 1:
-                raise FaultError(f"fault {self.name} must find its text once in {source.entry}; found it {found} times: {find!r}")
-            text = text.replace(find, replace)
-        return Source(source.entry, text)
-
-
-def _setting(
-    *sizes: tuple[int, int],
-    mask: Mask = Mask.FULL,
-    dtype: Dtype = Dtype.FP16,
-    width: tuple[int, int] = (64, 64),
-    heads: tuple[int, int] = (4, 2),
-    batch: int = 2,
-    magnitude: float = 2.0,
-    layout: Layout = Layout.DENSE,
-    offset: float = 0.0,
-    config: tuple[int, int, int, int] = (64, 64, 4, 2),
-    query: QueryPlace = QueryPlace.SHARED,
-) -> Setting:
-    problem = Problem(dtype, *width, mask)
-    workloads = [Workload(batch, *heads, *lengths) for lengths in sizes]
-    cases = (Case(w.name, problem, w, width[0] ** -0.5, magnitude, (layout,) * 4, seed=11, offset=offset) for w in workloads)
-    return Setting(AttentionForwardConfig(*config, query), tuple(cases))
-
+from flashgen.codegen.families.attention_forward import QueryPlace
+from flashgen.codegen.problem import Dtype, Mask
+from tests.gpu.cases import Layout
+from tests.gpu.fault import Fault, setting
 
 # fp16 where nothing else is said: its rounding hides the least.
-FULL = _setting((300, 1000), (65, 200))
-CAUSAL = _setting((700, 700), (300, 500), mask=Mask.CAUSAL)
-# Three rows in four see no key, and many of them share a block with one that does.
-UNSEEN = _setting((400, 100), (150, 70), mask=Mask.CAUSAL)
-PADDED = _setting((200, 300), width=(72, 72), layout=Layout.PADDED)
-TAIL = _setting((100, 70), (100, 129))
+FULL = setting((300, 1000), (65, 200))
+CAUSAL = setting((700, 700), (300, 500), mask=Mask.CAUSAL)
+# Three rows in four see no key, and many of them share a warp with one that does.
+UNSEEN = setting((400, 100), (150, 70), mask=Mask.CAUSAL)
+PADDED = setting((200, 300), width=(72, 72), layout=Layout.PADDED)
+TAIL = setting((100, 70), (100, 129))
+TALL = setting((300, 1000), config=(128, 64, 32, 4, 2))  # 32 rows a warp
+WIDE = setting((300, 500), width=(128, 128))
 
-# Races show where many warps run apart and much memory is under way: one stage, so that each tile is waited for at once.
-RACE = _setting((2048, 2048), (8192, 128), heads=(16, 16), batch=4, config=(256, 48, 16, 1))
-RACE_REGISTERS = _setting((8192, 64), (2048, 640), heads=(16, 16), batch=4, config=(128, 64, 8, 1), query=QueryPlace.REGISTERS)
-# K is small and V large, so that most of the output tile takes the place of V, which slow warps read last.
-RACE_OUTPUT = _setting(
-    (8192, 128), (8192, 256), heads=(16, 16), batch=4, width=(16, 128), config=(128, 128, 8, 1), query=QueryPlace.REGISTERS
-)
-# Waits: K and V of each block come from DRAM (142 MB in all, more than any L2), and between the loads of K and V lies little work.
-WAIT = {stages: _setting((128, 256), heads=(16, 16), batch=64, width=(16, 256), config=(128, 16, 8, stages)) for stages in (1, 2)}
+# Keys are visited from the last to the first. On the way scores of RISING outgrow a reference by 2^8 some seven times, and by 2^57 in
+# all, which fp16 does not hold. Those of FALLING are far below 0, the more so the earlier the row; and half of the 64 rows of a block
+# see no key of the first step. LARGE: from one key to the next scores differ by more than fp16 holds.
+RISING = setting((300, 1000), (65, 200), rising=40.0)
+FALLING = setting((700, 700), mask=Mask.CAUSAL, rising=-4000.0)
+LARGE = setting((300, 1000), magnitude=64.0)
 
-_STEP_END = "slot = (slot + 1) % kStages;"
+# Races show where many warps run apart and much memory is under way: two stages, so that each tile is waited for soon.
+RACE = setting((2048, 2048), (8192, 128), heads=(16, 16), batch=4, config=(256, 48, 48, 16, 2))
+RACE_REGISTERS = setting((8192, 64), (2048, 640), heads=(16, 16), batch=4, config=(128, 64, 64, 8, 2), query=QueryPlace.REGISTERS)
+# Q is small and the output large: that of one warp takes the place of the queries of all. They are read until the last step but one.
+RACE_OUTPUT = setting((8192, 128), (8192, 256), heads=(16, 16), batch=4, width=(16, 128), config=(128, 64, 32, 8, 2))
+# Waits: K and V of each block come from DRAM (142 MB in all, more than any L2), and what little work lies between a load and its use
+# takes less time than that. 2 and 3 stages.
+WAIT = {stages: setting((128, 256), heads=(16, 16), batch=64, width=(16, 256), config=(128, 16, 16, 8, stages)) for stages in (2, 3)}
+
+_MASK_NEXT = "if (step > steps.full) mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);"
+_NEXT_SCORES = "if (softmax.outgrown_by(scores)) softmax.rescale(scores, accumulator);"
 
 SOFTMAX = [
+    Fault("output-not-rescaled", "out[i][j][e] *= factor;", "out[i][j][e] *= 1.0f;", RISING),
+    Fault("sum-not-rescaled", "row.sum[h] *= factor_of_sum;", "", RISING),
+    Fault("partial-sum-not-rescaled", "partial[i][h] *= factor_of_sum;", "", RISING),
     Fault(
         "normalised-tile-by-tile",
-        "const float before = mul_rn(sum[i][h], factor_of_sum);",
-        """float total = partial + shfl_sync_bfly(partial, 1);
+        _NEXT_SCORES,
+        """for (int i = 0; i < kRowTiles; ++i)
+            for (int h = 0; h < 2; ++h) {
+                float total = 0.0f;
+                for (int j = 0; j < kStepKv / 8; ++j)
+                    for (int e = h * 2; e < h * 2 + 2; ++e) total += ex2_approx_ftz(scores[i][j][e] * p.scale_log2);
+                total += shfl_sync_bfly(total, 1);
                 total += shfl_sync_bfly(total, 2);
-                for (int j = 0; j < kKeyTiles; ++j)
-                    for (int e = h * 2; e < h * 2 + 2; ++e) scores[i][j][e] /= total;
-                partial /= total;
-                const float before = sum[i][h] * factor_of_sum;""",
+                for (int j = 0; j < kStepKv / 8; ++j)
+                    for (int e = h * 2; e < h * 2 + 2; ++e) scores[i][j][e] -= 1.442695f * natural_log(total) / p.scale_log2;
+            }
+        """
+        + _NEXT_SCORES,
+        setting((300, 1000), (65, 200), config=(64, 64, 64, 4, 2)),
+    ),
+    Fault("first-reference-not-taken", "softmax.start(scores);", "", FULL),
+    Fault(
+        "reference-not-updated",
+        "reference[i][h] = next_reference(scores, i, h);\n                const float factor = ex2_approx_ftz(before - reference[i][h]);",
+        "const float factor = ex2_approx_ftz(before - next_reference(scores, i, h));",
+        RISING,
+    ),
+    Fault("references-never-outgrown", "return vote_sync_any(any);", "return false;", RISING),
+    Fault("headroom-beyond-fp16", "constexpr float kHeadroom = 8.0f;", "constexpr float kHeadroom = 200.0f;", RISING),
+    Fault("unseen-row-starts-at-0", "constexpr float kNoReference = -3.0e38f;", "constexpr float kNoReference = 0.0f;", FALLING),
+    Fault(
+        "reference-follows-masked-keys",
+        _MASK_NEXT + "\n        " + _NEXT_SCORES,
+        _NEXT_SCORES + "\n        " + _MASK_NEXT,
+        FALLING,
+    ),
+    Fault("maximum-of-half-the-lanes", "maximum = fmaxf(maximum, shfl_sync_bfly(maximum, 2));", "", FULL),
+    Fault(
+        "maximum-of-the-first-columns",
+        "for (int j = 1; j < kKeyTiles; ++j) value = fmaxf(",
+        "for (int j = 1; j < 1; ++j) value = fmaxf(",
+        LARGE,
+    ),
+    Fault(
+        "reference-of-the-other-row",
+        "fmaf(pair[1], scale_log2, -reference[i][e % 2])",
+        "fmaf(pair[1], scale_log2, -reference[i][1 - e % 2])",
         FULL,
     ),
-    Fault("output-not-rescaled", "out[i][j][e] *= factor;", "out[i][j][e] *= 1.0f;", FULL),
-    Fault("sum-not-rescaled", "mul_rn(sum[i][h], factor_of_sum)", "sum[i][h]", FULL),
-    Fault("maximum-of-half-the-lanes", "highest = fmaxf(highest, shfl_sync_bfly(highest, 2));", "", FULL),
     Fault("sum-of-half-the-lanes", "total += shfl_sync_bfly(total, 2);", "", FULL),
+    Fault("sum-in-the-wrong-row", "partial[i][e % 2] += high;", "partial[i][0] += high;", FULL),
+    Fault("sum-lacks-the-last-tile", "add_partial();\n        const int own", "const int own", FULL),
+    Fault(
+        "sum-has-the-last-tile-only",
+        "softmax.add_partial();",
+        "for (auto& rows : softmax.partial) rows[0] = rows[1] = 0.0f;",
+        FULL,
+    ),
+    Fault(
+        "sum-has-tiles-twice",
+        "row.lost[h] += partial[i][h] - (row.sum[h] - before);\n                partial[i][h] = 0.0f;",
+        "row.lost[h] += partial[i][h] - (row.sum[h] - before);",
+        FULL,
+    ),
     Fault("lse-base-2", "-infinity() : log_sum_exp(", "-infinity() : 1.442695f * log_sum_exp(", FULL),
-    Fault("lse-without-scale", "log_sum_exp(maximum[i][h], total, scale,", "log_sum_exp(maximum[i][h], total, 1.0f,", FULL),
-    Fault("scale-not-applied", "softmax.update(scores, accumulator, p.scale_log2)", "softmax.update(scores, accumulator, 1.442695f)", FULL),
-    Fault("scale-applied-twice", "fmaf(scores[i][j][e], scale_log2,", "fmaf(scores[i][j][e] * scale_log2, scale_log2,", FULL),
-    Fault("guard-of-the-maximum", "highest == -infinity() ? 0.0f : mul_rn(highest, scale_log2)", "highest * scale_log2", UNSEEN),
-    Fault("guard-of-the-sum", "total == 0.0f ? 0.0f : 1.0f / total", "1.0f / total", UNSEEN),
+    Fault("lse-reference-in-base-2", "log_sum_exp(own_reference, own_total, natural,", "log_sum_exp(own_reference, own_total, 1.0f,", FULL),
+    Fault("lse-of-another-row", "row = own * 8 + lane_index() / 4;", "row = (own ^ 1) * 8 + lane_index() / 4;", FULL),
+    Fault("lse-of-another-lane", "if (own == i * 2 + h) {", "if (own == h * 2 + i) {", TALL),
+    Fault("scale-not-applied", "softmax(p.scale_log2, ring", "softmax(1.442695f, ring", FULL),
+    Fault("scale-applied-twice", "fmaf(pair[0], scale_log2,", "fmaf(pair[0] * scale_log2, scale_log2,", FULL),
+    Fault("guard-of-the-reference", "return fmaxf(reference[i][h], mul_rn(maximum, scale_log2));", "return maximum * scale_log2;", UNSEEN),
+    Fault("guard-of-the-sum", "total == 0.0f ? 0.0f : rcp_approx_ftz(total)", "rcp_approx_ftz(total)", UNSEEN),
 ]
 
 MASK = [
     Fault("mask-one-key-too-many", "kCausal ? min(len_kv, query + 1 + diagonal)", "kCausal ? min(len_kv, query + 2 + diagonal)", CAUSAL),
     Fault("mask-one-key-too-few", "kCausal ? min(len_kv, query + 1 + diagonal)", "kCausal ? min(len_kv, query + diagonal)", CAUSAL),
     Fault("mask-aligned-top-left", "const int diagonal = p.len_kv - p.len_q;", "const int diagonal = 0;", CAUSAL),
+    Fault("mask-of-the-step-in-use", "first_row, (step - 1) * kStepKv,", "first_row, step * kStepKv,", CAUSAL),
+    Fault("masked-step-too-few", "if (step > steps.full) mask_scores", "if (step > steps.full + 1) mask_scores", CAUSAL),
     Fault("one-key-past-the-end", "lane % 4 * 2 + e % 2 >= end", "lane % 4 * 2 + e % 2 > end", TAIL),
-    Fault("tail-not-masked", "return {seen_by_first / kBlockKv,", "return {(seen_by_first + kBlockKv - 1) / kBlockKv,", TAIL),
-    Fault("last-tile-skipped", "int tile = key_tiles.end - 1,", "int tile = key_tiles.end - 2,", FULL),
+    Fault("tail-not-masked", "return {seen_by_first / kStepKv,", "return {(seen_by_first + kStepKv - 1) / kStepKv,", TAIL),
+    # Key 128 is seen by query 63 alone, the last of its block, and begins a step.
     Fault(
-        "first-tile-skipped", "for (; tile >= 0; --tile) step(/*masked=*/false);", "for (; tile >= 1; --tile) step(/*masked=*/false);", FULL
+        "last-key-of-a-block-not-visited",
+        "first_query + kBlockQ + diagonal",
+        "first_query + kBlockQ - 1 + diagonal",
+        setting((64, 129), mask=Mask.CAUSAL),
     ),
+    Fault("last-step-skipped", "int step = steps.end - 1,", "int step = steps.end - 2,", FULL),
+    Fault("last-tile-skipped", "int step = steps.end - 1,", "int step = steps.end - 1 - kSteps,", FULL),
+    Fault("first-step-skipped", "if (step == 0) run_step(/*has_next=*/false);", "", FULL),
+    Fault("first-tile-skipped", "for (; step > 0; --step)", "for (; step >= kSteps; --step)", FULL),
 ]
 
 ROUNDING = [
-    Fault("truncating-conversion", "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32", _setting((300, 1000), magnitude=1.0, offset=1500.0)),
+    Fault("truncating-conversion", "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32", setting((300, 1000), magnitude=1.0, offset=1500.0)),
     Fault(
         "accumulator-in-fp16",
-        _STEP_END,
+        _NEXT_SCORES,
         """for (auto& tiles : accumulator)
             for (auto& four : tiles)
                 for (float& x : four) {
@@ -146,80 +149,137 @@ ROUNDING = [
                     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
                 }
         """
-        + _STEP_END,
-        _setting((300, 500), offset=1500.0, config=(64, 16, 4, 2)),
+        + _NEXT_SCORES,
+        # Scores fall, so that the accumulator stays within fp16.
+        setting((300, 512), magnitude=1.0, offset=300.0, rising=-20.0, config=(64, 16, 16, 4, 2)),
     ),
     Fault(
         "accumulator-in-bf16",
-        _STEP_END,
+        _NEXT_SCORES,
         """for (auto& tiles : accumulator)
             for (auto& four : tiles)
                 for (float& x : four) x = __uint_as_float(cvt_rn_x2<Bf16>(0.0f, x) & 0xffff0000u);
         """
-        + _STEP_END,
-        _setting((300, 2000), dtype=Dtype.BF16, offset=190.0),
+        + _NEXT_SCORES,
+        setting((300, 2000), dtype=Dtype.BF16, offset=190.0),
     ),
 ]
 
 PLACES = [
-    Fault("wrong-head-under-gqa", "work.head / p.group", "work.head % (p.heads_q / p.group)", FULL),
+    Fault("wrong-head-under-gqa", "divide(work.head, p.group_reciprocal)", "work.head % divide(p.heads_q, p.group_reciprocal)", FULL),
+    Fault("reciprocal-rounded-down", "mul_hi(n, reciprocal)", "mul_hi(n, reciprocal - 1)", FULL),
+    Fault(
+        "division-by-1",
+        "reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal))",
+        "static_cast<int>(mul_hi(n, reciprocal))",
+        setting((300, 1000), heads=(4, 4)),
+    ),
     Fault("batch-stride-ignored", "sequence_rows(p.k, work.batch,", "sequence_rows(p.k, 0,", FULL),
-    Fault("values-one-row-off", "v + first_key * p.v_row", "v + max(0, first_key - 1) * p.v_row", FULL),
-    Fault("stale-slot", "slot = (slot + 1) % kStages;", "", FULL),
+    Fault("query-tile-ignored", "work.head, p.q_head) + first_query * p.q_row", "work.head, p.q_head)", FULL),
+    Fault("values-one-row-off", "v + tile * kBlockKv * p.v_row", "v + (tile * kBlockKv - 1) * p.v_row", FULL),
+    Fault(
+        "keys-one-row-off",
+        "k + (tile * kBlockKv - kStepKv) * p.k_row",
+        "k + (tile * kBlockKv - kStepKv + 1) * p.k_row",
+        setting((300, 1000)),
+    ),
+    Fault("first-keys-of-the-step-before", "k + step * kStepKv * p.k_row", "k + (step - 1) * kStepKv * p.k_row", FULL),
+    Fault(
+        "keys-of-another-step",
+        "keys = stage + step_in_tile * KeyStep::kBytes;",
+        "keys = stage + (kSteps - 1 - step_in_tile) * KeyStep::kBytes;",
+        FULL,
+    ),
+    Fault(
+        "values-of-another-step",
+        "KeyTile::kBytes + step_in_tile * ValueStep::kBytes;",
+        "KeyTile::kBytes + (kSteps - 1 - step_in_tile) * ValueStep::kBytes;",
+        FULL,
+    ),
+    Fault("values-of-another-chunk", "offsets.at(values, chunk * 16, j)", "offsets.at(values, (chunk ^ 1) * 16, j)", FULL),
+    Fault("scores-of-another-chunk", "(scores, chunk * 2, query, keys,", "(scores, (chunk ^ 1) * 2, query, keys,", FULL),
+    Fault("tile-begun-at-its-end", "int step_in_tile = step % kSteps;", "int step_in_tile = kSteps - 1;", FULL),
+    Fault("tile-left-early", "step_in_tile = kSteps - 1;", "step_in_tile = 0;", FULL),
+    Fault("stale-stage", "stage = stage == last_stage ? ring : stage + kStageBytes;", "stage = ring;", FULL),
+    Fault("second-rows-read-as-the-first", "offsets.at(rows, row_tile * 16, step * 2)", "offsets.at(rows, 0, step * 2)", TALL),
+    Fault("second-columns-read-as-the-first", "chunks / Rows::kSwizzle * Rows::kSwizzle);", "0);", WIDE),
     Fault(
         "load-without-swizzle",
-        "cp_async_16(cover.address(tile, pass), source, valid)",
-        "cp_async_16(tile.base + ((pass * Cover::kRowsPerPass + cover.row) * kColumns + cover.chunk * 8) * 2, source, valid)",
+        "cp_async_16(cover.address(tile, pass, group), chunk);",
+        """cp_async_16(tile.base + (pass * Passes::kRowsPerPass + cover.row) * Tile::kRowBytes
+                                + (group * Passes::kLanes + cover.chunk) * 16, chunk);""",
         FULL,
     ),
     Fault(
-        "keys-read-without-swizzle",
-        "const auto place = keys.place(lane / 16 * 8 + lane % 8, lane / 8 % 2);",
-        "auto place = keys.place(0, lane / 8 % 2);\n    place.row += (lane / 16 * 8 + lane % 8) * kColumns * 2;",
+        "read-without-swizzle",
+        "offset[i] = rows.at(lane % 16, lane / 16 ^ i * 2);",
+        "offset[i] = lane % 16 * Rows::kRowBytes + (lane / 16 ^ i * 2) * 16;",
         FULL,
     ),
-    Fault("values-read-with-wrong-swizzle", "values.place(lane_index() % 16,", "values.place(lane_index() % 16 ^ 1,", FULL),
+    Fault("keys-read-from-the-wrong-columns", "lane / 8 % 2) - offset[0];", "lane / 8 % 2 ^ 1) - offset[0];", FULL),
+    Fault("values-read-with-wrong-swizzle", "offsets.at(values, chunk * 16, j));", "offsets.at(values, chunk * 16, j) ^ 16);", FULL),
     Fault(
         "columns-past-the-end-read",
-        "load_tile_async<kThreads, kHeadDim>(destination",
-        "load_tile_async<kThreads, kColumns>(destination",
+        "TileReader<KeyTile, kThreads, kHeadDim, Element> keys_in",
+        "TileReader<KeyTile, kThreads, kColumns, Element> keys_in",
         PADDED,
     ),
-    Fault("columns-past-the-end-written", "store_tile<kThreads, kHeadDimV>(out", "store_tile<kThreads, kColumnsV>(out", PADDED),
-    Fault("lse-past-the-end-written", "if (lane % 4 == 0 && row < rows_valid)", "if (lane % 4 == 0)", TAIL),
+    Fault("columns-past-the-end-written", "store_tile<32, kColumnsValid>(rows", "store_tile<32, kOutTiles * 8>(rows", PADDED),
+    # One row is missing, and fits between the tensor and the end of its buffer.
+    Fault("rows-past-the-end-written", "pass * cover.kRowsPerPass + cover.row < rows_valid && ", "", setting((127, 70))),
+    Fault("lse-past-the-end-written", "if (own < kRowTiles * 2 && row < rows_valid)", "if (own < kRowTiles * 2)", TAIL),
 ]
 
-_KEYS = "barrier_sync();  // these keys are here, and nobody reads the values of the previous tile any more"
-_VALUES = "barrier_sync();  // these values are here, and nobody reads these keys any more"
-_WAIT = "cp_async_wait_group<2 * kStages - 2>();\n        "
-_SHORT = "cp_async_wait_group<2 * kStages - 1>();\n        "
+_FIRST = "barrier_sync();  // the queries and the first keys are here"
+_STAGE = "barrier_sync();  // the next stage is here, and nobody reads the one in use any more"
+_LOAD = "load_next_tile(stage);\n        stage"
+_FIRST_WAIT = "cp_async_wait_group<kStages - 1>();"
+_WAIT = "cp_async_wait_group<kStages - 2>();"
+_NAP = "if (warp_index() % 2) __nanosleep(2000);"
+
+
+def _slow(text: str) -> tuple[tuple[str, str], ...]:
+    """Lets every other warp come late to this line."""
+    return ((text, f"{_NAP}\n{text}"),)
+
+
+_SLOW_LOADS = _slow("    queries_in.load(query_tile, 0, queries);")
+_SLOW_STEPS = _slow("            softmax.probabilities<Element>(probabilities, scores, chunk);")
 
 RACES = [
-    Fault("barrier-before-keys", _KEYS, "", RACE, race=True),
-    Fault("barrier-before-values", _VALUES, "", RACE, race=True),
+    Fault("barrier-before-queries", _FIRST, "", RACE, race=True, also=_SLOW_LOADS),
+    Fault("barrier-before-query-fragments", _FIRST, "", RACE_REGISTERS, race=True, also=_SLOW_LOADS),
+    Fault("barrier-before-a-stage", _STAGE, "", RACE, race=True),
+    Fault(
+        "stage-loaded-before-the-barrier",
+        f"{_STAGE}\n        {_LOAD}",
+        _LOAD.replace("\n", f"\n        {_STAGE}\n"),
+        RACE,
+        race=True,
+        also=_SLOW_STEPS,
+    ),
     Fault(
         "barrier-before-output",
-        "barrier_sync();  // nobody reads shared memory any more, and nothing is on its way there",
+        "barrier_sync();  // output is wider than queries and reaches into the places of other warps: nobody reads those any more",
         "",
         RACE_OUTPUT,
         race=True,
-        also=(("        gemm_output<Element>(", "        if (warp_index() % 2) __nanosleep(2000);\n        gemm_output<Element>("),),
+        also=_SLOW_STEPS,
     ),
     Fault(
-        "barrier-before-store",
-        "accumulator);\n    barrier_sync();\n    store_tile",
-        "accumulator);\n    store_tile",
+        "output-in-the-place-of-another-warp",
+        "out_tile{query_tile.base + first_row * QueryTile::kRowBytes};",
+        "out_tile{query_tile.base};",
         RACE,
         race=True,
-        also=(("    stage_output<Element>(out_tile", "    if (warp_index() % 2) __nanosleep(2000);\n    stage_output<Element>(out_tile"),),
+        also=_slow("    store_tile<32, kColumnsValid>(rows"),
     ),
-    Fault(
-        "barrier-before-query-fragments", "barrier_sync();\n    const QueryInRegisters", "const QueryInRegisters", RACE_REGISTERS, race=True
-    ),
-    Fault("wait-for-keys-removed", _WAIT + _KEYS, _KEYS, WAIT[1], race=True),
-    Fault("wait-for-values-removed", _WAIT + _VALUES, _VALUES, WAIT[1], race=True),
-    Fault("wait-for-keys-one-group-short", _WAIT + _KEYS, _SHORT + _KEYS, WAIT[2], race=True),
-    Fault("wait-for-values-one-group-short", _WAIT + _VALUES, _SHORT + _VALUES, WAIT[2], race=True),
+    Fault("sums-in-the-place-of-another-warp", "sums(memory + thread_index() * 16)", "sums(memory + lane_index() * 16)", RACE, race=True),
+    Fault("first-wait-removed", _FIRST_WAIT, "", WAIT[2], race=True),
+    Fault("first-wait-one-group-short", _FIRST_WAIT, "cp_async_wait_group<kStages>();", WAIT[3], race=True),
+    Fault("wait-removed", _WAIT, "", WAIT[2], race=True),
+    Fault("wait-one-group-short", _WAIT, "cp_async_wait_group<kStages - 1>();", WAIT[2], race=True),
+    Fault("wait-one-group-short-of-three-stages", _WAIT, "cp_async_wait_group<kStages - 1>();", WAIT[3], race=True),
 ]
 
 FAULTS = [*SOFTMAX, *MASK, *ROUNDING, *PLACES, *RACES]

@@ -20,6 +20,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.measure import Tensors, plan_of, run_once
+from tests.gpu import configs
 from tests.gpu.faults import FAULTS
 
 CONFIGS = 10
@@ -45,7 +46,7 @@ def main() -> None:
     draw, on = random.Random(0), gpu(0)
     for index in range(CONFIGS):
         problem = Problem(draw.choice(list(Dtype)), *WIDTHS[index], draw.choice(list(Mask)))
-        config = draw.choice(FAMILY.legal_configs(problem, on.device.target))
+        config = configs.draw(FAMILY, problem, on.device.target, index)
         kernel = selection.kernels.load(KernelSpec(FAMILY, problem, config, on.device.target), on)
         for workload in WORKLOADS:
             tensors = Tensors.random(problem, workload, 0, torch.Generator("cuda").manual_seed(index))

@@ -15,7 +15,8 @@ from flashgen.build.driver import gpu
 from flashgen.build.kernel import Kernel
 from flashgen.codegen.render import Source, render
 from tests.gpu.cases import Case, Tensors
-from tests.gpu.faults import FAULTS, Fault
+from tests.gpu.fault import Fault
+from tests.gpu.faults import FAULTS
 
 TIME_LIMIT = 20.0  # seconds; a launch takes milliseconds
 RACE_LAUNCHES = 50

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 import torch
@@ -16,11 +17,14 @@ from flashgen.build.driver import gpu
 from flashgen.build.kernel import Kernel
 from flashgen.build.store import ArtifactStore
 from flashgen.codegen.family import Family, families, find_family
-from flashgen.codegen.problem import Mask
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.target import Target, find_target
-from tests.gpu.cases import Case, Layout, fixed_cases, random_cases
+from flashgen.codegen.target import Target, find_target, targets
+from tests.gpu.cases import Case, Layout
+from tests.gpu.configs import CHOSEN
+from tests.gpu.fixed_cases import fixed_cases
+from tests.gpu.random_cases import random_cases
 
 RANDOM = random_cases(320, seed=20240607)
 FIXED = fixed_cases()
@@ -30,9 +34,12 @@ KernelOf = Callable[[str, Case], Kernel]
 
 
 def by_family(cases: Iterable[Case]) -> list[object]:
-    """Every case for every family, with an id."""
-    cases = list(cases)
-    return [pytest.param(family, case, id=f"{family}-{case.name}") for family in families() for case in cases]
+    """Every case for every family, or for the one family that its chosen config is of, with an id."""
+    return [
+        pytest.param(name, case, id=f"{name}-{case.name}")
+        for (name, family), case in product(families().items(), cases)
+        if case.chosen is None or isinstance(case.chosen, family.config_type)
+    ]
 
 
 def compiled(specs: Iterable[KernelSpec]) -> dict[KernelSpec, Artifact]:
@@ -181,6 +188,61 @@ def test_cases_cover_what_varies() -> None:
     lengths = sorted(case.workload.len_q for case in RANDOM)
     assert lengths[0] <= 4
     assert lengths[-1] >= 3000
+    assert {case.rising > 0 for case in RANDOM if case.rising} == {True, False}
+
+
+def test_chosen_and_drawn_configs_cover_what_varies() -> None:
+    family, target = find_family("attention_forward"), find_target("sm_90a")
+    drawn = [case.config(family, target).to_json() for case in RANDOM if case.config_seed is not None]
+    chosen = [config.to_json() for _, config in CHOSEN]
+    for configs, warps in ((drawn, set(range(2, 17))), (chosen, {2, 3, 4, 5, 7, 12, 16})):
+        values = {name: {config[name] for config in configs} for name in configs[0]}
+        assert values["query"] == {"shared", "registers"}
+        assert values["first"] == {"scores", "output"}
+        assert values["stages"] == {2, 3, 4}
+        assert values["warps"] >= warps
+        assert {int(config["block_q"]) // int(config["warps"]) for config in configs} == {16, 32}
+        assert {int(config["block_kv"]) // int(config["step_kv"]) for config in configs} >= {1, 2, 3}
+    assert values["step_kv"] >= {16, 32, 48, 64, 80}
+    compared = {(dv > d) - (dv < d) for (d, dv), _ in CHOSEN}
+    assert compared == {-1, 0, 1}, "v wider than q, as wide, and narrower"
+
+
+def test_chosen_configs_are_legal_everywhere() -> None:
+    family = find_family("attention_forward")
+    for (width, config), target, dtype in product(CHOSEN, targets().values(), Dtype):
+        assert family.check(Problem(dtype, *width), config, target) == [], f"{config.name} {target.name}"
+
+
+def test_cases_run_in_their_own_config() -> None:
+    """One with defects is replaced by the default, so that few may have any: none of the chosen ones, an eighth of those drawn."""
+    family, target = find_family("attention_forward"), find_target("sm_90a")
+    drawn = {case.spec(family, target) for case in RANDOM if case.config_seed is not None and not family.refusals(case.problem, target)}
+    chosen = {case.spec(family, target) for case in FIXED if case.chosen is not None}
+    sample = {*chosen, *random.Random(0).sample(sorted(drawn, key=lambda spec: spec.name), 24)}
+    defects = {spec: artifact.report.defects for spec, artifact in compiled(sample).items() if artifact.report.defects}
+    assert {spec.name: defects[spec] for spec in chosen & defects.keys()} == {}
+    assert len(defects) <= 5, f"{len(defects)} of 24 drawn configs have defects: they leave too few registers"
+
+
+def scores_by_key(case: Case) -> torch.Tensor:
+    """Scaled scores [len_q, len_kv] of the first head of the first batch."""
+    tensors = case.make("cpu")
+    return tensors.q[0, :, 0].float() @ tensors.k[0, :, 0].float().T * case.scale
+
+
+@pytest.mark.parametrize("rising", [-4000.0, 40.0, 400.0, 4000.0])
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_logits_rise_from_the_last_key_to_the_first(rising: float, dtype: Dtype) -> None:
+    problem = Problem(dtype, 64)
+    scores = scores_by_key(Case("", problem, Workload(2, 2, 1, 50, 300), 0.125, magnitude=0.0, rising=rising))
+    assert scores[:, -1].abs().max() == 0
+    torch.testing.assert_close(scores[:, 0], torch.full((50,), rising), rtol=0.02, atol=0)
+    falls = scores.diff(dim=1).sign() * -rising
+    assert (falls >= 0).all()
+    assert (falls > 0).float().mean() > 0.3, "element types round neighbours to the same value, but not many"
+    for len_kv in (0, 1):
+        Case("", problem, Workload(2, 2, 1, 5, len_kv), 0.125, rising=rising).make("cpu")
 
 
 def test_tensors_are_poisoned() -> None:
@@ -204,7 +266,7 @@ def test_tensors_are_poisoned() -> None:
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
 def test_values_are_the_parameters(family: Family) -> None:
     case = random_cases(1, seed=9)[0]
-    values = case.values(family, case.make("cpu"))
+    values = case.values(family, case.config(family, find_target("sm_90a")), case.make("cpu"))
     by_name = dict(zip([field.name for field in family.parameters.fields[family.parameters.pointers :]], values, strict=True))
     assert by_name["len_kv"] == case.workload.len_kv
     assert family.parameters.pack(values)

@@ -38,7 +38,9 @@ def test_nothing_is_found(tool: str) -> None:
 
 
 @needs_sanitizer
-@pytest.mark.parametrize(("tool", "fault"), [("memcheck", "lse-past-the-end-written"), ("racecheck", "barrier-before-store")])
+@pytest.mark.parametrize(
+    ("tool", "fault"), [("memcheck", "lse-past-the-end-written"), ("racecheck", "output-in-the-place-of-another-warp")]
+)
 def test_a_planted_fault_is_found(tool: str, fault: str) -> None:
     code, report = sanitize(tool, fault)
     assert code == 9, report[-5000:]

@@ -111,7 +111,7 @@ def test_a_kernel_that_does_not_end_is_recorded_and_not_tried_again(cache: Path,
     records = Records()
     monkeypatch.setattr(selection, "records", lambda: records)
     on = gpu(0)
-    request = Request(head_dim=24, seqlens=(512,), causal=False, settings={"block_kv": "48"})
+    request = Request(head_dim=24, seqlens=(512,), causal=False, settings={"block_kv": "96"})
     (cell,) = request.cells()
     slow = request.candidates(cell, on.device)[-1]
 

@@ -84,9 +84,9 @@ def test_dry_run_lists_candidates_and_refusals() -> None:
 
 
 def test_show_prints_the_source_and_nothing_else() -> None:
-    out, err = flashgen("show", "--head-dim", "64", "--causal", "--arch", "sm_80", "--set", "block_kv=48")
+    out, err = flashgen("show", "--head-dim", "64", "--causal", "--arch", "sm_80", "--set", "block_kv=96")
     assert out.startswith("// attention_forward_bf16_d64_causal_")
-    assert "constexpr int kBlockQ = 128, kBlockKv = 48;" in out
+    assert "constexpr int kBlockQ = 128, kBlockKv = 96, kStepKv = 32;" in out
     assert out.endswith("}\n")
     assert not err
 
@@ -99,7 +99,9 @@ def test_compile_reports() -> None:
 
 
 def test_compile_fails_on_spills() -> None:
-    out, _ = flashgen("compile", "--head-dim", "256", "--arch", "sm_90a", "--set", "block_kv=96", code=1)
+    wide = {"block_q": 128, "block_kv": 64, "step_kv": 64, "warps": 4, "query": "shared"}
+    settings = [text for name, value in wide.items() for text in ("--set", f"{name}={value}")]
+    out, _ = flashgen("compile", "--head-dim", "64", "--arch", "sm_90a", *settings, code=1)
     assert "spills" in out
 
 
@@ -199,7 +201,7 @@ def test_doctor(cache: Path) -> None:
         (["compile", "--head-dim", "64", "--set", "query=disk"], "config field query must be one of shared, registers; got 'disk'"),
         (
             ["compile", "--head-dim", "64", "--set", "block_q=100", "--set", "stages=9"],
-            "stages must be from 1 to 4; got 9; block_q must give",
+            "stages must be from 2 to 4; got 9; block_q must give",
         ),
         (["tune", "--head-dim", "64", "--device", "h900"], "device must be one of a100,"),
         (["tune", "--head-dim", "64", "--device", "h200", "--arch", "sm_80"], "arch must be sm_90a, the architecture of device h200"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flashgen import templates
@@ -102,7 +104,7 @@ def test_a_config_of_another_family_is_refused(family: Family) -> None:
 class TestAttentionForward:
     """What the one family refuses, with numbers and the nearest legal value."""
 
-    good = AttentionForwardConfig(128, 64, 4, 2, QueryPlace.SHARED)
+    good = AttentionForwardConfig(128, 64, 32, 4, 2, QueryPlace.SHARED)
 
     def reasons(self, problem: Problem = BF16_64, target: str = "sm_80", **changes: Any) -> list[str]:
         config = dataclasses.replace(self.good, **changes)
@@ -128,10 +130,16 @@ class TestAttentionForward:
     @pytest.mark.parametrize(
         ("changes", "reason"),
         [
-            ({"block_kv": 40}, "block_kv must be a multiple of 16 from 16 to 256; got 40"),
-            ({"block_kv": 0}, "block_kv must be a multiple of 16 from 16 to 256; got 0"),
-            ({"stages": 0}, "stages must be from 1 to 4; got 0"),
-            ({"warps": 0}, "warps must be from 1 to 16; got 0"),
+            ({"block_kv": 80}, "block_kv must be a multiple of step_kv 32, up to 256; got 80"),
+            ({"block_kv": 0}, "block_kv must be a multiple of step_kv 32, up to 256; got 0"),
+            ({"block_kv": 288}, "block_kv must be a multiple of step_kv 32, up to 256; got 288"),
+            ({"step_kv": 8}, "step_kv must be a multiple of 16 from 16 to 256; got 8"),
+            ({"step_kv": 0}, "step_kv must be a multiple of 16 from 16 to 256; got 0"),
+            ({"stages": 1}, "stages must be from 2 to 4; got 1"),
+            ({"stages": 5}, "stages must be from 2 to 4; got 5"),
+            ({"warps": 0}, "warps must be from 2 to 16; got 0"),
+            ({"warps": 1, "block_q": 32}, "warps must be from 2 to 16; got 1"),
+            ({"warps": 17, "block_q": 272}, "warps must be from 2 to 16; got 17"),
             ({"blocks_per_sm": 9}, "blocks_per_sm must be from 1 to 8; got 9"),
             ({"block_q": 96}, "block_q must give each warp 16 or 32 rows, so 64 or 128 with warps 4; got 96"),
         ],
@@ -140,25 +148,25 @@ class TestAttentionForward:
         assert self.reasons(**changes) == [reason]
 
     def test_shared_memory(self) -> None:
-        (reason,) = self.reasons(Problem(Dtype.BF16, 128), block_q=128, warps=8, block_kv=128, stages=3)
-        needed = 128 * 128 * 2 + 3 * 128 * 2 * 128 * 2
+        (reason,) = self.reasons(Problem(Dtype.BF16, 128), block_q=128, warps=8, block_kv=128)
+        needed = 128 * 128 * 2 + 2 * 128 * 2 * 128 * 2 + 256 * 16  # queries, stages, sums
         assert reason == f"needs {needed} B of shared memory, sm_80 has 166912 B a block: lower block_kv, stages or block_q"
-        assert self.reasons(Problem(Dtype.BF16, 128), "sm_90a", block_q=128, warps=8, block_kv=128, stages=3) == []
+        assert self.reasons(Problem(Dtype.BF16, 128), "sm_90a", block_q=128, warps=8, block_kv=128) == []
 
     def test_blocks_of_one_sm(self) -> None:
-        reasons = self.reasons(block_kv=128, blocks_per_sm=3)
+        reasons = self.reasons(block_kv=128, blocks_per_sm=8)
         shared = FORWARD.shared_bytes(BF16_64, dataclasses.replace(self.good, block_kv=128))
-        assert any(f"blocks_per_sm 3 needs {3 * (shared + 1024)} B of shared memory, sm_80 has {164 * 1024} B an SM" in r for r in reasons)
+        assert any(f"blocks_per_sm 8 needs {8 * (shared + 1024)} B of shared memory, sm_80 has {164 * 1024} B an SM" in r for r in reasons)
         assert any("registers" in r for r in reasons), "all the reasons, not the first"
 
     def test_threads_of_one_sm(self) -> None:
-        reasons = self.reasons(Problem(Dtype.BF16, 8), target="sm_86", block_q=128, warps=8, block_kv=16, blocks_per_sm=7)
+        reasons = self.reasons(Problem(Dtype.BF16, 8), target="sm_86", block_q=128, warps=8, block_kv=32, blocks_per_sm=7)
         assert any(r.startswith("blocks_per_sm 7 needs 1792 threads, sm_86 has 1536 an SM") for r in reasons)
 
     def test_all_reasons_at_once(self) -> None:
-        reasons = self.reasons(Problem(Dtype.BF16, 60), warps=0, block_kv=7, stages=9, blocks_per_sm=0)
-        assert [r.split()[0] for r in reasons] == ["head_dim", "head_dim_v", "warps", "block_kv", "stages", "blocks_per_sm"]
-        config = dataclasses.replace(self.good, warps=0, block_kv=7, stages=9, blocks_per_sm=0)
+        reasons = self.reasons(Problem(Dtype.BF16, 60), warps=0, step_kv=24, block_kv=7, stages=9, blocks_per_sm=0)
+        assert [r.split()[0] for r in reasons] == ["head_dim", "head_dim_v", "warps", "step_kv", "stages", "blocks_per_sm", "block_kv"]
+        config = dataclasses.replace(self.good, warps=0, step_kv=24, block_kv=7, stages=9, blocks_per_sm=0)
         with pytest.raises(IllegalConfigError) as error:
             FORWARD.require_legal(Problem(Dtype.BF16, 60), config, SM_80)
         assert list(error.value.reasons) == reasons
@@ -170,3 +178,35 @@ class TestAttentionForward:
         assert FORWARD.grid(self.good, Workload(3, 8, 2, 128, 99)) == 24
         assert FORWARD.grid(self.good, Workload(3, 8, 2, 129, 99)) == 48
         assert FORWARD.grid(self.good, Workload(3, 8, 2, 0, 99)) == 0
+
+    def values(self, config: AttentionForwardConfig, workload: Workload, scale: float = 0.125) -> dict[str, int | float]:
+        block = FORWARD.parameters
+        names = [field.name for field in block.fields[block.pointers :]]
+        return dict(zip(names, FORWARD.values(config, workload, [(1, 2, 3)] * 4, scale), strict=True))
+
+    @pytest.mark.parametrize("divisor", [1, 2, 3, 5, 7, 12, 48, 64, 641, 2**16 - 1, 2**16, 2**24 + 1, 2**31 - 1])
+    def test_reciprocals_divide_exactly(self, divisor: int) -> None:
+        """The kernel's `divide`: the upper 64 bits of n * reciprocal, or n where that is 0."""
+        by_tiles = self.values(dataclasses.replace(self.good, block_q=64), Workload(2, 8, 2, 64 * min(divisor, 2**25) - 63, 99))
+        by_heads = self.values(self.good, Workload(1, divisor, divisor, 100, 99))
+        by_group = self.values(self.good, Workload(1, divisor, 1, 100, 99))
+        assert by_tiles["query_tiles"] == min(divisor, 2**25)
+        for number, reciprocal in (
+            (by_tiles["query_tiles"], by_tiles["query_tiles_reciprocal"]),
+            (divisor, by_heads["heads_q_reciprocal"]),
+            (divisor, by_group["group_reciprocal"]),
+        ):
+            exact = [number * k + off for k in (0, 1, 2, 3, 1000, 2**31 // int(number) - 1) for off in (-1, 0, 1)]
+            for n in [n for n in (*exact, 2**31 - 1) if 0 <= n < 2**31]:
+                assert (int(n) * int(reciprocal) >> 64 if reciprocal else n) == n // number, f"{n} / {number}"
+            assert 0 <= reciprocal < 2**64
+
+    @pytest.mark.parametrize("scale", [0.125, 64**-0.5 * 1.7, 256**-0.5, 1e-6, 3.0])
+    def test_natural_turns_base_2_back_into_scaled_scores(self, scale: float) -> None:
+        """scale_log2 is rounded to fp32 before it is used, so their ratio is not ln 2; in two parts it is exact to more than fp32."""
+        values = self.values(self.good, Workload(1, 8, 2, 100, 99), scale)
+        scale_log2, natural, low = (float(np.float32(values[name])) for name in ("scale_log2", "natural", "natural_low"))
+        assert scale_log2 == values["scale_log2"]
+        assert scale_log2 == pytest.approx(scale * math.log2(math.e), rel=2**-24)
+        assert (natural + low) * scale_log2 == pytest.approx(scale, rel=2**-46)
+        assert abs(low) <= 2**-24 * natural

@@ -20,7 +20,7 @@ from flashgen.codegen.render import Source, environment, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import targets
 
-SIZES = {"i64": 8, "int": 4, "float": 4}
+SIZES = {"i64": 8, "u64": 8, "int": 4, "float": 4}
 
 
 def specs() -> list[KernelSpec]:
@@ -161,7 +161,7 @@ def test_the_host_packs_as_c_lays_out(family: object) -> None:
     assert len(packed) == size
     assert packed[: 8 * block.pointers] == bytes(8 * block.pointers), "pointers are null until the launch"
     for field, offset, value in zip(block.fields[block.pointers :], offsets[block.pointers :], values, strict=True):
-        kind = {"i64": "<q", "int": "<i", "float": "<f"}[field.c_type]
+        kind = {"i64": "<q", "u64": "<Q", "int": "<i", "float": "<f"}[field.c_type]
         assert struct.unpack_from(kind, packed, offset) == (value,), field.name
 
 

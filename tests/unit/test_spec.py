@@ -16,14 +16,14 @@ import pytest
 import flashgen
 from flashgen import selection
 from flashgen.codegen.errors import ArgumentError, IllegalConfigError
-from flashgen.codegen.families.attention_forward import AttentionForwardConfig, QueryPlace
+from flashgen.codegen.families.attention_forward import AttentionForwardConfig, QueryPlace, StepOrder
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec, problem_from_json, problem_to_json
 from flashgen.codegen.target import find_target, targets
 
 FAMILY = find_family("attention_forward")
-CONFIG = AttentionForwardConfig(block_q=64, block_kv=32, warps=4, stages=1, query=QueryPlace.SHARED)
+CONFIG = AttentionForwardConfig(block_q=64, block_kv=32, step_kv=16, warps=4, stages=2, query=QueryPlace.SHARED)
 SPEC = KernelSpec(FAMILY, Problem(Dtype.BF16, 64), CONFIG, find_target("sm_80"))
 
 
@@ -38,9 +38,11 @@ def variants() -> dict[str, KernelSpec]:
         "mask": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, mask=Mask.CAUSAL)),
         "block_q": dataclasses.replace(SPEC, config=dataclasses.replace(config, block_q=128)),
         "block_kv": dataclasses.replace(SPEC, config=dataclasses.replace(config, block_kv=48)),
+        "step_kv": dataclasses.replace(SPEC, config=dataclasses.replace(config, step_kv=32)),
         "warps": dataclasses.replace(SPEC, config=dataclasses.replace(config, warps=2)),
-        "stages": dataclasses.replace(SPEC, config=dataclasses.replace(config, stages=2)),
+        "stages": dataclasses.replace(SPEC, config=dataclasses.replace(config, stages=3)),
         "query": dataclasses.replace(SPEC, config=dataclasses.replace(config, query=QueryPlace.REGISTERS)),
+        "first": dataclasses.replace(SPEC, config=dataclasses.replace(config, first=StepOrder.OUTPUT)),
         "blocks_per_sm": dataclasses.replace(SPEC, config=dataclasses.replace(config, blocks_per_sm=2)),
         "target": dataclasses.replace(SPEC, target=find_target("sm_86")),
     }
@@ -59,7 +61,7 @@ def test_names_and_digests_tell_specs_apart() -> None:
 
 
 def test_the_name_for_people() -> None:
-    assert SPEC.name == "attention_forward_bf16_d64_full_bq64_bk32_w4_s1_qshared_bps1_sm_80"
+    assert SPEC.name == "attention_forward_bf16_d64_full_bq64_bk32_sk16_w4_s2_qshared_fscores_bps1_sm_80"
 
 
 def test_the_digest_changes_with_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +111,7 @@ def test_problem_json_round_trip() -> None:
         ({"problem": {**problem_to_json(SPEC.problem), "dtype": "fp32"}}, r"^problem must have .*'dtype': 'fp32'"),
         ({"problem": {**problem_to_json(SPEC.problem), "head_dim": "64"}}, r"^(head_dim|problem) must .*'64'"),
         ({"config": {}}, r"^config must have the fields .*; got none$"),
-        ({"config": {**CONFIG.to_json(), "block_kv": 40}}, r"^config .* is illegal: block_kv must be a multiple of 16"),
+        ({"config": {**CONFIG.to_json(), "block_kv": 40}}, r"^config .* is illegal: block_kv must be a multiple of step_kv 16"),
         ({"config": None}, r"^spec must have family, revision, problem, config and target; got "),
         ({"problem": None}, r"^(spec|problem) must have "),
     ],

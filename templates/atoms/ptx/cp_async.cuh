@@ -7,6 +7,11 @@ __device__ __forceinline__ void cp_async_16(SharedAddress destination, const voi
                  : "memory");
 }
 
+// Copies 16 bytes past L1.
+__device__ __forceinline__ void cp_async_16(SharedAddress destination, const void* source) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(__cvta_generic_to_global(source)) : "memory");
+}
+
 // Closes this thread's group of the copies issued since the last commit. A group may be empty.
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -20,3 +20,8 @@ __device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
 __device__ __forceinline__ void store_shared(SharedAddress address, u32 value) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
+
+__device__ __forceinline__ void store_shared_v4(SharedAddress address, const uint4& value) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+                 : "memory");
+}

@@ -2,6 +2,7 @@
 
 using u16 = unsigned short;
 using u32 = unsigned int;
+using u64 = unsigned long long;
 using i64 = long long;
 
 struct Bf16 { u16 bits; };

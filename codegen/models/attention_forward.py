@@ -1,0 +1,173 @@
+"""How long attention_forward takes for one config and workload, and what sets that time: counts of work, and fitted weights.
+
+The unit of work is a step of one block: `step_kv` keys against `block_q` queries. Its demands on an SM are counted in cycles:
+
+- issue: tensor-core products hold the issue port of a scheduler while they are under way, so every other instruction adds to them
+- shared memory: operands read by every warp, tiles written by the copies
+- latency: what one block needs for a step if it has the SM to itself; other resident blocks fill the gaps
+
+Launches of many blocks take as long as their work; small ones as long as the blocks that share an SM, or the longest block.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashgen.codegen.device import Device
+from flashgen.codegen.family import Prediction
+from flashgen.codegen.problem import Mask, Problem, Workload
+
+if TYPE_CHECKING:
+    from flashgen.codegen.families.attention_forward import AttentionForwardConfig
+
+SCHEDULERS = 4  # of an SM, on every architecture from sm_80 on
+SHARED_BYTES_PER_CYCLE = 128
+DRAM_EFFICIENCY = 0.85  # of the data sheet's bandwidth that a kernel can reach
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What counts do not tell: fitted by `tools/model.py fit` to times of head dims 80, 112, 160 and 224 on an H200.
+
+    arithmetic:        issue cycles of an fp32 instruction (scaling, sums, maxima, conversions) of one warp
+    exponential:       issue cycles of an ex2 instruction of one warp
+    bookkeeping:       share of the counted instructions of a step that is neither
+    barrier:           issue cycles of a warp at each tile's barrier
+    operand_reads:     shared-memory cycles for each counted one of reading operands
+    tile_writes:       the same for writing tiles
+    overlap:           exponent of the norm that joins issue and shared memory: infinite if they overlapped without loss, 1 if not at all
+    step_latency:      cycles of a step of one block that do not depend on its size
+    product_latency:   cycles for each product of a warp's chain
+    score_latency:     cycles for each score of a lane's chain
+    hiding:            exponent of the norm that joins throughput and latency
+    start:             cycles of a block before its first load, and after its last
+    load_bytes:        cycles for each byte that a block waits for before its first step
+    store_elements:    cycles for each element of the output
+    tail:              share of a mean block's time for which an SM's places stand empty in the end, where blocks are of different length
+    """
+
+    arithmetic: float
+    exponential: float
+    bookkeeping: float
+    barrier: float
+    operand_reads: float
+    tile_writes: float
+    overlap: float
+    step_latency: float
+    product_latency: float
+    score_latency: float
+    hiding: float
+    start: float
+    load_bytes: float
+    store_elements: float
+    tail: float
+
+
+FITTED = Weights(1.446, 1.283, 0.09641, 79.49, 1.04, 0.5526, 2.25, 245.3, 4.039, 13.1, 1.785, 3902, 0.01636, 0.006868, 0.3197)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Cycles that a step of one block demands of an SM. `latency`: what it takes alone; `masking`: what a masked step takes beside."""
+
+    tensor: float
+    exponentials: float
+    arithmetic: float
+    shared_memory: float
+    latency: float
+    masking: float
+
+    def throughput(self, overlap: float) -> float:
+        """Cycles for which a step occupies the SM."""
+        issue = self.tensor + self.exponentials + self.arithmetic
+        return float((issue**overlap + self.shared_memory**overlap) ** (1 / overlap))
+
+    def limiter(self) -> str:
+        """What demands most."""
+        issue = self.tensor + self.exponentials + self.arithmetic
+        if self.shared_memory > issue:
+            return "shared memory"
+        demands = {"tensor cores": self.tensor, "exponentials": self.exponentials, "arithmetic": self.arithmetic}
+        return max(demands, key=lambda name: demands[name])
+
+
+def padded(columns: int) -> int:
+    """Columns as the matrix product takes them: a multiple of 16."""
+    return -(-columns // 16) * 16
+
+
+def step_of(problem: Problem, config: AttentionForwardConfig, device: Device, query_in_shared: bool, weights: Weights) -> Step:
+    """The demands of one step of one block."""
+    columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
+    keys, warps = config.step_kv, config.warps
+    row_tiles = config.block_q // warps // 16
+    per_scheduler = warps / SCHEDULERS
+    scores = row_tiles * keys / 2  # of a lane
+    products = row_tiles * (keys / 8 * (columns / 16) + keys / 16 * (columns_v / 8))  # of a warp
+    reads = keys / 16 * (columns + columns_v) / 16 + (row_tiles * columns / 16 if query_in_shared else 0)  # ldmatrix.x4 of a warp
+    tile_bytes = keys * (columns + columns_v) * problem.dtype.bytes  # loaded for a step
+    copies = tile_bytes / 16 / (warps * 32)  # of a lane
+    flops = 2 * config.block_q * keys * (columns + columns_v)
+    # For each score a scaling and a sum, a maximum at less, and half a conversion.
+    arithmetic = weights.arithmetic * (3.1 * scores + 4 * copies)
+    other = weights.bookkeeping * (24 + 6 * row_tiles) + weights.barrier * keys / config.block_kv
+    return Step(
+        tensor=flops / (device.target.mma_flops_per_cycle * device.mma_rate),
+        # The weight is for 16 exponentials a cycle.
+        exponentials=per_scheduler * scores * weights.exponential * 16 / device.target.exp2_per_cycle,
+        arithmetic=per_scheduler * (arithmetic + other),
+        shared_memory=(weights.operand_reads * warps * reads * 512 + weights.tile_writes * tile_bytes) / SHARED_BYTES_PER_CYCLE,
+        masking=per_scheduler * 2 * scores * weights.arithmetic,
+        latency=weights.step_latency + weights.product_latency * products + weights.score_latency * scores,
+    )
+
+
+def predict(
+    problem: Problem,
+    config: AttentionForwardConfig,
+    workload: Workload,
+    device: Device,
+    blocks: int,
+    resident: int,
+    query_in_shared: bool,
+    weights: Weights = FITTED,
+) -> Prediction:
+    """The time of a launch of `blocks` blocks, of which `resident` fit on one SM at once."""
+    if not blocks:
+        return Prediction(0.0, "nothing")
+    step = step_of(problem, config, device, query_in_shared, weights)
+    share = blocks / device.sm_count  # blocks that one SM gets
+    together = max(1, min(resident, math.ceil(share)))
+    busy = together * step.throughput(weights.overlap)
+    cycles = (busy**weights.hiding + step.latency**weights.hiding) ** (1 / weights.hiding) / together
+    steps, longest = _steps(problem, config, workload)
+    columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
+    first_bytes = (config.block_q + config.step_kv) * columns * problem.dtype.bytes
+    ends = weights.start + weights.load_bytes * first_bytes + weights.store_elements * config.block_q * columns_v
+    rounds = math.ceil(share) if share <= together else share
+    if problem.mask is Mask.CAUSAL and share > together:
+        rounds += weights.tail * together
+    masked = config.block_q / config.step_kv + 0.5 if problem.mask is Mask.CAUSAL else 0.0
+    seconds = rounds * (steps * cycles + masked * step.masking + ends / together) / device.clock_hz
+    alone = (longest * step.latency + ends) / device.clock_hz
+    memory = workload.io_bytes(problem) / (DRAM_EFFICIENCY * device.memory_bandwidth)
+    if memory >= max(seconds, alone):
+        return Prediction(memory, "memory")
+    if alone > seconds:
+        return Prediction(alone, "the longest block")
+    if step.latency > busy:
+        return Prediction(seconds, "latency")
+    return Prediction(seconds, step.limiter())
+
+
+def _steps(problem: Problem, config: AttentionForwardConfig, workload: Workload) -> tuple[float, float]:
+    """Steps of a block: on average, and at most."""
+    longest = max(1.0, workload.len_kv / config.step_kv)
+    if problem.mask is Mask.FULL:
+        return math.ceil(longest), math.ceil(longest)
+    per_query = workload.visible_pairs(problem.mask) / max(1, workload.len_q)
+    # A block walks as far as its last query sees, and in whole steps: by so much farther as multiples of block_q fall short of those.
+    rounding = (1 - math.gcd(config.block_q, config.step_kv) / config.step_kv) / 2
+    return min(longest, (per_query + (config.block_q - 1) / 2) / config.step_kv + rounding), longest

@@ -1,0 +1,4 @@
+// Votes of a warp. PTX ISA, "vote.sync".
+
+// Whether `predicate` holds for any of the 32 lanes. All take part.
+__device__ __forceinline__ bool vote_sync_any(bool predicate) { return __any_sync(0xffffffff, predicate); }

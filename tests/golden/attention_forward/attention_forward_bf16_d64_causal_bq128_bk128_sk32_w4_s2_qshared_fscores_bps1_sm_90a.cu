@@ -1,0 +1,884 @@
+// attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qshared_fscores_bps1_sm_90a
+//
+// Attention forward, FlashAttention-2 (Dao 2023), algorithm 1:
+//   out = softmax(scale * Q K^T + causal mask) V,  lse = log(sum(exp(scale * Q K^T))) for each row.
+// A block computes 128 query rows of one head, 32 a warp, and walks over the keys in steps of 32.
+//
+//   problem  bf16_d64_causal
+//   config   block_q 128, block_kv 128, step_kv 32, warps 4, stages 2, query shared, first scores, blocks_per_sm 1
+//   target   sm_90a
+//   launch   <<<ceil(len_q / 128) * heads_q * batch, 128, 86016 bytes>>>
+
+// Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+struct Bf16 { u16 bits; };
+struct Fp16 { u16 bits; };
+
+// A function: NVRTC has no constant expression for infinity without headers.
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+
+// Hints to the compiler about registers: no instructions.
+
+// Hides where a value came from, so that the compiler keeps it in a register and does not compute it anew at each use.
+template <class T>
+__device__ __forceinline__ void keep_in_register(T*& pointer) {
+    asm volatile("" : "+l"(pointer));
+}
+__device__ __forceinline__ void keep_in_register(int& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void keep_in_register(u32& value) { asm volatile("" : "+r"(value)); }
+
+// Who a thread is. PTX ISA, "Special Registers": %tid, %ctaid.
+
+__device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
+
+__device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.x); }
+
+__device__ __forceinline__ int lane_index() { return thread_index() % 32; }
+
+// The same for all lanes of a warp. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
+__device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
+
+// Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
+
+using SharedAddress = u32;  // byte address in the shared window
+
+// The block's dynamic shared memory, aligned to 128 bytes. The only shared variable of a kernel.
+__device__ __forceinline__ SharedAddress shared_memory() {
+    extern __shared__ __align__(128) unsigned char memory[];
+    return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
+}
+
+__device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_shared(SharedAddress address, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_v4(SharedAddress address, const uint4& value) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+
+// Barriers. PTX ISA, "bar, barrier" and "bar.warp.sync".
+
+// All threads of the block arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_sync() { __syncthreads(); }
+
+// The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
+
+// Asynchronous copies from global to shared memory. PTX ISA, "cp.async" and its completion by groups (sm_80).
+
+// Copies 16 bytes past L1; where `valid` is false it reads nothing and writes 16 zero bytes.
+__device__ __forceinline__ void cp_async_16(SharedAddress destination, const void* source, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(destination), "l"(__cvta_generic_to_global(source)), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+// Copies 16 bytes past L1.
+__device__ __forceinline__ void cp_async_16(SharedAddress destination, const void* source) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(__cvta_generic_to_global(source)) : "memory");
+}
+
+// Closes this thread's group of the copies issued since the last commit. A group may be empty.
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's most recent groups are still under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Warp-wide loads of four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix" (sm_75).
+//
+// Lane 8*i + r gives the address of row r (16 bytes) of matrix i; fragment[i] is the caller's part of matrix i:
+//   ldmatrix_x4        lane l holds row l/4, columns 2*(l%4) and 2*(l%4)+1
+//   ldmatrix_x4_trans  lane l holds column l/4, rows 2*(l%4) and 2*(l%4)+1
+
+__device__ __forceinline__ void ldmatrix_x4(u32 (&fragment)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragment)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// Warp-wide matrix product d += a * b, 16x16 times 16x8, fp32 accumulation. PTX ISA, "mma.sync" m16n8k16 (sm_80).
+//
+// With g = lane / 4 and t = lane % 4, each register of a and b holds two neighbours, the lower index in the low half:
+//   a[0] row g   columns 2t, 2t+1     a[1] row g+8 columns 2t, 2t+1
+//   a[2] row g   columns 2t+8, 2t+9   a[3] row g+8 columns 2t+8, 2t+9
+//   b0   rows 2t, 2t+1 column g       b1   rows 2t+8, 2t+9 column g
+//   d[0], d[1] row g   columns 2t, 2t+1     d[2], d[3] row g+8 columns 2t, 2t+1
+
+template <class Element>
+__device__ __forceinline__ void mma_sync_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
+
+template <>
+__device__ __forceinline__ void mma_sync_m16n8k16<Bf16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Conversion of two fp32 values to a pair of 16-bit elements, to nearest even. PTX ISA, "cvt" (.bf16x2: sm_80).
+
+// `low` goes to the low half of the result.
+template <class Element>
+__device__ __forceinline__ u32 cvt_rn_x2(float low, float high);
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Bf16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Fp16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Powers of 2. PTX ISA, "ex2" (error below 2 ulp; ex2(-inf) = +0).
+
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Natural logarithm to 1 ulp. No single instruction: lg2.approx is good to 22 bits only.
+
+__device__ __forceinline__ float natural_log(float x) { return logf(x); }
+
+// Products. PTX ISA, "mul".
+
+// Rounded by itself: never fused with the addition that follows.
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+
+// The upper 64 of the product's 128 bits.
+__device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
+
+// Reciprocals. PTX ISA, "rcp" (.approx: error of 1 ulp; rcp(0) = inf).
+
+__device__ __forceinline__ float rcp_approx_ftz(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
+
+// The value of lane (own lane xor `lane_mask`). All 32 lanes take part.
+__device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
+    return __shfl_xor_sync(0xffffffff, value, lane_mask);
+}
+
+// Votes of a warp. PTX ISA, "vote.sync".
+
+// Whether `predicate` holds for any of the 32 lanes. All take part.
+__device__ __forceinline__ bool vote_sync_any(bool predicate) { return __any_sync(0xffffffff, predicate); }
+
+using Element = Bf16;
+
+// ---- what this kernel is specialised for ------------------------------------------------------------------------------
+
+constexpr int kHeadDim = 64, kHeadDimV = 64;
+constexpr int kBlockQ = 128, kBlockKv = 128, kStepKv = 32;
+constexpr int kWarps = 4, kStages = 2, kBlocksPerSm = 1;
+constexpr bool kCausal = true;
+
+constexpr int kThreads = kWarps * 32;
+constexpr int kSteps = kBlockKv / kStepKv;  // of a tile
+constexpr int kRowsPerWarp = kBlockQ / kWarps, kRowTiles = kRowsPerWarp / 16;
+constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix product takes them
+
+// Strides in elements. lse is [batch, heads_q, len_q], dense.
+struct Parameters {
+    const Element* q;
+    const Element* k;
+    const Element* v;
+    Element* out;
+    float* lse;
+    i64 q_batch;
+    i64 q_head;
+    i64 q_row;
+    i64 k_batch;
+    i64 k_head;
+    i64 k_row;
+    i64 v_batch;
+    i64 v_head;
+    i64 v_row;
+    i64 out_batch;
+    i64 out_head;
+    i64 out_row;
+    u64 query_tiles_reciprocal;
+    u64 heads_q_reciprocal;
+    u64 group_reciprocal;
+    int query_tiles;
+    int heads_q;
+    int len_q;
+    int len_kv;
+    float scale_log2;
+    float natural;
+    float natural_low;
+};
+
+// ---- tile operations --------------------------------------------------------------------------------------------------
+
+// A tile in shared memory and its swizzle: where element (row, column) lies.
+
+// kRows x kColumns 16-bit elements, row-major in chunks of 16 bytes (8 elements). Within a row the chunks are permuted so that
+// 8 rows of one chunk column, which is what ldmatrix reads at once, fall into 8 different groups of 4 banks. Rows that
+// are 2^k * odd chunks long come back to the same bank group every 8 / 2^k rows, so an XOR of the k low bits is enough.
+// Padding each row would do that too, but asynchronous copies of 128 bytes would then straddle two lines and take twice as long.
+template <int kRows, int kColumns>
+struct SharedTile {
+    static_assert(kColumns % 16 == 0, "the matrix product reads 16 columns at a time");
+    static constexpr int kRowCount = kRows, kChunks = kColumns / 8;
+    static constexpr int kSwizzle = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
+    static constexpr int kRowBytes = kChunks * 16;
+    static constexpr int kBytes = kRows * kRowBytes;
+
+    SharedAddress base;
+
+    __device__ __forceinline__ SharedAddress at(int row, int chunk) const {
+        const int group = chunk / kSwizzle * kSwizzle, permuted = chunk % kSwizzle ^ row / (8 / kSwizzle) % kSwizzle;
+        return base + static_cast<u32>(row * kRowBytes + (group + permuted) * 16);
+    }
+    // From (row, chunk) to (row + rows, chunk + chunks): the same for all places if `rows` is a multiple of 8 and `chunks` one of kSwizzle.
+    __device__ __forceinline__ static constexpr u32 distance(int rows, int chunks) { return rows * kRowBytes + chunks * 16; }
+};
+
+// Which work a block does: block index -> (query tile, head, batch), and which key steps that takes.
+
+// n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
+__device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
+
+struct Work {
+    int query_tile, head, batch;
+};
+
+// Query tiles of one head are neighbours, so that blocks running together share K and V in L2. Under a causal mask the
+// last query tiles have the most keys and go first.
+template <bool kCausal>
+__device__ __forceinline__ Work find_work(int block, int query_tiles, u64 query_tiles_reciprocal, int heads, u64 heads_reciprocal) {
+    const int head_and_batch = divide(block, query_tiles_reciprocal), tile = block - head_and_batch * query_tiles;
+    const int batch = divide(head_and_batch, heads_reciprocal);
+    return {kCausal ? query_tiles - 1 - tile : tile, head_and_batch - batch * heads, batch};
+}
+
+// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none.
+struct KeySteps {
+    int full, end;
+};
+
+template <bool kCausal, int kBlockQ, int kStepKv>
+__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int diagonal) {
+    // The first query sees keys [0, seen_by_first), the last one [0, seen_by_last).
+    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + diagonal)) : len_kv;
+    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + diagonal)) : len_kv;
+    return {seen_by_first / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
+}
+
+// Where the rows of a sequence lie in global memory: dense tensors here; packed or paged ones would differ only in this file.
+
+// The first row of (batch, head) in a tensor with these strides, in elements.
+template <class Element>
+__device__ __forceinline__ Element* sequence_rows(Element* base, int batch, i64 batch_stride, int head, i64 head_stride) {
+    return base + batch * batch_stride + head * head_stride;
+}
+
+// Copies of tiles between global and shared memory, 16 bytes a thread and step, rows and columns past the end left out.
+
+// How kThreads threads cover a tile: kLanes neighbours take a row together, a chunk each and the same chunk of every further group of
+// kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
+template <int kThreads, class Tile>
+struct Cover {
+    static constexpr int kLanes = Tile::kSwizzle, kGroups = Tile::kChunks / kLanes;
+    static constexpr int kRowsPerPass = kThreads / kLanes;
+    static constexpr int kPasses = (Tile::kRowCount + kRowsPerPass - 1) / kRowsPerPass;
+    int row, chunk;  // of this thread in the first pass
+
+    __device__ __forceinline__ explicit Cover(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
+
+    __device__ __forceinline__ bool has_row(int pass) const {
+        return Tile::kRowCount % kRowsPerPass == 0 || pass * kRowsPerPass + row < Tile::kRowCount;
+    }
+    __device__ __forceinline__ bool has_column(int group, int columns_valid) const {
+        return (group + 1) * kLanes * 8 <= columns_valid || (group * kLanes + chunk) * 8 < columns_valid;
+    }
+    __device__ __forceinline__ SharedAddress address(const Tile& tile, int pass, int group) const {
+        if (kRowsPerPass % 8 == 0) return tile.at(row, chunk) + Tile::distance(pass * kRowsPerPass, group * kLanes);
+        return tile.at(pass * kRowsPerPass + row, chunk) + Tile::distance(0, group * kLanes);
+    }
+};
+
+// Copies the rows of a sequence to tiles, from the last to the first: it holds this thread's place in the tile that comes next, and
+// goes backwards pass by pass, so that one stride is all it needs. The caller commits the groups. Columns from kColumnsValid on
+// are not read: tiles hold zeros there.
+template <class Tile, int kThreads, int kColumnsValid, class Element>
+struct TileReader {
+    using Passes = Cover<kThreads, Tile>;
+    Passes cover;
+    const Element* source;
+    i64 row_stride;
+
+    // `rows` points at the first row of the first tile to be copied.
+    __device__ __forceinline__ TileReader(const Element* rows, i64 row_stride)
+        : cover(thread_index()), source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8), row_stride(row_stride) {}
+
+    // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
+    __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
+        pass_by_pass([&](int pass, int group, const Element* chunk) {
+            const int row = pass * Passes::kRowsPerPass + cover.row;
+            cp_async_16(cover.address(tile, pass, group), chunk, begin <= row && row < end && cover.has_column(group, kColumnsValid));
+        });
+    }
+
+    // The same for a tile of which all rows from kBegin on are read; the others are left alone.
+    template <int kBegin = 0>
+    __device__ __forceinline__ void load(const Tile& tile) {
+        pass_by_pass([&](int pass, int group, const Element* chunk) {
+            const int first = pass * Passes::kRowsPerPass;
+            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + cover.row < kBegin)) return;
+            if ((group + 1) * Passes::kLanes * 8 <= kColumnsValid)
+                cp_async_16(cover.address(tile, pass, group), chunk);
+            else
+                cp_async_16(cover.address(tile, pass, group), chunk, cover.has_column(group, kColumnsValid));
+        });
+    }
+
+    template <class Copy>
+    __device__ __forceinline__ void pass_by_pass(const Copy& copy) {
+#pragma unroll
+        for (int pass = Passes::kPasses - 1; pass >= 0; --pass) {
+#pragma unroll
+            for (int group = 0; group < Passes::kGroups; ++group)
+                if (cover.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
+            source -= Passes::kRowsPerPass * row_stride;
+            keep_in_register(source);
+        }
+        source += (Passes::kPasses * Passes::kRowsPerPass - Tile::kRowCount) * row_stride;
+    }
+};
+
+// Writes the tile's valid rows and columns to memory. `thread` is the caller's among the kThreads that do it.
+template <int kThreads, int kColumnsValid, class Element, class Tile>
+__device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int rows_valid, const Tile& tile, int thread) {
+    const Cover<kThreads, Tile> cover(thread);
+    Element* destination = rows + cover.row * row_stride + cover.chunk * 8;
+#pragma unroll
+    for (int pass = 0; pass < cover.kPasses; ++pass) {
+#pragma unroll
+        for (int group = 0; group < cover.kGroups; ++group)
+            if (cover.has_row(pass) && pass * cover.kRowsPerPass + cover.row < rows_valid && cover.has_column(group, kColumnsValid))
+                *reinterpret_cast<uint4*>(destination + group * cover.kLanes * 8) = load_shared_v4(cover.address(tile, pass, group));
+        destination += cover.kRowsPerPass * row_stride;
+    }
+}
+
+// The two matrix products of attention, for one warp: S = Q K^T and O += P V.
+//
+// A warp owns kRowTiles * 16 query rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
+// says: [0], [1] belong to row lane/4, [2], [3] to row lane/4 + 8.
+
+// Where a lane finds its part of an operand in a tile that is kColumns wide. Of Q and of V: 16 rows, in two groups of 8 with the same
+// columns. Of K: the same 16, with the two groups of columns next to each other. An operand is two chunks wide; the offsets within a
+// group of chunks are held in registers, and everything else is constants away or the same for all lanes.
+template <int kColumns>
+struct LaneOffsets {
+    using Rows = SharedTile<16, kColumns>;
+    static constexpr int kOffsets = Rows::kSwizzle / 2;
+    u32 offset[kOffsets];
+    u32 to_keys;  // from the place in Q or V to that in K
+
+    __device__ __forceinline__ LaneOffsets() {
+        const int lane = lane_index();
+        const Rows rows{0};
+#pragma unroll
+        for (int i = 0; i < kOffsets; ++i) {
+            offset[i] = rows.at(lane % 16, lane / 16 ^ i * 2);
+            keep_in_register(offset[i]);
+        }
+        to_keys = rows.at(lane / 16 * 8 + lane % 8, lane / 8 % 2) - offset[0];
+        keep_in_register(to_keys);
+    }
+    __device__ __forceinline__ SharedAddress at(SharedAddress tile, int rows, int chunks) const {
+        return offset[chunks / 2 % kOffsets] + tile + Rows::distance(rows, chunks / Rows::kSwizzle * Rows::kSwizzle);
+    }
+};
+
+// Those for Q and K, and for V: one set where they are equally wide.
+template <int kColumns, int kColumnsV>
+struct OperandOffsets {
+    LaneOffsets<kColumns> for_keys;
+    LaneOffsets<kColumnsV> for_values;
+    __device__ __forceinline__ const LaneOffsets<kColumns>& keys() const { return for_keys; }
+    __device__ __forceinline__ const LaneOffsets<kColumnsV>& values() const { return for_values; }
+};
+template <int kColumns>
+struct OperandOffsets<kColumns, kColumns> {
+    LaneOffsets<kColumns> for_all;
+    __device__ __forceinline__ const LaneOffsets<kColumns>& keys() const { return for_all; }
+    __device__ __forceinline__ const LaneOffsets<kColumns>& values() const { return for_all; }
+};
+
+// Q read from shared memory at each use: costs bandwidth, saves registers. `rows` are the warp's.
+template <int kColumns>
+struct QueryInShared {
+    const LaneOffsets<kColumns>& offsets;
+    SharedAddress rows;
+
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
+        ldmatrix_x4(a, offsets.at(rows, row_tile * 16, step * 2));
+    }
+};
+
+// Q read once and kept in registers: kColumns / 4 * kRowTiles of them.
+template <int kRowTiles, int kColumns>
+struct QueryInRegisters {
+    u32 fragments[kRowTiles][kColumns / 16][4];
+
+    __device__ __forceinline__ explicit QueryInRegisters(const QueryInShared<kColumns>& query) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int step = 0; step < kColumns / 16; ++step) query.fragment(fragments[i][step], i, step);
+    }
+
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) a[j] = fragments[row_tile][step][j];
+    }
+};
+
+// scores = Q K^T for key column tiles [first, first + kCount), which are an even number. The tile at `keys` holds one key a row.
+template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>
+__device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first, const Query& query,
+                                            SharedAddress keys,
+                                            const LaneOffsets<kColumns>& offsets) {
+    const SharedAddress own_keys = keys + offsets.to_keys;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int j = first; j < first + kCount; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) scores[i][j][e] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step) {
+        u32 a[kRowTiles][4];
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, step);
+#pragma unroll
+        for (int j = first; j < first + kCount; j += 2) {
+            u32 b[4];
+            ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i) {
+                mma_sync_m16n8k16<Element>(scores[i][j], a[i], b[0], b[1]);
+                mma_sync_m16n8k16<Element>(scores[i][j + 1], a[i], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// out += P V for a chunk of 16 keys; The tile at `values` holds one key a row.
+template <class Element, int kRowTiles, int kOutTiles, int kColumns>
+__device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4], const u32 (&probabilities)[kRowTiles][4], int chunk,
+                                            SharedAddress values, const LaneOffsets<kColumns>& offsets) {
+#pragma unroll
+    for (int j = 0; j < kOutTiles; j += 2) {
+        u32 b[4];
+        ldmatrix_x4_trans(b, offsets.at(values, chunk * 16, j));
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            mma_sync_m16n8k16<Element>(out[i][j], probabilities[i], b[0], b[1]);
+            mma_sync_m16n8k16<Element>(out[i][j + 1], probabilities[i], b[2], b[3]);
+        }
+    }
+}
+
+// Which scores count: sets the others to -inf. Score modifications (biases, windows, soft caps) would have their place here.
+
+// `first_query` and `first_key` are the positions of scores[0][0] of this warp. A key counts if it is below
+// min(len_kv, query + 1 + diagonal): for a causal mask aligned bottom-right, diagonal = len_kv - len_q.
+template <bool kCausal, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first_query, int first_key, int len_kv,
+                                            int diagonal) {
+    const int lane = lane_index();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int query = first_query + i * 16 + e / 2 * 8 + lane / 4;
+            const int end = kCausal ? min(len_kv, query + 1 + diagonal) : len_kv;
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j)
+                if (first_key + j * 8 + lane % 4 * 2 + e % 2 >= end) scores[i][j][e] = -infinity();
+        }
+}
+
+// Online softmax in base 2: Milakov and Gimelshein 2018, in the form of FlashAttention-2, algorithm 1, with one change: a row's
+// reference follows its maximum only when that has outgrown it by 2^kHeadroom. Rescaling is rare then, and the usual step needs
+// neither the exact maximum nor an exchange between lanes.
+
+// How far above its reference a score may lie: so large may a probability get, which fp16 still holds.
+constexpr float kHeadroom = 8.0f;
+
+// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
+constexpr float kNoReference = -3.0e38f;
+
+// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
+// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
+constexpr float kEx2Lean = 5.0e-8f;
+
+// log(total) + reference * (natural + natural_low), to about one rounding. fp32 needs some care for that: the two terms are taken
+// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float reference, float total, float natural, float natural_low) {
+    constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
+    // total = fraction * 2^exponent, with a fraction from 1 to 2 whose logarithm is small.
+    const int biased = __float_as_int(total) >> 23;
+    const float exponent = static_cast<float>(biased - 127), fraction = total * __int_as_float((254 - biased) << 23);
+    const float a = mul_rn(reference, natural), b = mul_rn(exponent, kLn2);
+    const float sum = a + b, b_in_sum = sum - a;
+    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
+    const float lost_in_products = fmaf(reference, natural, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = reference * natural_low + exponent * kLn2Low;
+    const float lean = kEx2Lean * (1.0f - 1.0f / total);  // the 2^0 = 1 of the score that became the reference is exact
+    return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lean));
+}
+
+// Sums of one lane over its columns of a row tile: of rows lane/4 and lane/4 + 8. They change once a tile, and wait in shared memory
+// until then: registers are what limits the tiles.
+struct RowSums {
+    float sum[2], lost[2];  // lost: what the additions to `sum` rounded away (Dekker 1971); over many tiles it adds up
+
+    __device__ __forceinline__ static RowSums load(SharedAddress place) {
+        const uint4 v = load_shared_v4(place);
+        return {{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}};
+    }
+    __device__ __forceinline__ void store(SharedAddress place) const {
+        store_shared_v4(place, {__float_as_uint(sum[0]), __float_as_uint(sum[1]), __float_as_uint(lost[0]), __float_as_uint(lost[1])});
+    }
+};
+
+// The state of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4; the four lanes of a row hold the same reference,
+// and each the sum over its own columns until `finish` adds them up.
+template <int kRowTiles, int kThreads>
+struct OnlineSoftmax {
+    static constexpr int kBytes = kRowTiles * kThreads * 16;
+    float reference[kRowTiles][2];  // scale_log2 * maximum of the scores when they last outgrew it, rounded
+    float partial[kRowTiles][2];    // sums of exp2(scale_log2 * score - reference) since the last `add_partial`
+    SharedAddress sums;             // this thread's place for the sums of row tile 0; those of the others follow
+    float scale_log2;
+
+    // `memory` is kBytes of shared memory.
+    __device__ __forceinline__ OnlineSoftmax(float scale_log2, SharedAddress memory)
+        : sums(memory + thread_index() * 16), scale_log2(scale_log2) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                reference[i][h] = kNoReference;
+                partial[i][h] = 0.0f;
+            }
+            RowSums{}.store(place(i));
+        }
+    }
+
+    __device__ __forceinline__ SharedAddress place(int row_tile) const { return sums + row_tile * kThreads * 16; }
+
+    // The highest of this lane's scores of row [i][h].
+    template <int kKeyTiles>
+    __device__ __forceinline__ static float highest(const float (&scores)[kRowTiles][kKeyTiles][4], int i, int h) {
+        float value = fmaxf(scores[i][0][h * 2], scores[i][0][h * 2 + 1]);
+#pragma unroll
+        for (int j = 1; j < kKeyTiles; ++j) value = fmaxf(value, fmaxf(scores[i][j][h * 2], scores[i][j][h * 2 + 1]));
+        return value;
+    }
+
+    // Whether a score of this warp exceeds what its row's reference allows for.
+    template <int kKeyTiles>
+    __device__ __forceinline__ bool outgrown_by(const float (&scores)[kRowTiles][kKeyTiles][4]) const {
+        bool any = false;
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) any |= fmaf(highest(scores, i, h), scale_log2, -reference[i][h]) > kHeadroom;
+        return vote_sync_any(any);
+    }
+
+    // The reference that row [i][h] gets from these scores, which are exchanged between its lanes: never lower than it was.
+    template <int kKeyTiles>
+    __device__ __forceinline__ float next_reference(const float (&scores)[kRowTiles][kKeyTiles][4], int i, int h) const {
+        float maximum = highest(scores, i, h);
+        maximum = fmaxf(maximum, shfl_sync_bfly(maximum, 1));
+        maximum = fmaxf(maximum, shfl_sync_bfly(maximum, 2));
+        return fmaxf(reference[i][h], mul_rn(maximum, scale_log2));
+    }
+
+    // Takes the first scores for the reference.
+    template <int kKeyTiles>
+    __device__ __forceinline__ void start(const float (&scores)[kRowTiles][kKeyTiles][4]) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) reference[i][h] = next_reference(scores, i, h);
+    }
+
+    // Lets the references follow these scores, and rescales what was summed before.
+    template <int kKeyTiles, int kOutTiles>
+    __device__ __forceinline__ void rescale(const float (&scores)[kRowTiles][kKeyTiles][4], float (&out)[kRowTiles][kOutTiles][4]) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            RowSums row = RowSums::load(place(i));
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float before = reference[i][h];
+                reference[i][h] = next_reference(scores, i, h);
+                const float factor = ex2_approx_ftz(before - reference[i][h]);
+                const float factor_of_sum = fmaf(factor, kEx2Lean, factor);  // 1 for a factor of 1
+                partial[i][h] *= factor_of_sum;
+                row.sum[h] *= factor_of_sum;
+                row.lost[h] *= factor_of_sum;
+#pragma unroll
+                for (int j = 0; j < kOutTiles; ++j)
+#pragma unroll
+                    for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= factor;
+            }
+            row.store(place(i));
+        }
+    }
+
+    // Probabilities of 16 keys, relative to the reference, as the operand of the product with V: two neighbouring column tiles of the
+    // accumulator layout are one step of 16 keys in the operand layout. Adds them to the partial sums.
+    template <class Element, int kKeyTiles>
+    __device__ __forceinline__ void probabilities(u32 (&p)[kRowTiles][4], const float (&scores)[kRowTiles][kKeyTiles][4], int chunk) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float* pair = scores[i][chunk * 2 + e / 2] + e % 2 * 2;
+                const float low = ex2_approx_ftz(fmaf(pair[0], scale_log2, -reference[i][e % 2]));
+                const float high = ex2_approx_ftz(fmaf(pair[1], scale_log2, -reference[i][e % 2]));
+                partial[i][e % 2] += low;
+                partial[i][e % 2] += high;
+                p[i][e] = cvt_rn_x2<Element>(low, high);
+            }
+    }
+
+    // Adds the partial sums to the others.
+    __device__ __forceinline__ void add_partial() {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            RowSums row = RowSums::load(place(i));
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float before = row.sum[h];
+                row.sum[h] = before + partial[i][h];
+                row.lost[h] += partial[i][h] - (row.sum[h] - before);
+                partial[i][h] = 0.0f;
+            }
+            row.store(place(i));
+        }
+    }
+
+    // Normalises the output, and returns the natural log-sum-exp of the scaled scores of one row: lane t of a row's four computes that of
+    // row [t / 2][t % 2], as far as there is one. natural + natural_low turns a reference into a scaled score: scale / scale_log2,
+    // about ln 2. A row that saw no key gets 0 and -inf.
+    template <int kOutTiles>
+    __device__ __forceinline__ float finish(float (&out)[kRowTiles][kOutTiles][4], float natural, float natural_low) {
+        add_partial();
+        const int own = lane_index() % (kRowTiles * 2);
+        float own_total = 0.0f, own_reference = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            const RowSums row = RowSums::load(place(i));
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float total = row.sum[h] + row.lost[h];
+                total += shfl_sync_bfly(total, 1);
+                total += shfl_sync_bfly(total, 2);
+                const float inverse = total == 0.0f ? 0.0f : rcp_approx_ftz(total);
+                if (own == i * 2 + h) {
+                    own_total = total;
+                    own_reference = reference[i][h];
+                }
+#pragma unroll
+                for (int j = 0; j < kOutTiles; ++j)
+#pragma unroll
+                    for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= inverse;
+            }
+        }
+        return own_total == 0.0f ? -infinity() : log_sum_exp(own_reference, own_total, natural, natural_low);
+    }
+};
+
+// From a warp's accumulator to memory: the output through shared memory, the log-sum-exp directly.
+
+// Rounds the warp's rows and writes the valid ones to memory, by way of `tile`, which no other warp uses.
+template <int kColumnsValid, class Element, int kRowTiles, int kOutTiles>
+__device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int rows_valid, const float (&out)[kRowTiles][kOutTiles][4],
+                                             const SharedTile<kRowTiles * 16, kOutTiles * 8>& tile) {
+    int lane = lane_index();
+    keep_in_register(lane);
+    barrier_warp_sync();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int j = 0; j < kOutTiles; ++j)
+                store_shared(tile.at(lane / 4, j) + tile.distance(i * 16 + h * 8, 0) + lane % 4 * 4,
+                             cvt_rn_x2<Element>(out[i][j][h * 2], out[i][j][h * 2 + 1]));
+    barrier_warp_sync();
+    store_tile<32, kColumnsValid>(rows, row_stride, rows_valid, tile, lane);
+}
+
+// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
+template <int kRowTiles>
+__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
+    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
+    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
+}
+
+// ---- the kernel -------------------------------------------------------------------------------------------------------
+
+using QueryTile = SharedTile<kBlockQ, kColumns>;
+using KeyTile = SharedTile<kBlockKv, kColumns>;
+using ValueTile = SharedTile<kBlockKv, kColumnsV>;
+using KeyStep = SharedTile<kStepKv, kColumns>;
+using ValueStep = SharedTile<kStepKv, kColumnsV>;
+using OutTile = SharedTile<kRowsPerWarp, kColumnsV>;  // of a warp
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qshared_fscores_bps1_sm_90a(const __grid_constant__ Parameters p) {
+    const Work work = find_work<kCausal>(block_index(), p.query_tiles, p.query_tiles_reciprocal, p.heads_q, p.heads_q_reciprocal);
+    const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
+    const int head_kv = divide(work.head, p.group_reciprocal);
+    const int diagonal = p.len_kv - p.len_q;
+    const KeySteps steps = find_key_steps<kCausal, kBlockQ, kStepKv>(first_query, p.len_kv, diagonal);
+
+    const Element* q = sequence_rows(p.q, work.batch, p.q_batch, work.head, p.q_head) + first_query * p.q_row;
+    const Element* k = sequence_rows(p.k, work.batch, p.k_batch, head_kv, p.k_head);
+    const Element* v = sequence_rows(p.v, work.batch, p.v_batch, head_kv, p.v_head);
+
+    // Shared memory: for each warp a place for its queries and later its output; a ring of stages; sums of the softmax.
+    // A stage holds the values of a tile, and the keys one step before them: what a step needs.
+    constexpr int kOutBytes = kWarps * OutTile::kBytes, kQueryBytes = QueryTile::kBytes > kOutBytes ? QueryTile::kBytes : kOutBytes;
+    constexpr int kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
+    const QueryTile query_tile{shared_memory()};
+    const SharedAddress ring = shared_memory() + kQueryBytes, last_stage = ring + (kStages - 1) * kStageBytes;
+
+    // Keys are visited from the last to the first, so that those that need masking come first. Each load is a group of copies, empty
+    // where there is nothing to load, so that the number of groups under way never depends on the data.
+    int step = steps.end - 1, tile = step >= 0 ? step / kSteps : -1;
+    TileReader<QueryTile, kThreads, kHeadDim, Element> queries_in(q, p.q_row);
+    TileReader<KeyStep, kThreads, kHeadDim, Element> first_keys_in(k + step * kStepKv * p.k_row, p.k_row);
+    TileReader<KeyTile, kThreads, kHeadDim, Element> keys_in(k + (tile * kBlockKv - kStepKv) * p.k_row, p.k_row);
+    TileReader<ValueTile, kThreads, kHeadDimV, Element> values_in(v + tile * kBlockKv * p.v_row, p.v_row);
+    queries_in.load(query_tile, 0, queries);
+    if (step >= 0) first_keys_in.load(KeyStep{last_stage}, 0, p.len_kv - step * kStepKv);
+    cp_async_commit_group();
+    if (step >= 0) {
+        const int rows_valid = p.len_kv - tile * kBlockKv;
+        keys_in.load(KeyTile{ring}, tile == 0 ? kStepKv : 0, rows_valid + kStepKv);
+        values_in.load(ValueTile{ring + KeyTile::kBytes}, 0, rows_valid);
+    }
+    cp_async_commit_group();
+    // All tiles but the last, which came first, are whole; only the keys one step before the first tile do not exist.
+    auto load_next_tile = [&](SharedAddress stage) {
+        if (--tile > 0)
+            keys_in.load(KeyTile{stage});
+        else if (tile == 0 && kSteps > 1)
+            keys_in.load<kStepKv>(KeyTile{stage});
+        if (tile >= 0) values_in.load(ValueTile{stage + KeyTile::kBytes});
+        cp_async_commit_group();
+    };
+#pragma unroll
+    for (int stage = 1; stage < kStages - 1; ++stage) load_next_tile(ring + stage * kStageBytes);
+
+    const int first_row = warp_index() * kRowsPerWarp;
+    const OperandOffsets<kColumns, kColumnsV> offsets;
+    const QueryInShared<kColumns> query_in_shared{offsets.keys(), query_tile.base + first_row * QueryTile::kRowBytes};
+    OnlineSoftmax<kRowTiles, kThreads> softmax(p.scale_log2, ring + kStages * kStageBytes);
+    float accumulator[kRowTiles][kColumnsV / 8][4] = {};
+    float scores[kRowTiles][kStepKv / 8][4];
+
+    cp_async_wait_group<kStages - 1>();
+    barrier_sync();  // the queries and the first keys are here
+    const auto& query = query_in_shared;
+    SharedAddress stage = last_stage;  // in use
+    int step_in_tile = step % kSteps;
+    auto next_stage = [&] {
+        cp_async_wait_group<kStages - 2>();
+        barrier_sync();  // the next stage is here, and nobody reads the one in use any more
+        load_next_tile(stage);
+        stage = stage == last_stage ? ring : stage + kStageBytes;
+    };
+    if (step >= 0) {
+        gemm_scores<Element, kStepKv / 8>(scores, 0, query, stage, offsets.keys());
+        if (step >= steps.full) mask_scores<kCausal>(scores, first_query + first_row, step * kStepKv, p.len_kv, diagonal);
+        softmax.start(scores);
+        next_stage();
+    }
+
+    // Turns the scores of this step into probabilities and multiplies them with V, chunk by chunk of 16 keys; scores of the next step
+    // take the place of those that are used up. The tensor cores have work that way while exponentials are under way.
+    auto run_step = [&](bool has_next) {
+        const SharedAddress keys = stage + step_in_tile * KeyStep::kBytes;
+        const SharedAddress values = stage + KeyTile::kBytes + step_in_tile * ValueStep::kBytes;
+#pragma unroll
+        for (int chunk = 0; chunk < kStepKv / 16; ++chunk) {
+            u32 probabilities[kRowTiles][4];
+            softmax.probabilities<Element>(probabilities, scores, chunk);
+            if (has_next) gemm_scores<Element, 2>(scores, chunk * 2, query, keys, offsets.keys());
+            gemm_output<Element>(accumulator, probabilities, chunk, values, offsets.values());
+        }
+        if (!has_next) return;
+        if (step > steps.full) mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);
+        if (softmax.outgrown_by(scores)) softmax.rescale(scores, accumulator);
+        if (--step_in_tile < 0) {
+            step_in_tile = kSteps - 1;
+            softmax.add_partial();
+            next_stage();
+        }
+    };
+    for (; step > 0; --step) run_step(/*has_next=*/true);
+    if (step == 0) run_step(/*has_next=*/false);
+
+    Element* out = sequence_rows(p.out, work.batch, p.out_batch, work.head, p.out_head) + (first_query + first_row) * p.out_row;
+    float* lse = p.lse + (static_cast<i64>(work.batch) * p.heads_q + work.head) * p.len_q + first_query + first_row;
+    store_lse<kRowTiles>(lse, queries - first_row, softmax.finish(accumulator, p.natural, p.natural_low));
+    const OutTile out_tile{query_tile.base + first_row * QueryTile::kRowBytes};
+    store_output<kHeadDimV>(out, p.out_row, queries - first_row, accumulator, out_tile);
+}

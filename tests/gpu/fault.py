@@ -1,0 +1,77 @@
+"""What a planted fault is: a patch on the rendered text of a kernel, and the settings in which it is launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.families.attention_forward import FAMILY, AttentionForwardConfig, QueryPlace, StepOrder
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.render import Source
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import Target
+from tests.gpu.cases import Case, Layout
+
+
+class FaultError(FlashgenError):
+    """A patch does not apply."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A kernel, and the inputs that it is launched on."""
+
+    config: AttentionForwardConfig
+    cases: tuple[Case, ...]
+
+    def spec(self, target: Target) -> KernelSpec:
+        """The kernel without a fault."""
+        return KernelSpec(FAMILY, self.cases[0].problem, self.config, target)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Replaces `find`, which must occur exactly once, by `replace`. A `race` need not show at each launch.
+
+    `also` holds further replacements, harmless by themselves, that give a race time to show.
+    """
+
+    name: str
+    find: str
+    replace: str
+    setting: Setting
+    race: bool = False
+    also: tuple[tuple[str, str], ...] = ()
+
+    def apply(self, source: Source) -> Source:
+        """The faulty text. Raises FaultError if a text to replace does not occur exactly once."""
+        text = source.text
+        for find, replace in ((self.find, self.replace), *self.also):
+            found = text.count(find)
+            if found != 1:
+                raise FaultError(f"fault {self.name} must find its text once in {source.entry}; found it {found} times: {find!r}")
+            text = text.replace(find, replace)
+        return Source(source.entry, text)
+
+
+def setting(
+    *sizes: tuple[int, int],
+    mask: Mask = Mask.FULL,
+    dtype: Dtype = Dtype.FP16,
+    width: tuple[int, int] = (64, 64),
+    heads: tuple[int, int] = (4, 2),
+    batch: int = 2,
+    magnitude: float = 2.0,
+    layout: Layout = Layout.DENSE,
+    offset: float = 0.0,
+    rising: float = 0.0,
+    config: tuple[int, int, int, int, int] = (64, 64, 32, 4, 2),
+    query: QueryPlace = QueryPlace.SHARED,
+    first: StepOrder = StepOrder.SCORES,
+) -> Setting:
+    """Sizes are (len_q, len_kv), one a case; `config` is (block_q, block_kv, step_kv, warps, stages)."""
+    problem = Problem(dtype, *width, mask)
+    workloads = [Workload(batch, *heads, *lengths) for lengths in sizes]
+    scale, layouts = width[0] ** -0.5, (layout,) * 4
+    cases = (Case(w.name, problem, w, scale, magnitude, layouts, seed=11, offset=offset, rising=rising) for w in workloads)
+    return Setting(AttentionForwardConfig(*config, query, first), tuple(cases))

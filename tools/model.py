@@ -1,0 +1,215 @@
+"""The model against measurement: times many configs in many cells, judges the model on them, and fits its weights.
+
+    python tools/model.py measure times.json --head-dim 80 --head-dim 112 --head-dim 160 --head-dim 224 --seqlen 512 --seqlen 4096
+    python tools/model.py fit times.json --head-dim 80 --head-dim 112 --head-dim 160 --head-dim 224
+    python tools/model.py judge times.json --head-dim 64 --head-dim 128
+
+`measure` needs a GPU. A cell is a head dim, a mask and a length, with 16384 tokens and heads * head_dim = 2048. Its configs are a seeded
+random half from all legal ones and half from the family's space; those that do not compile cleanly are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashgen.cli.options import problems
+from flashgen.codegen.device import Device, find_device
+from flashgen.codegen.families.attention_forward import FAMILY, AttentionForwardConfig, QueryPlace, StepOrder
+from flashgen.codegen.models import attention_forward as model
+from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.target import Target
+
+ROUNDS = 3
+ROUND_SECONDS = 1.5e-3
+Cell = tuple[int, bool, int]
+"""Head dim, causal, length."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One config in one cell."""
+
+    config: AttentionForwardConfig
+    registers: int
+    seconds: float
+
+
+def cell_of(cell: Cell) -> tuple[Problem, Workload]:
+    """The problem and workload of a cell."""
+    head_dim, causal, length = cell
+    (problem,) = problems(head_dim, 0, "bf16", causal)
+    heads = max(1, 2048 // head_dim)
+    return problem, Workload(max(1, 16384 // length), heads, heads, length, length)
+
+
+def all_legal(problem: Problem, target: Target) -> Iterator[AttentionForwardConfig]:
+    """Legal configs of every shape, whether worth considering or not."""
+    sizes = itertools.product((2, 3, 4, 5, 6, 8, 10, 12, 16), (16, 32), (16, 32, 48, 64, 80, 96, 112, 128), (1, 2, 3, 4, 6, 8))
+    for (warps, rows, step, steps), stages, query, first in itertools.product(sizes, (2, 3, 4), QueryPlace, StepOrder):
+        caps = set()
+        for blocks in (1, 2, 3, 4):
+            config = AttentionForwardConfig(warps * rows, step * steps, step, warps, stages, query, first, blocks)
+            if FAMILY.registers_cap(config, target) not in caps and not FAMILY.check(problem, config, target):
+                yield config
+            caps.add(FAMILY.registers_cap(config, target))
+
+
+def sample(problem: Problem, target: Target, count: int) -> list[AttentionForwardConfig]:
+    """About `count` legal configs, the same each time."""
+    chosen: dict[str, Any] = {}
+    for pool in (list(all_legal(problem, target)), FAMILY.legal_configs(problem, target)):
+        draw = random.Random(problem.name).sample(pool, min(count // 2, len(pool)))
+        chosen |= {config.name: config for config in draw}
+    return list(chosen.values())
+
+
+def measure(path: Path, head_dims: Sequence[int], lengths: Sequence[int], count: int) -> None:
+    """Times the samples of all cells and writes them to `path` after each cell."""
+    from flashgen import selection
+    from flashgen.build.artifact import Artifact
+    from flashgen.build.compiler import compile_many
+    from flashgen.build.driver import gpu
+    from flashgen.build.kernel import Kernel
+    from flashgen.codegen.render import render
+    from flashgen.codegen.spec import KernelSpec
+    from flashgen.measure import Bench
+
+    on = gpu(0)
+    target, rows = on.device.target, []
+    for head_dim, causal in itertools.product(head_dims, (False, True)):
+        (problem,) = problems(head_dim, 0, "bf16", causal)
+        specs = [KernelSpec(FAMILY, problem, config, target) for config in sample(problem, target, count)]
+        jobs = ((s, lambda s=s: selection.store().get_or_compile(render(s), target.name)) for s in specs)
+        made = {s: a for s, a in compile_many(jobs) if isinstance(a, Artifact) and not a.report.defects}
+        kernels = {s.config.name: Kernel(s, a, on) for s, a in made.items()}
+        for length in lengths:
+            bench = Bench(*cell_of((head_dim, causal, length)), on.ordinal)
+            timings = dict(bench.time(kernels, ROUNDS, ROUND_SECONDS))
+            for spec, artifact in made.items():
+                row = {"head_dim": head_dim, "causal": causal, "length": length, "config": spec.config.to_json()}
+                rows.append(row | {"registers": artifact.report.registers, "seconds": timings[spec.config.name].seconds})
+            path.write_text(json.dumps({"device": on.device.name, "driver": on.driver_version, "rows": rows}), encoding="utf-8")
+            print(f"d {head_dim} {'causal' if causal else 'full'} S {length}: {len(made)} of {len(specs)} configs", flush=True)
+
+
+def read(path: Path, head_dims: Sequence[int]) -> tuple[Device, dict[Cell, list[Measured]]]:
+    """What `measure` wrote, of these head dims."""
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    cells: dict[Cell, list[Measured]] = defaultdict(list)
+    for row in data["rows"]:
+        if row["head_dim"] in head_dims:
+            measured = Measured(AttentionForwardConfig.from_json(row["config"]), row["registers"], row["seconds"])
+            cells[row["head_dim"], row["causal"], row["length"]].append(measured)
+    return find_device(data["device"]), dict(cells)
+
+
+def predictions(cell: Cell, rows: list[Measured], device: Device, weights: model.Weights) -> np.ndarray:
+    """The model's seconds for the configs of a cell."""
+    problem, workload = cell_of(cell)
+
+    def seconds(row: Measured) -> float:
+        return FAMILY.predict(problem, row.config, workload, device, row.registers, weights).seconds
+
+    return np.array([seconds(row) for row in rows])
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """How the model does in one cell: rank correlation, and by how much its best five miss the best config."""
+
+    spearman: float
+    gap: float
+
+    @classmethod
+    def of(cls, predicted: np.ndarray, measured: np.ndarray) -> Score:
+        """Compares seconds with seconds."""
+        ranks = [np.argsort(np.argsort(x)) for x in (predicted, measured)]
+        best_five = measured[np.argsort(predicted, kind="stable")[:5]]
+        return cls(float(np.corrcoef(ranks[0], ranks[1])[0, 1]), float(best_five.min() / measured.min() - 1))
+
+
+def judge(device: Device, cells: dict[Cell, list[Measured]], weights: model.Weights) -> list[Score]:
+    """Prints a line for each cell, and the two figures that count."""
+    scores = []
+    print(f"{device.name}; Spearman's rank correlation, and the distance of the model's best five from the best config")
+    for cell, rows in sorted(cells.items()):
+        score = Score.of(predictions(cell, rows, device, weights), np.array([row.seconds for row in rows]))
+        scores.append(score)
+        kind = "causal" if cell[1] else "full"
+        print(f"d {cell[0]:3} {kind:6} S {cell[2]:5}  {len(rows):4} configs  {score.spearman:.3f}  {score.gap:6.1%}")
+    near = sum(score.gap <= 0.03 for score in scores)
+    median = statistics.median(score.spearman for score in scores)
+    print(f"median {median:.3f}; best five within 3 % in {near} of {len(scores)} cells")
+    return scores
+
+
+def loss(device: Device, cells: dict[Cell, list[Measured]], weights: model.Weights) -> float:
+    """What `fit` makes small: wrong order, missed best configs, and wrong times of the fast ones."""
+    total = 0.0
+    for cell, rows in cells.items():
+        predicted, measured = predictions(cell, rows, device, weights), np.array([row.seconds for row in rows])
+        score = Score.of(predicted, measured)
+        fast = np.exp(-3 * np.log(measured / measured.min()))
+        error = np.log(predicted / measured)
+        bias = np.average(error, weights=fast)
+        spread = math.sqrt(np.average((error - bias) ** 2, weights=fast))
+        total += 1 - score.spearman + score.gap + 2 * spread + 0.5 * abs(bias)
+    return total / len(cells)
+
+
+def fit(device: Device, cells: dict[Cell, list[Measured]], seconds: float) -> model.Weights:
+    """Nelder and Mead's search from the present weights, each taken relative to its present value."""
+    import time
+
+    from scipy.optimize import minimize
+
+    start, names = model.FITTED, [f.name for f in dataclasses.fields(model.Weights)]
+    deadline = time.monotonic() + seconds
+
+    def weights(factors: np.ndarray) -> model.Weights:
+        return model.Weights(*(getattr(start, name) * float(f) for name, f in zip(names, factors, strict=True)))
+
+    def cost(factors: np.ndarray) -> float:
+        if (factors <= 0).any() or time.monotonic() > deadline:
+            return math.inf
+        return loss(device, cells, weights(factors))
+
+    search: Callable[..., Any] = minimize
+    found = search(cost, np.ones(len(names)), method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-5, "maxfev": 3000})
+    print(f"loss {cost(np.ones(len(names))):.4f} -> {found.fun:.4f}" if time.monotonic() < deadline else f"loss {found.fun:.4f}")
+    for name, value in dataclasses.asdict(weights(found.x)).items():
+        print(f"    {name} = {value:.4g}")
+    return weights(found.x)
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "fit", "judge"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--head-dim", type=int, action="append", required=True)
+    parser.add_argument("--seqlen", type=int, action="append")
+    parser.add_argument("--configs", type=int, default=320, help="sampled in each cell")
+    parser.add_argument("--seconds", type=float, default=300.0, help="that fit may take")
+    options = parser.parse_args()
+    if options.what == "measure":
+        measure(options.file, options.head_dim, options.seqlen or (512, 4096, 16384), options.configs)
+        return
+    device, cells = read(options.file, options.head_dim)
+    judge(device, cells, model.FITTED if options.what == "judge" else fit(device, cells, options.seconds))
+
+
+if __name__ == "__main__":
+    main()
