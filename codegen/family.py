@@ -76,7 +76,9 @@ class Family(ABC):
         """Number of blocks."""
 
     @abstractmethod
-    def values(self, config: Any, workload: Workload, strides: Sequence[Strides], scale: float) -> tuple[int | float, ...]:
+    def values(
+        self, problem: Problem, config: Any, workload: Workload, device: Device, strides: Sequence[Strides], scale: float
+    ) -> tuple[int | float, ...]:
         """The kernel's parameters after the pointers; strides of q, k, v and out, scale of the scores before the softmax."""
 
     @abstractmethod

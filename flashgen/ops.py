@@ -123,7 +123,9 @@ class Plan:
         strides = [_strides(t.shape, t.stride(), row, head) for t in (q, k, v)] + [_strides(self.out_shape, out_strides, row, head)]
         scale = scale if scale is not None else problem.head_dim**-0.5
         config = kernel.spec.config
-        self.launch = kernel.bind(family.grid(config, workload), family.values(config, workload, strides, scale))
+        self.launch = kernel.bind(
+            family.grid(config, workload), family.values(problem, config, workload, kernel.gpu.device, strides, scale)
+        )
         _require_context(self.device.index)
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

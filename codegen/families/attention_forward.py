@@ -22,6 +22,9 @@ from flashgen.codegen.target import Target
 SPARE_REGISTERS = 36  # of a thread, beside those needed: with so many hardly anything spills
 
 
+SECTION_HEADS, SECTION_SHARE_OF_L2 = 1024, 2  # at most, and one part in so many
+
+
 class QueryPlace(enum.Enum):
     """Where a block keeps its query tile while it walks over the keys."""
 
@@ -70,6 +73,21 @@ def _float32(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
+def _section_heads(problem: Problem, workload: Workload, device: Device) -> int:
+    """Heads, over the whole batch, that a section of the launch's order has: see tile/schedule.cuh.
+
+    Their K and V take at most half of the L2: blocks of neighbouring sections run together. Sections are of one size, so it divides
+    the number of heads. Without a mask blocks are equally long, and one head a section reads K and V most often from the L2.
+    """
+    if problem.mask is Mask.FULL:
+        return 1
+    heads = workload.batch * workload.heads_q
+    bytes_of_head = workload.len_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
+    fitting = device.l2_bytes // SECTION_SHARE_OF_L2 * (workload.heads_q // workload.heads_kv) // max(1, bytes_of_head)
+    largest = max(1, min(fitting, heads, SECTION_HEADS))
+    return next(n for n in range(largest, 0, -1) if heads % n == 0)
+
+
 def _reciprocal(divisor: int) -> int:
     """What tile/schedule.cuh divides with."""
     return 0 if divisor == 1 else -(-(2**64) // divisor)
@@ -79,7 +97,7 @@ class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 3
+    revision = 4
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -88,8 +106,8 @@ class AttentionForward(Family):
             Parameter("Element*", "out"),
             Parameter("float*", "lse"),
             *(Parameter("i64", f"{tensor}_{dim}") for tensor in ("q", "k", "v", "out") for dim in ("batch", "head", "row")),
-            *(Parameter("u64", f"{n}_reciprocal") for n in ("query_tiles", "heads_q", "group")),
-            *(Parameter("int", n) for n in ("query_tiles", "heads_q", "len_q", "len_kv")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "section_heads", "section_blocks")),
+            *(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "section_heads", "section_blocks")),
             *(Parameter("float", n) for n in ("scale_log2", "natural", "natural_low")),
         )
     )
@@ -179,14 +197,22 @@ class AttentionForward(Family):
         return -(-workload.len_q // config.block_q) * workload.heads_q * workload.batch
 
     def values(
-        self, config: AttentionForwardConfig, workload: Workload, strides: Sequence[Strides], scale: float
+        self,
+        problem: Problem,
+        config: AttentionForwardConfig,
+        workload: Workload,
+        device: Device,
+        strides: Sequence[Strides],
+        scale: float,
     ) -> tuple[int | float, ...]:
         """See Family. `natural`, in two parts, turns the base-2 logarithms that the kernel works with back into scaled scores."""
         scale_log2 = _float32(scale * math.log2(math.e))
         natural = scale / scale_log2
         query_tiles = -(-workload.len_q // config.block_q)
-        reciprocals = (_reciprocal(n) for n in (query_tiles, workload.heads_q, workload.heads_q // workload.heads_kv))
-        sizes = (query_tiles, workload.heads_q, workload.len_q, workload.len_kv)
+        section = _section_heads(problem, workload, device)
+        group = workload.heads_q // workload.heads_kv
+        reciprocals = (_reciprocal(n) for n in (workload.heads_q, group, section, section * query_tiles))
+        sizes = (workload.heads_q, workload.len_q, workload.len_kv, query_tiles, section, section * query_tiles)
         return (*itertools.chain(*strides), *reciprocals, *sizes, scale_log2, natural, natural - _float32(natural))
 
     def context(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> dict[str, object]:

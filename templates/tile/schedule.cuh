@@ -7,13 +7,20 @@ struct Work {
     int query_tile, head, batch;
 };
 
-// Query tiles of one head are neighbours, so that blocks running together share K and V in L2. Under a causal mask the
-// last query tiles have the most keys and go first.
-template <bool kCausal>
-__device__ __forceinline__ Work find_work(int block, int query_tiles, u64 query_tiles_reciprocal, int heads, u64 heads_reciprocal) {
-    const int head_and_batch = divide(block, query_tiles_reciprocal), tile = block - head_and_batch * query_tiles;
+// The order of the blocks. Heads come in sections whose K and V fit into the L2 together. Within a section all heads' last query tiles come
+// first: under a causal mask they have the most keys, and a launch should not end with the longest blocks. A section of one
+// head has its query tiles next to each other.
+struct Order {
+    int query_tiles, section_heads, section_blocks;
+    u64 section_heads_reciprocal, section_blocks_reciprocal;
+};
+
+__device__ __forceinline__ Work find_work(int block, const Order& order, int heads, u64 heads_reciprocal) {
+    const int section = divide(block, order.section_blocks_reciprocal), within = block - section * order.section_blocks;
+    const int tile = divide(within, order.section_heads_reciprocal);
+    const int head_and_batch = section * order.section_heads + within - tile * order.section_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
-    return {kCausal ? query_tiles - 1 - tile : tile, head_and_batch - batch * heads, batch};
+    return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
 // Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none.

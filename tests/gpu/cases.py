@@ -13,6 +13,7 @@ from torch import Tensor
 from flashgen import reference
 from flashgen.build.kernel import Kernel
 from flashgen.codegen.config import Config
+from flashgen.codegen.device import Device
 from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
@@ -163,18 +164,18 @@ class Case:
         q[..., -1] = root
         k[..., -1] = torch.linspace(math.copysign(root, self.rising), 0.0, k.shape[1], device=k.device)[:, None]
 
-    def values(self, family: Family, config: Config, tensors: Tensors) -> tuple[int | float, ...]:
+    def values(self, family: Family, config: Config, tensors: Tensors, device: Device) -> tuple[int | float, ...]:
         """The kernel's parameters after the pointers, in the family's order."""
         strides = []
         for tensor in (tensors.q, tensors.k, tensors.v, tensors.out.view):
             batch, row, head, _ = tensor.stride()
             strides.append((batch, head, row))
-        return family.values(config, self.workload, strides, self.scale)
+        return family.values(self.problem, config, self.workload, device, strides, self.scale)
 
     def launch(self, kernel: Kernel, tensors: Tensors) -> None:
         """Enqueues the kernel on the current stream."""
         family, config = kernel.spec.family, kernel.spec.config
-        bound = kernel.bind(family.grid(config, self.workload), self.values(family, config, tensors))
+        bound = kernel.bind(family.grid(config, self.workload), self.values(family, config, tensors, kernel.gpu.device))
         pointers = (t.data_ptr() for t in (tensors.q, tensors.k, tensors.v, tensors.out.view, tensors.lse.view))
         bound(torch.cuda.current_stream().cuda_stream, *pointers)
 

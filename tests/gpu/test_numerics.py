@@ -16,6 +16,7 @@ from flashgen.build.compiler import compile_many
 from flashgen.build.driver import gpu
 from flashgen.build.kernel import Kernel
 from flashgen.build.store import ArtifactStore
+from flashgen.codegen.device import find_device
 from flashgen.codegen.family import Family, families, find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.render import render
@@ -266,7 +267,7 @@ def test_tensors_are_poisoned() -> None:
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
 def test_values_are_the_parameters(family: Family) -> None:
     case = random_cases(1, seed=9)[0]
-    values = case.values(family, case.config(family, find_target("sm_90a")), case.make("cpu"))
+    values = case.values(family, case.config(family, find_target("sm_90a")), case.make("cpu"), find_device("h200"))
     by_name = dict(zip([field.name for field in family.parameters.fields[family.parameters.pointers :]], values, strict=True))
     assert by_name["len_kv"] == case.workload.len_kv
     assert family.parameters.pack(values)

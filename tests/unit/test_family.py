@@ -15,7 +15,7 @@ import pytest
 
 from flashgen import templates
 from flashgen.codegen.config import Config
-from flashgen.codegen.device import device_of_target
+from flashgen.codegen.device import device_of_target, find_device
 from flashgen.codegen.errors import ArgumentError, IllegalConfigError
 from flashgen.codegen.families.attention_forward import AttentionForwardConfig, QueryPlace
 from flashgen.codegen.family import Family, families, find_family
@@ -101,6 +101,21 @@ def test_a_config_of_another_family_is_refused(family: Family) -> None:
         family.require_legal(BF16_64, OtherConfig(), SM_80)
 
 
+def divide(n: int, reciprocal: int) -> int:
+    """As in tile/schedule.cuh."""
+    return n * reciprocal >> 64 if reciprocal else n
+
+
+def find_work(block: int, values: dict[str, Any]) -> tuple[int, int, int]:
+    """(query tile, head, batch) of a block, as in tile/schedule.cuh."""
+    section = divide(block, values["section_blocks_reciprocal"])
+    within = block - section * values["section_blocks"]
+    tile = divide(within, values["section_heads_reciprocal"])
+    head_and_batch = section * values["section_heads"] + within - tile * values["section_heads"]
+    batch = divide(head_and_batch, values["heads_q_reciprocal"])
+    return values["query_tiles"] - 1 - tile, head_and_batch - batch * values["heads_q"], batch
+
+
 class TestAttentionForward:
     """What the one family refuses, with numbers and the nearest legal value."""
 
@@ -179,32 +194,58 @@ class TestAttentionForward:
         assert FORWARD.grid(self.good, Workload(3, 8, 2, 129, 99)) == 48
         assert FORWARD.grid(self.good, Workload(3, 8, 2, 0, 99)) == 0
 
-    def values(self, config: AttentionForwardConfig, workload: Workload, scale: float = 0.125) -> dict[str, int | float]:
+    def values(self, workload: Workload, scale: float = 0.125, mask: Mask = Mask.FULL, block_q: int = 64) -> dict[str, Any]:
         block = FORWARD.parameters
         names = [field.name for field in block.fields[block.pointers :]]
-        return dict(zip(names, FORWARD.values(config, workload, [(1, 2, 3)] * 4, scale), strict=True))
+        config = dataclasses.replace(self.good, block_q=block_q)
+        problem, strides = Problem(Dtype.BF16, 64, mask=mask), [(1, 2, 3)] * 4
+        return dict(zip(names, FORWARD.values(problem, config, workload, find_device("h200"), strides, scale), strict=True))
 
     @pytest.mark.parametrize("divisor", [1, 2, 3, 5, 7, 12, 48, 64, 641, 2**16 - 1, 2**16, 2**24 + 1, 2**31 - 1])
     def test_reciprocals_divide_exactly(self, divisor: int) -> None:
         """The kernel's `divide`: the upper 64 bits of n * reciprocal, or n where that is 0."""
-        by_tiles = self.values(dataclasses.replace(self.good, block_q=64), Workload(2, 8, 2, 64 * min(divisor, 2**25) - 63, 99))
-        by_heads = self.values(self.good, Workload(1, divisor, divisor, 100, 99))
-        by_group = self.values(self.good, Workload(1, divisor, 1, 100, 99))
-        assert by_tiles["query_tiles"] == min(divisor, 2**25)
+        by_blocks = self.values(Workload(2, 8, 2, 64 * min(divisor, 2**25) - 63, 99))
+        by_heads = self.values(Workload(1, divisor, divisor, 100, 99))
+        by_group = self.values(Workload(1, divisor, 1, 100, 99))
+        assert by_blocks["section_blocks"] == min(divisor, 2**25)
         for number, reciprocal in (
-            (by_tiles["query_tiles"], by_tiles["query_tiles_reciprocal"]),
+            (by_blocks["section_blocks"], by_blocks["section_blocks_reciprocal"]),
             (divisor, by_heads["heads_q_reciprocal"]),
             (divisor, by_group["group_reciprocal"]),
         ):
             exact = [number * k + off for k in (0, 1, 2, 3, 1000, 2**31 // int(number) - 1) for off in (-1, 0, 1)]
             for n in [n for n in (*exact, 2**31 - 1) if 0 <= n < 2**31]:
-                assert (int(n) * int(reciprocal) >> 64 if reciprocal else n) == n // number, f"{n} / {number}"
+                assert divide(n, reciprocal) == n // number, f"{n} / {number}"
             assert 0 <= reciprocal < 2**64
+
+    @pytest.mark.parametrize(
+        ("workload", "section"),
+        [
+            (Workload(4, 6, 2, 300, 300), 24),  # all heads' K and V fit
+            (Workload(2, 16, 16, 4096, 4096), 16),  # 1 MiB a head, and 30 MiB for a section: 30 would fit, 16 divide 32
+            (Workload(1, 31, 31, 3000, 5000), 1),  # 24 would fit, but 31 has no divisor below
+            (Workload(1, 32, 4, 2000, 65536), 8),  # groups of 8 share their 16 MiB: 15 would fit
+            (Workload(1, 3, 3, 100, 0), 3),
+            (Workload(1, 2, 2, 64, 2**20), 1),  # not even one fits
+        ],
+    )
+    def test_order_takes_every_block_once_and_the_longest_first(self, workload: Workload, section: int) -> None:
+        values = self.values(workload, mask=Mask.CAUSAL)
+        assert values["section_heads"] == section
+        blocks = [find_work(block, values) for block in range(FORWARD.grid(dataclasses.replace(self.good, block_q=64), workload))]
+        assert set(blocks) == set(itertools.product(range(-(-workload.len_q // 64)), range(workload.heads_q), range(workload.batch)))
+        assert len(set(blocks)) == len(blocks)
+        for begin in range(0, len(blocks), values["section_blocks"]):
+            of_section = [tile for tile, _, _ in blocks[begin : begin + values["section_blocks"]]]
+            assert of_section == sorted(of_section, reverse=True)
+
+    def test_without_a_mask_blocks_of_a_head_are_neighbours(self) -> None:
+        assert self.values(Workload(4, 6, 2, 300, 300))["section_heads"] == 1
 
     @pytest.mark.parametrize("scale", [0.125, 64**-0.5 * 1.7, 256**-0.5, 1e-6, 3.0])
     def test_natural_turns_base_2_back_into_scaled_scores(self, scale: float) -> None:
         """scale_log2 is rounded to fp32 before it is used, so their ratio is not ln 2; in two parts it is exact to more than fp32."""
-        values = self.values(self.good, Workload(1, 8, 2, 100, 99), scale)
+        values = self.values(Workload(1, 8, 2, 100, 99), scale)
         scale_log2, natural, low = (float(np.float32(values[name])) for name in ("scale_log2", "natural", "natural_low"))
         assert scale_log2 == values["scale_log2"]
         assert scale_log2 == pytest.approx(scale * math.log2(math.e), rel=2**-24)

@@ -240,13 +240,16 @@ struct Parameters {
     i64 out_batch;
     i64 out_head;
     i64 out_row;
-    u64 query_tiles_reciprocal;
     u64 heads_q_reciprocal;
     u64 group_reciprocal;
-    int query_tiles;
+    u64 section_heads_reciprocal;
+    u64 section_blocks_reciprocal;
     int heads_q;
     int len_q;
     int len_kv;
+    int query_tiles;
+    int section_heads;
+    int section_blocks;
     float scale_log2;
     float natural;
     float natural_low;
@@ -287,13 +290,20 @@ struct Work {
     int query_tile, head, batch;
 };
 
-// Query tiles of one head are neighbours, so that blocks running together share K and V in L2. Under a causal mask the
-// last query tiles have the most keys and go first.
-template <bool kCausal>
-__device__ __forceinline__ Work find_work(int block, int query_tiles, u64 query_tiles_reciprocal, int heads, u64 heads_reciprocal) {
-    const int head_and_batch = divide(block, query_tiles_reciprocal), tile = block - head_and_batch * query_tiles;
+// The order of the blocks. Heads come in sections whose K and V fit into the L2 together. Within a section all heads' last query tiles come
+// first: under a causal mask they have the most keys, and a launch should not end with the longest blocks. A section of one
+// head has its query tiles next to each other.
+struct Order {
+    int query_tiles, section_heads, section_blocks;
+    u64 section_heads_reciprocal, section_blocks_reciprocal;
+};
+
+__device__ __forceinline__ Work find_work(int block, const Order& order, int heads, u64 heads_reciprocal) {
+    const int section = divide(block, order.section_blocks_reciprocal), within = block - section * order.section_blocks;
+    const int tile = divide(within, order.section_heads_reciprocal);
+    const int head_and_batch = section * order.section_heads + within - tile * order.section_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
-    return {kCausal ? query_tiles - 1 - tile : tile, head_and_batch - batch * heads, batch};
+    return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
 // Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none.
@@ -782,7 +792,8 @@ using OutTile = SharedTile<kRowsPerWarp, kColumnsV>;  // of a warp
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qshared_fscores_bps1_sm_90a(const __grid_constant__ Parameters p) {
-    const Work work = find_work<kCausal>(block_index(), p.query_tiles, p.query_tiles_reciprocal, p.heads_q, p.heads_q_reciprocal);
+    const Order order{p.query_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
+    const Work work = find_work(block_index(), order, p.heads_q, p.heads_q_reciprocal);
     const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
     const int head_kv = divide(work.head, p.group_reciprocal);
     const int diagonal = p.len_kv - p.len_q;
