@@ -35,7 +35,9 @@ struct TileReader {
 
     // `rows` points at the first row of the first tile to be copied.
     __device__ __forceinline__ TileReader(const Element* rows, i64 row_stride)
-        : cover(thread_index()), source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8), row_stride(row_stride) {}
+        : cover(thread_index()),
+          source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8),
+          row_stride(row_stride) {}
 
     // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
     __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {

@@ -130,8 +130,8 @@ struct OnlineSoftmax {
         }
     }
 
-    // Probabilities of 16 keys, relative to the reference, as the operand of the product with V: two neighbouring column tiles of the
-    // accumulator layout are one step of 16 keys in the operand layout. Adds them to the partial sums.
+    // Probabilities of a chunk of 16 keys, relative to the reference, as the operand of the product with V: two neighbouring column tiles of
+    // the accumulator layout are one such operand, rounded to Element. Adds them to the partial sums.
     template <class Element, int kKeyTiles>
     __device__ __forceinline__ void probabilities(u32 (&p)[kRowTiles][4], const float (&scores)[kRowTiles][kKeyTiles][4], int chunk) {
 #pragma unroll
@@ -147,7 +147,7 @@ struct OnlineSoftmax {
             }
     }
 
-    // Adds the partial sums to the others.
+    // Moves the partial sums to those in shared memory.
     __device__ __forceinline__ void add_partial() {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {

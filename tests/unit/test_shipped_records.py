@@ -127,24 +127,24 @@ def test_own_records_win_and_shipped_ones_come_before_the_model(
     tmp_path: Path, own: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flashgen")
-    model, fast, slow = (c.to_json() for c in (selection.ranked(PROBLEM, WORKLOAD, DEVICE)[0].config, *CONFIGS[-2:]))
+    model, fast, slow = (c.to_json() for c in (selection.ranked(PROBLEM, WORKLOAD, DEVICE)[0].config, *CONFIGS[:2]))
     assert len({str(config) for config in (model, fast, slow)}) == 3
     monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path / "nowhere"))
     assert chosen(FakeKernels())["config"] == model
     assert "no tuning record for NVIDIA H200" in caplog.text
 
-    shipped = ship(tmp_path, make(1e-9, config=CONFIGS[-2], **HERE))
+    shipped = ship(tmp_path, make(1e-9, config=CONFIGS[0], **HERE))
     monkeypatch.setattr(selection, "shipped_records", lambda: shipped)
     assert chosen(FakeKernels())["config"] == fast
     assert "using the shipped record for B2 H16 S1024" in caplog.text
 
     caplog.clear()
-    own.put(make(5.0, workload=NEAR, config=CONFIGS[-1], **{**HERE, "driver_version": "12.9"}))
+    own.put(make(5.0, workload=NEAR, config=CONFIGS[1], **{**HERE, "driver_version": "12.9"}))
     assert chosen(FakeKernels())["config"] == slow, "however slow, however far: it was measured here"
     assert f"using the own record of another driver or compiler for {NEAR.name}" in caplog.text
 
     caplog.clear()
-    own.put(make(5.0, config=CONFIGS[-1], **HERE))
+    own.put(make(5.0, config=CONFIGS[1], **HERE))
     assert chosen(FakeKernels())["config"] == slow
     assert caplog.text == ""
 

@@ -364,7 +364,9 @@ struct TileReader {
 
     // `rows` points at the first row of the first tile to be copied.
     __device__ __forceinline__ TileReader(const Element* rows, i64 row_stride)
-        : cover(thread_index()), source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8), row_stride(row_stride) {}
+        : cover(thread_index()),
+          source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8),
+          row_stride(row_stride) {}
 
     // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
     __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
@@ -494,8 +496,7 @@ struct QueryInRegisters {
 // scores = Q K^T for key column tiles [first, first + kCount), which are an even number. The tile at `keys` holds one key a row.
 template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>
 __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first, const Query& query,
-                                            SharedAddress keys,
-                                            const LaneOffsets<kColumns>& offsets) {
+                                            SharedAddress keys, const LaneOffsets<kColumns>& offsets) {
     const SharedAddress own_keys = keys + offsets.to_keys;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -510,7 +511,7 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
         for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, step);
 #pragma unroll
         for (int j = first; j < first + kCount; j += 2) {
-            u32 b[4];
+            u32 b[4];  // (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d 8-15)
             ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i) {
@@ -521,13 +522,13 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
     }
 }
 
-// out += P V for a chunk of 16 keys; The tile at `values` holds one key a row.
+// out += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
 template <class Element, int kRowTiles, int kOutTiles, int kColumns>
 __device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4], const u32 (&probabilities)[kRowTiles][4], int chunk,
                                             SharedAddress values, const LaneOffsets<kColumns>& offsets) {
 #pragma unroll
     for (int j = 0; j < kOutTiles; j += 2) {
-        u32 b[4];
+        u32 b[4];  // (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 8-15), each transposed
         ldmatrix_x4_trans(b, offsets.at(values, chunk * 16, j));
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
@@ -689,8 +690,8 @@ struct OnlineSoftmax {
         }
     }
 
-    // Probabilities of 16 keys, relative to the reference, as the operand of the product with V: two neighbouring column tiles of the
-    // accumulator layout are one step of 16 keys in the operand layout. Adds them to the partial sums.
+    // Probabilities of a chunk of 16 keys, relative to the reference, as the operand of the product with V: two neighbouring column tiles of
+    // the accumulator layout are one such operand, rounded to Element. Adds them to the partial sums.
     template <class Element, int kKeyTiles>
     __device__ __forceinline__ void probabilities(u32 (&p)[kRowTiles][4], const float (&scores)[kRowTiles][kKeyTiles][4], int chunk) {
 #pragma unroll
@@ -706,7 +707,7 @@ struct OnlineSoftmax {
             }
     }
 
-    // Adds the partial sums to the others.
+    // Moves the partial sums to those in shared memory.
     __device__ __forceinline__ void add_partial() {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
