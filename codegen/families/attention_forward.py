@@ -205,7 +205,11 @@ class AttentionForward(Family):
         strides: Sequence[Strides],
         scale: float,
     ) -> tuple[int | float, ...]:
-        """See Family. `natural`, in two parts, turns the base-2 logarithms that the kernel works with back into scaled scores."""
+        """See Family. `natural`, in two parts, turns the base-2 logarithms that the kernel works with back into scaled scores.
+
+        The scale is an fp32 number, as in plain PyTorch, which multiplies fp32 scores by it: lse is that of the same scaled scores.
+        """
+        scale = _float32(scale)
         scale_log2 = _float32(scale * math.log2(math.e))
         natural = scale / scale_log2
         query_tiles = -(-workload.len_q // config.block_q)
