@@ -5,7 +5,8 @@
     python tools/model.py judge times.json --head-dim 64 --head-dim 128
 
 `measure` needs a GPU. A cell is a head dim, a mask and a length, with 16384 tokens and heads * head_dim = 2048. Its configs are a seeded
-random half from all legal ones and half from the family's space; those that do not compile cleanly are left out.
+random half from all legal ones and half from the family's space, and those that a tune tries there; those that do not compile cleanly
+are left out.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from typing import Any
 
 import numpy as np
 
+from flashgen import selection
 from flashgen.cli.options import problems
 from flashgen.codegen.device import Device, find_device
 from flashgen.codegen.families.attention_forward import FAMILY, AttentionForwardConfig, QueryPlace, StepOrder
 from flashgen.codegen.models import attention_forward as model
 from flashgen.codegen.problem import Problem, Workload
 from flashgen.codegen.target import Target
+from flashgen.tuning.request import MODEL_BEST
 
 ROUNDS = 3
 ROUND_SECONDS = 1.5e-3
@@ -75,9 +78,13 @@ def sample(problem: Problem, target: Target, count: int) -> list[AttentionForwar
     return list(chosen.values())
 
 
-def measure(path: Path, head_dims: Sequence[int], lengths: Sequence[int], count: int) -> None:
+def tuned(cell: Cell, device: Device) -> list[Any]:
+    """The configs that a tune tries in a cell."""
+    return [candidate.config for candidate in selection.shortlist(*cell_of(cell), device, MODEL_BEST)]
+
+
+def measure(path: Path, head_dims: Sequence[int], masks: Sequence[bool], lengths: Sequence[int], count: int) -> None:
     """Times the samples of all cells and writes them to `path` after each cell."""
-    from flashgen import selection
     from flashgen.build.artifact import Artifact
     from flashgen.build.compiler import compile_many
     from flashgen.build.driver import gpu
@@ -88,9 +95,11 @@ def measure(path: Path, head_dims: Sequence[int], lengths: Sequence[int], count:
 
     on = gpu(0)
     target, rows = on.device.target, []
-    for head_dim, causal in itertools.product(head_dims, (False, True)):
+    for head_dim, causal in itertools.product(head_dims, masks):
         (problem,) = problems(head_dim, 0, "bf16", causal)
-        specs = [KernelSpec(FAMILY, problem, config, target) for config in sample(problem, target, count)]
+        tried = (config for length in lengths for config in tuned((head_dim, causal, length), on.device))
+        configs = dict.fromkeys((*sample(problem, target, count), *tried))
+        specs = [KernelSpec(FAMILY, problem, config, target) for config in configs]
         jobs = ((s, lambda s=s: selection.store().get_or_compile(render(s), target.name)) for s in specs)
         made = {s: a for s, a in compile_many(jobs) if isinstance(a, Artifact) and not a.report.defects}
         kernels = {s.config.name: Kernel(s, a, on) for s, a in made.items()}
@@ -127,28 +136,32 @@ def predictions(cell: Cell, rows: list[Measured], device: Device, weights: model
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """How the model does in one cell: rank correlation, and by how much its best five miss the best config."""
+    """How the model does in one cell: rank correlation, and by how much its best five, and a tune, miss the best config."""
 
     spearman: float
     gap: float
+    tune_gap: float
 
     @classmethod
-    def of(cls, predicted: np.ndarray, measured: np.ndarray) -> Score:
-        """Compares seconds with seconds."""
+    def of(cls, predicted: np.ndarray, measured: np.ndarray, tried: np.ndarray) -> Score:
+        """Compares seconds with seconds. `tried`: whether a tune tries the config."""
         ranks = [np.argsort(np.argsort(x)) for x in (predicted, measured)]
         best_five = measured[np.argsort(predicted, kind="stable")[:5]]
-        return cls(float(np.corrcoef(ranks[0], ranks[1])[0, 1]), float(best_five.min() / measured.min() - 1))
+        found = measured[tried].min() if tried.any() else math.inf
+        return cls(float(np.corrcoef(ranks[0], ranks[1])[0, 1]), *(float(t / measured.min() - 1) for t in (best_five.min(), found)))
 
 
 def judge(device: Device, cells: dict[Cell, list[Measured]], weights: model.Weights) -> list[Score]:
     """Prints a line for each cell, and the two figures that count."""
     scores = []
-    print(f"{device.name}; Spearman's rank correlation, and the distance of the model's best five from the best config")
+    print(f"{device.name}; Spearman's rank correlation, and by how much the model's best five, and a tune, miss the best config")
     for cell, rows in sorted(cells.items()):
-        score = Score.of(predictions(cell, rows, device, weights), np.array([row.seconds for row in rows]))
+        tried = set(tuned(cell, device))
+        measured = np.array([row.seconds for row in rows])
+        score = Score.of(predictions(cell, rows, device, weights), measured, np.array([row.config in tried for row in rows]))
         scores.append(score)
         kind = "causal" if cell[1] else "full"
-        print(f"d {cell[0]:3} {kind:6} S {cell[2]:5}  {len(rows):4} configs  {score.spearman:.3f}  {score.gap:6.1%}")
+        print(f"d {cell[0]:3} {kind:6} S {cell[2]:5}  {len(rows):4} configs  {score.spearman:.3f}  {score.gap:6.1%}  {score.tune_gap:6.1%}")
     near = sum(score.gap <= 0.03 for score in scores)
     median = statistics.median(score.spearman for score in scores)
     print(f"median {median:.3f}; best five within 3 % in {near} of {len(scores)} cells")
@@ -160,7 +173,7 @@ def loss(device: Device, cells: dict[Cell, list[Measured]], weights: model.Weigh
     total = 0.0
     for cell, rows in cells.items():
         predicted, measured = predictions(cell, rows, device, weights), np.array([row.seconds for row in rows])
-        score = Score.of(predicted, measured)
+        score = Score.of(predicted, measured, np.zeros(len(rows), dtype=bool))
         fast = np.exp(-3 * np.log(measured / measured.min()))
         error = np.log(predicted / measured)
         bias = np.average(error, weights=fast)
@@ -198,14 +211,16 @@ def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "fit", "judge"))
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, help="what measure writes, and the others read")
     parser.add_argument("--head-dim", type=int, action="append", required=True)
     parser.add_argument("--seqlen", type=int, action="append")
+    parser.add_argument("--mask", choices=("full", "causal", "both"), default="both")
     parser.add_argument("--configs", type=int, default=320, help="sampled in each cell")
     parser.add_argument("--seconds", type=float, default=300.0, help="that fit may take")
     options = parser.parse_args()
     if options.what == "measure":
-        measure(options.file, options.head_dim, options.seqlen or (512, 4096, 16384), options.configs)
+        masks = {"full": (False,), "causal": (True,), "both": (False, True)}[options.mask]
+        measure(options.file, options.head_dim, masks, options.seqlen or (512, 4096, 16384), options.configs)
         return
     device, cells = read(options.file, options.head_dim)
     judge(device, cells, model.FITTED if options.what == "judge" else fit(device, cells, options.seconds))

@@ -37,7 +37,10 @@ RACE_OUTPUT = setting((8192, 128), (8192, 256), heads=(16, 16), batch=4, width=(
 # takes less time than that. 2 and 3 stages.
 WAIT = {stages: setting((128, 256), heads=(16, 16), batch=64, width=(16, 256), config=(128, 16, 16, 8, stages)) for stages in (2, 3)}
 
-_MASK_NEXT = "if (step > steps.full) mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);"
+_MASK_NEXT = (
+    "if (next_masked && step > first_masked) "
+    "mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);"
+)
 _NEXT_SCORES = "if (softmax.outgrown_by(scores)) softmax.rescale(scores, accumulator);"
 
 SOFTMAX = [
@@ -120,7 +123,7 @@ MASK = [
     Fault("mask-one-key-too-few", "kCausal ? min(len_kv, query + 1 + diagonal)", "kCausal ? min(len_kv, query + diagonal)", CAUSAL),
     Fault("mask-aligned-top-left", "const int diagonal = p.len_kv - p.len_q;", "const int diagonal = 0;", CAUSAL),
     Fault("mask-of-the-step-in-use", "first_row, (step - 1) * kStepKv,", "first_row, step * kStepKv,", CAUSAL),
-    Fault("masked-step-too-few", "if (step > steps.full) mask_scores", "if (step > steps.full + 1) mask_scores", CAUSAL),
+    Fault("masked-step-too-few", "for (; step > steps.full;", "for (; step > steps.full + 1;", CAUSAL),
     Fault("one-key-past-the-end", "lane % 4 * 2 + e % 2 >= end", "lane % 4 * 2 + e % 2 > end", TAIL),
     Fault("tail-not-masked", "return {seen_by_first / kStepKv,", "return {(seen_by_first + kStepKv - 1) / kStepKv,", TAIL),
     # Key 128 is seen by query 63 alone, the last of its block, and begins a step.
@@ -132,7 +135,7 @@ MASK = [
     ),
     Fault("last-step-skipped", "int step = steps.end - 1,", "int step = steps.end - 2,", FULL),
     Fault("last-tile-skipped", "int step = steps.end - 1,", "int step = steps.end - 1 - kSteps,", FULL),
-    Fault("first-step-skipped", "if (step == 0) run_step(/*has_next=*/false);", "", FULL),
+    Fault("first-step-skipped", "if (step == 0) run_step(/*has_next=*/false, /*next_masked=*/false);", "", FULL),
     Fault("first-tile-skipped", "for (; step > 0; --step)", "for (; step >= kSteps; --step)", FULL),
 ]
 

@@ -99,8 +99,8 @@ def test_compile_reports() -> None:
 
 
 def test_compile_fails_on_spills() -> None:
-    wide = {"block_q": 128, "block_kv": 64, "step_kv": 64, "warps": 4, "query": "shared"}
-    settings = [text for name, value in wide.items() for text in ("--set", f"{name}={value}")]
+    crowded = {"block_q": 64, "block_kv": 48, "step_kv": 48, "warps": 4, "query": "shared", "blocks_per_sm": 4}
+    settings = [text for name, value in crowded.items() for text in ("--set", f"{name}={value}")]
     out, _ = flashgen("compile", "--head-dim", "64", "--arch", "sm_90a", *settings, code=1)
     assert "spills" in out
 

@@ -244,8 +244,12 @@ class TestAttentionForward:
 
     @pytest.mark.parametrize("scale", [0.125, 64**-0.5 * 1.7, 256**-0.5, 1e-6, 3.0])
     def test_natural_turns_base_2_back_into_scaled_scores(self, scale: float) -> None:
-        """scale_log2 is rounded to fp32 before it is used, so their ratio is not ln 2; in two parts it is exact to more than fp32."""
+        """scale_log2 is rounded to fp32 before it is used, so their ratio is not ln 2; in two parts it is exact to more than fp32.
+
+        The scale itself is an fp32 number, as it is in plain PyTorch.
+        """
         values = self.values(Workload(1, 8, 2, 100, 99), scale)
+        scale = float(np.float32(scale))
         scale_log2, natural, low = (float(np.float32(values[name])) for name in ("scale_log2", "natural", "natural_low"))
         assert scale_log2 == values["scale_log2"]
         assert scale_log2 == pytest.approx(scale * math.log2(math.e), rel=2**-24)

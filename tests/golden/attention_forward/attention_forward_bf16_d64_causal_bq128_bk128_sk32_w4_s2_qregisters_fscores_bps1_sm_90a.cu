@@ -866,7 +866,9 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fscores_bps1
 
     // Turns the scores of this step into probabilities and multiplies them with V, chunk by chunk of 16 keys; scores of the next step
     // take the place of those that are used up. The tensor cores have work that way while exponentials are under way.
-    auto run_step = [&](bool has_next) {
+    int first_masked = steps.full;
+    keep_in_register(first_masked);  // as a branch, masking stays apart from the products; mixed with them, it would need more registers
+    auto run_step = [&](bool has_next, bool next_masked) {
         const SharedAddress keys = stage + step_in_tile * KeyStep::kBytes;
         const SharedAddress values = stage + KeyTile::kBytes + step_in_tile * ValueStep::kBytes;
 #pragma unroll
@@ -877,7 +879,7 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fscores_bps1
             gemm_output<Element>(accumulator, probabilities, chunk, values, offsets.values());
         }
         if (!has_next) return;
-        if (step > steps.full) mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);
+        if (next_masked && step > first_masked) mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);
         if (softmax.outgrown_by(scores)) softmax.rescale(scores, accumulator);
         if (--step_in_tile < 0) {
             step_in_tile = kSteps - 1;
@@ -885,8 +887,10 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fscores_bps1
             next_stage();
         }
     };
-    for (; step > 0; --step) run_step(/*has_next=*/true);
-    if (step == 0) run_step(/*has_next=*/false);
+    // Two loops, because the assembler makes a better one of that without masking.
+    for (; step > steps.full; --step) run_step(/*has_next=*/true, /*next_masked=*/true);
+    for (; step > 0; --step) run_step(/*has_next=*/true, /*next_masked=*/false);
+    if (step == 0) run_step(/*has_next=*/false, /*next_masked=*/false);
 
     Element* out = sequence_rows(p.out, work.batch, p.out_batch, work.head, p.out_head) + (first_query + first_row) * p.out_row;
     float* lse = p.lse + (static_cast<i64>(work.batch) * p.heads_q + work.head) * p.len_q + first_query + first_row;
