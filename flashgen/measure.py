@@ -133,10 +133,14 @@ class Bench:
         self, kernels: Mapping[str, Kernel], rounds: int = ROUNDS, round_seconds: float = ROUND_SECONDS
     ) -> Iterator[tuple[str, Timing]]:
         """Times all kernels interleaved and yields a timing for each, by its key, once the last round is done."""
-        timers = {key: self._timer(kernel, round_seconds) for key, kernel in kernels.items()}
-        for key, seconds in interleaved(timers, rounds, self.seed).items():
+        for key, seconds in self.seconds(kernels, rounds, round_seconds).items():
             spread = Spread.of(seconds)
             yield key, Timing(spread.median, spread.low, spread.high, len(seconds))
+
+    def seconds(self, kernels: Mapping[str, Kernel], rounds: int, round_seconds: float = ROUND_SECONDS) -> dict[str, list[float]]:
+        """The same, with the seconds of every round: for ratios, which are taken within a round."""
+        timers = {key: self._timer(kernel, round_seconds) for key, kernel in kernels.items()}
+        return interleaved(timers, rounds, self.seed)
 
     def _timer(self, kernel: Kernel, round_seconds: float) -> Timer:
         plan, sets = plan_of(kernel, self.sets[0]), self.sets

@@ -2,8 +2,8 @@
 
     python tools/ab.py --head-dim 64 --seqlen 4096 --patch no-guard 'find this' 'put that'
 
-Every --patch NAME FIND REPLACE is a candidate; FIND must occur. `--set field=value` gives the config. Prints TFLOP/s, the ratio to the
-unpatched text with its spread over rounds, registers and spills. Results of a patched kernel are not checked here.
+Every --patch NAME FIND REPLACE is a candidate; FIND must occur. `--set field=value` gives the config. Prints TFLOP/s, the median over the
+rounds of the unpatched text's time over the candidate's, with its spread, registers and spills. Results are not checked here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from flashgen.cli.options import parse_settings, problems, spec_for
 from flashgen.codegen.problem import Workload
 from flashgen.codegen.render import Source, render
 from flashgen.measure import Bench
+from flashgen.spread import Spread
 
 
 def main() -> None:
@@ -48,13 +49,12 @@ def main() -> None:
     print(f"{on.device.name}, {spec.name}")
     for seqlen in options.seqlen or (512, 4096, 16384):
         workload = Workload(max(1, 16384 // seqlen), heads, heads, seqlen, seqlen)
-        timings = dict(Bench(problem, workload, on.ordinal).time(kernels, options.rounds))
-        for name, timing in timings.items():
-            report, base = artifacts[name].report, timings["unpatched"]
-            ratio, spread = base.seconds / timing.seconds, (timing.high - timing.low) / timing.seconds
-            tflops = workload.flops(problem) / timing.seconds / 1e12
+        rounds = Bench(problem, workload, on.ordinal).seconds(kernels, options.rounds)
+        for name, seconds in rounds.items():
+            report, ratio = artifacts[name].report, Spread.of([a / b for a, b in zip(rounds["unpatched"], seconds, strict=True)])
+            tflops = workload.flops(problem) / Spread.of(seconds).median / 1e12
             facts = f"{report.registers} registers, {report.spill_bytes} B spilled"
-            print(f"S {seqlen:6} {name:24} {tflops:6.1f} TFLOP/s  x {ratio:.3f}  spread {spread:.1%}  {facts}")
+            print(f"S {seqlen:6} {name:24} {tflops:6.1f} TFLOP/s  x {ratio.median:.3f} [{ratio.low:.3f}..{ratio.high:.3f}]  {facts}")
 
 
 if __name__ == "__main__":

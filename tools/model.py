@@ -5,8 +5,8 @@
     python tools/model.py judge times.json --head-dim 64 --head-dim 128
 
 `measure` needs a GPU. A cell is a head dim, a mask and a length, with 16384 tokens and heads * head_dim = 2048. Its configs are a seeded
-random half from all legal ones and half from the family's space, and those that a tune tries there; those that do not compile cleanly
-are left out.
+random half from the family's space (all of it, where that is less) and the rest from all legal ones, and those that a tune tries there;
+those that do not compile cleanly are left out.
 """
 
 from __future__ import annotations
@@ -70,12 +70,15 @@ def all_legal(problem: Problem, target: Target) -> Iterator[AttentionForwardConf
 
 
 def sample(problem: Problem, target: Target, count: int) -> list[AttentionForwardConfig]:
-    """About `count` legal configs, the same each time."""
-    chosen: dict[str, Any] = {}
-    for pool in (list(all_legal(problem, target)), FAMILY.legal_configs(problem, target)):
-        draw = random.Random(problem.name).sample(pool, min(count // 2, len(pool)))
-        chosen |= {config.name: config for config in draw}
-    return list(chosen.values())
+    """`count` legal configs, or all if there are fewer, the same each time."""
+    everything: list[Any] = list(all_legal(problem, target))
+    space: list[Any] = FAMILY.legal_configs(problem, target)
+    rng = random.Random(problem.name)
+    chosen = dict.fromkeys(rng.sample(space, min(count // 2, len(space))))
+    for config in rng.sample(everything, len(everything)):
+        if len(chosen) < count:
+            chosen[config] = None
+    return list(chosen)
 
 
 def tuned(cell: Cell, device: Device) -> list[Any]:
@@ -183,7 +186,7 @@ def loss(device: Device, cells: dict[Cell, list[Measured]], weights: model.Weigh
 
 
 def fit(device: Device, cells: dict[Cell, list[Measured]], seconds: float) -> model.Weights:
-    """Nelder and Mead's search from the present weights, each taken relative to its present value."""
+    """Nelder and Mead's search from the present weights, each taken relative to its present value, as long as it finds better ones."""
     import time
 
     from scipy.optimize import minimize
@@ -200,11 +203,17 @@ def fit(device: Device, cells: dict[Cell, list[Measured]], seconds: float) -> mo
         return loss(device, cells, weights(factors))
 
     search: Callable[..., Any] = minimize
-    found = search(cost, np.ones(len(names)), method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-5, "maxfev": 3000})
-    print(f"loss {cost(np.ones(len(names))):.4f} -> {found.fun:.4f}" if time.monotonic() < deadline else f"loss {found.fun:.4f}")
-    for name, value in dataclasses.asdict(weights(found.x)).items():
-        print(f"    {name} = {value:.4g}")
-    return weights(found.x)
+    best, value = np.ones(len(names)), cost(np.ones(len(names)))
+    print(f"loss {value:.4f}")
+    while time.monotonic() < deadline:  # again from where it ended: the simplex had become flat
+        found = search(cost, best, method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-5, "maxfev": 3000, "adaptive": True})
+        if found.fun > value - 1e-4:
+            break
+        best, value = found.x, found.fun
+        print(f"loss {value:.4f}", flush=True)
+    for name, weight in dataclasses.asdict(weights(best)).items():
+        print(f"    {name}={weight:.4g},")
+    return weights(best)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ The unit of work is a step of one block: `step_kv` keys against `block_q` querie
 
 - issue: tensor-core products hold the issue port of a scheduler while they are under way, so every other instruction adds to them
 - shared memory: operands read by every warp, tiles written by the copies
+- L2: tiles read by every block, however many of a head run at once
 - latency: what one block needs for a step if it has the SM to itself; other resident blocks fill the gaps
 
 Launches of many blocks take as long as their work; small ones as long as the blocks that share an SM, or the longest block.
@@ -33,15 +34,22 @@ class Weights:
 
     arithmetic:        issue cycles of an fp32 instruction (scaling, sums, maxima, conversions) of one warp
     exponential:       issue cycles of an ex2 instruction of one warp
+    copying:           issue cycles of a copy from global to shared memory, with its addresses, where it is of whole lines
     bookkeeping:       share of the counted instructions of a step that is neither
     barrier:           issue cycles of a warp at each tile's barrier
+    walking:           issue cycles of a warp at each step of a tile that has several
     operand_reads:     shared-memory cycles for each counted one of reading operands
-    tile_writes:       the same for writing tiles
+    tile_writes:       the same for writing tiles, line by line
+    tile_reads:        cycles for each byte of a tile that an SM gets from the L2 while all SMs want theirs
     overlap:           exponent of the norm that joins issue and shared memory: infinite if they overlapped without loss, 1 if not at all
+    streaming:         the same for these two and the L2
+    alone:             factor on issue where an SM has one block only
     step_latency:      cycles of a step of one block that do not depend on its size
+    waiting:           cycles for which a block waits at each tile's barrier
     product_latency:   cycles for each product of a warp's chain
     score_latency:     cycles for each score of a lane's chain
     hiding:            exponent of the norm that joins throughput and latency
+    ends_hiding:       exponent by which blocks that share an SM hide each other's beginnings and ends: 1 if these only overlap
     start:             cycles of a block before its first load, and after its last
     load_bytes:        cycles for each byte that a block waits for before its first step
     store_elements:    cycles for each element of the output
@@ -50,22 +58,52 @@ class Weights:
 
     arithmetic: float
     exponential: float
+    copying: float
     bookkeeping: float
     barrier: float
+    walking: float
     operand_reads: float
     tile_writes: float
+    tile_reads: float
     overlap: float
+    streaming: float
+    alone: float
     step_latency: float
+    waiting: float
     product_latency: float
     score_latency: float
     hiding: float
+    ends_hiding: float
     start: float
     load_bytes: float
     store_elements: float
     tail: float
 
 
-FITTED = Weights(1.446, 1.283, 0.09641, 79.49, 1.04, 0.5526, 2.25, 245.3, 4.039, 13.1, 1.785, 3902, 0.01636, 0.006868, 0.3197)
+FITTED = Weights(
+    arithmetic=1.467,
+    exponential=1.402,
+    copying=2.773,
+    bookkeeping=0.08131,
+    barrier=86.33,
+    walking=10.07,
+    operand_reads=1.01,
+    tile_writes=0.4516,
+    tile_reads=0.01031,
+    overlap=4.231,
+    streaming=5.293,
+    alone=1.058,
+    step_latency=198.7,
+    waiting=149.8,
+    product_latency=3.004,
+    score_latency=12.66,
+    hiding=2.017,
+    ends_hiding=0.857,
+    start=3915,
+    load_bytes=0.03445,
+    store_elements=0.007932,
+    tail=0.3047,
+)
 
 
 @dataclass(frozen=True)
@@ -76,19 +114,28 @@ class Step:
     exponentials: float
     arithmetic: float
     shared_memory: float
+    l2: float
     latency: float
     masking: float
 
-    def throughput(self, overlap: float) -> float:
-        """Cycles for which a step occupies the SM."""
-        issue = self.tensor + self.exponentials + self.arithmetic
-        return float((issue**overlap + self.shared_memory**overlap) ** (1 / overlap))
+    def throughput(self, weights: Weights, together: int, warps: int) -> float:
+        """Cycles for which a step of one of `together` blocks, each of `warps` warps, occupies the SM."""
+        # Warps of one block wait for each other at every tile, so its busiest scheduler sets the pace; those of several make up for it.
+        pace = weights.alone * math.ceil(warps / SCHEDULERS) * SCHEDULERS / warps if together == 1 else 1.0
+        issue = (self.tensor + self.exponentials + self.arithmetic) * pace
+        inside = (issue**weights.overlap + self.shared_memory**weights.overlap) ** (1 / weights.overlap)
+        return float((inside**weights.streaming + self.l2**weights.streaming) ** (1 / weights.streaming))
+
+    def cycles(self, weights: Weights, together: int, warps: int) -> float:
+        """Cycles for a step of each of `together` blocks: what they demand, and what of the latency nobody fills."""
+        busy = together * self.throughput(weights, together, warps)
+        return float((busy**weights.hiding + self.latency**weights.hiding) ** (1 / weights.hiding))
 
     def limiter(self) -> str:
         """What demands most."""
         issue = self.tensor + self.exponentials + self.arithmetic
-        if self.shared_memory > issue:
-            return "shared memory"
+        if max(self.shared_memory, self.l2) > issue:
+            return "shared memory" if self.shared_memory > self.l2 else "L2"
         demands = {"tensor cores": self.tensor, "exponentials": self.exponentials, "arithmetic": self.arithmetic}
         return max(demands, key=lambda name: demands[name])
 
@@ -96,6 +143,11 @@ class Step:
 def padded(columns: int) -> int:
     """Columns as the matrix product takes them: a multiple of 16."""
     return -(-columns // 16) * 16
+
+
+def neighbours(columns: int) -> int:
+    """How many lanes copy neighbouring chunks of a row: see kSwizzle in tile/shared_tile.cuh."""
+    return math.gcd(columns // 8, 8)
 
 
 def step_of(problem: Problem, config: AttentionForwardConfig, device: Device, query_in_shared: bool, weights: Weights) -> Step:
@@ -108,19 +160,26 @@ def step_of(problem: Problem, config: AttentionForwardConfig, device: Device, qu
     products = row_tiles * (keys / 8 * (columns / 16) + keys / 16 * (columns_v / 8))  # of a warp
     reads = keys / 16 * (columns + columns_v) / 16 + (row_tiles * columns / 16 if query_in_shared else 0)  # ldmatrix.x4 of a warp
     tile_bytes = keys * (columns + columns_v) * problem.dtype.bytes  # loaded for a step
-    copies = tile_bytes / 16 / (warps * 32)  # of a lane
+    # A copy instruction takes as long as it touches lines of 128 bytes, however little of each.
+    written = keys * problem.dtype.bytes * sum(n * 8 / neighbours(n) for n in (columns, columns_v))
+    copies = written / 16 / (warps * 32)  # of a lane
     flops = 2 * config.block_q * keys * (columns + columns_v)
     # For each score a scaling and a sum, a maximum at less, and half a conversion.
-    arithmetic = weights.arithmetic * (3.1 * scores + 4 * copies)
+    arithmetic = weights.arithmetic * 3.1 * scores + weights.copying * copies
     other = weights.bookkeeping * (24 + 6 * row_tiles) + weights.barrier * keys / config.block_kv
+    other += weights.walking if keys < config.block_kv else 0.0
     return Step(
         tensor=flops / (device.target.mma_flops_per_cycle * device.mma_rate),
         # The weight is for 16 exponentials a cycle.
         exponentials=per_scheduler * scores * weights.exponential * 16 / device.target.exp2_per_cycle,
         arithmetic=per_scheduler * (arithmetic + other),
-        shared_memory=(weights.operand_reads * warps * reads * 512 + weights.tile_writes * tile_bytes) / SHARED_BYTES_PER_CYCLE,
+        shared_memory=(weights.operand_reads * warps * reads * 512 + weights.tile_writes * written) / SHARED_BYTES_PER_CYCLE,
+        l2=weights.tile_reads * tile_bytes,
         masking=per_scheduler * 2 * scores * weights.arithmetic,
-        latency=weights.step_latency + weights.product_latency * products + weights.score_latency * scores,
+        latency=weights.step_latency
+        + weights.waiting * keys / config.block_kv
+        + weights.product_latency * products
+        + weights.score_latency * scores,
     )
 
 
@@ -138,26 +197,32 @@ def predict(
     if not blocks:
         return Prediction(0.0, "nothing")
     step = step_of(problem, config, device, query_in_shared, weights)
-    share = blocks / device.sm_count  # blocks that one SM gets
-    together = max(1, min(resident, math.ceil(share)))
-    busy = together * step.throughput(weights.overlap)
-    cycles = (busy**weights.hiding + step.latency**weights.hiding) ** (1 / weights.hiding) / together
     steps, longest = _steps(problem, config, workload)
     columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
     first_bytes = (config.block_q + config.step_kv) * columns * problem.dtype.bytes
     ends = weights.start + weights.load_bytes * first_bytes + weights.store_elements * config.block_q * columns_v
-    rounds = math.ceil(share) if share <= together else share
-    if problem.mask is Mask.CAUSAL and share > together:
-        rounds += weights.tail * together
     masked = config.block_q / config.step_kv + 0.5 if problem.mask is Mask.CAUSAL else 0.0
-    seconds = rounds * (steps * cycles + masked * step.masking + ends / together) / device.clock_hz
+
+    def block_cycles(together: int) -> float:
+        """What one block takes of an SM that it shares with others."""
+        cycles = step.cycles(weights, together, config.warps) / together
+        return float(steps * cycles + masked * step.masking + ends / together**weights.ends_hiding)
+
+    share = blocks / device.sm_count  # blocks that one SM gets
+    together = max(1, min(resident, math.ceil(share)))
+    if problem.mask is Mask.CAUSAL and share > together:  # the long ones come first, the short ones fill up
+        total = (share + weights.tail * together) * block_cycles(together)
+    else:
+        rounds, rest = divmod(math.ceil(share), together)
+        total = rounds * together * block_cycles(together) + (rest * block_cycles(rest) if rest else 0.0)
+    seconds = total / device.clock_hz
     alone = (longest * step.latency + ends) / device.clock_hz
     memory = workload.io_bytes(problem) / (DRAM_EFFICIENCY * device.memory_bandwidth)
     if memory >= max(seconds, alone):
         return Prediction(memory, "memory")
     if alone > seconds:
         return Prediction(alone, "the longest block")
-    if step.latency > busy:
+    if step.latency > together * step.throughput(weights, together, config.warps):
         return Prediction(seconds, "latency")
     return Prediction(seconds, step.limiter())
 

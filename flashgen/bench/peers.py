@@ -48,6 +48,9 @@ class Peer(ABC):
     def select(self) -> None:  # noqa: B027 (most peers need nothing)
         """What must be set for this peer before its calls, and is no part of them."""
 
+    def explain(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> None:  # noqa: B027 (most errors say enough)
+        """Warns of why a call may have failed, where the error itself does not tell."""
+
     def note(self, cell: Cell, device: torch.device) -> str:
         """What else is to be told of this peer in a cell."""
         return ""
@@ -90,6 +93,13 @@ class Sdpa(Peer):
 
     layout = "bhsd"
     backend: ClassVar[SDPBackend]
+    can_use: ClassVar[str] = ""  # PyTorch's function that tells why it cannot
+
+    def explain(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """See Peer. By version, PyTorch warns of its reasons when it raises, or only when it is asked."""
+        if self.can_use:
+            causal, gqa = cell.problem.mask is Mask.CAUSAL and q.shape[2] == k.shape[2], q.shape[1] != k.shape[1]
+            getattr(torch.backends.cuda, self.can_use)(torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, causal, gqa), True)
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer. `is_causal` is aligned top-left: where lengths differ, a causal mask must be given as one."""
@@ -114,6 +124,7 @@ class SdpaFlash(Sdpa):
 
     name = "flash"
     backend = SDPBackend.FLASH_ATTENTION
+    can_use = "can_use_flash_attention"
 
     @staticmethod
     def _bottom_right(len_q: int, len_kv: int, device: torch.device) -> Tensor:
@@ -128,6 +139,7 @@ class SdpaCudnn(Sdpa):
 
     name = "cudnn"
     backend = SDPBackend.CUDNN_ATTENTION
+    can_use = "can_use_cudnn_attention"
 
 
 class SdpaEfficient(Sdpa):
@@ -135,6 +147,7 @@ class SdpaEfficient(Sdpa):
 
     name = "efficient"
     backend = SDPBackend.EFFICIENT_ATTENTION
+    can_use = "can_use_efficient_attention"
     usual = False
 
 

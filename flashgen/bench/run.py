@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +119,8 @@ class Runner:
                 poison(cell, sets[0][0])
                 fault = peer.fault(check, call, *sets[0])
             except Exception as error:
+                with suppress(Exception):  # what matters is the first error
+                    peer.explain(cell, *sets[0])
                 raise FlashgenError(reason(error, (str(warning.message) for warning in said))) from error
             if fault:
                 raise FlashgenError(fault)

@@ -54,7 +54,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "flashgen TFLOP/s" in (tmp_path / "bench.md").read_text()
 
 
-class TopLeft(peers.SdpaFlash):
+class TopLeft(peers.SdpaMath):
     """What a user writes who does not know that SDPA aligns `is_causal` top-left."""
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
@@ -89,8 +89,8 @@ def test_a_peer_that_cannot_do_a_cell_says_why() -> None:
     with peers.sdpa_settings_kept():
         result = runner(flashgen=peers.Flashgen(), flash=peers.SdpaFlash()).measure("workload", mixed)
     assert list(result.times) == ["flashgen"]
-    assert "No available kernel" in result.errors["flash"]
-    assert len(result.errors["flash"]) > len("RuntimeError: No available kernel. Aborting execution."), "PyTorch's reason is missing"
+    assert result.errors["flash"].startswith("RuntimeError: ")
+    assert "last dimension" in result.errors["flash"], "PyTorch's reason is missing"
 
 
 def test_cells_free_their_memory() -> None:
