@@ -57,7 +57,7 @@ class Artifact:
     source: str
     cubin: bytes
     log: str
-    nvrtc_version: str
+    compiler_version: str
 
     @property
     def report(self) -> Report:
@@ -66,9 +66,9 @@ class Artifact:
 
     def meta(self) -> dict[str, Any]:
         """All but the two large members, as JSON values."""
-        return {"entry": self.entry, "arch": self.arch, "log": self.log, "nvrtc_version": self.nvrtc_version}
+        return {"entry": self.entry, "arch": self.arch, "log": self.log, "compiler_version": self.compiler_version}
 
     @classmethod
     def from_parts(cls, meta: Mapping[str, Any], source: str, cubin: bytes) -> Artifact:
         """The reverse of `meta`. Raises KeyError or TypeError if something is missing."""
-        return cls(meta["entry"], meta["arch"], source, cubin, meta["log"], meta["nvrtc_version"])
+        return cls(meta["entry"], meta["arch"], source, cubin, meta["log"], meta["compiler_version"])

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from .artifact import Artifact
 from .cache_dir import UnsafeCacheError, cache_dir, make_safe_dir, require_safe
-from .compiler import OPTIONS, compile_source, nvrtc_version
+from .toolchain import toolchain
 
 if TYPE_CHECKING:
     from flashgen.codegen.render import Source
 
-SCHEMA = 1  # raise when the files of an entry, or what they mean, change
+SCHEMA = 2  # raise when the files of an entry, or what they mean, change
 SOURCE_FILE, CUBIN_FILE, META_FILE = FILES = ("kernel.cu", "kernel.cubin", "meta.json")
 
 _STALE_SECONDS = 3600  # no save takes this long: its process is gone
@@ -49,9 +49,9 @@ class StoreUsage:
     bytes: int
 
 
-def artifact_key(text: str, arch: str, nvrtc_version: str, options: Sequence[str]) -> str:
+def artifact_key(text: str, arch: str, compiler_version: str, options: Sequence[str]) -> str:
     """sha256, as hex digits, of all that decides the machine code: schema, text, compiler, full architecture, options."""
-    return _sha256(_canonical([SCHEMA, text, nvrtc_version, arch, list(options)]))
+    return _sha256(_canonical([SCHEMA, text, compiler_version, arch, list(options)]))
 
 
 class ArtifactStore:
@@ -71,18 +71,21 @@ class ArtifactStore:
         self._locks: dict[tuple[int, str], threading.Lock] = {}
 
     def get_or_compile(self, source: Source, arch: str) -> Artifact:
-        """The artifact of `source` for `arch` ('sm_90a'), compiled and stored if it is not here yet.
+        """The artifact of `source` for `arch` ('sm_90a', or 'host' for a text with host atoms), compiled and stored if it is not here yet.
 
-        Threads that ask for the same one at once wait for one compile. Raises CompileError or CompilerMissingError, as `compile_source`.
+        Threads that ask for the same one at once wait for one compile. Raises CompileError, and CompilerMissingError or
+        HostCompilerMissingError.
         """
-        key = artifact_key(source.text, arch, nvrtc_version(), OPTIONS)
+        tools = toolchain(arch)
+        key = artifact_key(source.text, arch, tools.version, tools.options)
         # By process, because a lock that another thread holds during a fork stays locked in the child.
         with self._locks.setdefault((os.getpid(), key), threading.Lock()):
-            return self._find(key, source, arch) or self._save(key, compile_source(source, arch))
+            return self._find(key, source, arch) or self._save(key, tools.compile(source))
 
     def find(self, source: Source, arch: str) -> Artifact | None:
         """The stored artifact, or None. Raises CompilerMissingError: the key holds the compiler's version."""
-        return self._find(artifact_key(source.text, arch, nvrtc_version(), OPTIONS), source, arch)
+        tools = toolchain(arch)
+        return self._find(artifact_key(source.text, arch, tools.version, tools.options), source, arch)
 
     def usage(self) -> StoreUsage:
         """Counts what is on disk. Raises UnsafeCacheError, or OSError if the folder cannot be read."""
@@ -236,7 +239,7 @@ def _write_files(folder: Path, artifact: Artifact) -> None:
 def _read_asked(entry: Path, name: str, text: str, arch: str) -> Artifact:
     """Reads an entry and checks that it is whole and what was asked for. Raises _TornError with the reason."""
     artifact = _read(entry)
-    if (artifact.entry, artifact.source, artifact.arch, artifact.nvrtc_version) != (name, text, arch, nvrtc_version()):
+    if (artifact.entry, artifact.source, artifact.arch, artifact.compiler_version) != (name, text, arch, toolchain(arch).version):
         raise _TornError("it holds another kernel")
     return artifact
 

@@ -33,6 +33,7 @@ class Family(ABC):
     """One kernel template with its generator.
 
     A family's file in `codegen/families` defines a subclass and one instance of it named `FAMILY`.
+    `atoms` and `tiles` are the names of the files that its kernels are made of, in the order in which they must come.
     `revision` is raised whenever the rendered text changes: it is part of every spec's digest, so that what was measured of
     the old text never speaks for the new one.
     """
@@ -41,6 +42,8 @@ class Family(ABC):
     revision: ClassVar[int]
     template: ClassVar[str]
     config_type: ClassVar[type[Config]]
+    atoms: ClassVar[tuple[str, ...]]
+    tiles: ClassVar[tuple[str, ...]]
     parameters: ClassVar[ParameterBlock]
 
     @abstractmethod

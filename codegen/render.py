@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,16 @@ from .spec import KernelSpec
 
 if TYPE_CHECKING:
     import jinja2
+
+
+class Atoms(enum.Enum):
+    """What a text's atoms are made of: PTX for NVRTC, or C++ for a host compiler."""
+
+    PTX = "ptx"
+    HOST = "host"
+
+
+HOST_RUNTIME = ("language", "shared", "block")  # files of templates/host that come before the atoms; `launch` comes last
 
 
 @dataclass(frozen=True)
@@ -46,9 +57,19 @@ def environment() -> jinja2.Environment:
     return env
 
 
-def render(spec: KernelSpec) -> Source:
-    """The text of one kernel. The same spec gives the same text, byte for byte."""
+def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
+    """The text of one kernel. The same spec gives the same text, byte for byte.
+
+    With host atoms it is C++17 with the entry `flashgen_host_run` (templates/host/launch.cuh): the same kernel and tile operations.
+    """
     template = environment().get_template(spec.family.template)
     context = spec.family.context(spec.problem, spec.config, spec.target)
-    text = template.render(spec=spec, config=spec.config, parameters=spec.family.parameters.fields, **context)
+    files = [f"atoms/{atoms.value}/{name}.cuh" for name in spec.family.atoms]
+    if atoms is Atoms.HOST:
+        files = [f"host/{name}.cuh" for name in HOST_RUNTIME] + files
+    tiles = [f"tile/{name}.cuh" for name in spec.family.tiles]
+    fields = spec.family.parameters.fields
+    text = template.render(spec=spec, config=spec.config, parameters=fields, atoms=files, tiles=tiles, **context)
+    if atoms is Atoms.HOST:
+        text += f"\n#define FLASHGEN_KERNEL {spec.name}\n\n{templates.read('host/launch.cuh')}"
     return Source(spec.name, text)

@@ -42,9 +42,9 @@ class Tensors:
     lse: torch.Tensor
 
     @classmethod
-    def random(cls, problem: Problem, workload: Workload, device: int, generator: torch.Generator) -> Tensors:
-        """Inputs from N(0, 1)."""
-        dtype, on = TORCH_DTYPES[problem.dtype], torch.device("cuda", device)
+    def random(cls, problem: Problem, workload: Workload, generator: torch.Generator) -> Tensors:
+        """Inputs from N(0, 1), on the generator's device."""
+        dtype, on = TORCH_DTYPES[problem.dtype], generator.device
 
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, dtype=dtype, device=on, generator=generator)
@@ -119,9 +119,9 @@ class Bench:
         """Allocates and fills the inputs: at least twice the L2, at most 8 sets."""
         generator = torch.Generator(torch.device("cuda", device)).manual_seed(seed)
         self.problem, self.workload, self.seed = problem, workload, seed
-        first = Tensors.random(problem, workload, device, generator)
+        first = Tensors.random(problem, workload, generator)
         count = input_sets(workload.io_bytes(problem), torch.cuda.get_device_properties(device).L2_cache_size)
-        self.sets = [first, *(Tensors.random(problem, workload, device, generator) for _ in range(count - 1))]
+        self.sets = [first, *(Tensors.random(problem, workload, generator) for _ in range(count - 1))]
 
     def expected(self) -> Expected:
         """The reference on sampled rows of the first set."""

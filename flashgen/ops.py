@@ -8,6 +8,7 @@ A plan is kept per thread, so a call takes no lock: it looks the signature up, a
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -144,9 +145,14 @@ class Plan:
         if self.launch is not None:
             pointers = q.data_ptr(), k.data_ptr(), v.data_ptr()
             if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT:
-                name, past = next((n, p % ALIGNMENT) for n, p in zip("qkv", pointers, strict=True) if p % ALIGNMENT)
-                raise ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
+                raise misaligned(pointers)
             self.launch(torch._C._cuda_getCurrentRawStream(self.device.index), *pointers, out.data_ptr(), lse.data_ptr())
+
+
+def misaligned(pointers: Sequence[int]) -> ArgumentError:
+    """What to raise for addresses of q, k and v of which one is not aligned."""
+    name, past = next((n, p % ALIGNMENT) for n, p in zip("qkv", pointers, strict=True) if p % ALIGNMENT)
+    return ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
 
 
 def _strides(shape: Sequence[int], strides: Sequence[int], row: int, head: int) -> tuple[int, int, int]:
@@ -219,7 +225,16 @@ def _forward_elsewhere(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_shapes(q, k, v, layout, scale)
-    raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
+    if q.device.type != "cpu":
+        raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
+    if os.environ.get("FLASHGEN_CPU") != "1":
+        raise ArgumentError(
+            f"q must be on a CUDA device; got {q.device}. FLASHGEN_CPU=1 in the environment lets kernels run on the CPU, thread for "
+            "thread: right, and slow"
+        )
+    from . import host
+
+    return host.attention(q, k, v, causal, scale, layout)
 
 
 def _forward_fake(

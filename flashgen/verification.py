@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from flashgen.build.host_kernel import HostKernel
 from flashgen.build.kernel import Kernel
 from flashgen.codegen.problem import Mask, Problem, Workload
 
+from .host import run_on_host
 from .measure import Expected, Tensors, plan_of, run_once
 from .reference import Verdict
 
@@ -46,29 +48,38 @@ class Screen:
     def __init__(
         self,
         problem: Problem,
-        device: int,
+        device: str,
         shapes: Sequence[tuple[int, int, int, int, int]] = SCREENING,
         magnitudes: Sequence[float] = (1.0,),
     ) -> None:
-        """Draws the inputs and computes the references."""
-        generator = torch.Generator(torch.device("cuda", device)).manual_seed(1)
+        """Draws the inputs and computes the references on `device`, 'cuda:0' or 'cpu'."""
+        generator = torch.Generator(device).manual_seed(1)
         causal = problem.mask is Mask.CAUSAL
         self.cases: list[tuple[Workload, float, Tensors, Expected]] = []
         for shape in shapes:
             for magnitude in magnitudes:
-                tensors = Tensors.random(problem, Workload(*shape), device, generator)
+                tensors = Tensors.random(problem, Workload(*shape), generator)
                 tensors.q.mul_(magnitude)
                 self.cases.append((Workload(*shape), magnitude, tensors, Expected.of(tensors, causal, problem.head_dim**-0.5)))
 
-    def judge(self, kernel: Kernel) -> list[CaseResult]:
-        """Runs the kernel on every case. Raises HungKernelError or DriverError if it does not finish or faults."""
+    def judge(self, kernel: Kernel | HostKernel) -> list[CaseResult]:
+        """Runs the kernel on every case.
+
+        Raises HungKernelError or DriverError if it does not finish or faults on a GPU, HostFaultError if a check fails on the CPU.
+        """
+        launch: Callable[[Tensors], None]
+        if isinstance(kernel, Kernel):
+            launch = lambda tensors: run_once(plan_of(kernel, tensors), tensors)  # noqa: E731
+        else:
+            launch = lambda tensors: run_on_host(kernel, tensors)  # noqa: E731
         results = []
         for workload, magnitude, tensors, expected in self.cases:
-            run_once(plan_of(kernel, tensors), tensors)
+            launch(tensors)
             results.append(CaseResult(workload, magnitude, expected.judge(tensors)))
         return results
 
 
-def run(kernel: Kernel) -> list[CaseResult]:
+def run(kernel: Kernel | HostKernel) -> list[CaseResult]:
     """The numerics rule over all awkward shapes, at ordinary and at large logits."""
-    return Screen(kernel.spec.problem, kernel.gpu.ordinal, SHAPES, magnitudes=(1.0, 16.0)).judge(kernel)
+    device = f"cuda:{kernel.gpu.ordinal}" if isinstance(kernel, Kernel) else "cpu"
+    return Screen(kernel.spec.problem, device, SHAPES, magnitudes=(1.0, 16.0)).judge(kernel)

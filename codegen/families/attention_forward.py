@@ -97,7 +97,7 @@ class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 6
+    revision = 7
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -115,7 +115,7 @@ class AttentionForward(Family):
         *("types", "register", "index", "shared_memory", "barrier", "cp_async", "ldmatrix", "mma_sync"),
         *("cvt", "ex2", "log", "mul", "rcp", "shfl_sync", "vote_sync"),
     )
-    tiles = ("shared_tile", "schedule", "rows", "load", "gemm", "mask", "softmax", "epilogue")
+    tiles = ("shared_tile", "shared_regions", "schedule", "rows", "load", "gemm", "mask", "softmax", "epilogue")
 
     # Registers a thread needs beside its accumulators and query fragments: addresses, operands on their way, the softmax state.
     # Less than what never spills: the fastest configs lie at the edge, and one in twelve of those admitted spills on sm_90a.
@@ -222,8 +222,6 @@ class AttentionForward(Family):
     def context(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> dict[str, object]:
         """See Family."""
         return {
-            "atoms": [f"atoms/ptx/{name}.cuh" for name in self.atoms],
-            "tiles": [f"tile/{name}.cuh" for name in self.tiles],
             "element": {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
             "output_over_queries": padded(problem.head_dim_v) <= padded(problem.head_dim),

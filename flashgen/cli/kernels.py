@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
@@ -31,6 +31,11 @@ from .options import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flashgen.build.host_kernel import HostKernel
+    from flashgen.build.kernel import Kernel
+    from flashgen.codegen.target import Target
     from flashgen.verification import CaseResult
 
 
@@ -94,7 +99,7 @@ def compile_(
         "threads": threads,
         "blocks_per_sm": spec.target.blocks_resident(threads, report.registers, shared),
         "cubin_bytes": len(artifact.cubin),
-        "nvrtc": artifact.nvrtc_version,
+        "nvrtc": artifact.compiler_version,
         "defects": report.defects,
     }
     if json:
@@ -123,16 +128,15 @@ def show(
 
 def verify(
     head_dim: HeadDim, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None, settings: Settings = None,
-    device: Annotated[int, typer.Option("--device", help="Ordinal of the GPU.")] = 0, json: Json = False,
+    device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on host atoms.")] = "0",
+    arch: Arch = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Run the numerics rule over awkward shapes on the GPU. Exit code 1 if a case fails."""
-    from flashgen import selection
-    from flashgen.build.driver import gpu
+    """Run the numerics rule over awkward shapes, on a GPU or thread for thread on the CPU. Exit code 1 if a case fails."""
     from flashgen.verification import run
 
-    on = gpu(device)
-    specs = [spec_for(problem, on.device.target, parse_settings(settings)) for problem in problems(head_dim, head_dim_v, dtype, causal)]
-    results = [(spec, case) for spec in specs for case in run(selection.kernels.load(spec, on))]
+    load, target = _loader(device, arch)
+    specs = [spec_for(problem, target, parse_settings(settings)) for problem in problems(head_dim, head_dim_v, dtype, causal)]
+    results = [(spec, case) for spec in specs for case in run(load(spec))]
     wrong = [case for _, case in results if not case.verdict.ok]
     if json:
         names = {"kernels": [spec.name for spec in specs], "passed": len(results) - len(wrong), "failed": len(wrong)}
@@ -143,6 +147,23 @@ def verify(
         print(f"\n{len(results) - len(wrong)} passed, {len(wrong)} failed")
     if wrong:
         raise typer.Exit(1)
+
+
+def _loader(device: str, arch: str | None) -> tuple[Callable[[KernelSpec], Kernel | HostKernel], Target]:
+    """What loads a kernel on the device that was asked for, and the architecture it is for."""
+    if device == "cpu":
+        from flashgen import host
+
+        return host.load, target_or_here(arch)
+    if not device.isdecimal():
+        raise ArgumentError(f"device must be a GPU's ordinal or 'cpu'; got {device!r}")
+    if arch is not None:
+        raise ArgumentError(f"arch must be left out with a GPU, which has one of its own; got {arch!r}")
+    from flashgen import selection
+    from flashgen.build.driver import gpu
+
+    on = gpu(int(device))
+    return lambda spec: selection.kernels.load(spec, on), on.device.target
 
 
 def _case_facts(spec: KernelSpec, case: CaseResult) -> dict[str, object]:

@@ -18,7 +18,7 @@ from ..version import __version__
 from .finding import Finding, Status
 
 GIB = 2**30
-VARIABLES = ("FLASHGEN_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES")  # that change what flashgen does
+VARIABLES = ("FLASHGEN_CACHE_DIR", "FLASHGEN_CPU", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES", "CXX")  # that change what flashgen does
 
 _UPDATE_NVRTC = f"pip install -U 'nvidia-cuda-nvrtc>={CUDA_MAJOR},<{CUDA_MAJOR + 1}'"
 _WITHOUT_GPU = "nothing can be launched or timed here; `flashgen tune` ranks by prediction, and generate, compile and show work in full"

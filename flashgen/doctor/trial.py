@@ -64,7 +64,7 @@ def launching(name: str, on: Gpu) -> Finding:
     from ..verification import Screen
 
     made, begun = _compiled(on.device.target), time.perf_counter()
-    results = Screen(PROBLEM, on.ordinal).judge(Kernel(made.spec, made.artifact, on))
+    results = Screen(PROBLEM, f"cuda:{on.ordinal}").judge(Kernel(made.spec, made.artifact, on))
     return judge_launches(name, results, time.perf_counter() - begun)
 
 

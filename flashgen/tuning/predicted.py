@@ -24,7 +24,7 @@ def run(request: Request, device: Device, progress: Progress) -> TuneResult:
     specs = list(
         dict.fromkeys(spec for rank in range(max(map(len, cells.values()))) for specs in cells.values() for spec in specs[rank : rank + 1])
     )
-    artifacts = _compile(request, specs, progress, begun)
+    artifacts = _compile(request, specs, {shortlist[0] for shortlist in cells.values()}, progress, begun)
     failures = {spec.name: _fault(result) for spec, result in artifacts.items() if _fault(result)}
     rows = [_row(cell, [s for s in shortlist if s in artifacts], artifacts, device) for cell, shortlist in cells.items()]
     return TuneResult(device.name, False, len(artifacts) == len(specs), rows, failures, 0, time.monotonic() - begun, device.measured)
@@ -37,7 +37,10 @@ def _shortlist(request: Request, cell: Cell, device: Device) -> list[KernelSpec]
     return [default, *(others if request.exhaustive else others[:COMPILED])]
 
 
-def _compile(request: Request, specs: list[KernelSpec], progress: Progress, begun: float) -> dict[KernelSpec, Artifact | CompileError]:
+def _compile(
+    request: Request, specs: list[KernelSpec], defaults: set[KernelSpec], progress: Progress, begun: float
+) -> dict[KernelSpec, Artifact | CompileError]:
+    """Compiles until the budget is spent, and all of `defaults` at any rate: others may be done before them, and broken."""
     budget = request.budget_seconds or BUDGET_SECONDS
     artifacts: dict[KernelSpec, Artifact | CompileError] = {}
     progress.begin("compiling", len(specs))
@@ -45,7 +48,7 @@ def _compile(request: Request, specs: list[KernelSpec], progress: Progress, begu
     for spec, result in compile_many(jobs, request.jobs):
         artifacts[spec] = result
         progress.advance()
-        if time.monotonic() - begun > budget:
+        if time.monotonic() - begun > budget and defaults <= artifacts.keys():
             break
     return artifacts
 

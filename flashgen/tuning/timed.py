@@ -136,7 +136,7 @@ class TimedRun:
             from ..verification import Screen
 
             if spec.problem not in self._screens:
-                self._screens[spec.problem] = Screen(spec.problem, self.gpu.ordinal)
+                self._screens[spec.problem] = Screen(spec.problem, f"cuda:{self.gpu.ordinal}")
             cases = self._screens[spec.problem].judge(kernel)
             wrong = [f"{case.workload.name}: {case.verdict.message}" for case in cases if not case.verdict.ok]
             self._screened[spec] = "; ".join(wrong)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flashgen.codegen.errors import FlashgenError
 from flashgen.codegen.families.attention_forward import FAMILY, AttentionForwardConfig, QueryPlace, StepOrder
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
-from flashgen.codegen.render import Source
+from flashgen.codegen.render import Atoms, Source
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 from tests.gpu.cases import Case, Layout
@@ -33,7 +33,8 @@ class Setting:
 class Fault:
     """Replaces `find`, which must occur exactly once, by `replace`. A `race` need not show at each launch.
 
-    `also` holds further replacements, harmless by themselves, that give a race time to show.
+    `also` holds further replacements, harmless by themselves, that give a race time to show. `on_host`: (find, replace) for host
+    atoms, where those of a GPU are PTX; there a race needs no time to show.
     """
 
     name: str
@@ -42,11 +43,13 @@ class Fault:
     setting: Setting
     race: bool = False
     also: tuple[tuple[str, str], ...] = ()
+    on_host: tuple[str, str] | None = None
 
-    def apply(self, source: Source) -> Source:
+    def apply(self, source: Source, atoms: Atoms = Atoms.PTX) -> Source:
         """The faulty text. Raises FaultError if a text to replace does not occur exactly once."""
         text = source.text
-        for find, replace in ((self.find, self.replace), *self.also):
+        patches = [(self.find, self.replace), *self.also] if atoms is Atoms.PTX else [self.on_host or (self.find, self.replace)]
+        for find, replace in patches:
             found = text.count(find)
             if found != 1:
                 raise FaultError(f"fault {self.name} must find its text once in {source.entry}; found it {found} times: {find!r}")

@@ -112,7 +112,7 @@ SOFTMAX = [
     Fault("lse-reference-in-base-2", "log_sum_exp(own_reference, own_total, natural,", "log_sum_exp(own_reference, own_total, 1.0f,", FULL),
     Fault("lse-of-another-row", "row = own * 8 + lane_index() / 4;", "row = (own ^ 1) * 8 + lane_index() / 4;", FULL),
     Fault("lse-of-another-lane", "if (own == i * 2 + h) {", "if (own == h * 2 + i) {", TALL),
-    Fault("scale-not-applied", "softmax(p.scale_log2, ring", "softmax(1.442695f, ring", FULL),
+    Fault("scale-not-applied", "softmax(p.scale_log2, sums", "softmax(1.442695f, sums", FULL),
     Fault("scale-applied-twice", "fmaf(pair[0], scale_log2,", "fmaf(pair[0] * scale_log2, scale_log2,", FULL),
     Fault("guard-of-the-reference", "return fmaxf(reference[i][h], mul_rn(maximum, scale_log2));", "return maximum * scale_log2;", UNSEEN),
     Fault("guard-of-the-sum", "total == 0.0f ? 0.0f : rcp_approx_ftz(total)", "rcp_approx_ftz(total)", UNSEEN),
@@ -140,7 +140,13 @@ MASK = [
 ]
 
 ROUNDING = [
-    Fault("truncating-conversion", "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32", setting((300, 1000), magnitude=1.0, offset=1500.0)),
+    Fault(
+        "truncating-conversion",
+        "cvt.rn.f16x2.f32",
+        "cvt.rz.f16x2.f32",
+        setting((300, 1000), magnitude=1.0, offset=1500.0),
+        on_host=("+ 0xfffu + (bits >> 13 & 1);", ";"),
+    ),
     Fault(
         "accumulator-in-fp16",
         _NEXT_SCORES,
@@ -155,6 +161,14 @@ ROUNDING = [
         + _NEXT_SCORES,
         # Scores fall, so that the accumulator stays within fp16.
         setting((300, 512), magnitude=1.0, offset=300.0, rising=-20.0, config=(64, 16, 16, 4, 2)),
+        on_host=(
+            _NEXT_SCORES,
+            """for (auto& tiles : accumulator)
+            for (auto& four : tiles)
+                for (float& x : four) x = host::value_of(Fp16{host::bits_of(x, Fp16{})});
+        """
+            + _NEXT_SCORES,
+        ),
     ),
     Fault(
         "accumulator-in-bf16",

@@ -34,7 +34,7 @@ def launch_fault(name: str) -> None:
     on = gpu(0)
     spec = fault.setting.spec(on.device.target)
     kernel = Kernel(spec, selection.store().get_or_compile(fault.apply(render(spec)), on.device.target.name), on)
-    tensors = Tensors.random(spec.problem, Workload(1, 2, 1, 131, 297), 0, torch.Generator("cuda").manual_seed(0))
+    tensors = Tensors.random(spec.problem, Workload(1, 2, 1, 131, 297), torch.Generator("cuda").manual_seed(0))
     run_once(plan_of(kernel, tensors), tensors)
 
 
@@ -49,7 +49,7 @@ def main() -> None:
         config = configs.draw(FAMILY, problem, on.device.target, index)
         kernel = selection.kernels.load(KernelSpec(FAMILY, problem, config, on.device.target), on)
         for workload in WORKLOADS:
-            tensors = Tensors.random(problem, workload, 0, torch.Generator("cuda").manual_seed(index))
+            tensors = Tensors.random(problem, workload, torch.Generator("cuda").manual_seed(index))
             run_once(plan_of(kernel, tensors), tensors)
             assert not tensors.out.isnan().any()
         print(f"{kernel.spec.name}: launched on {len(WORKLOADS)} workloads", flush=True)

@@ -16,7 +16,7 @@ from flashgen.codegen.config import Config
 from flashgen.codegen.family import families
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.codegen.render import Source, environment, render
+from flashgen.codegen.render import Atoms, Source, environment, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import targets
 
@@ -57,17 +57,17 @@ def test_not_even_jinja_in_a_file_is_read_as_jinja(content: str) -> None:
 
 @every_spec
 def test_every_file_of_a_kernel_arrives_byte_for_byte(spec: KernelSpec) -> None:
-    context = spec.family.context(spec.problem, spec.config, spec.target)
-    used = [path for value in context.values() if isinstance(value, list) for path in value if str(path).endswith(".cuh")]
-    assert used, "a kernel is made of atoms and tile operations"
-    text = render(spec).text
-    for path in used:
-        assert text.count(templates.read(path)) == 1, path
+    tiles = [f"tile/{name}.cuh" for name in spec.family.tiles]
+    assert tiles
+    for atoms in Atoms:
+        text = render(spec, atoms).text
+        for path in (*(f"atoms/{atoms.value}/{name}.cuh" for name in spec.family.atoms), *tiles):
+            assert text.count(templates.read(path)) == 1, path
 
 
 def test_every_file_is_used_by_a_kernel() -> None:
-    texts = [render(s).text for s in SPECS]
-    cuda = [p for p in templates.paths() if p.endswith(".cuh") and not p.startswith("atoms/host/")]
+    texts = [render(s, atoms).text for s in SPECS for atoms in Atoms]
+    cuda = [p for p in templates.paths() if p.endswith(".cuh")]
     assert [p for p in cuda if not any(templates.read(p) in t for t in texts)] == []
     assert sorted(f.template for f in families().values()) == [p for p in templates.paths() if p.endswith(".j2")]
 

@@ -53,6 +53,10 @@ __device__ __forceinline__ SharedAddress shared_memory() {
     return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
 }
 
+// Bytes after each region that nobody may touch, and their guard: only the host has them.
+constexpr u32 kRedZone = 0;
+__device__ __forceinline__ void mark_red_zone(SharedAddress) {}
+
 __device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
     uint4 value;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -279,6 +283,22 @@ struct SharedTile {
     }
     // From (row, chunk) to (row + rows, chunk + chunks): the same for all places if `rows` is a multiple of 8 and `chunks` one of kSwizzle.
     __device__ __forceinline__ static constexpr u32 distance(int rows, int chunks) { return rows * kRowBytes + chunks * 16; }
+};
+
+// How a kernel divides its shared memory: regions one after the other.
+
+struct SharedRegions {
+    SharedAddress next;
+
+    __device__ __forceinline__ SharedRegions() : next(shared_memory()) {}
+
+    // The address of a new region. `bytes` is a multiple of 128, or it is the last region.
+    __device__ __forceinline__ SharedAddress take(int bytes) {
+        const SharedAddress region = next;
+        next += bytes + kRedZone;
+        mark_red_zone(region + bytes);
+        return region;
+    }
 };
 
 // Which work a block does: block index -> (query tile, head, batch), and which key steps that takes.
@@ -808,8 +828,10 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qshared_fscores_bps1_sm
     // A stage holds the values of a tile, and the keys one step before them: what a step needs.
     constexpr int kOutBytes = kWarps * OutTile::kBytes, kQueryBytes = QueryTile::kBytes > kOutBytes ? QueryTile::kBytes : kOutBytes;
     constexpr int kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
-    const QueryTile query_tile{shared_memory()};
-    const SharedAddress ring = shared_memory() + kQueryBytes, last_stage = ring + (kStages - 1) * kStageBytes;
+    using Softmax = OnlineSoftmax<kRowTiles, kThreads>;
+    SharedRegions regions;
+    const QueryTile query_tile{regions.take(kQueryBytes)};
+    const SharedAddress ring = regions.take(kStages * kStageBytes), sums = regions.take(Softmax::kBytes), last_stage = ring + (kStages - 1) * kStageBytes;
 
     // Keys are visited from the last to the first, so that those that need masking come first. Each load is a group of copies, empty
     // where there is nothing to load, so that the number of groups under way never depends on the data.
@@ -842,7 +864,7 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qshared_fscores_bps1_sm
     const int first_row = warp_index() * kRowsPerWarp;
     const OperandOffsets<kColumns, kColumnsV> offsets;
     const QueryInShared<kColumns> query_in_shared{offsets.keys(), query_tile.base + first_row * QueryTile::kRowBytes};
-    OnlineSoftmax<kRowTiles, kThreads> softmax(p.scale_log2, ring + kStages * kStageBytes);
+    Softmax softmax(p.scale_log2, sums);
     float accumulator[kRowTiles][kColumnsV / 8][4] = {};
     float scores[kRowTiles][kStepKv / 8][4];
 

@@ -1,13 +1,13 @@
-// attention_forward_bf16_d64_full_bq256_bk128_sk32_w8_s2_qregisters_fscores_bps1_sm_80
+// attention_forward_bf16_d64_full_bq128_bk96_sk48_w4_s2_qshared_fscores_bps1_sm_80
 //
 // Attention forward, FlashAttention-2 (Dao 2023), algorithm 1:
 //   out = softmax(scale * Q K^T) V,  lse = log(sum(exp(scale * Q K^T))) for each row.
-// A block computes 256 query rows of one head, 32 a warp, and walks over the keys in steps of 32.
+// A block computes 128 query rows of one head, 32 a warp, and walks over the keys in steps of 48.
 //
 //   problem  bf16_d64_full
-//   config   block_q 256, block_kv 128, step_kv 32, warps 8, stages 2, query registers, first scores, blocks_per_sm 1
+//   config   block_q 128, block_kv 96, step_kv 48, warps 4, stages 2, query shared, first scores, blocks_per_sm 1
 //   target   sm_80
-//   launch   <<<ceil(len_q / 256) * heads_q * batch, 256, 106496 bytes>>>
+//   launch   <<<ceil(len_q / 128) * heads_q * batch, 128, 69632 bytes>>>
 
 // Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
 
@@ -52,6 +52,10 @@ __device__ __forceinline__ SharedAddress shared_memory() {
     extern __shared__ __align__(128) unsigned char memory[];
     return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
 }
+
+// Bytes after each region that nobody may touch, and their guard: only the host has them.
+constexpr u32 kRedZone = 0;
+__device__ __forceinline__ void mark_red_zone(SharedAddress) {}
 
 __device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
     uint4 value;
@@ -212,8 +216,8 @@ using Element = Bf16;
 // ---- what this kernel is specialised for ------------------------------------------------------------------------------
 
 constexpr int kHeadDim = 64, kHeadDimV = 64;
-constexpr int kBlockQ = 256, kBlockKv = 128, kStepKv = 32;
-constexpr int kWarps = 8, kStages = 2, kBlocksPerSm = 1;
+constexpr int kBlockQ = 128, kBlockKv = 96, kStepKv = 48;
+constexpr int kWarps = 4, kStages = 2, kBlocksPerSm = 1;
 constexpr bool kCausal = false;
 
 constexpr int kThreads = kWarps * 32;
@@ -279,6 +283,22 @@ struct SharedTile {
     }
     // From (row, chunk) to (row + rows, chunk + chunks): the same for all places if `rows` is a multiple of 8 and `chunks` one of kSwizzle.
     __device__ __forceinline__ static constexpr u32 distance(int rows, int chunks) { return rows * kRowBytes + chunks * 16; }
+};
+
+// How a kernel divides its shared memory: regions one after the other.
+
+struct SharedRegions {
+    SharedAddress next;
+
+    __device__ __forceinline__ SharedRegions() : next(shared_memory()) {}
+
+    // The address of a new region. `bytes` is a multiple of 128, or it is the last region.
+    __device__ __forceinline__ SharedAddress take(int bytes) {
+        const SharedAddress region = next;
+        next += bytes + kRedZone;
+        mark_red_zone(region + bytes);
+        return region;
+    }
 };
 
 // Which work a block does: block index -> (query tile, head, batch), and which key steps that takes.
@@ -792,7 +812,7 @@ using ValueStep = SharedTile<kStepKv, kColumnsV>;
 using OutTile = SharedTile<kRowsPerWarp, kColumnsV>;  // of a warp
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-attention_forward_bf16_d64_full_bq256_bk128_sk32_w8_s2_qregisters_fscores_bps1_sm_80(const __grid_constant__ Parameters p) {
+attention_forward_bf16_d64_full_bq128_bk96_sk48_w4_s2_qshared_fscores_bps1_sm_80(const __grid_constant__ Parameters p) {
     const Order order{p.query_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
     const Work work = find_work(block_index(), order, p.heads_q, p.heads_q_reciprocal);
     const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
@@ -808,8 +828,10 @@ attention_forward_bf16_d64_full_bq256_bk128_sk32_w8_s2_qregisters_fscores_bps1_s
     // A stage holds the values of a tile, and the keys one step before them: what a step needs.
     constexpr int kOutBytes = kWarps * OutTile::kBytes, kQueryBytes = QueryTile::kBytes > kOutBytes ? QueryTile::kBytes : kOutBytes;
     constexpr int kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
-    const QueryTile query_tile{shared_memory()};
-    const SharedAddress ring = shared_memory() + kQueryBytes, last_stage = ring + (kStages - 1) * kStageBytes;
+    using Softmax = OnlineSoftmax<kRowTiles, kThreads>;
+    SharedRegions regions;
+    const QueryTile query_tile{regions.take(kQueryBytes)};
+    const SharedAddress ring = regions.take(kStages * kStageBytes), sums = regions.take(Softmax::kBytes), last_stage = ring + (kStages - 1) * kStageBytes;
 
     // Keys are visited from the last to the first, so that those that need masking come first. Each load is a group of copies, empty
     // where there is nothing to load, so that the number of groups under way never depends on the data.
@@ -842,13 +864,13 @@ attention_forward_bf16_d64_full_bq256_bk128_sk32_w8_s2_qregisters_fscores_bps1_s
     const int first_row = warp_index() * kRowsPerWarp;
     const OperandOffsets<kColumns, kColumnsV> offsets;
     const QueryInShared<kColumns> query_in_shared{offsets.keys(), query_tile.base + first_row * QueryTile::kRowBytes};
-    OnlineSoftmax<kRowTiles, kThreads> softmax(p.scale_log2, ring + kStages * kStageBytes);
+    Softmax softmax(p.scale_log2, sums);
     float accumulator[kRowTiles][kColumnsV / 8][4] = {};
     float scores[kRowTiles][kStepKv / 8][4];
 
     cp_async_wait_group<kStages - 1>();
     barrier_sync();  // the queries and the first keys are here
-    const QueryInRegisters<kRowTiles, kColumns> query(query_in_shared);
+    const auto& query = query_in_shared;
     SharedAddress stage = last_stage;  // in use
     int step_in_tile = step % kSteps;
     auto next_stage = [&] {

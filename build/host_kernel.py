@@ -1,0 +1,127 @@
+"""`HostKernel`: a text with host atoms, compiled and loaded in this process, run thread for thread on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashgen.codegen.errors import ArgumentError, FlashgenError, require_int
+
+from .host_compiler import HOST
+
+if TYPE_CHECKING:
+    from flashgen.codegen.spec import KernelSpec
+
+    from .artifact import Artifact
+
+RED_ZONES = 4096  # bytes that a block has beside those that it asks for: kRedZone of each region
+_TEXT_BYTES = 4096
+
+
+class Schedule(enum.IntEnum):
+    """Which thread goes on when one has to wait: `Schedule` in templates/host/block.cuh."""
+
+    ROUND_ROBIN = 0
+    AHEAD = 1
+    REVERSED = 2
+    RANDOM = 3
+
+
+@dataclass(frozen=True)
+class HostOrder:
+    """In what order a launch happens: threads by `schedule` (and `seed`, where that is random), copies early or late."""
+
+    schedule: Schedule = Schedule.ROUND_ROBIN
+    late_copies: bool = True
+    seed: int = 0
+
+
+# One of each kind: every schedule, and both completions of copies.
+ORDERS = tuple(HostOrder(schedule, late) for schedule in Schedule for late in (False, True))
+
+
+class HostFaultError(FlashgenError):
+    """A check of the host's runtime failed. `check` names it; the message says which thread did what."""
+
+    def __init__(self, check: str, message: str) -> None:
+        super().__init__(f"{check}: {message}")
+        self.check = check
+
+
+class _Extent(ctypes.Structure):
+    """`Extent` in templates/host/block.cuh."""
+
+    _fields_ = (("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
+
+
+class _Options(ctypes.Structure):
+    """`Options` in templates/host/block.cuh."""
+
+    _fields_ = (
+        ("extents", ctypes.POINTER(_Extent)),
+        ("seed", ctypes.c_uint64),
+        ("extent_count", ctypes.c_int),
+        ("schedule", ctypes.c_int),
+        ("late_copies", ctypes.c_int),
+        ("workers", ctypes.c_int),
+        ("first_block", ctypes.c_int),
+        ("blocks", ctypes.c_int),
+    )
+
+
+class HostKernel:
+    """A shared library with one kernel. Safe to use from several threads."""
+
+    def __init__(self, spec: KernelSpec, artifact: Artifact) -> None:
+        """Loads the library. Raises ArgumentError if the artifact is machine code of a GPU."""
+        if artifact.arch != HOST:
+            raise ArgumentError(f"artifact must be for {HOST}; got {artifact.arch}")
+        self.spec, self.artifact = spec, artifact
+        self.threads = spec.family.threads(spec.config)
+        self.shared_bytes = spec.family.shared_bytes(spec.problem, spec.config) + RED_ZONES
+        # Under a name of its own: the loader takes a library of the same name for the same library.
+        with tempfile.NamedTemporaryFile(prefix="flashgen-", suffix=".so") as file:
+            file.write(artifact.cubin)
+            file.flush()
+            self._run = ctypes.CDLL(file.name).flashgen_host_run
+
+    def launch(
+        self,
+        grid: int,
+        values: tuple[int | float, ...],
+        pointers: Sequence[int],
+        order: HostOrder | None = None,
+        *,
+        extents: Sequence[tuple[int, int]] = (),
+        first_block: int = 0,
+        blocks: int | None = None,
+        workers: int = 0,
+    ) -> None:
+        """Runs blocks [first_block, first_block + blocks) of `grid`, all by default, on `workers` cores (0: all), and waits for them.
+
+        `pointers`: addresses in this process, in the parameters' order; `extents`: (address, bytes) of what copies may read, all if none is
+        given. Raises HostFaultError if a check fails.
+        """
+        require_int("first_block", first_block, 0, grid - 1)
+        blocks = grid - first_block if blocks is None else blocks
+        require_int("blocks", blocks, 1, grid - first_block)
+        order = order or HostOrder()
+        workers = min(workers or len(os.sched_getaffinity(0)), blocks)
+        block = self.spec.family.parameters
+        packed = bytearray(block.pack(values))
+        for index, pointer in enumerate(pointers):
+            packed[index * 8 : index * 8 + 8] = pointer.to_bytes(8, "little")
+        parameters = (ctypes.c_uint64 * (len(packed) // 8)).from_buffer(packed)  # aligned as the struct is
+        allowed = (_Extent * len(extents))(*(_Extent(*extent) for extent in extents))
+        options = _Options(allowed, order.seed, len(extents), order.schedule, order.late_copies, workers, first_block, blocks)
+        check, message = ctypes.create_string_buffer(_TEXT_BYTES), ctypes.create_string_buffer(_TEXT_BYTES)
+        failed = self._run(
+            ctypes.byref(parameters), self.threads, self.shared_bytes, ctypes.byref(options), check, message, ctypes.c_int(_TEXT_BYTES)
+        )
+        if failed:
+            raise HostFaultError(check.value.decode(), message.value.decode(errors="replace"))

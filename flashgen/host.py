@@ -1,0 +1,66 @@
+"""Kernels on the CPU: host atoms in place of a GPU, and PyTorch's tensors in main memory."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from flashgen.build.host_compiler import HOST
+from flashgen.build.host_kernel import HostKernel, HostOrder
+from flashgen.codegen.device import device_of_target
+from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.render import Atoms, render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import find_target
+
+from . import ops, selection
+from .measure import Tensors
+
+ARCHITECTURE = "sm_90a"  # whose kernels the CPU runs where nothing else is said
+
+
+def load(spec: KernelSpec) -> HostKernel:
+    """The kernel of a spec on host atoms. Raises HostCompilerMissingError without a C++ compiler."""
+    return HostKernel(spec, selection.store().get_or_compile(render(spec, Atoms.HOST), HOST))
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of CPU tensors that have passed `ops.check_shapes`, by the default kernel.
+
+    Raises ArgumentError for strides or addresses that a kernel cannot take.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        ops.check_strides(name, tensor)
+    if any(t.data_ptr() % ops.ALIGNMENT for t in (q, k, v)):
+        raise ops.misaligned([t.data_ptr() for t in (q, k, v)])
+    problem, workload = ops.problem_and_workload(q, k, v, causal, layout)
+    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    lse = q.new_empty((workload.batch, workload.heads_q, workload.len_q), dtype=torch.float32)
+    if lse.numel():
+        q, k, v, written = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v, out))
+        run_on_host(_default_kernel(problem), Tensors(q, k, v, written, lse), scale)
+    return out, lse
+
+
+@cache
+def _default_kernel(problem: Problem) -> HostKernel:
+    target = find_target(ARCHITECTURE)
+    selection.families_for(problem, target)
+    return load(selection.default_spec(problem, target))
+
+
+def run_on_host(kernel: HostKernel, tensors: Tensors, scale: float | None = None, order: HostOrder | None = None) -> None:
+    """One launch on poisoned outputs. The tensors are on the CPU. Raises HostFaultError if a check of the runtime fails."""
+    tensors.poison()
+    (batch, len_q, heads_q, head_dim), (_, len_kv, heads_kv, _) = tensors.q.shape, tensors.k.shape
+    workload = Workload(batch, heads_q, heads_kv, len_q, len_kv)
+    family, problem, config = kernel.spec.family, kernel.spec.problem, kernel.spec.config
+    strides = [(t.stride(0), t.stride(2), t.stride(1)) for t in (tensors.q, tensors.k, tensors.v, tensors.out)]
+    scale = scale if scale is not None else head_dim**-0.5
+    values = family.values(problem, config, workload, device_of_target(kernel.spec.target), strides, scale)
+    given = (tensors.q, tensors.k, tensors.v, tensors.out, tensors.lse)
+    extents = [(t.data_ptr(), t.nbytes) for t in given[:3]]
+    kernel.launch(family.grid(config, workload), values, [t.data_ptr() for t in given], order, extents=extents)

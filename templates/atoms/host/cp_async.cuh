@@ -1,0 +1,47 @@
+// Asynchronous copies from global to shared memory. By the launch's choice they take place as early as may be, when they are issued, or as late,
+// when they are waited for. Until then nobody may touch their destination.
+
+namespace host {
+
+inline void carry_out(const Copy& copy) {
+    unsigned char* to = &current->shared.bytes[copy.destination];
+    copy.source ? std::memcpy(to, copy.source, 16) : std::memset(to, 0, 16);
+}
+inline void issue(SharedAddress destination, const void* source) {
+    require(current->shared.may_write(destination, 16, now(), true), destination, 16);
+    const u64 from = bits_as<std::uintptr_t>(source);
+    if (from % 16) current->fail("global memory", "copies 16 bytes from a misaligned address");
+    bool allowed = !source || !current->options.extent_count;
+    for (int i = 0; i < current->options.extent_count && !allowed; ++i) {
+        const Extent& extent = current->options.extents[i];
+        allowed = from >= extent.address && from + 16 <= extent.address + extent.bytes;
+    }
+    if (!allowed) current->fail("global memory", "copies 16 bytes from outside of the tensors");
+    current->fiber().open.push_back({destination, source});
+    if (!current->options.late_copies) carry_out(current->fiber().open.back());
+}
+
+}  // namespace host
+
+inline void cp_async_16(SharedAddress destination, const void* source, bool valid) { host::issue(destination, valid ? source : nullptr); }
+
+inline void cp_async_16(SharedAddress destination, const void* source) { host::issue(destination, source); }
+
+inline void cp_async_commit_group() {
+    host::Fiber& fiber = host::current->fiber();
+    fiber.groups.push_back(std::move(fiber.open));
+    fiber.open.clear();
+}
+
+template <int kPending>
+inline void cp_async_wait_group() {
+    host::Block& block = *host::current;
+    host::Fiber& fiber = block.fiber();
+    while (static_cast<int>(fiber.groups.size()) > kPending) {
+        for (const host::Copy& copy : fiber.groups.front()) {
+            if (block.options.late_copies) host::carry_out(copy);
+            block.shared.landed(copy.destination, 16, host::now());
+        }
+        fiber.groups.erase(fiber.groups.begin());
+    }
+}

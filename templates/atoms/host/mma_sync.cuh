@@ -1,0 +1,48 @@
+// Warp-wide matrix product d += a * b, 16x16 times 16x8: the fragment map is that of atoms/ptx/mma_sync.cuh. Products of 16-bit elements are
+// exact in fp32; they are added up in double and rounded once.
+
+namespace host {
+
+inline float value_of(Bf16 x) { return bits_as<float>(static_cast<u32>(x.bits) << 16); }
+inline float value_of(Fp16 x) {
+    const u32 sign = static_cast<u32>(x.bits & 0x8000u) << 16, exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023u;
+    if (exponent == 31) return bits_as<float>(sign | 0x7f800000u | mantissa << 13);
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * static_cast<float>(mantissa) * 5.9604644775390625e-8f;  // 2^-24
+    return bits_as<float>(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+template <class Element>
+inline float half_of(u32 pair, int half) { return value_of(Element{static_cast<u16>(pair >> half * 16)}); }
+
+struct MmaOperand {
+    float* d;
+    const u32* a;
+    u32 b0, b1;
+};
+
+template <class Element>
+inline void mma_m16n8k16(MmaOperand** lanes) {
+    float a[16][16], b[16][8];
+    for (int lane = 0; lane < kLanes; ++lane) {
+        const int g = lane / 4, t = lane % 4;
+        for (int half = 0; half < 2; ++half) {
+            for (int i = 0; i < 4; ++i) a[g + i % 2 * 8][2 * t + half + i / 2 * 8] = half_of<Element>(lanes[lane]->a[i], half);
+            b[2 * t + half][g] = half_of<Element>(lanes[lane]->b0, half);
+            b[2 * t + half + 8][g] = half_of<Element>(lanes[lane]->b1, half);
+        }
+    }
+    for (int lane = 0; lane < kLanes; ++lane)
+        for (int e = 0; e < 4; ++e) {
+            const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+            double sum = lanes[lane]->d[e];
+            for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
+            lanes[lane]->d[e] = static_cast<float>(sum);
+        }
+}
+
+}  // namespace host
+
+template <class Element>
+inline void mma_sync_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    host::MmaOperand own{d, a, b0, b1};
+    host::current->meet("mma_sync_m16n8k16", own, host::mma_m16n8k16<Element>);
+}

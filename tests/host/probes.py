@@ -1,0 +1,107 @@
+"""Tiny kernels, a few atoms each: the same body on PTX and on host atoms, words in and words out."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from flashgen import templates
+from flashgen.build.compiler import compile_source
+from flashgen.build.host_compiler import compile_host_source
+from flashgen.build.host_kernel import HostOrder, _Extent, _Options
+from flashgen.codegen.families.attention_forward import FAMILY
+from flashgen.codegen.render import HOST_RUNTIME, Atoms, Source
+
+SHARED_BYTES = 16384
+Words = np.ndarray  # of uint32
+
+
+@dataclass(frozen=True)
+class Probe:
+    """`body` runs in each of `threads` threads of `blocks` blocks: it reads `in`, and writes the `width` words at `out`.
+
+    `t` is the thread among all of the launch. `inputs` gives the words of `in`; `agree` compares (host, other) words, equal by default.
+    """
+
+    name: str
+    body: str
+    inputs: Callable[[], Words]
+    width: int = 1
+    threads: int = 64
+    blocks: int = 1
+    agree: Callable[[Words, Words], bool] = np.array_equal
+
+    def source(self, atoms: Atoms) -> Source:
+        """The whole text, with the atoms of the generic family."""
+        files = [f"atoms/{atoms.value}/{name}.cuh" for name in FAMILY.atoms]
+        if atoms is Atoms.HOST:
+            files = [f"host/{name}.cuh" for name in HOST_RUNTIME] + files
+        text = "".join(map(templates.read, files))
+        text += f"""
+struct Parameters {{ const u32* in; u32* out; }};
+extern "C" __global__ void __launch_bounds__({self.threads}) probe(const __grid_constant__ Parameters p) {{
+    const u32* in = p.in;
+    const int t = block_index() * {self.threads} + thread_index();
+    u32* out = p.out + t * {self.width};
+    {self.body}
+}}
+"""
+        if atoms is Atoms.HOST:
+            text += f"#define FLASHGEN_KERNEL probe\n{templates.read('host/launch.cuh')}"
+        return Source("probe", text)
+
+    @property
+    def words(self) -> int:
+        """Of the output."""
+        return self.threads * self.blocks * self.width
+
+    def on_host(self, order: HostOrder) -> Words:
+        """The output on the CPU. Fails with the runtime's message if a check fails."""
+        inputs, output = _aligned(self.inputs()), np.full(self.words, 0xDEADBEEF, np.uint32)
+        run = _library(self).flashgen_host_run
+        pointers = (ctypes.c_uint64 * 2)(inputs.ctypes.data, output.ctypes.data)
+        options = _Options((_Extent * 0)(), order.seed, 0, order.schedule, order.late_copies, 1, 0, self.blocks)
+        check, message = ctypes.create_string_buffer(2048), ctypes.create_string_buffer(2048)
+        failed = run(ctypes.byref(pointers), self.threads, SHARED_BYTES, ctypes.byref(options), check, message, ctypes.c_int(2048))
+        assert not failed, f"{check.value.decode()}: {message.value.decode()}"
+        return output
+
+    def on_gpu(self) -> Words:
+        """The output on the GPU that is here."""
+        import torch
+
+        from flashgen.build.driver import check, driver, gpu
+
+        cu, on = driver(), gpu(0)
+        artifact = compile_source(self.source(Atoms.PTX), on.device.target.name)
+        inputs = torch.from_numpy(self.inputs().view(np.int32)).cuda()
+        output = torch.full((self.words,), -559038737, dtype=torch.int32, device="cuda")
+        library = check(cu.cuLibraryLoadData(artifact.cubin, [], [], 0, [], [], 0), "loading a probe")
+        kernel = check(cu.cuLibraryGetKernel(library, b"probe"), "finding a probe")
+        pointers = (ctypes.c_uint64 * 2)(inputs.data_ptr(), output.data_ptr())
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(pointers))
+        shape = (cu.CUfunction(int(kernel)), self.blocks, 1, 1, self.threads, 1, 1, SHARED_BYTES)
+        check(cu.cuLaunchKernel(*shape, torch.cuda.current_stream().cuda_stream, ctypes.addressof(arguments), 0), "launching a probe")
+        torch.cuda.synchronize()
+        return output.cpu().numpy().view(np.uint32)
+
+
+@cache
+def _library(probe: Probe) -> ctypes.CDLL:
+    with tempfile.NamedTemporaryFile(prefix="flashgen-", suffix=".so") as file:
+        file.write(compile_host_source(probe.source(Atoms.HOST)).cubin)
+        file.flush()
+        return ctypes.CDLL(file.name)
+
+
+def _aligned(words: Words) -> Words:
+    """A copy at an address that is a multiple of 16."""
+    room = np.empty(len(words) + 4, np.uint32)
+    start = -room.ctypes.data // 4 % 4
+    room[start : start + len(words)] = words
+    return room[start : start + len(words)]

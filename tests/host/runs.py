@@ -1,0 +1,58 @@
+"""Running cases on the CPU: compile a text with host atoms, launch it thread for thread, judge what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from flashgen.build.artifact import Artifact
+from flashgen.build.host_compiler import HOST
+from flashgen.build.host_kernel import HostKernel, HostOrder
+from flashgen.build.store import ArtifactStore
+from flashgen.codegen.device import device_of_target
+from flashgen.codegen.render import Atoms, Source, render
+from flashgen.codegen.spec import KernelSpec
+from tests.gpu.cases import Case, Tensors
+
+
+def compiled(source: Source) -> Artifact:
+    """The text as a shared library, from the store or the compiler."""
+    return ArtifactStore().get_or_compile(source, HOST)
+
+
+def host_kernel(spec: KernelSpec, source: Source | None = None) -> HostKernel:
+    """The kernel of a spec on host atoms, or another text of it."""
+    return HostKernel(spec, compiled(source or render(spec, Atoms.HOST)))
+
+
+def launch(kernel: HostKernel, case: Case, tensors: Tensors, order: HostOrder | None = None) -> None:
+    """Poisons the results and runs the kernel. Raises HostFaultError if a check of the runtime fails."""
+    tensors.out.buffer.fill_(torch.nan)
+    tensors.lse.buffer.fill_(torch.nan)
+    family, config = kernel.spec.family, kernel.spec.config
+    values = case.values(family, config, tensors, device_of_target(kernel.spec.target))
+    pointers = [t.data_ptr() for t in (tensors.q, tensors.k, tensors.v, tensors.out.view, tensors.lse.view)]
+    storages = [t.untyped_storage() for t in (tensors.q, tensors.k, tensors.v)]
+    extents = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
+    kernel.launch(family.grid(config, case.workload), values, pointers, order, extents=extents)
+
+
+def rejections(case: Case, tensors: Tensors) -> list[str]:
+    """Why the results are rejected: by the numerics rule, or because memory beside them was written."""
+    verdict = case.judge(tensors)
+    outside = {"out": tensors.out.written_outside(), "lse": tensors.lse.written_outside()}
+    return [
+        *([] if verdict.ok else [verdict.message]),
+        *(f"{count} elements written outside {name}" for name, count in outside.items() if count),
+    ]
+
+
+def why_rejected(kernel: HostKernel, case: Case, orders: Iterable[HostOrder]) -> str:
+    """What rejects the kernel on a case, in any of these orders: empty if nothing does."""
+    tensors = case.make("cpu")
+    for order in orders:
+        launch(kernel, case, tensors, order)
+        if found := rejections(case, tensors):
+            return f"{order}: {'; '.join(found)}"
+    return ""

@@ -1,0 +1,77 @@
+"""What people see of kernels on the CPU: the command line and `flashgen.attention`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import flashgen
+from flashgen import reference
+from flashgen.codegen.errors import ArgumentError
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(layout: str, causal: bool) -> None:
+    q, k, v = (torch.randn(2, length, heads, 64, dtype=torch.bfloat16) for length, heads in ((70, 4), (150, 2), (150, 2)))
+    given = (q, k, v) if layout == "bshd" else tuple(t.transpose(1, 2) for t in (q, k, v))
+    with torch.no_grad():
+        out, lse = flashgen.attention(*given, causal=causal, layout=layout, return_lse=True)
+    ref, plain = (f(q, k, v, causal=causal, scale=64**-0.5) for f in (reference.reference, reference.plain))
+    verdict = reference.judge(out if layout == "bshd" else out.transpose(1, 2), lse, ref, plain, torch.bfloat16)
+    assert verdict.ok, verdict.message
+    assert out.is_contiguous()
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_attention_of_nothing_and_without_keys() -> None:
+    q, k = torch.randn(1, 0, 2, 64, dtype=torch.float16), torch.randn(1, 5, 2, 64, dtype=torch.float16)
+    with torch.no_grad():
+        assert flashgen.attention(q, k, k).shape == (1, 0, 2, 64)
+        out, lse = flashgen.attention(k, k[:, :0], k[:, :0], return_lse=True)
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_strides_and_addresses_are_checked() -> None:
+    q = torch.randn(1, 16, 2, 64, dtype=torch.float16)
+    with torch.no_grad():
+        with pytest.raises(ArgumentError, match="k must be contiguous in its last dimension"):
+            flashgen.attention(q, torch.randn(1, 16, 64, 2, dtype=torch.float16).transpose(2, 3), q)
+        odd = torch.randn(16 * 2 * 64 + 1, dtype=torch.float16)[1:].view(1, 16, 2, 64)
+        with pytest.raises(ArgumentError, match="v must begin at an address that is a multiple of 16 bytes"):
+            flashgen.attention(q, q, odd)
+
+
+def test_without_the_variable_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASHGEN_CPU", raising=False)
+    q = torch.randn(1, 16, 2, 64, dtype=torch.float16)
+    with pytest.raises(ArgumentError, match=r"q must be on a CUDA device; got cpu\. FLASHGEN_CPU=1"):
+        flashgen.attention(q, q, q)
+
+
+def test_verify_on_the_cpu() -> None:
+    command = ["verify", "--device", "cpu", "--head-dim", "8", "--causal", "--json"]
+    done = subprocess.run([sys.executable, "-m", "flashgen", *command], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["failed"] == 0
+    assert found["passed"] == 22
+
+
+@pytest.mark.parametrize("options", [["--device", "gpu"], ["--device", "0", "--arch", "sm_80"]])
+def test_verify_refuses(options: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "flashgen", "verify", "--head-dim", "8", *options], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "must be" in done.stderr

@@ -1,0 +1,109 @@
+"""Every planted fault is caught on host atoms: races by the runtime's checks in one launch, the rest by those or by the numerics rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache, partial
+
+import pytest
+
+from flashgen.build.artifact import CompileError
+from flashgen.build.compiler import compile_many
+from flashgen.build.host_kernel import HostFaultError, HostKernel, HostOrder, Schedule
+from flashgen.codegen.render import Atoms, Source, render
+from flashgen.codegen.target import find_target
+from tests.gpu.cases import Case
+from tests.gpu.fault import Fault, setting
+from tests.gpu.faults import FAULTS
+from tests.host.runs import compiled, host_kernel, why_rejected
+
+TARGET = find_target("sm_90a")
+ORDERS = (HostOrder(Schedule.ROUND_ROBIN, late_copies=True),)
+MAX_PAIRS = 2**21  # of queries and keys: a second or two
+
+# Faults of the host's runtime: what no GPU would show reliably, or at all.
+SMALL = setting((40, 100), batch=1, heads=(1, 1))
+_TAKE = "const QueryTile query_tile{regions.take(kQueryBytes)};"
+RUNTIME = {
+    "deadlock": Fault("warp-that-leaves", _TAKE, _TAKE + "\n    if (warp_index() == 0) return;", SMALL),
+    "divergence": Fault(
+        "vote-of-half-the-lanes", _TAKE, _TAKE + "\n    if (lane_index() < 16) vote_sync_any(true);\n    else barrier_warp_sync();", SMALL
+    ),
+    "write to a red zone": Fault(
+        "overrun-into-the-next-region", _TAKE, _TAKE + "\n    store_shared(query_tile.base + kQueryBytes, 0);", SMALL
+    ),
+    "outside of the block's memory": Fault("past-the-end", _TAKE, _TAKE + "\n    store_shared(1u << 20, 0);", SMALL),
+    "misaligned": Fault("misaligned-store", _TAKE, _TAKE + "\n    store_shared(query_tile.base + 2, 0);", SMALL),
+    "outside of the tensors": Fault("copy-from-nowhere", "queries_in(q, p.q_row);", "queries_in(q - 100000, p.q_row);", SMALL),
+}
+
+
+RACES, OTHERS = ([fault for fault in FAULTS if fault.race is race] for race in (True, False))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once(request: pytest.FixtureRequest) -> None:
+    """All texts, on all cores: one after the other they would take most of the time."""
+    planted = [*RACES, *RUNTIME.values(), *(OTHERS if request.config.getoption("--slow") else [])]
+    right = [render(fault.setting.spec(TARGET), Atoms.HOST) for fault in planted]
+    texts = {source.digest: source for source in (*right, *map(faulty_text, planted))}
+    for _, result in compile_many((digest, partial(compiled, source)) for digest, source in texts.items()):
+        if isinstance(result, CompileError):
+            pytest.fail(str(result), pytrace=False)
+
+
+def faulty_text(fault: Fault) -> Source:
+    return fault.apply(render(fault.setting.spec(TARGET), Atoms.HOST), Atoms.HOST)
+
+
+def small(case: Case) -> Case:
+    """The case itself, or where that is large a smaller one: a race shows on the host however little is under way."""
+    w = case.workload
+    if w.batch * w.heads_q * w.len_q * w.len_kv > 2 * MAX_PAIRS:
+        w = dataclasses.replace(w, batch=1, heads_q=1, heads_kv=1, len_q=min(w.len_q, 512), len_kv=min(w.len_kv, 512))
+    return dataclasses.replace(case, workload=w)
+
+
+@cache
+def control(spec_name: str, case: Case) -> str:
+    """Why the kernel without a fault is rejected: empty, as it should be."""
+    (kernel,) = {kernel for name, kernel in KERNELS.items() if name == spec_name}
+    return why_rejected(kernel, case, ORDERS)
+
+
+KERNELS: dict[str, HostKernel] = {}
+
+
+def caught_by(fault: Fault) -> str:
+    """What rejects the faulty kernel, empty if nothing does."""
+    spec = fault.setting.spec(TARGET)
+    KERNELS.setdefault(spec.name, host_kernel(spec))
+    faulty = host_kernel(spec, faulty_text(fault))
+    for case in map(small, fault.setting.cases):
+        assert not control(spec.name, case), f"the kernel without the fault is rejected on {case.name}"
+        try:
+            if why := why_rejected(faulty, case, ORDERS):
+                return f"the numerics rule: {why}"
+        except HostFaultError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("fault", RACES, ids=lambda fault: fault.name)
+def test_a_race_is_caught_by_the_check_for_it(fault: Fault) -> None:
+    assert caught_by(fault).startswith("shared memory: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", OTHERS, ids=lambda fault: fault.name)
+def test_caught(fault: Fault) -> None:
+    assert caught_by(fault), f"fault {fault.name} was accepted"
+
+
+@pytest.mark.parametrize(("check", "fault"), RUNTIME.items(), ids=lambda value: getattr(value, "name", None))
+def test_caught_by_its_check(check: str, fault: Fault) -> None:
+    assert check in caught_by(fault)
+
+
+def test_a_deadlock_says_who_waits_where() -> None:
+    assert "threads 0-31 have ended; threads 32-127 wait at barrier_sync 0" in caught_by(RUNTIME["deadlock"])

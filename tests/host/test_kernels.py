@@ -1,0 +1,81 @@
+"""Every family's kernels on host atoms: right by the numerics rule, and by the runtime's checks, in every order of threads and copies."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from flashgen.build.compiler import compile_many
+from flashgen.build.host_kernel import ORDERS, HostOrder, Schedule
+from flashgen.codegen.family import Family, families
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.render import Atoms, render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import Target, targets
+from tests.gpu.cases import Case, Layout
+from tests.gpu.configs import CHOSEN
+from tests.host.runs import compiled, host_kernel, why_rejected
+
+PADDED = (Layout.PADDED,) * 4
+
+
+def case(problem: Problem, workload: Workload, **more: object) -> Case:
+    return Case(workload.name, problem, workload, problem.head_dim**-0.5, **more)  # type: ignore[arg-type]
+
+
+def contract() -> list[object]:
+    """Every family on every target, with its default config there, full and causal."""
+    return [
+        pytest.param(family, target, mask, id=f"{family.name}-{target.name}-{mask.value}")
+        for family in families().values()
+        for target in targets().values()
+        for mask in Mask
+        if not family.refusals(Problem(Dtype.FP16, 64, 64, mask), target)
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once() -> None:
+    """All kernels of this module, on all cores: one after the other they would take most of the time."""
+    specs = [spec_of(*param.values) for param in contract()]  # type: ignore[attr-defined]
+    specs += [chosen_spec(width, config) for width, config in CHOSEN]
+    list(compile_many((spec, lambda spec=spec: compiled(render(spec, Atoms.HOST))) for spec in dict.fromkeys(specs)))  # type: ignore[misc]
+
+
+def spec_of(family: Family, target: Target, mask: Mask) -> KernelSpec:
+    problem = Problem(Dtype.FP16, 64, 64, mask)
+    return KernelSpec(family, problem, family.default(problem, target), target)
+
+
+def chosen_spec(width: tuple[int, int], config: object) -> KernelSpec:
+    (family,) = [f for f in families().values() if isinstance(config, f.config_type)]
+    return KernelSpec(family, Problem(Dtype.BF16, *width, Mask.CAUSAL), config, targets()["sm_90a"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("family", "target", "mask"), contract())
+def test_right_in_every_order(family: Family, target: Target, mask: Mask) -> None:
+    spec = spec_of(family, target, mask)
+    kernel = host_kernel(spec)
+    assert not why_rejected(kernel, case(spec.problem, Workload(1, 2, 1, 150, 330), layouts=PADDED), ORDERS)
+    seeds = [HostOrder(Schedule.RANDOM, late_copies=True, seed=seed) for seed in (1, 2)]
+    for lengths in ((1, 1), (70, 20), (33, 0)):
+        assert not why_rejected(kernel, case(spec.problem, Workload(1, 4, 2, *lengths)), seeds)
+
+
+@pytest.mark.parametrize(("width", "config"), CHOSEN, ids=[f"{w[0]}x{w[1]}-{c.name}" for w, c in CHOSEN])
+def test_chosen_configs(width: tuple[int, int], config: object) -> None:
+    """Each at lengths around its tiles, in an order of its own."""
+    spec = chosen_spec(width, config)
+    kernel, rng = host_kernel(spec), random.Random(spec.name)
+    rows, keys = (int(spec.config.to_json()[name]) for name in ("block_q", "block_kv"))
+    for off in (-1, 1):
+        workload = Workload(1, 2, 1, rows + off, 2 * keys + off)
+        order = HostOrder(rng.choice(list(Schedule)), rng.random() < 0.5, rng.getrandbits(32))
+        assert not why_rejected(kernel, case(spec.problem, workload, rising=40.0), [order])
+
+
+def test_the_text_differs_in_the_atoms_alone() -> None:
+    spec = spec_of(next(iter(families().values())), targets()["sm_90a"], Mask.FULL)
+    kernels = [render(spec, atoms).text.partition("// ---- what this kernel is specialised for")[2] for atoms in Atoms]
+    assert kernels[1].startswith(kernels[0])
