@@ -105,6 +105,9 @@ def _print_result(result: TuneResult) -> None:
     else:
         print(f"{result.device}: nothing was timed; ranked and compiled in {result.seconds:.1f} s.")
         print("Times are the model's predictions; registers, spills and shared memory are the compiler's.")
+        print(f"{result.verified_on_cpu} winners ran on the CPU, thread for thread, and agree with the reference.")
+        if result.not_verified:
+            print(f"Others were not verified: {result.not_verified}")
     if not result.device_measured:
         print(UNMEASURED)
     if not result.complete:

@@ -1,4 +1,4 @@
-"""Tuning for a GPU that is not here: the model ranks, NVRTC compiles the best, and the compiler's report corrects the ranking."""
+"""Tuning for a GPU that is not here: the model ranks, NVRTC compiles the best and corrects the ranking, the CPU verifies the winners."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from flashgen.codegen.device import Device
 from flashgen.codegen.spec import KernelSpec
 
 from .. import selection
+from .on_host import HostScreen
 from .request import Cell, Progress, Request, Row, TuneResult
 
-BUDGET_SECONDS = 45.0
+BUDGET_SECONDS = 45.0  # of compiling and verifying
 COMPILED = 8  # candidates a cell, the default beside them
 
 
@@ -26,8 +27,14 @@ def run(request: Request, device: Device, progress: Progress) -> TuneResult:
     )
     artifacts = _compile(request, specs, {shortlist[0] for shortlist in cells.values()}, progress, begun)
     failures = {spec.name: _fault(result) for spec, result in artifacts.items() if _fault(result)}
-    rows = [_row(cell, [s for s in shortlist if s in artifacts], artifacts, device) for cell, shortlist in cells.items()]
-    return TuneResult(device.name, False, len(artifacts) == len(specs), rows, failures, 0, time.monotonic() - begun, device.measured)
+    screen = HostScreen(begun + (request.budget_seconds or BUDGET_SECONDS))
+    progress.begin("verifying on the CPU", len(cells))
+    rows = []
+    for cell, shortlist in cells.items():
+        rows.append(_row(cell, [s for s in shortlist if s in artifacts], artifacts, device, screen, failures))
+        progress.advance()
+    complete, seconds = len(artifacts) == len(specs), time.monotonic() - begun
+    return TuneResult(device.name, False, complete, rows, failures, 0, seconds, device.measured, screen.verified, screen.skipped)
 
 
 def _shortlist(request: Request, cell: Cell, device: Device) -> list[KernelSpec]:
@@ -57,18 +64,29 @@ def _fault(result: Artifact | CompileError) -> str:
     return str(result) if isinstance(result, CompileError) else "; ".join(result.report.defects)
 
 
-def _row(cell: Cell, specs: list[KernelSpec], artifacts: dict[KernelSpec, Artifact | CompileError], device: Device) -> Row:
-    """The best sound candidate by the model, now that the compiler has said how many registers each takes."""
+def _row(
+    cell: Cell,
+    specs: list[KernelSpec],
+    artifacts: dict[KernelSpec, Artifact | CompileError],
+    device: Device,
+    screen: HostScreen,
+    failures: dict[str, str],
+) -> Row:
+    """The best sound candidate by the model, now that the compiler has said how many registers each takes, that is right on the CPU."""
     sound = []
     for spec in specs:
         artifact = artifacts[spec]
         if isinstance(artifact, Artifact) and not artifact.report.defects:
             prediction = spec.family.predict(spec.problem, spec.config, cell.workload, device, artifact.report.registers)
             sound.append((prediction.seconds, spec, prediction.bound_by, artifact.report))
+    sound.sort(key=lambda item: (item[0], item[1].name))
+    while sound and (fault := screen.fault(sound[0][1])):
+        failures[sound[0][1].name] = f"wrong on the CPU: {fault}"
+        del sound[0]
     failed = len(specs) - len(sound)
     if not sound:
         return Row(cell, None, None, None, None, None, None, "", len(specs), failed)
-    seconds, spec, bound_by, report = min(sound, key=lambda item: (item[0], item[1].name))
+    seconds, spec, bound_by, report = sound[0]
     default = selection.default_spec(cell.problem, device.target)
     untuned = next((s for s, candidate, _, _ in sound if candidate == default), None)
     shared = spec.family.shared_bytes(spec.problem, spec.config)

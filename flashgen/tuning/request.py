@@ -148,6 +148,7 @@ class TuneResult:
     """What a tune found. `timed` is False where times are the model's; `complete` is False where the budget ended it.
 
     device_measured: whether measurements on this device stand behind the times: these, or those that the model was fitted to.
+    verified_on_cpu: kernels found right there, where there is no GPU; not_verified: why others were not tried, empty if none was left out.
     """
 
     device: str
@@ -158,10 +159,12 @@ class TuneResult:
     measured: int
     seconds: float
     device_measured: bool = True
+    verified_on_cpu: int = 0
+    not_verified: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
-        names = ("device", "timed", "device_measured", "complete", "failures", "measured", "seconds")
+        names = ("device", "timed", "device_measured", "complete", "failures", "measured", "seconds", "verified_on_cpu", "not_verified")
         return {**{name: getattr(self, name) for name in names}, "rows": [row.to_json() for row in self.rows]}
 
 

@@ -183,6 +183,15 @@ class Case:
         """What the rule says of out and lse as they are now: of all rows, or of sampled ones where these are too many."""
         return self.judge_results(tensors, tensors.out.view, tensors.lse.view)
 
+    def rejections(self, tensors: Tensors) -> list[str]:
+        """Why the results are rejected: by the rule, or because memory beside them was written."""
+        verdict = self.judge(tensors)
+        outside = {"out": tensors.out.written_outside(), "lse": tensors.lse.written_outside()}
+        return [
+            *([] if verdict.ok else [verdict.message]),
+            *(f"{count} elements written outside {name}" for name, count in outside.items() if count),
+        ]
+
     def judge_results(self, tensors: Tensors, out: Tensor, lse: Tensor) -> reference.Verdict:
         """As `judge`, for results that lie elsewhere: out [batch, length, heads, width]."""
         w, causal = self.workload, self.problem.mask is Mask.CAUSAL

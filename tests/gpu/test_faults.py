@@ -61,16 +61,6 @@ def run(kernel: Kernel, case: Case, tensors: Tensors) -> None:
         time.sleep(1e-4)
 
 
-def rejections(case: Case, tensors: Tensors) -> list[str]:
-    """Why the results are rejected: by the rule, or because memory beside them was written."""
-    verdict = case.judge(tensors)
-    outside = {"out": tensors.out.written_outside(), "lse": tensors.lse.written_outside()}
-    return [
-        *([] if verdict.ok else [verdict.message]),
-        *(f"{count} elements written outside {name}" for name, count in outside.items() if count),
-    ]
-
-
 def faulty_results(kernel: Kernel, case: Case, tensors: Tensors, race: bool) -> Iterator[int]:
     """Launches, and yields the number of each launch to judge: the one, or of a race those that differ from `tensors` as they were."""
     right = tensors.out.view.clone(), tensors.lse.view.clone()
@@ -89,11 +79,11 @@ def test_rejected(fault: Fault, artifacts: dict[Key, Artifact]) -> None:
     for case in fault.setting.cases:
         tensors = case.make("cuda")
         run(right, case, tensors)
-        control = rejections(case, tensors)
+        control = case.rejections(tensors)
         assert not control, f"the kernel without the fault is rejected on {case.name}: {'; '.join(control)}"
         for _ in faulty_results(faulty, case, tensors, fault.race):
             differing += 1
-            if rejections(case, tensors):
+            if case.rejections(tensors):
                 return
         launches += RACE_LAUNCHES if fault.race else 1
     names = ", ".join(case.name for case in fault.setting.cases)

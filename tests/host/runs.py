@@ -38,21 +38,11 @@ def launch(kernel: HostKernel, case: Case, tensors: Tensors, order: HostOrder | 
     kernel.launch(family.grid(config, case.workload), values, pointers, order, extents=extents)
 
 
-def rejections(case: Case, tensors: Tensors) -> list[str]:
-    """Why the results are rejected: by the numerics rule, or because memory beside them was written."""
-    verdict = case.judge(tensors)
-    outside = {"out": tensors.out.written_outside(), "lse": tensors.lse.written_outside()}
-    return [
-        *([] if verdict.ok else [verdict.message]),
-        *(f"{count} elements written outside {name}" for name, count in outside.items() if count),
-    ]
-
-
 def why_rejected(kernel: HostKernel, case: Case, orders: Iterable[HostOrder]) -> str:
     """What rejects the kernel on a case, in any of these orders: empty if nothing does."""
     tensors = case.make("cpu")
     for order in orders:
         launch(kernel, case, tensors, order)
-        if found := rejections(case, tensors):
+        if found := case.rejections(tensors):
             return f"{order}: {'; '.join(found)}"
     return ""

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 import flashgen
-from flashgen import reference
+from flashgen import host, reference
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.render import Atoms, render
+from flashgen.codegen.target import find_target
+from flashgen.tuning.on_host import HostScreen
+from tests.gpu.faults import FAULTS
+from tests.host.runs import host_kernel
 
 
 @pytest.fixture
@@ -68,6 +75,30 @@ def test_verify_on_the_cpu() -> None:
     found = json.loads(done.stdout)
     assert found["failed"] == 0
     assert found["passed"] == 22
+
+
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="needs a machine without a GPU: /dev/nvidia0 is there")
+def test_tune_without_a_gpu_verifies_its_winners() -> None:
+    command = ["tune", "--head-dim", "8", "--seqlen", "1024", "--seqlen", "16384", "--json"]
+    done = subprocess.run([sys.executable, "-m", "flashgen", *command], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["verified_on_cpu"] == len({row["kernel"] for row in found["rows"]})
+    assert found["not_verified"] == ""
+
+
+def test_a_wrong_winner_is_found_and_a_spent_budget_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = next(fault for fault in FAULTS if fault.name == "mask-one-key-too-many")
+    spec = fault.setting.spec(find_target("sm_90a"))
+    assert HostScreen(time.monotonic() + 100).fault(spec) == ""
+    text = fault.apply(render(spec, Atoms.HOST), Atoms.HOST)
+    monkeypatch.setattr(host, "load", lambda spec: host_kernel(spec, text))
+    screen = HostScreen(time.monotonic() + 100)
+    assert "error" in screen.fault(spec)
+    assert (screen.verified, screen.skipped) == (0, "")
+    late = HostScreen(time.monotonic() - 1)
+    assert late.fault(spec) == ""
+    assert (late.verified, late.skipped) == (0, "the budget had ended")
 
 
 @pytest.mark.parametrize("options", [["--device", "gpu"], ["--device", "0", "--arch", "sm_80"]])
