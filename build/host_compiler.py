@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ class HostCompilerMissingError(FlashgenError):
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A C++ compiler: its path, and its kind and version ('g++ 12.2.0')."""
+    """A C++ compiler: its path, and its kind, version and machine ('g++ 12.2.0 for x86_64')."""
 
     path: Path
     version: str
@@ -54,7 +55,7 @@ def host_compiler() -> HostCompiler:
             continue
         kind = "clang++" if match[1] else "g++"
         if int(match[2] or match[3]) >= _LEAST[kind]:
-            return HostCompiler(Path(path), f"{kind} {match[0].removeprefix('clang version ')}")
+            return HostCompiler(Path(path), f"{kind} {match[0].removeprefix('clang version ')} for {platform.machine()}")
         tried.append(f"{name}: {done.stdout.splitlines()[0]}")
     least = " or ".join(f"{kind} {version}" for kind, version in _LEAST.items())
     raise HostCompilerMissingError(

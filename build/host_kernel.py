@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
+import struct
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,6 +75,39 @@ class _Options(ctypes.Structure):
     )
 
 
+class HostLibrary:
+    """A text with host atoms as a shared library in this process, with its entry. Safe to use from several threads."""
+
+    def __init__(self, library: bytes) -> None:
+        # Under a name of its own: the loader takes a library of the same name for the same library.
+        with tempfile.NamedTemporaryFile(prefix="flashgen-", suffix=".so") as file:
+            file.write(library)
+            file.flush()
+            self._run = ctypes.CDLL(file.name).flashgen_host_run
+
+    def run(
+        self,
+        parameters: bytes | bytearray,
+        threads: int,
+        shared_bytes: int,
+        order: HostOrder,
+        blocks: range,
+        *,
+        extents: Sequence[tuple[int, int]] = (),
+        workers: int = 1,
+    ) -> None:
+        """Runs `blocks` on `workers` cores and waits for them. `parameters`: the kernel's struct; `extents`: see HostKernel.launch.
+
+        Raises HostFaultError if a check fails.
+        """
+        aligned = (ctypes.c_uint64 * (len(parameters) // 8)).from_buffer_copy(parameters)
+        allowed = (_Extent * len(extents))(*(_Extent(*extent) for extent in extents))
+        options = _Options(allowed, order.seed, len(extents), order.schedule, order.late_copies, workers, blocks.start, len(blocks))
+        check, message = ctypes.create_string_buffer(_TEXT_BYTES), ctypes.create_string_buffer(_TEXT_BYTES)
+        if self._run(ctypes.byref(aligned), threads, shared_bytes, ctypes.byref(options), check, message, ctypes.c_int(_TEXT_BYTES)):
+            raise HostFaultError(check.value.decode(), message.value.decode(errors="replace"))
+
+
 class HostKernel:
     """A shared library with one kernel. Safe to use from several threads."""
 
@@ -84,11 +118,7 @@ class HostKernel:
         self.spec, self.artifact = spec, artifact
         self.threads = spec.family.threads(spec.config)
         self.shared_bytes = spec.family.shared_bytes(spec.problem, spec.config) + RED_ZONES
-        # Under a name of its own: the loader takes a library of the same name for the same library.
-        with tempfile.NamedTemporaryFile(prefix="flashgen-", suffix=".so") as file:
-            file.write(artifact.cubin)
-            file.flush()
-            self._run = ctypes.CDLL(file.name).flashgen_host_run
+        self._library = HostLibrary(artifact.cubin)
 
     def launch(
         self,
@@ -110,18 +140,8 @@ class HostKernel:
         require_int("first_block", first_block, 0, grid - 1)
         blocks = grid - first_block if blocks is None else blocks
         require_int("blocks", blocks, 1, grid - first_block)
-        order = order or HostOrder()
         workers = min(workers or len(os.sched_getaffinity(0)), blocks)
-        block = self.spec.family.parameters
-        packed = bytearray(block.pack(values))
-        for index, pointer in enumerate(pointers):
-            packed[index * 8 : index * 8 + 8] = pointer.to_bytes(8, "little")
-        parameters = (ctypes.c_uint64 * (len(packed) // 8)).from_buffer(packed)  # aligned as the struct is
-        allowed = (_Extent * len(extents))(*(_Extent(*extent) for extent in extents))
-        options = _Options(allowed, order.seed, len(extents), order.schedule, order.late_copies, workers, first_block, blocks)
-        check, message = ctypes.create_string_buffer(_TEXT_BYTES), ctypes.create_string_buffer(_TEXT_BYTES)
-        failed = self._run(
-            ctypes.byref(parameters), self.threads, self.shared_bytes, ctypes.byref(options), check, message, ctypes.c_int(_TEXT_BYTES)
-        )
-        if failed:
-            raise HostFaultError(check.value.decode(), message.value.decode(errors="replace"))
+        packed = bytearray(self.spec.family.parameters.pack(values))
+        struct.pack_into(f"={len(pointers)}Q", packed, 0, *pointers)
+        some = range(first_block, first_block + blocks)
+        self._library.run(packed, self.threads, self.shared_bytes, order or HostOrder(), some, extents=extents, workers=workers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,16 +67,18 @@ class Screen:
 
         Raises HungKernelError or DriverError if it does not finish or faults on a GPU, HostFaultError if a check fails on the CPU.
         """
-        launch: Callable[[Tensors], None]
-        if isinstance(kernel, Kernel):
-            launch = lambda tensors: run_once(plan_of(kernel, tensors), tensors)  # noqa: E731
-        else:
-            launch = lambda tensors: run_on_host(kernel, tensors)  # noqa: E731
         results = []
         for workload, magnitude, tensors, expected in self.cases:
-            launch(tensors)
+            _launch(kernel, tensors)
             results.append(CaseResult(workload, magnitude, expected.judge(tensors)))
         return results
+
+
+def _launch(kernel: Kernel | HostKernel, tensors: Tensors) -> None:
+    if isinstance(kernel, Kernel):
+        run_once(plan_of(kernel, tensors), tensors)
+    else:
+        run_on_host(kernel, tensors)
 
 
 def run(kernel: Kernel | HostKernel) -> list[CaseResult]:

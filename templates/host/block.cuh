@@ -90,7 +90,7 @@ struct Block {
     Shared shared;
 
     Block(const Options& options, Fault* fault, int threads, int shared_bytes)
-        : options(options), fault(fault), threads(threads), fibers(threads), warps((threads + kLanes - 1) / kLanes), shared(shared_bytes) {
+        : options(options), fault(fault), threads(threads), fibers(threads), warps(threads / kLanes), shared(shared_bytes) {
         for (Fiber& fiber : fibers) {
             fiber.stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (fiber.stack == MAP_FAILED) std::perror("mmap of a fiber's stack"), std::abort();
@@ -221,28 +221,24 @@ struct Block {
             fail("divergence", "is at %s while another lane of its warp is at %s", op, warp.op);
         warp.op = op;
         warp.operands[running % kLanes] = &own;
-        const int lanes = min(kLanes, threads - running / kLanes * kLanes);
-        if (++warp.arrived < lanes) return wait_at(op);
+        if (++warp.arrived < kLanes) return wait_at(op);
         warp.arrived = 0;
         Operand* operands[kLanes];
-        for (int lane = 0; lane < lanes; ++lane) operands[lane] = static_cast<Operand*>(warp.operands[lane]);
+        for (int lane = 0; lane < kLanes; ++lane) operands[lane] = static_cast<Operand*>(warp.operands[lane]);
         work(operands);
         const int first = running / kLanes * kLanes;
-        for (int lane = 0; lane < lanes; ++lane)
+        for (int lane = 0; lane < kLanes; ++lane)
             if (first + lane != running) wake(first + lane);
     }
 
-    // The thread arrives at a barrier of the block, which `expected` threads pass together, and waits there if `waits`.
-    void arrive(int number, int expected, const char* what, bool waits = true) {
+    // The thread waits at a barrier of the block, which `expected` threads pass together.
+    void arrive(int number, int expected, const char* what) {
         Barrier& barrier = barriers[number];
         if (barrier.arrived && barrier.expected != expected)
             fail("divergence", "says that barrier %d has %d threads, and another said %d", number, expected, barrier.expected);
         barrier.expected = expected;
         barrier.waiting.push_back(running);
-        if (++barrier.arrived < expected) {
-            if (waits) wait_at(what, number);
-            return;
-        }
+        if (++barrier.arrived < expected) return wait_at(what, number);
         Clock seen[kMaxWarps] = {};
         for (int thread : barrier.waiting)
             for (std::size_t w = 0; w < warps.size(); ++w) seen[w] = std::max(seen[w], warps[thread / kLanes].clock[w]);
@@ -279,7 +275,7 @@ struct Block {
         fault->found = true;
     }
 
-    // "threads 0-31, 64 at barrier 0; ..."
+    // "threads 0-31 have ended; threads 32-127 wait at barrier_sync 0"
     std::string waiting() const {
         std::string text;
         for (int thread = 0; thread < threads;) {

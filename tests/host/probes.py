@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import tempfile
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +13,7 @@ import numpy as np
 from flashgen import templates
 from flashgen.build.compiler import compile_source
 from flashgen.build.host_compiler import compile_host_source
-from flashgen.build.host_kernel import HostOrder, _Extent, _Options
+from flashgen.build.host_kernel import HostLibrary, HostOrder
 from flashgen.codegen.families.attention_forward import FAMILY
 from flashgen.codegen.render import HOST_RUNTIME, Atoms, Source
 
@@ -61,14 +61,10 @@ extern "C" __global__ void __launch_bounds__({self.threads}) probe(const __grid_
         return self.threads * self.blocks * self.width
 
     def on_host(self, order: HostOrder) -> Words:
-        """The output on the CPU. Fails with the runtime's message if a check fails."""
+        """The output on the CPU. Raises HostFaultError if a check of the runtime fails."""
         inputs, output = _aligned(self.inputs()), np.full(self.words, 0xDEADBEEF, np.uint32)
-        run = _library(self).flashgen_host_run
-        pointers = (ctypes.c_uint64 * 2)(inputs.ctypes.data, output.ctypes.data)
-        options = _Options((_Extent * 0)(), order.seed, 0, order.schedule, order.late_copies, 1, 0, self.blocks)
-        check, message = ctypes.create_string_buffer(2048), ctypes.create_string_buffer(2048)
-        failed = run(ctypes.byref(pointers), self.threads, SHARED_BYTES, ctypes.byref(options), check, message, ctypes.c_int(2048))
-        assert not failed, f"{check.value.decode()}: {message.value.decode()}"
+        parameters = struct.pack("=2Q", inputs.ctypes.data, output.ctypes.data)
+        _library(self).run(parameters, self.threads, SHARED_BYTES, order, range(self.blocks))
         return output
 
     def on_gpu(self) -> Words:
@@ -92,11 +88,8 @@ extern "C" __global__ void __launch_bounds__({self.threads}) probe(const __grid_
 
 
 @cache
-def _library(probe: Probe) -> ctypes.CDLL:
-    with tempfile.NamedTemporaryFile(prefix="flashgen-", suffix=".so") as file:
-        file.write(compile_host_source(probe.source(Atoms.HOST)).cubin)
-        file.flush()
-        return ctypes.CDLL(file.name)
+def _library(probe: Probe) -> HostLibrary:
+    return HostLibrary(compile_host_source(probe.source(Atoms.HOST)).cubin)
 
 
 def _aligned(words: Words) -> Words:
