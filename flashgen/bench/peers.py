@@ -6,10 +6,14 @@ would keep from call to call already made. What a cell's problem asks of a peer 
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import ClassVar
 
@@ -48,8 +52,9 @@ class Peer(ABC):
     def select(self) -> None:  # noqa: B027 (most peers need nothing)
         """What must be set for this peer before its calls, and is no part of them."""
 
-    def explain(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> None:  # noqa: B027 (most errors say enough)
-        """Warns of why a call may have failed, where the error itself does not tell."""
+    def explain(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> list[str]:
+        """Why a call may have failed, where the error itself does not tell."""
+        return []
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """What else is to be told of this peer in a cell."""
@@ -95,11 +100,14 @@ class Sdpa(Peer):
     backend: ClassVar[SDPBackend]
     can_use: ClassVar[str] = ""  # PyTorch's function that tells why it cannot
 
-    def explain(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """See Peer. By version, PyTorch warns of its reasons when it raises, or only when it is asked."""
-        if self.can_use:
-            causal, gqa = cell.problem.mask is Mask.CAUSAL and q.shape[2] == k.shape[2], q.shape[1] != k.shape[1]
-            getattr(torch.backends.cuda, self.can_use)(torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, causal, gqa), True)
+    def explain(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> list[str]:
+        """See Peer. By version, PyTorch warns of its reasons when it raises, or only when it is asked, and then not through Python."""
+        if not self.can_use:
+            return []
+        causal, gqa = cell.problem.mask is Mask.CAUSAL and q.shape[2] == k.shape[2], q.shape[1] != k.shape[1]
+        parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, causal, gqa)
+        written = written_to_stderr(partial(getattr(torch.backends.cuda, self.can_use), parameters, True))
+        return re.findall(r"Warning: (.*?)(?: \(function \w+\))?$", written, re.MULTILINE)
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer. `is_causal` is aligned top-left: where lengths differ, a causal mask must be given as one."""
@@ -275,6 +283,21 @@ def reason(error: Exception, said: Iterable[str] = ()) -> str:
     # PyTorch tells why a backend cannot run in warnings, between others that only name the backends which are not selected.
     why = [line for line in said if not re.search(r"not used because|runtime disabled|disabled at runtime", line)]
     return "; ".join(dict.fromkeys([text, *why]))[:_REASON_LENGTH]
+
+
+def written_to_stderr(call: Callable[[], object]) -> str:
+    """What the call writes to the process's standard error, past Python: it does not appear there."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            call()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        return file.read()
 
 
 @contextmanager

@@ -119,9 +119,10 @@ class Runner:
                 poison(cell, sets[0][0])
                 fault = peer.fault(check, call, *sets[0])
             except Exception as error:
+                why = [str(warning.message) for warning in said]
                 with suppress(Exception):  # what matters is the first error
-                    peer.explain(cell, *sets[0])
-                raise FlashgenError(reason(error, (str(warning.message) for warning in said))) from error
+                    why += peer.explain(cell, *sets[0])
+                raise FlashgenError(reason(error, why)) from error
             if fault:
                 raise FlashgenError(fault)
             notes = [peer.note(cell, self.device)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -395,3 +397,11 @@ def test_sdpa_is_aligned_bottom_right(lengths: tuple[int, int]) -> None:
     result = runner(Ticking(), rounds=1, math=peers.SdpaMath(), top_left=TopLeft()).measure("grid", cell)
     assert "math" in result.times, result.errors
     assert ("top_left" in result.errors) is (lengths[0] != lengths[1]), "and the check sees where it is not"
+
+
+def test_what_is_written_past_python_is_kept_and_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    assert peers.written_to_stderr(functools.partial(os.write, 2, b"why\n")) == "why\n"
+    with pytest.raises(OSError, match="Bad file"):
+        peers.written_to_stderr(functools.partial(os.write, 99999, b"lost"))
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"
