@@ -25,7 +25,7 @@ _TEXT_BYTES = 4096
 
 
 class Schedule(enum.IntEnum):
-    """Which thread goes on when one has to wait: `Schedule` in templates/host/block.cuh."""
+    """Which thread goes on when one has to wait: `Schedule` in templates/host/schedule.cuh."""
 
     ROUND_ROBIN = 0
     AHEAD = 1

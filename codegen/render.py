@@ -23,7 +23,8 @@ class Atoms(enum.Enum):
     HOST = "host"
 
 
-HOST_RUNTIME = ("language", "shared", "block")  # files of templates/host that come before the atoms; `launch` comes last
+# Files of templates/host that come before the atoms; `launch` comes last.
+HOST_RUNTIME = ("language", "shared", "fiber", "schedule", "block")
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,23 @@
 
 namespace host {
 
+// Runs the threads of a block that has begun to their end, or until a check fails.
+inline void run_to_the_end(Block& block) {
+    for (int thread; !block.fault.found && (thread = block.scheduler.next()) >= 0;) block.resume(thread);
+    if (!block.fault.found && !block.done())
+        block.fault.report("deadlock", "block " + std::to_string(block.index) + ": no thread can go on: " + block.waiting());
+}
+
 inline void run_blocks(const Options& options, int threads, int shared_bytes, void (*kernel)(const void*), const void* parameters, Fault& fault) {
     std::atomic<int> next{options.first_block};
     auto work = [&] {
-        Block block(options, &fault, threads, shared_bytes);
-        for (int index; !fault.found && (index = next++) < options.first_block + options.blocks;) block.run(index, kernel, parameters);
+        Scheduler scheduler(static_cast<Schedule>(options.schedule), threads);
+        Block block(options, fault, scheduler, threads, shared_bytes);
+        for (int index; !fault.found && (index = next++) < options.first_block + options.blocks;) {
+            scheduler.begin((options.seed + 1) * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(index) * 0xD1B54A32D192ED03ull);
+            block.begin(index, kernel, parameters);
+            run_to_the_end(block);
+        }
     };
     std::vector<std::thread> workers;
     for (int i = 1; i < options.workers; ++i) workers.emplace_back(work);

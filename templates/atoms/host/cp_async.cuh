@@ -17,8 +17,8 @@ inline void issue(SharedAddress destination, const void* source) {
         allowed = from >= extent.address && from + 16 <= extent.address + extent.bytes;
     }
     if (!allowed) current->fail("global memory", "copies 16 bytes from outside of the tensors");
-    current->fiber().open.push_back({destination, source});
-    if (!current->options.late_copies) carry_out(current->fiber().open.back());
+    current->thread().open.push_back({destination, source});
+    if (!current->options.late_copies) carry_out(current->thread().open.back());
 }
 
 }  // namespace host
@@ -28,20 +28,20 @@ inline void cp_async_16(SharedAddress destination, const void* source, bool vali
 inline void cp_async_16(SharedAddress destination, const void* source) { host::issue(destination, source); }
 
 inline void cp_async_commit_group() {
-    host::Fiber& fiber = host::current->fiber();
-    fiber.groups.push_back(std::move(fiber.open));
-    fiber.open.clear();
+    host::Thread& thread = host::current->thread();
+    thread.groups.push_back(std::move(thread.open));
+    thread.open.clear();
 }
 
 template <int kPending>
 inline void cp_async_wait_group() {
     host::Block& block = *host::current;
-    host::Fiber& fiber = block.fiber();
-    while (static_cast<int>(fiber.groups.size()) > kPending) {
-        for (const host::Copy& copy : fiber.groups.front()) {
+    host::Thread& thread = block.thread();
+    while (static_cast<int>(thread.groups.size()) > kPending) {
+        for (const host::Copy& copy : thread.groups.front()) {
             if (block.options.late_copies) host::carry_out(copy);
             block.shared.landed(copy.destination, 16, host::now());
         }
-        fiber.groups.erase(fiber.groups.begin());
+        thread.groups.erase(thread.groups.begin());
     }
 }
