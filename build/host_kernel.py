@@ -72,6 +72,7 @@ class _Options(ctypes.Structure):
         ("workers", ctypes.c_int),
         ("first_block", ctypes.c_int),
         ("blocks", ctypes.c_int),
+        ("resident", ctypes.c_int),
     )
 
 
@@ -95,14 +96,16 @@ class HostLibrary:
         *,
         extents: Sequence[tuple[int, int]] = (),
         workers: int = 1,
+        resident: int = 1,
     ) -> None:
-        """Runs `blocks` on `workers` cores and waits for them. `parameters`: the kernel's struct; `extents`: see HostKernel.launch.
+        """Runs `blocks` on `workers` cores and waits for them. `parameters`: the kernel's struct; the rest: see HostKernel.launch.
 
         Raises HostFaultError if a check fails.
         """
         aligned = (ctypes.c_uint64 * (len(parameters) // 8)).from_buffer_copy(parameters)
         allowed = (_Extent * len(extents))(*(_Extent(*extent) for extent in extents))
-        options = _Options(allowed, order.seed, len(extents), order.schedule, order.late_copies, workers, blocks.start, len(blocks))
+        how = (order.schedule, order.late_copies, workers, blocks.start, len(blocks), resident)
+        options = _Options(allowed, order.seed, len(extents), *how)
         check, message = ctypes.create_string_buffer(_TEXT_BYTES), ctypes.create_string_buffer(_TEXT_BYTES)
         if self._run(ctypes.byref(aligned), threads, shared_bytes, ctypes.byref(options), check, message, ctypes.c_int(_TEXT_BYTES)):
             raise HostFaultError(check.value.decode(), message.value.decode(errors="replace"))
@@ -131,17 +134,21 @@ class HostKernel:
         first_block: int = 0,
         blocks: int | None = None,
         workers: int = 0,
+        resident: int = 1,
     ) -> None:
         """Runs blocks [first_block, first_block + blocks) of `grid`, all by default, on `workers` cores (0: all), and waits for them.
 
         `pointers`: addresses in this process, in the parameters' order; `extents`: (address, bytes) of what copies may read, all if none is
-        given. Raises HostFaultError if a check fails.
+        given. `resident`: how many blocks run at the same time on a core; blocks that wait for each other must, others need not.
+        Raises HostFaultError if a check fails.
         """
         require_int("first_block", first_block, 0, grid - 1)
         blocks = grid - first_block if blocks is None else blocks
         require_int("blocks", blocks, 1, grid - first_block)
-        workers = min(workers or len(os.sched_getaffinity(0)), blocks)
+        require_int("resident", resident, 1, blocks)
+        workers = min(workers or len(os.sched_getaffinity(0)), -(-blocks // resident))
         packed = bytearray(self.spec.family.parameters.pack(values))
         struct.pack_into(f"={len(pointers)}Q", packed, 0, *pointers)
         some = range(first_block, first_block + blocks)
-        self._library.run(packed, self.threads, self.shared_bytes, order or HostOrder(), some, extents=extents, workers=workers)
+        order = order or HostOrder()
+        self._library.run(packed, self.threads, self.shared_bytes, order, some, extents=extents, workers=workers, resident=resident)

@@ -1,5 +1,5 @@
-// A block on the host: its threads, each on a fiber, what they wait for (the other lanes of their warp, or a barrier), and the report of what
-// went wrong.
+// A block on the host: its threads, each on a fiber, what they wait for (the other lanes of their warp, a barrier, or a change of memory), and
+// the report of what went wrong.
 
 #include <algorithm>
 #include <atomic>
@@ -22,6 +22,7 @@ struct Options {
     int schedule, late_copies;  // late_copies: asynchronous copies take place when they are waited for, not when they are issued
     int workers;                // threads of the operating system
     int first_block, blocks;    // which blocks run
+    int resident;               // how many of them run together: those that wait for each other must
 };
 
 // Why a launch was stopped: the check that failed, and a message for people.
@@ -45,10 +46,31 @@ struct Copy {
     const void* source;  // null: zeros
 };
 
+// Why a thread does not run.
+struct Wait {
+    enum Kind { kNone, kForLanes, kAtBarrier, kOnMemory, kEnded } kind = kNone;
+    const char* at = nullptr;     // the atom
+    std::uint64_t which = 0;      // barrier, or address
+    std::uint64_t value = 0;      // that does not change
+
+    bool operator==(const Wait& other) const {
+        return kind == other.kind && at == other.at && which == other.which && value == other.value;
+    }
+    std::string text() const {
+        char text[200] = "can go on";
+        if (kind == kForLanes) std::snprintf(text, sizeof text, "wait at %s", at);
+        if (kind == kAtBarrier) std::snprintf(text, sizeof text, "wait at %s %d", at, static_cast<int>(which));
+        if (kind == kOnMemory)
+            std::snprintf(text, sizeof text, "spin at %s of 0x%llx, which stays %llu", at, static_cast<unsigned long long>(which),
+                          static_cast<unsigned long long>(value));
+        if (kind == kEnded) return "have ended";
+        return text;
+    }
+};
+
 struct Thread {
-    bool done = false;
-    const char* waits_at = nullptr;         // what it waits for
-    int barrier = -1;                       // and which, if that is a barrier
+    Wait wait;
+    Wait polled;  // the last value that it read of memory that others change
     std::vector<std::vector<Copy>> groups;  // committed asynchronous copies, oldest first
     std::vector<Copy> open;
 };
@@ -73,12 +95,12 @@ struct Block {
     const Options& options;
     Fault& fault;
     Scheduler& scheduler;
-    const int threads;
+    const int place, threads;  // place: which of the resident blocks it is
     int index = 0, running = 0;  // running: the thread that runs now
     Shared shared;
 
-    Block(const Options& options, Fault& fault, Scheduler& scheduler, int threads, int shared_bytes)
-        : options(options), fault(fault), scheduler(scheduler), threads(threads), shared(shared_bytes), fibers(threads) {}
+    Block(const Options& options, Fault& fault, Scheduler& scheduler, int place, int threads, int shared_bytes)
+        : options(options), fault(fault), scheduler(scheduler), place(place), threads(threads), shared(shared_bytes), fibers(threads) {}
 
     // All threads of block `number` are at the kernel's begin.
     void begin(int number, void (*kernel)(const void*), const void* parameters) {
@@ -90,7 +112,7 @@ struct Block {
         for (std::size_t w = 0; w < warps.size(); ++w) warps[w].clock[w] = 1;
         for (int i = 0; i < threads; ++i) {
             fibers[i].begin(run_thread);
-            scheduler.wake(i);
+            wake(i);
         }
     }
     // Runs a thread until it has to wait, or its end.
@@ -100,7 +122,7 @@ struct Block {
     }
     bool done() const {
         for (const Thread& thread : states)
-            if (!thread.done) return false;
+            if (thread.wait.kind != Wait::kEnded) return false;
         return true;
     }
 
@@ -115,7 +137,7 @@ struct Block {
             fail("divergence", "is at %s while another lane of its warp is at %s", op, warp.op);
         warp.op = op;
         warp.operands[running % kLanes] = &own;
-        if (++warp.arrived < kLanes) return wait_at(op);
+        if (++warp.arrived < kLanes) return wait({Wait::kForLanes, op});
         warp.arrived = 0;
         Operand* operands[kLanes];
         for (int lane = 0; lane < kLanes; ++lane) operands[lane] = static_cast<Operand*>(warp.operands[lane]);
@@ -132,7 +154,7 @@ struct Block {
             fail("divergence", "says that barrier %d has %d threads, and another said %d", number, expected, barrier.expected);
         barrier.expected = expected;
         barrier.waiting.push_back(running);
-        if (++barrier.arrived < expected) return wait_at(what, number);
+        if (++barrier.arrived < expected) return wait({Wait::kAtBarrier, what, static_cast<std::uint64_t>(number)});
         Clock seen[kMaxWarps] = {};
         for (int thread : barrier.waiting)
             for (std::size_t w = 0; w < warps.size(); ++w) seen[w] = std::max(seen[w], warps[thread / kLanes].clock[w]);
@@ -149,6 +171,20 @@ struct Block {
         barrier = Barrier{};
     }
 
+    // The thread has read `value` of memory that others change. If that is what it has read there last it spins, and tries again once
+    // something has happened: true. Who waits in this way reads again; who changes such memory says so by `scheduler.stir()`.
+    bool spins(const char* what, const void* address, std::uint64_t value) {
+        const Wait polled{Wait::kOnMemory, what, bits_as<std::uintptr_t>(address), value};
+        const bool same = polled == thread().polled;
+        thread().polled = polled;
+        if (!same) return false;
+        thread().wait = polled;
+        scheduler.set_aside(number(running));
+        fibers[running].suspend();
+        thread().wait = Wait{};
+        return true;
+    }
+
     // Stops the launch. Does not return.
     [[gnu::format(printf, 3, 4)]] void fail(const char* check, const char* format, ...) {
         char text[1600];
@@ -162,17 +198,13 @@ struct Block {
         std::abort();  // a launch that failed goes on nowhere
     }
 
-    // "threads 0-31 have ended; threads 32-127 wait at barrier_sync 0"
+    // "block 0: threads 0-31 have ended; threads 32-127 wait at barrier_sync 0"
     std::string waiting() const {
-        std::string text;
+        std::string text = "block " + std::to_string(index) + ": ";
         for (int first = 0; first < threads;) {
-            const Thread& one = states[first];
             int end = first + 1;
-            while (end < threads && states[end].done == one.done && states[end].waits_at == one.waits_at && states[end].barrier == one.barrier)
-                ++end;
-            text += (text.empty() ? "threads " : "; threads ") + std::to_string(first) + "-" + std::to_string(end - 1);
-            text += one.done ? " have ended" : std::string(" wait at ") + (one.waits_at ? one.waits_at : "nothing");
-            if (one.barrier >= 0) text += " " + std::to_string(one.barrier);
+            while (end < threads && states[end].wait == states[first].wait) ++end;
+            text += (first ? "; threads " : "threads ") + std::to_string(first) + "-" + std::to_string(end - 1) + " " + states[first].wait.text();
             first = end;
         }
         return text;
@@ -189,22 +221,17 @@ struct Block {
     static void run_thread() {
         Block& block = *current;
         block.body(block.arguments);
-        block.thread().done = true;
-        block.leave();
+        block.wait({Wait::kEnded});
     }
     // The running thread goes on once it is woken.
-    void leave() {
-        scheduler.halt(running);
+    void wait(const Wait& what) {
+        thread().wait = what;
+        scheduler.halt(number(running));
         fibers[running].suspend();
+        thread().wait = Wait{};
     }
-    void wait_at(const char* what, int barrier = -1) {
-        thread().waits_at = what, thread().barrier = barrier;
-        leave();
-    }
-    void wake(int thread) {
-        states[thread].waits_at = nullptr, states[thread].barrier = -1;
-        scheduler.wake(thread);
-    }
+    void wake(int thread) { scheduler.wake(number(thread)); }
+    int number(int thread) const { return place * threads + thread; }  // among those of all resident blocks
 };
 
 }  // namespace host

@@ -1,26 +1,54 @@
-// How the program that renders this file runs its kernel: blocks spread over threads of the operating system, one entry point.
+// How the program that renders this file runs its kernel: groups of blocks spread over threads of the operating system, one entry point.
 
+#include <memory>
 #include <thread>
 
 namespace host {
 
-// Runs the threads of a block that has begun to their end, or until a check fails.
-inline void run_to_the_end(Block& block) {
-    for (int thread; !block.fault.found && (thread = block.scheduler.next()) >= 0;) block.resume(thread);
-    if (!block.fault.found && !block.done())
-        block.fault.report("deadlock", "block " + std::to_string(block.index) + ": no thread can go on: " + block.waiting());
-}
+// Blocks that are resident together, on one thread of the operating system. All of them end before others take their places.
+class Residents {
+  public:
+    Residents(const Options& options, Fault& fault, int threads, int shared_bytes)
+        : options(options), fault(fault), threads(threads), scheduler(static_cast<Schedule>(options.schedule), options.resident * threads) {
+        for (int place = 0; place < options.resident; ++place)
+            blocks.push_back(std::make_unique<Block>(options, fault, scheduler, place, threads, shared_bytes));
+    }
+
+    // Runs blocks [first, first + count) to their end, or until a check fails.
+    void run(int first, int count, void (*kernel)(const void*), const void* parameters) {
+        scheduler.begin((options.seed + 1) * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(first) * 0xD1B54A32D192ED03ull);
+        for (int place = 0; place < count; ++place) blocks[place]->begin(first + place, kernel, parameters);
+        for (int thread; !fault.found && (thread = scheduler.next()) >= 0;) blocks[thread / threads]->resume(thread % threads);
+        if (!fault.found) report_waiting(count);
+    }
+
+  private:
+    const Options& options;
+    Fault& fault;
+    const int threads;
+    Scheduler scheduler;
+    std::vector<std::unique_ptr<Block>> blocks;
+
+    // No thread can go on: that is well if all have ended.
+    void report_waiting(int count) {
+        std::string text;
+        for (int place = 0; place < count; ++place)
+            if (!blocks[place]->done()) text += (text.empty() ? "" : "; ") + blocks[place]->waiting();
+        if (text.empty()) return;
+        const bool spin = scheduler.spins();
+        if (spin && options.blocks > options.resident)
+            text += "; blocks that wait for each other must be resident together: " + std::to_string(options.resident) + " at a time are";
+        fault.report(spin ? "spin that never ends" : "deadlock", "no thread can go on: " + text);
+    }
+};
 
 inline void run_blocks(const Options& options, int threads, int shared_bytes, void (*kernel)(const void*), const void* parameters, Fault& fault) {
+    const int end = options.first_block + options.blocks;
     std::atomic<int> next{options.first_block};
     auto work = [&] {
-        Scheduler scheduler(static_cast<Schedule>(options.schedule), threads);
-        Block block(options, fault, scheduler, threads, shared_bytes);
-        for (int index; !fault.found && (index = next++) < options.first_block + options.blocks;) {
-            scheduler.begin((options.seed + 1) * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(index) * 0xD1B54A32D192ED03ull);
-            block.begin(index, kernel, parameters);
-            run_to_the_end(block);
-        }
+        Residents residents(options, fault, threads, shared_bytes);
+        for (int first; !fault.found && (first = next.fetch_add(options.resident)) < end;)
+            residents.run(first, std::min(options.resident, end - first), kernel, parameters);
     };
     std::vector<std::thread> workers;
     for (int i = 1; i < options.workers; ++i) workers.emplace_back(work);

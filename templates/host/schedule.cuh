@@ -1,4 +1,5 @@
-// Which thread goes on next: the schedules, so that a race that one order hides, another shows.
+// Which thread goes on next: the schedules, so that a race that one order hides, another shows; and threads that spin on memory, which step
+// aside for those that can do something.
 
 #include <algorithm>
 #include <cstdint>
@@ -7,10 +8,11 @@
 namespace host {
 
 constexpr int kLanes = 32;
+constexpr int kSpinTries = 100;
 
 enum class Schedule : int { kRoundRobin, kAhead, kReversed, kRandom };  // kAhead: the first warp runs as far as it may, then the next
 
-// Knows which threads can go on, and chooses among them.
+// Knows which threads can go on, and chooses among them. Threads are numbered through all blocks that are resident together.
 class Scheduler {
   public:
     Scheduler(Schedule schedule, int threads) : schedule(schedule), able(threads / kLanes) {}
@@ -20,13 +22,33 @@ class Scheduler {
         random = seed;
         last_warp = 0;
         std::fill(able.begin(), able.end(), 0u);
+        spinning.clear(), tries = 0;
     }
     void wake(int thread) { able[thread / kLanes] |= 1u << thread % kLanes; }
-    void halt(int thread) { able[thread / kLanes] &= ~(1u << thread % kLanes); }
+    void halt(int thread) {
+        able[thread / kLanes] &= ~(1u << thread % kLanes);
+        tries = 0;
+    }
+    // What the thread waits for in memory has not changed: it tries again once something has.
+    void set_aside(int thread) {
+        able[thread / kLanes] &= ~(1u << thread % kLanes);
+        spinning.push_back(thread);
+    }
+    // Memory that others may wait for has changed.
+    void stir() {
+        tries = 0;
+        wake_spinning();
+    }
+    bool spins() const { return !spinning.empty(); }
 
-    // The thread that goes on; -1 if none can.
+    // The thread that goes on; -1 if none can. Where only threads that spin are left they try again, but not for ever: plain stores, and blocks
+    // on other cores, change memory too, and stir nobody.
     int next() {
-        const int warp = next_warp();
+        int warp = next_warp();
+        if (warp < 0 && spins() && tries++ < kSpinTries) {
+            wake_spinning();
+            warp = next_warp();
+        }
         if (warp < 0) return -1;
         last_warp = warp;
         return warp * kLanes + next_lane(able[warp]);
@@ -37,7 +59,13 @@ class Scheduler {
     std::vector<std::uint32_t> able;  // lanes of each warp that can go on
     std::uint64_t random = 0;
     int last_warp = 0;
+    std::vector<int> spinning;  // threads that are set aside
+    int tries = 0;              // how often all of them have tried again, and nothing else has happened
 
+    void wake_spinning() {
+        for (const int thread : spinning) wake(thread);
+        spinning.clear();
+    }
     int next_warp() {
         const int warps = static_cast<int>(able.size());
         switch (schedule) {

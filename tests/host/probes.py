@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -14,10 +15,12 @@ from flashgen import templates
 from flashgen.build.compiler import compile_source
 from flashgen.build.host_compiler import compile_host_source
 from flashgen.build.host_kernel import HostLibrary, HostOrder
-from flashgen.codegen.families.attention_forward import FAMILY
 from flashgen.codegen.render import HOST_RUNTIME, Atoms, Source
 
 SHARED_BYTES = 16384
+# All files of atoms, those first that others look into: each must have a twin on the host, whether a family lists it yet or not.
+_FIRST = ("types", "shared_memory")
+ATOM_FILES = (*_FIRST, *sorted({Path(p).stem for p in templates.paths() if p.startswith("atoms/ptx/")} - set(_FIRST)))
 Words = np.ndarray  # of uint32
 
 
@@ -26,6 +29,7 @@ class Probe:
     """`body` runs in each of `threads` threads of `blocks` blocks: it reads `in`, and writes the `width` words at `out`.
 
     `t` is the thread among all of the launch. `inputs` gives the words of `in`; `agree` compares (host, other) words, equal by default.
+    `resident`: how many blocks run together on the host.
     """
 
     name: str
@@ -34,11 +38,12 @@ class Probe:
     width: int = 1
     threads: int = 64
     blocks: int = 1
+    resident: int = 1
     agree: Callable[[Words, Words], bool] = np.array_equal
 
     def source(self, atoms: Atoms) -> Source:
-        """The whole text, with the atoms of the generic family."""
-        files = [f"atoms/{atoms.value}/{name}.cuh" for name in FAMILY.atoms]
+        """The whole text, with all atoms there are."""
+        files = [f"atoms/{atoms.value}/{name}.cuh" for name in ATOM_FILES]
         if atoms is Atoms.HOST:
             files = [f"host/{name}.cuh" for name in HOST_RUNTIME] + files
         text = "".join(map(templates.read, files))
@@ -64,7 +69,7 @@ extern "C" __global__ void __launch_bounds__({self.threads}) probe(const __grid_
         """The output on the CPU. Raises HostFaultError if a check of the runtime fails."""
         inputs, output = _aligned(self.inputs()), np.full(self.words, 0xDEADBEEF, np.uint32)
         parameters = struct.pack("=2Q", inputs.ctypes.data, output.ctypes.data)
-        _library(self).run(parameters, self.threads, SHARED_BYTES, order, range(self.blocks))
+        _library(self).run(parameters, self.threads, SHARED_BYTES, order, range(self.blocks), resident=self.resident)
         return output
 
     def on_gpu(self) -> Words:

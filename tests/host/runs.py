@@ -26,7 +26,7 @@ def host_kernel(spec: KernelSpec, source: Source | None = None) -> HostKernel:
     return HostKernel(spec, compiled(source or render(spec, Atoms.HOST)))
 
 
-def launch(kernel: HostKernel, case: Case, tensors: Tensors, order: HostOrder | None = None) -> None:
+def launch(kernel: HostKernel, case: Case, tensors: Tensors, order: HostOrder | None = None, resident: int = 1) -> None:
     """Poisons the results and runs the kernel. Raises HostFaultError if a check of the runtime fails."""
     tensors.out.buffer.fill_(torch.nan)
     tensors.lse.buffer.fill_(torch.nan)
@@ -35,7 +35,7 @@ def launch(kernel: HostKernel, case: Case, tensors: Tensors, order: HostOrder | 
     pointers = [t.data_ptr() for t in (tensors.q, tensors.k, tensors.v, tensors.out.view, tensors.lse.view)]
     storages = [t.untyped_storage() for t in (tensors.q, tensors.k, tensors.v)]
     extents = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
-    kernel.launch(family.grid(config, case.workload), values, pointers, order, extents=extents)
+    kernel.launch(family.grid(config, case.workload), values, pointers, order, extents=extents, resident=resident)
 
 
 def why_rejected(kernel: HostKernel, case: Case, orders: Iterable[HostOrder]) -> str:

@@ -11,9 +11,8 @@ import torch
 from flashgen import templates
 from flashgen.build.compiler import compile_source
 from flashgen.build.host_kernel import ORDERS, HostOrder
-from flashgen.codegen.families.attention_forward import FAMILY
 from flashgen.codegen.render import Atoms
-from tests.host.probes import Probe, Words
+from tests.host.probes import ATOM_FILES, Probe, Words
 
 SPECIAL = [
     0.0,
@@ -105,6 +104,28 @@ COPY = """
     const uint4 second = load_shared_v4(other + 16), third = load_shared_v4(other + 32);
     out[0] = first.x; out[1] = first.w; out[2] = second.y; out[3] = second.z; out[4] = third.x; out[5] = third.w;
 """
+# Results take the even words of the output; odd ones, 0xDEADBEEF before, are for words that threads share.
+FLAG = """
+    u32 *given = p.out + 1, *flag = p.out + 3;
+    if (block_index() == SETTER) {
+        if (thread_index() == 0) {
+            *given = in[5];
+            st_release_gpu(flag, 7);
+        }
+        out[0] = in[t];
+    } else {
+        while (ld_acquire_gpu(flag) != 7) {
+        }
+        out[0] = *given;
+    }
+"""
+MEETING = """
+    u32 *count = p.out + 1, *sum = p.out + 3;
+    atom_add_acq_rel_gpu(sum, atom_add_acq_rel_gpu(count, 1) - 0xDEADBEEFu);
+    while (ld_acquire_gpu(sum) != 0xDEADBEEFu + 127 * 128 / 2) {
+    }
+    out[0] = ld_acquire_gpu(count) - 0xDEADBEEFu;
+"""
 
 
 def mma_agrees(host: Words, other: Words) -> bool:
@@ -187,6 +208,8 @@ PROBES = [
         "int x = t; u32 y = in[t]; keep_in_register(x); keep_in_register(y); keep_in_register(in); out[0] = in[x] ^ y;",
         lambda: halves(64),
     ),
+    *(Probe(f"flag-of-block-{n}", FLAG.replace("SETTER", str(n)), lambda: halves(128), 2, blocks=2, resident=2) for n in (0, 1)),
+    Probe("meeting-of-blocks", MEETING, lambda: halves(1), 2, blocks=2, resident=2),
 ]
 BY_NAME = {probe.name: probe for probe in PROBES}
 
@@ -198,16 +221,21 @@ def names(path: str) -> set[str]:
     return set(re.findall(r"\b(?:__forceinline__|inline) [\w:]+[ &*]+(\w+)(?:<\w+>)?\(", text))
 
 
-@pytest.mark.parametrize("name", FAMILY.atoms)
+@pytest.mark.parametrize("name", ATOM_FILES)
 def test_every_atom_has_a_host_twin(name: str) -> None:
+    assert f"atoms/host/{name}.cuh" in templates.paths(), f"atoms/ptx/{name}.cuh has no twin atoms/host/{name}.cuh"
     atoms = names(f"atoms/ptx/{name}.cuh")
     assert atoms
     assert atoms - names(f"atoms/host/{name}.cuh") == set(), "these have no twin"
 
 
+def test_no_twin_is_left_behind() -> None:
+    assert {path for path in templates.paths() if path.startswith("atoms/host/")} == {f"atoms/host/{name}.cuh" for name in ATOM_FILES}
+
+
 def test_every_atom_has_a_probe() -> None:
     bodies = " ".join(probe.body for probe in PROBES)
-    missing = {atom for name in FAMILY.atoms for atom in names(f"atoms/ptx/{name}.cuh") if not re.search(rf"\b{atom}\b", bodies)}
+    missing = {atom for name in ATOM_FILES for atom in names(f"atoms/ptx/{name}.cuh") if not re.search(rf"\b{atom}\b", bodies)}
     assert missing == {"mark_red_zone"}, "a guard that only the host has: see test_faults.py"
 
 
