@@ -1,4 +1,4 @@
-"""The system's C++ compiler: from a text with host atoms to a shared library. Needs g++ 12 or clang++ 14, or later."""
+"""The system's C++ compiler: from a text with host atoms to a shared library, or to a program. Needs g++ 12 or clang++ 14, or later."""
 
 from __future__ import annotations
 
@@ -20,15 +20,27 @@ from .artifact import Artifact, CompileError
 if TYPE_CHECKING:
     from flashgen.codegen.render import Source
 
-HOST = "host"  # stands where an architecture would
+# These stand where an architecture would: a library to load; a program for debuggers; one that a sanitizer watches.
+HOST, HOST_PROGRAM, HOST_SANITIZED = "host", "host-program", "host-sanitized"
 # -ffp-contract=off: `mul_rn` must not be fused. The kernels' pragmas are for device compilers, and atoms look into each other's types.
 # -U_FORTIFY_SOURCE: some distributions' compilers set it by default, and a checked longjmp takes a jump to another stack for a fault.
-OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w")
+_COMMON = ("-std=c++17", "-O1", "-pthread", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w")
+_PROGRAM = (*_COMMON, "-g", "-fno-omit-frame-pointer")
+OPTIONS = {
+    HOST: (*_COMMON, "-fPIC", "-shared"),
+    HOST_PROGRAM: _PROGRAM,
+    HOST_SANITIZED: (*_PROGRAM, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DFLASHGEN_SANITIZED"),
+}
+TEXT_FILE = "kernel.cpp"  # what a program's line numbers refer to
 _LEAST = {"g++": 12, "clang++": 14}
 
 
 class HostCompilerMissingError(FlashgenError):
     """There is no C++ compiler, or only older ones. The message gives the cure."""
+
+
+class SanitizerMissingError(FlashgenError):
+    """The C++ compiler cannot link its sanitizers. The message gives the cure."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +77,23 @@ def host_compiler() -> HostCompiler:
     )
 
 
-def compile_host_source(source: Source) -> Artifact:
-    """Compiles a text with host atoms to a shared library.
+def compile_host_source(source: Source, kind: str = HOST) -> Artifact:
+    """Compiles a text with host atoms to a shared library, or to a program: one of OPTIONS.
 
-    Raises CompileError with the compiler's log, HostCompilerMissingError without a compiler.
+    Raises CompileError with the compiler's log, HostCompilerMissingError without a compiler, SanitizerMissingError if it lacks libraries.
     """
     compiler = host_compiler()
     with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
-        text, library = Path(folder, f"{source.entry[:200]}.cpp"), Path(folder, "kernel.so")
-        text.write_text(source.text, encoding="utf-8")
-        done = subprocess.run([compiler.path, *OPTIONS, text, "-o", library], capture_output=True, text=True)
+        made = Path(folder, "kernel")
+        Path(folder, TEXT_FILE).write_text(source.text, encoding="utf-8")
+        # Line numbers must not speak of a folder that is gone.
+        command = [str(compiler.path), *OPTIONS[kind], f"-ffile-prefix-map={folder}=.", TEXT_FILE, "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode:
+            if kind == HOST_SANITIZED and (missing := re.search(r"^.*cannot find.*(?:asan|ubsan).*$", done.stderr, re.MULTILINE)):
+                raise SanitizerMissingError(
+                    f"sanitize needs AddressSanitizer and UndefinedBehaviorSanitizer of {compiler.version}; got {missing[0]!r}. "
+                    "Install them (apt install libasan8 libubsan1, dnf install libasan libubsan), or name another compiler in CXX"
+                )
             raise CompileError(f"{source.entry} does not compile with {compiler.version}:\n{done.stderr}")
-        return Artifact(source.entry, HOST, source.text, library.read_bytes(), done.stderr, compiler.version)
+        return Artifact(source.entry, kind, source.text, made.read_bytes(), done.stderr, compiler.version)

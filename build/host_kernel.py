@@ -47,11 +47,14 @@ ORDERS = tuple(HostOrder(schedule, late) for schedule in Schedule for late in (F
 
 
 class HostFaultError(FlashgenError):
-    """A check of the host's runtime failed. `check` names it; the message says which thread did what."""
+    """A check of the host's runtime failed, or a sanitizer's.
 
-    def __init__(self, check: str, message: str) -> None:
+    `check` names it; `message` says which thread did what; `report` is all that a sanitizer said.
+    """
+
+    def __init__(self, check: str, message: str, report: str = "") -> None:
         super().__init__(f"{check}: {message}")
-        self.check = check
+        self.check, self.message, self.report = check, message, report
 
 
 class _Extent(ctypes.Structure):

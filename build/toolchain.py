@@ -26,6 +26,6 @@ class Toolchain:
 
 def toolchain(arch: str) -> Toolchain:
     """The compiler for `arch`. Raises CompilerMissingError or HostCompilerMissingError."""
-    if arch == host_compiler.HOST:
-        return Toolchain(host_compiler.host_compiler().version, host_compiler.OPTIONS, host_compiler.compile_host_source)
+    if options := host_compiler.OPTIONS.get(arch):
+        return Toolchain(host_compiler.host_compiler().version, options, partial(host_compiler.compile_host_source, kind=arch))
     return Toolchain(compiler.nvrtc_version(), compiler.OPTIONS, partial(compiler.compile_source, arch=arch))

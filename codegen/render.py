@@ -23,7 +23,7 @@ class Atoms(enum.Enum):
     HOST = "host"
 
 
-# Files of templates/host that come before the atoms; `launch` comes last.
+# Files of templates/host that come before the atoms; `launch` comes last, and after it `program` where that is asked for.
 HOST_RUNTIME = ("language", "shared", "fiber", "schedule", "block")
 
 
@@ -56,6 +56,12 @@ def environment() -> jinja2.Environment:
     )
     env.globals["source"] = templates.read
     return env
+
+
+def render_program(spec: KernelSpec) -> Source:
+    """The text with host atoms as a program of its own: what it reads and writes is said in templates/host/program.cuh."""
+    source = render(spec, Atoms.HOST)
+    return Source(source.entry, f"{source.text}\n{templates.read('host/program.cuh')}")
 
 
 def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:

@@ -1,4 +1,4 @@
-"""The command line: `flashgen tune | generate | compile | show | verify | bench | cache | doctor`.
+"""The command line: `flashgen tune | generate | compile | show | verify | debug | bench | cache | doctor`.
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted.
 """
@@ -13,7 +13,7 @@ import typer
 
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 
-from . import bench, cache, doctor, kernels, tune
+from . import bench, cache, debug, doctor, kernels, tune
 
 app = typer.Typer(
     name="flashgen",
@@ -28,6 +28,7 @@ app.command("generate")(kernels.generate)
 app.command("compile")(kernels.compile_)
 app.command("show")(kernels.show)
 app.command("verify")(kernels.verify)
+app.command("debug")(debug.debug)
 app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cache.app, name="cache")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -69,7 +71,7 @@ extern "C" __global__ void __launch_bounds__({self.threads}) probe(const __grid_
         """The output on the CPU. Raises HostFaultError if a check of the runtime fails."""
         inputs, output = _aligned(self.inputs()), np.full(self.words, 0xDEADBEEF, np.uint32)
         parameters = struct.pack("=2Q", inputs.ctypes.data, output.ctypes.data)
-        _library(self).run(parameters, self.threads, SHARED_BYTES, order, range(self.blocks), resident=self.resident)
+        library(self).run(parameters, self.threads, SHARED_BYTES, order, range(self.blocks), resident=self.resident)
         return output
 
     def on_gpu(self) -> Words:
@@ -93,8 +95,15 @@ extern "C" __global__ void __launch_bounds__({self.threads}) probe(const __grid_
 
 
 @cache
-def _library(probe: Probe) -> HostLibrary:
+def library(probe: Probe) -> HostLibrary:
+    """The probe for the CPU, compiled once."""
     return HostLibrary(compile_host_source(probe.source(Atoms.HOST)).cubin)
+
+
+def compile_at_once(probes: Iterable[Probe]) -> None:
+    """Compiles these on all cores: one after the other would take most of a test's time."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(library, probes))
 
 
 def _aligned(words: Words) -> Words:

@@ -12,7 +12,7 @@ from flashgen import templates
 from flashgen.build.compiler import compile_source
 from flashgen.build.host_kernel import ORDERS, HostOrder
 from flashgen.codegen.render import Atoms
-from tests.host.probes import ATOM_FILES, Probe, Words
+from tests.host.probes import ATOM_FILES, Probe, Words, compile_at_once
 
 SPECIAL = [
     0.0,
@@ -212,6 +212,11 @@ PROBES = [
     Probe("meeting-of-blocks", MEETING, lambda: halves(1), 2, blocks=2, resident=2),
 ]
 BY_NAME = {probe.name: probe for probe in PROBES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once() -> None:
+    compile_at_once(PROBES)
 
 
 def names(path: str) -> set[str]:

@@ -15,7 +15,7 @@ from flashgen.codegen.problem import Dtype, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from tests.gpu.cases import Case
-from tests.host.probes import Probe, Words
+from tests.host.probes import Probe, Words, compile_at_once
 from tests.host.runs import host_kernel, launch
 from tests.host.test_atoms import BY_NAME, halves
 
@@ -39,6 +39,13 @@ UNTOLD = Probe(
     resident=2,
 )
 DEADLOCK = Probe("half-a-barrier", "if (block_index() == 1 && t % 64 < 32) barrier_sync();", lambda: halves(1), blocks=3, resident=3)
+FLAGS = [BY_NAME[f"flag-of-block-{setter}"] for setter in (0, 1)]
+ALONE = [dataclasses.replace(probe, resident=1) for probe in FLAGS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once() -> None:
+    compile_at_once([*FLAGS, *ALONE, BY_NAME["meeting-of-blocks"], ENDLESS, UNTOLD, DEADLOCK])
 
 
 def results(words: Words) -> Words:
@@ -51,7 +58,7 @@ def test_blocks_wait_for_each_other(order: HostOrder) -> None:
     for setter in (0, 1):
         given, expected = halves(128), np.full(128, halves(128)[5])
         expected[setter * 64 : setter * 64 + 64] = given[setter * 64 : setter * 64 + 64]
-        assert np.array_equal(results(BY_NAME[f"flag-of-block-{setter}"].on_host(order)), expected)
+        assert np.array_equal(results(FLAGS[setter].on_host(order)), expected)
     assert np.array_equal(results(BY_NAME["meeting-of-blocks"].on_host(order)), np.full(128, 128))
 
 
@@ -70,12 +77,11 @@ def test_a_plain_store_ends_a_spin(order: HostOrder) -> None:
 
 
 def test_blocks_that_wait_for_each_other_must_be_resident_together() -> None:
-    alone = dataclasses.replace(BY_NAME["flag-of-block-1"], resident=1)
     with pytest.raises(HostFaultError, match=r"block 0: threads 0-63 spin at .*must be resident together: 1 at a time are") as caught:
-        alone.on_host(HostOrder())
+        ALONE[1].on_host(HostOrder())
     assert caught.value.check == "spin that never ends"
     # The first block sets the flag: then the second one finds it, resident or not.
-    dataclasses.replace(BY_NAME["flag-of-block-0"], resident=1).on_host(HostOrder())
+    ALONE[0].on_host(HostOrder())
 
 
 def test_a_deadlock_of_one_of_several_blocks() -> None:

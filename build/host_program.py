@@ -1,0 +1,90 @@
+"""`HostProgram`: a text with host atoms as a program of its own, in a folder where a person can read it, run it again, and debug it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import struct
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from .artifact import Artifact
+from .host_compiler import HOST_SANITIZED, TEXT_FILE
+from .host_kernel import RED_ZONES, HostFaultError, HostOrder
+
+_FAULT = 3  # exit code where a check of the runtime failed
+
+
+@dataclass(frozen=True)
+class ProgramLaunch:
+    """What of a launch is no tensor: the kernel's parameters with null pointers, a block's size, which blocks run, and in what order."""
+
+    parameters: bytes
+    threads: int
+    shared_bytes: int
+    blocks: range
+    order: HostOrder
+
+
+class HostProgram:
+    """A program in `folder`: `text`, and files for what it reads and writes."""
+
+    def __init__(self, artifact: Artifact, folder: Path) -> None:
+        """Writes the text and the program. The artifact is of render_program's text, for HOST_PROGRAM or HOST_SANITIZED."""
+        self.sanitized = artifact.arch == HOST_SANITIZED
+        self.text, self._program = folder / TEXT_FILE, folder / "kernel"
+        self._launch, self._results = folder / "launch.bin", folder / "results.bin"
+        self.text.write_text(artifact.source, encoding="utf-8")
+        with open(os.open(self._program, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "wb") as file:
+            file.write(artifact.cubin)
+
+    @property
+    def command(self) -> list[str]:
+        """What runs the last launch again."""
+        return [str(path) for path in (self._program, self._launch, self._results)]
+
+    def run(self, launch: ProgramLaunch, tensors: Mapping[str, bytes], readable: int, output: IO[str]) -> dict[str, bytes]:
+        """Runs the blocks, and gives the tensors as they are then. What the kernel prints goes to `output`.
+
+        `tensors`: in the order of the parameters' pointers, each exactly as many bytes as may be touched. Copies may read the first
+        `readable` ones. Raises HostFaultError for what a check or a sanitizer found, with the sanitizer's report.
+        """
+        order, blocks = launch.order, launch.blocks
+        checked = 0 if self.sanitized else readable
+        shape = (launch.threads, launch.shared_bytes + RED_ZONES, len(launch.parameters), len(tensors), checked)
+        how = (order.schedule, order.late_copies, blocks.start, len(blocks), 0, order.seed)
+        entries = b"".join(struct.pack("=16sQQ", name.encode(), len(data), 0) for name, data in tensors.items())
+        self._launch.write_bytes(b"".join([struct.pack("=10iQ", *shape, *how), entries, launch.parameters, *tensors.values()]))
+        self._results.unlink(missing_ok=True)
+        output.flush()
+        done = subprocess.run(self.command, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace", cwd=self.text.parent)
+        if done.returncode:
+            raise _fault(done.returncode, done.stderr)
+        results, found, offset = self._results.read_bytes(), {}, 0
+        for name, data in tensors.items():
+            found[name] = results[offset : offset + len(data)]
+            offset += len(data)
+        return found
+
+
+def _fault(code: int, report: str) -> HostFaultError:
+    """What a program that failed has found."""
+    lines = report.splitlines()
+    if code == _FAULT and len(lines) >= 2:
+        return HostFaultError(lines[-2], lines[-1])
+    said = re.search(r"^block \d+: thread .*\n(?:\d+ bytes .*\n)?", report, re.MULTILINE)
+    thread = ", ".join(said[0].splitlines()) + ": " if said else ""
+    if found := re.search(r"^.*: runtime error: (.*)$", report, re.MULTILINE):
+        return HostFaultError("UndefinedBehaviorSanitizer", thread + found[0], report)
+    if found := re.search(r"^==\d+==ERROR: AddressSanitizer: (\S+)", report, re.MULTILINE):
+        # The innermost frame that is not of the runtime: an atom, or what calls it.
+        frames = re.findall(rf"^ +#\d+ \w+ in (?!host::|void host::)(.*) \S*({re.escape(TEXT_FILE)}:\d+)", report, re.MULTILINE)
+        where = f" at {frames[0][1]} in {frames[0][0]}" if frames else ""
+        return HostFaultError("AddressSanitizer", f"{thread}{found[1]}{where}", report)
+    if code < 0:
+        return HostFaultError("crash", f"{signal.Signals(-code).name}; the address sanitizer (--sanitize) says more", report)
+    return HostFaultError("crash", f"exit code {code}", report)

@@ -1,0 +1,131 @@
+"""The command `debug`: some blocks of a kernel on the CPU, in a program that sanitizers and debuggers can look into."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashgen.codegen.errors import choice_error, require_int
+from flashgen.codegen.problem import Workload
+
+from .options import (
+    Arch,
+    Causal,
+    DtypeName,
+    HeadDim,
+    HeadDimV,
+    Json,
+    Settings,
+    parse_settings,
+    print_json,
+    print_table,
+    problems,
+    spec_for,
+    target_or_here,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from flashgen.build.host_kernel import Schedule
+    from flashgen.debug import Debugged
+
+HINT = "printf works in the kernel, which is plain C++ here: edit a copy of the text, and run it with --text FILE."
+
+
+def debug(
+    head_dim: HeadDim,
+    block: Annotated[int, typer.Option("--block", help="The first block that runs.")] = 0,
+    blocks: Annotated[int, typer.Option("--blocks", help="How many blocks run, from the first one on.")] = 1,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="Look for bad accesses and undefined behaviour with the compiler's sanitizers.")
+    ] = False,
+    head_dim_v: HeadDimV = 0,
+    dtype: DtypeName = "bf16",
+    causal: Causal = False,
+    arch: Arch = None,
+    settings: Settings = None,
+    batch: Annotated[int, typer.Option("--batch", help="Batch size.")] = 1,
+    heads: Annotated[int, typer.Option("--heads", help="Query heads.")] = 2,
+    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; default: as many as query heads.")] = None,
+    seqlen: Annotated[int, typer.Option("--seqlen", help="Length of q.")] = 500,
+    seqlen_kv: Annotated[int | None, typer.Option("--seqlen-kv", help="Length of k/v; default: that of q.")] = None,
+    schedule: Annotated[
+        str, typer.Option("--schedule", help="Which thread goes on: round-robin, ahead, reversed or random.")
+    ] = "round-robin",
+    late_copies: Annotated[
+        bool,
+        typer.Option("--late-copies/--early-copies", help="Asynchronous copies happen when they are waited for, or where they are issued."),
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of the inputs, and of the random schedule.")] = 0,
+    text: Annotated[Path | None, typer.Option("--text", help="Run this edited text in place of the rendered one.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for text, program and launch; default: a new temporary one.")] = None,
+    json: Json = False,
+) -> None:
+    """Run blocks of a kernel on the CPU, in a program of its own. Exit code 1 with a report if something is found."""
+    import torch
+
+    from flashgen import debug as runner
+    from flashgen.build.host_kernel import HostOrder
+    from flashgen.measure import Tensors
+
+    for name, size in (("batch", batch), ("heads", heads), ("seqlen", seqlen)):
+        require_int(name, size, 1)
+    require_int("seed", seed, 0, 2**63 - 1)
+    spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings))
+    workload = Workload(batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
+    order = HostOrder(_schedule(schedule), late_copies, seed)
+    found = runner.run(
+        spec,
+        Tensors.random(spec.problem, workload, torch.Generator().manual_seed(seed)),
+        out,
+        block=block,
+        blocks=blocks,
+        sanitize=sanitize,
+        order=order,
+        source=runner.read_text(text, spec) if text is not None else None,
+        output=sys.stderr if json else sys.stdout,
+    )
+    if found.fault is not None and found.fault.report:
+        print(found.fault.report, end="", file=sys.stderr, flush=True)
+    how = {"sanitized": sanitize, "schedule": schedule, "copies": "late" if late_copies else "early", "seed": seed}
+    facts = {"kernel": spec.name, "workload": workload.name, **how, **_facts(found)}
+    if json:
+        print_json(facts)
+    else:
+        print_table((("fact", False), ("value", False)), [(key, _cell(value)) for key, value in facts.items() if value not in ("", None)])
+        print(f"\n{HINT}")
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _schedule(name: str) -> Schedule:
+    from flashgen.build.host_kernel import Schedule
+
+    known = {schedule.name.lower().replace("_", "-"): schedule for schedule in Schedule}
+    if name not in known:
+        raise choice_error("schedule", name, known)
+    return known[name]
+
+
+def _cell(value: object) -> str:
+    return f"{value:.2e}" if isinstance(value, float) else str(value)
+
+
+def _facts(found: Debugged) -> dict[str, object]:
+    """What ran and what came of it."""
+    fault, verdict = found.fault, found.verdict
+    return {
+        "blocks": f"{found.blocks.start} to {found.blocks.stop - 1} of {found.grid}",
+        "text": str(found.program.text),
+        "command": shlex.join(found.program.command),
+        "ok": found.ok,
+        "check": fault.check if fault is not None else "",
+        "fault": fault.message if fault is not None else "",
+        "rows": len(found.rows),
+        "max_error": verdict.max_error if verdict is not None else None,
+        "max_allowed": verdict.max_allowed if verdict is not None else None,
+        "message": "; ".join(filter(None, (found.missing, verdict.message if verdict is not None else ""))),
+    }

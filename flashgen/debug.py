@@ -1,0 +1,143 @@
+"""Running some blocks of a kernel on the CPU as a program of its own, under sanitizers if asked for: what they find, what it wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from flashgen.build.host_compiler import HOST_PROGRAM, HOST_SANITIZED
+from flashgen.build.host_kernel import HostFaultError, HostOrder
+from flashgen.build.host_program import HostProgram, ProgramLaunch
+from flashgen.codegen.device import device_of_target
+from flashgen.codegen.errors import ArgumentError, require_int
+from flashgen.codegen.problem import Mask, Workload
+from flashgen.codegen.render import Source, render_program
+from flashgen.codegen.spec import KernelSpec
+
+from . import selection
+from .measure import Expected, Tensors
+from .reference import Verdict
+
+_INPUTS = ("q", "k", "v")
+_POISON = {2: 0x7FA5, 4: 0x7FA5A5A5}  # by bytes of an element: NaNs that no arithmetic gives
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True)
+class Debugged:
+    """What came of a run of `blocks` of `grid`: a fault that a check or a sanitizer found, or else the verdict on what was written.
+
+    rows: [n, 3] (batch, head, query), which were written; missing: why the verdict on them is not enough, empty if it is.
+    """
+
+    program: HostProgram
+    blocks: range
+    grid: int
+    fault: HostFaultError | None
+    rows: torch.Tensor
+    verdict: Verdict | None
+    missing: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.verdict is not None and self.verdict.ok and not self.missing
+
+
+def workload_of(tensors: Tensors) -> Workload:
+    """The sizes of these tensors."""
+    (batch, len_q, heads_q, _), (_, len_kv, heads_kv, _) = tensors.q.shape, tensors.k.shape
+    return Workload(batch, heads_q, heads_kv, len_q, len_kv)
+
+
+def read_text(path: Path, spec: KernelSpec) -> Source:
+    """An edited text of the spec's program. Raises ArgumentError if it cannot be read, or is of another kernel."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"text must be a file that can be read; got {path} ({error})") from error
+    if f"#define FLASHGEN_KERNEL {spec.name}\n" not in text:
+        raise ArgumentError(f"text must be an edited {spec.name}, as these options write it; got {path}, which does not launch that")
+    return Source(spec.name, text)
+
+
+def run(
+    spec: KernelSpec,
+    tensors: Tensors,
+    folder: Path | None = None,
+    *,
+    block: int = 0,
+    blocks: int = 1,
+    sanitize: bool = False,
+    order: HostOrder | None = None,
+    source: Source | None = None,
+    output: IO[str] | None = None,
+) -> Debugged:
+    """Runs `blocks` blocks from `block` on, in a program that is left in `folder` (a new temporary one) with its text and what it has read.
+
+    tensors: on the CPU, any strides; each gets an allocation of exactly what it spans. source: a text in place of the rendered one.
+    order: by default copies happen where they are issued, so that a bad one is found at its line. output: where the kernel's printf
+    goes, stdout by default.
+    Raises ArgumentError for blocks that are not there, HostCompilerMissingError, SanitizerMissingError, and CompileError.
+    """
+    grid = spec.family.grid(spec.config, workload_of(tensors))
+    require_int("block", block, 0, grid - 1)
+    require_int("blocks", blocks, 1, grid - block)
+    some = range(block, block + blocks)
+    artifact = selection.store().get_or_compile(source or render_program(spec), HOST_SANITIZED if sanitize else HOST_PROGRAM)
+    folder = folder or Path(tempfile.mkdtemp(prefix="flashgen-debug-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    program = HostProgram(artifact, folder)
+    _poison(tensors)
+    given = {field.name: _bytes(getattr(tensors, field.name)) for field in dataclasses.fields(tensors)}
+    launch = _launch(spec, tensors, some, order or HostOrder(late_copies=False))
+    try:
+        results = program.run(launch, given, len(_INPUTS), output or sys.stdout)
+    except HostFaultError as fault:
+        return Debugged(program, some, grid, fault, torch.empty(0, 3, dtype=torch.int64), None, "")
+    for tensor, name in ((tensors.out, "out"), (tensors.lse, "lse")):
+        _span(tensor).view(torch.uint8).copy_(torch.frombuffer(bytearray(results[name]), dtype=torch.uint8))
+    rows = _written_rows(tensors)
+    missing = [f"{name} was written to" for name in _INPUTS if results[name] != given[name]]
+    if not len(rows) or (blocks == grid and len(rows) < tensors.lse.numel()):
+        missing.append(f"{tensors.lse.numel() - len(rows)} rows were not written" if len(rows) else "no row was written")
+    expected = Expected.of(tensors, spec.problem.mask is Mask.CAUSAL, _scale(spec), rows) if len(rows) else None
+    return Debugged(program, some, grid, None, rows, expected.judge(tensors) if expected else None, "; ".join(missing))
+
+
+def _scale(spec: KernelSpec) -> float:
+    return float(spec.problem.head_dim**-0.5)
+
+
+def _launch(spec: KernelSpec, tensors: Tensors, blocks: range, order: HostOrder) -> ProgramLaunch:
+    family, problem, config = spec.family, spec.problem, spec.config
+    strides = [(t.stride(0), t.stride(2), t.stride(1)) for t in (tensors.q, tensors.k, tensors.v, tensors.out)]
+    values = family.values(problem, config, workload_of(tensors), device_of_target(spec.target), strides, _scale(spec))
+    return ProgramLaunch(family.parameters.pack(values), family.threads(config), family.shared_bytes(problem, config), blocks, order)
+
+
+def _span(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements from a tensor's first to its last in memory, those between its rows included."""
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+    return tensor.as_strided((elements,), (1,))
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return _span(tensor).view(torch.uint8).numpy().tobytes()
+
+
+def _poison(tensors: Tensors) -> None:
+    for tensor in (tensors.out, tensors.lse):
+        _span(tensor).view(_INTEGERS[tensor.element_size()]).fill_(_POISON[tensor.element_size()])
+
+
+def _written_rows(tensors: Tensors) -> torch.Tensor:
+    """(batch, head, query) of each row of which an element of out, or its lse, is no longer as it was."""
+    touched = [t.view(_INTEGERS[t.element_size()]) != _POISON[t.element_size()] for t in (tensors.out, tensors.lse)]
+    return (touched[0].any(-1).transpose(1, 2) | touched[1]).nonzero()
