@@ -21,30 +21,74 @@ TARGET = find_target("sm_90a")
 ORDERS = (HostOrder(Schedule.ROUND_ROBIN, late_copies=True),)
 MAX_PAIRS = 2**21  # of queries and keys: a second or two
 
-# Faults of the host's runtime: what no GPU would show reliably, or at all.
-SMALL = setting((40, 100), batch=1, heads=(1, 1))
-_TAKE = "const QueryTile query_tile{regions.take(kQueryBytes)};"
-RUNTIME = {
-    "deadlock": Fault("warp-that-leaves", _TAKE, _TAKE + "\n    if (warp_index() == 0) return;", SMALL),
-    "divergence": Fault(
-        "vote-of-half-the-lanes", _TAKE, _TAKE + "\n    if (lane_index() < 16) vote_sync_any(true);\n    else barrier_warp_sync();", SMALL
-    ),
-    "write to a red zone": Fault(
-        "overrun-into-the-next-region", _TAKE, _TAKE + "\n    store_shared(query_tile.base + kQueryBytes, 0);", SMALL
-    ),
-    "outside of the block's memory": Fault("past-the-end", _TAKE, _TAKE + "\n    store_shared(1u << 20, 0);", SMALL),
-    "misaligned": Fault("misaligned-store", _TAKE, _TAKE + "\n    store_shared(query_tile.base + 2, 0);", SMALL),
-    "outside of the tensors": Fault("copy-from-nowhere", "queries_in(q, p.q_row);", "queries_in(q - 100000, p.q_row);", SMALL),
+RACES, OTHERS = ([fault for fault in FAULTS if fault.race is race] for race in (True, False))
+_UNWRITTEN = "read of shared memory that nobody wrote"
+_OVERWRITE = "write over what another warp may still read, with no barrier between"
+_TWICE = "write over what another thread wrote, with no barrier between"
+_IN_FLIGHT = "read under an asynchronous copy that was not waited for"
+# By which check each is caught: with a barrier missing before a read, before an overwrite, a wait missing or one group short.
+RACE_CHECKS = {
+    "barrier-before-queries": _UNWRITTEN,
+    "barrier-before-query-fragments": _UNWRITTEN,
+    "barrier-before-a-stage": _OVERWRITE,
+    "stage-loaded-before-the-barrier": _OVERWRITE,
+    "barrier-before-output": _OVERWRITE,
+    "output-in-the-place-of-another-warp": _TWICE,
+    "sums-in-the-place-of-another-warp": _TWICE,
+    "first-wait-removed": _IN_FLIGHT,
+    "first-wait-one-group-short": _IN_FLIGHT,
+    "wait-removed": _IN_FLIGHT,
+    "wait-one-group-short": _IN_FLIGHT,
+    "wait-one-group-short-of-three-stages": _IN_FLIGHT,
 }
 
-
-RACES, OTHERS = ([fault for fault in FAULTS if fault.race is race] for race in (True, False))
+# Faults of the host's runtime: what no GPU would show reliably, or at all. Each with the check that finds it.
+SMALL = setting((40, 100), batch=1, heads=(1, 1))
+_TAKE = "const QueryTile query_tile{regions.take(kQueryBytes)};"
+RUNTIME = [
+    ("deadlock", Fault("warp-that-leaves", _TAKE, _TAKE + "\n    if (warp_index() == 0) return;", SMALL)),
+    (
+        "spin that never ends",
+        Fault(
+            "spin-that-never-ends",
+            _TAKE,
+            _TAKE
+            + '\n    for (const u32* flag = reinterpret_cast<const u32*>(p.lse); *flag != 7;) host::current->spins("flag", flag, *flag);',
+            SMALL,
+        ),
+    ),
+    (
+        "divergence",
+        Fault(
+            "vote-of-half-the-lanes",
+            _TAKE,
+            _TAKE + "\n    if (lane_index() < 16) vote_sync_any(true);\n    else barrier_warp_sync();",
+            SMALL,
+        ),
+    ),
+    (
+        "write to a red zone",
+        Fault("overrun-into-the-next-region", _TAKE, _TAKE + "\n    store_shared(query_tile.base + kQueryBytes, 0);", SMALL),
+    ),
+    (
+        "write over what another lane may still read, with no barrier between",
+        Fault("off-by-one-shared-index", "load_shared_v4(place)", "load_shared_v4(place + 16)", SMALL),
+    ),
+    ("outside of the block's memory", Fault("past-the-end", _TAKE, _TAKE + "\n    store_shared(1u << 20, 0);", SMALL)),
+    ("misaligned", Fault("misaligned-store", _TAKE, _TAKE + "\n    store_shared(query_tile.base + 2, 0);", SMALL)),
+    ("outside of the tensors", Fault("copy-from-nowhere", "queries_in(q, p.q_row);", "queries_in(q - 100000, p.q_row);", SMALL)),
+]
+# Faults that break no rule of memory: wrong numbers are all there is to see.
+NUMBERS = [
+    Fault("wrong-swizzle-on-one-side", "offsets.at(values, chunk * 16, j));", "offsets.at(values, chunk * 16, j) ^ 16);", SMALL),
+    Fault("wrong-fragment-map", "scores[i][j], a[i], b[0], b[1]);", "scores[i][j], a[i], b[1], b[0]);", SMALL),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All texts, on all cores: one after the other they would take most of the time."""
-    planted = [*RACES, *RUNTIME.values(), *(OTHERS if request.config.getoption("--slow") else [])]
+    planted = [*RACES, *NUMBERS, *(fault for _, fault in RUNTIME), *(OTHERS if request.config.getoption("--slow") else [])]
     right = [render(fault.setting.spec(TARGET), Atoms.HOST) for fault in planted]
     texts = {source.digest: source for source in (*right, *map(faulty_text, planted))}
     for _, result in compile_many((digest, partial(compiled, source)) for digest, source in texts.items()):
@@ -90,7 +134,9 @@ def caught_by(fault: Fault) -> str:
 
 @pytest.mark.parametrize("fault", RACES, ids=lambda fault: fault.name)
 def test_a_race_is_caught_by_the_check_for_it(fault: Fault) -> None:
-    assert caught_by(fault).startswith("shared memory: ")
+    caught = caught_by(fault)
+    assert caught.startswith("shared memory: ")
+    assert RACE_CHECKS[fault.name] in caught
 
 
 @pytest.mark.slow
@@ -99,10 +145,17 @@ def test_caught(fault: Fault) -> None:
     assert caught_by(fault), f"fault {fault.name} was accepted"
 
 
-@pytest.mark.parametrize(("check", "fault"), RUNTIME.items(), ids=lambda value: getattr(value, "name", None))
+@pytest.mark.parametrize(("check", "fault"), RUNTIME, ids=[fault.name for _, fault in RUNTIME])
 def test_caught_by_its_check(check: str, fault: Fault) -> None:
     assert check in caught_by(fault)
 
 
-def test_a_deadlock_says_who_waits_where() -> None:
-    assert "threads 0-31 have ended; threads 32-127 wait at barrier_sync 0" in caught_by(RUNTIME["deadlock"])
+@pytest.mark.parametrize("fault", NUMBERS, ids=lambda fault: fault.name)
+def test_caught_by_the_numerics_rule(fault: Fault) -> None:
+    assert caught_by(fault).startswith("the numerics rule: ")
+
+
+def test_a_deadlock_and_a_spin_say_who_waits_where() -> None:
+    faults = dict(RUNTIME)
+    assert "threads 0-31 have ended; threads 32-127 wait at barrier_sync 0" in caught_by(faults["deadlock"])
+    assert "threads 0-127 spin at flag of 0x" in caught_by(faults["spin that never ends"])
