@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from flashgen.build.driver import Gpu, driver, gpu
+from flashgen.build.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.kernel import Kernel
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, choice_error
@@ -97,10 +97,13 @@ def compile(problem: Problem, config: Config | None = None, target: Target | str
             f"target must be {on.device.target.name}, the architecture of device {on.ordinal}; got {target.name}: "
             "`flashgen generate` compiles for others"
         )
-    spec = selection.default_spec(problem, target)
-    if config is not None:
-        spec = KernelSpec(selection.family_of(config), problem, config, target)
-    return selection.kernels.load(spec, on)
+    return selection.kernels.load(_spec(problem, config, target), on)
+
+
+def _spec(problem: Problem, config: Config | None, target: Target) -> KernelSpec:
+    if config is None:
+        return selection.default_spec(problem, target)
+    return KernelSpec(selection.family_of(config), problem, config, target)
 
 
 def load(folder: str | Path, *, device: int | None = None) -> list[Kernel]:
@@ -155,8 +158,25 @@ def tune(*, head_dim: int, **options: Any) -> TuneResult:
     return tuning.run(tuning.Request(head_dim=head_dim, **options))
 
 
-def verify(problem: Problem, config: Config | None = None, *, device: int | None = None) -> list[CaseResult]:
-    """Runs the numerics rule over awkward shapes with the kernel of `compile(problem, config)`. One result a case."""
+def verify(
+    problem: Problem, config: Config | None = None, target: Target | str | None = None, *, device: int | str | None = None
+) -> list[CaseResult]:
+    """Runs the numerics rule over awkward shapes with the kernel of `compile(problem, config, target)`. One result a case.
+
+    device: a GPU's ordinal, None for the current one, or 'cpu': the same kernel on host atoms, thread for thread, of any `target`
+    (None for sm_90a). Raises as `compile` does; on the CPU HostCompilerMissingError, or HostFaultError for what a check finds.
+    """
     from . import verification
 
-    return verification.run(compile(problem, config, device=device))
+    if device == "cpu":
+        from . import host
+
+        target = target if target is not None else host.ARCHITECTURE
+        return verification.run(host.load(_spec(problem, config, find_target(target) if isinstance(target, str) else target)))
+    if isinstance(device, str):
+        raise ArgumentError(f"device must be a GPU's ordinal, None or 'cpu'; got {device!r}")
+    try:
+        _gpu(device)
+    except DriverError as error:
+        raise DriverError(f"{error}; device='cpu' runs the same kernel without a GPU") from error
+    return verification.run(compile(problem, config, target, device=device))

@@ -160,9 +160,12 @@ def _loader(device: str, arch: str | None) -> tuple[Callable[[KernelSpec], Kerne
     if arch is not None:
         raise ArgumentError(f"arch must be left out with a GPU, which has one of its own; got {arch!r}")
     from flashgen import selection
-    from flashgen.build.driver import gpu
+    from flashgen.build.driver import DriverError, gpu
 
-    on = gpu(int(device))
+    try:
+        on = gpu(int(device))
+    except DriverError as error:
+        raise DriverError(f"{error}; --device cpu runs the same kernel without a GPU") from error
     return lambda spec: selection.kernels.load(spec, on), on.device.target
 
 

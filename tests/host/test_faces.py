@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import flashgen
-from flashgen import host, reference
+from flashgen import host, reference, selection, verification
+from flashgen.build.driver import DriverError
+from flashgen.cli import app
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Atoms, render
 from flashgen.codegen.target import find_target
 from flashgen.tuning.on_host import HostScreen
@@ -77,7 +81,30 @@ def test_verify_on_the_cpu() -> None:
     assert found["passed"] == 22
 
 
-@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="needs a machine without a GPU: /dev/nvidia0 is there")
+without_a_gpu = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="needs a machine without a GPU: /dev/nvidia0 is there")
+
+
+def test_verify_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "SHAPES", verification.SCREENING)
+    problem = Problem(Dtype.BF16, 8, 8, Mask.CAUSAL)
+    results = flashgen.verify(problem, device="cpu")
+    assert [case.verdict.ok for case in results] == [True] * 4
+    config = selection.default_spec(problem, find_target("sm_80")).config.replace_from_text({"stages": "3"})
+    assert all(case.verdict.ok for case in flashgen.verify(problem, config, "sm_80", device="cpu"))
+    with pytest.raises(ArgumentError, match="device must be a GPU's ordinal, None or 'cpu'; got 'gpu'"):
+        flashgen.verify(problem, device="gpu")
+
+
+@without_a_gpu
+def test_verify_without_a_gpu_names_the_option() -> None:
+    with pytest.raises(DriverError, match=r"driver must be 580 or newer.*; device='cpu' runs the same kernel without a GPU"):
+        flashgen.verify(Problem(Dtype.BF16, 8))
+    done = CliRunner().invoke(app, ["verify", "--head-dim", "8"])
+    assert isinstance(done.exception, DriverError)
+    assert str(done.exception).endswith("; --device cpu runs the same kernel without a GPU")
+
+
+@without_a_gpu
 def test_tune_without_a_gpu_verifies_its_winners() -> None:
     command = ["tune", "--head-dim", "8", "--seqlen", "1024", "--seqlen", "16384", "--json"]
     done = subprocess.run([sys.executable, "-m", "flashgen", *command], capture_output=True, text=True, timeout=200)
