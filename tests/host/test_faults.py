@@ -41,6 +41,15 @@ RACE_CHECKS = {
     "wait-one-group-short": _IN_FLIGHT,
     "wait-one-group-short-of-three-stages": _IN_FLIGHT,
 }
+# One of each kind for every run; --slow has all.
+QUICK = {
+    "barrier-before-queries",
+    "stage-loaded-before-the-barrier",
+    "barrier-before-output",
+    "output-in-the-place-of-another-warp",
+    "wait-removed",
+    "wait-one-group-short",
+}
 
 # Faults of the host's runtime: what no GPU would show reliably, or at all. Each with the check that finds it.
 SMALL = setting((40, 100), batch=1, heads=(1, 1))
@@ -88,7 +97,8 @@ NUMBERS = [
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All texts, on all cores: one after the other they would take most of the time."""
-    planted = [*RACES, *NUMBERS, *(fault for _, fault in RUNTIME), *(OTHERS if request.config.getoption("--slow") else [])]
+    slow = request.config.getoption("--slow")
+    planted = [*NUMBERS, *(fault for _, fault in RUNTIME), *(FAULTS if slow else (fault for fault in RACES if fault.name in QUICK))]
     right = [render(fault.setting.spec(TARGET), Atoms.HOST) for fault in planted]
     texts = {source.digest: source for source in (*right, *map(faulty_text, planted))}
     for _, result in compile_many((digest, partial(compiled, source)) for digest, source in texts.items()):
@@ -132,7 +142,9 @@ def caught_by(fault: Fault) -> str:
     return ""
 
 
-@pytest.mark.parametrize("fault", RACES, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=() if fault.name in QUICK else pytest.mark.slow, id=fault.name) for fault in RACES]
+)
 def test_a_race_is_caught_by_the_check_for_it(fault: Fault) -> None:
     caught = caught_by(fault)
     assert caught.startswith("shared memory: ")
