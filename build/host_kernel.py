@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.codegen.errors import ArgumentError, FlashgenError, require_int
+from flashgen.codegen.parameters import TENSOR_MAP_BYTES
+from flashgen.codegen.tensor_map import TensorMapShape
 
 from .host_compiler import HOST
+from .parameter_buffer import parameter_buffer
+from .tensor_map import host_map
 
 if TYPE_CHECKING:
     from flashgen.codegen.spec import KernelSpec
@@ -105,7 +109,7 @@ class HostLibrary:
 
         Raises HostFaultError if a check fails.
         """
-        aligned = (ctypes.c_uint64 * (len(parameters) // 8)).from_buffer_copy(parameters)
+        aligned = parameter_buffer(parameters)
         allowed = (_Extent * len(extents))(*(_Extent(*extent) for extent in extents))
         how = (order.schedule, order.late_copies, workers, blocks.start, len(blocks), resident)
         options = _Options(allowed, order.seed, len(extents), *how)
@@ -133,6 +137,7 @@ class HostKernel:
         pointers: Sequence[int],
         order: HostOrder | None = None,
         *,
+        tensor_maps: Sequence[TensorMapShape] = (),
         extents: Sequence[tuple[int, int]] = (),
         first_block: int = 0,
         blocks: int | None = None,
@@ -141,8 +146,9 @@ class HostKernel:
     ) -> None:
         """Runs blocks [first_block, first_block + blocks) of `grid`, all by default, on `workers` cores (0: all), and waits for them.
 
-        `pointers`: addresses in this process, in the parameters' order; `extents`: (address, bytes) of what copies may read, all if none is
-        given. `resident`: how many blocks run at the same time on a core; blocks that wait for each other must, others need not.
+        `pointers`: addresses in this process of the tensors in `codegen.parameters.ADDRESSES`; the tile counter is an int made here;
+        `tensor_maps`: as the family gives them; `extents`: (address, bytes) of what copies may read, all if none is given. `resident`: how
+        many blocks run at the same time on a core; blocks that wait for each other must, others need not.
         Raises HostFaultError if a check fails.
         """
         require_int("first_block", first_block, 0, grid - 1)
@@ -150,8 +156,15 @@ class HostKernel:
         require_int("blocks", blocks, 1, grid - first_block)
         require_int("resident", resident, 1, blocks)
         workers = min(workers or len(os.sched_getaffinity(0)), -(-blocks // resident))
-        packed = bytearray(self.spec.family.parameters.pack(values))
-        struct.pack_into(f"={len(pointers)}Q", packed, 0, *pointers)
+        block, counter = self.spec.family.parameters, ctypes.c_int(0)
+        addresses = (*pointers, ctypes.addressof(counter))
+        packed = bytearray(block.pack(values))
+        for place in block.pointers:
+            struct.pack_into("=Q", packed, place.offset, addresses[place.index])
+        for place, shape in zip(block.tensor_maps, tensor_maps, strict=True):
+            packed[place.offset : place.offset + TENSOR_MAP_BYTES] = host_map(shape, addresses[place.index])
         some = range(first_block, first_block + blocks)
         order = order or HostOrder()
         self._library.run(packed, self.threads, self.shared_bytes, order, some, extents=extents, workers=workers, resident=resident)
+        if blocks == grid and counter.value:
+            raise HostFaultError("tile counter", f"the kernel must leave its tile counter 0; it left {counter.value}")

@@ -21,9 +21,13 @@ _FAULT = 3  # exit code where a check of the runtime failed
 
 @dataclass(frozen=True)
 class ProgramLaunch:
-    """What of a launch is no tensor: the kernel's parameters with null pointers, a block's size, which blocks run, and in what order."""
+    """What of a launch is no tensor: the kernel's parameters, a block's size, which blocks run, and in what order.
+
+    `places`: (offset, index) of each address among the parameters, and the tensor whose it is.
+    """
 
     parameters: bytes
+    places: tuple[tuple[int, int], ...]
     threads: int
     shared_bytes: int
     blocks: range
@@ -50,15 +54,16 @@ class HostProgram:
     def run(self, launch: ProgramLaunch, tensors: Mapping[str, bytes], readable: int, output: IO[str]) -> dict[str, bytes]:
         """Runs the blocks, and gives the tensors as they are then. What the kernel prints goes to `output`.
 
-        `tensors`: in the order of the parameters' pointers, each exactly as many bytes as may be touched. Copies may read the first
+        `tensors`: in the order of `codegen.parameters.ADDRESSES`, each exactly as many bytes as may be touched. Copies may read the first
         `readable` ones. Raises HostFaultError for what a check or a sanitizer found, with the sanitizer's report.
         """
         order, blocks = launch.order, launch.blocks
         checked = 0 if self.sanitized else readable
         shape = (launch.threads, launch.shared_bytes + RED_ZONES, len(launch.parameters), len(tensors), checked)
-        how = (order.schedule, order.late_copies, blocks.start, len(blocks), 0, order.seed)
+        how = (order.schedule, order.late_copies, blocks.start, len(blocks), len(launch.places), order.seed)
         entries = b"".join(struct.pack("=16sQQ", name.encode(), len(data), 0) for name, data in tensors.items())
-        self._launch.write_bytes(b"".join([struct.pack("=10iQ", *shape, *how), entries, launch.parameters, *tensors.values()]))
+        places = b"".join(struct.pack("=2i", *place) for place in launch.places)
+        self._launch.write_bytes(b"".join([struct.pack("=10iQ", *shape, *how), entries, places, launch.parameters, *tensors.values()]))
         self._results.unlink(missing_ok=True)
         output.flush()
         done = subprocess.run(self.command, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace", cwd=self.text.parent)

@@ -1,16 +1,20 @@
-"""`Kernel`: an artifact loaded on one GPU, ready to launch; `Launch`: one such kernel with everything but its pointers bound."""
+"""`Kernel`: an artifact loaded on one GPU, ready to launch; `Launch`: one such kernel with everything but the addresses bound."""
 
 from __future__ import annotations
 
 import ctypes
-import struct
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.parameters import TENSOR_MAP_BYTES
+from flashgen.codegen.tensor_map import TensorMapShape
 
 from .driver import Gpu, check, driver
+from .parameter_buffer import parameter_buffer
+from .tensor_map import Encoder, TensorMapField
 
 if TYPE_CHECKING:
     from flashgen.codegen.spec import KernelSpec
@@ -42,32 +46,47 @@ class Kernel:
         check(cu.cuKernelSetAttribute(limit, self.shared_bytes, kernel, device), f"allowing {self.shared_bytes} B of shared memory")
         self.handle = cu.CUfunction(int(kernel))
 
-    def bind(self, grid: int, values: tuple[int | float, ...]) -> Launch:
-        """Fixes the number of blocks and the parameters after the pointers."""
+    def bind(self, grid: int, values: tuple[int | float, ...], tensor_maps: Sequence[TensorMapShape] = ()) -> Launch:
+        """Fixes the number of blocks and all parameters but the addresses; `values` and `tensor_maps` as the family gives them."""
         if not 0 < grid <= MAX_GRID:
             raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {grid}")
-        return Launch(self, grid, self.spec.family.parameters.pack(values))
+        return Launch(self, grid, self.spec.family.parameters.pack(values), tensor_maps)
 
 
 @dataclass
 class Launch:
-    """One kernel with its parameters packed. Not for use by two threads at once: it has one buffer for the pointers."""
+    """One kernel with its parameters packed. Not for use by two threads at once: it has one buffer for the parameters."""
 
     kernel: Kernel
     grid: int
     parameters: bytes
+    tensor_maps: Sequence[TensorMapShape] = ()
 
     def __post_init__(self) -> None:
-        self._buffer = ctypes.create_string_buffer(self.parameters, len(self.parameters))
+        self._buffer = parameter_buffer(self.parameters)
         self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
         self._arguments = ctypes.addressof(self._address)
-        self._pointers = struct.Struct(f"={self.kernel.spec.family.parameters.pointers}Q")
+        block, written = self.kernel.spec.family.parameters, memoryview(self._buffer).cast("B")
+        self._words = written.cast("Q")
+        self._pointers = tuple((place.offset // 8, place.index) for place in block.pointers)
+        self._maps = tuple(
+            TensorMapField(Encoder(shape), place.index, written[place.offset : place.offset + TENSOR_MAP_BYTES])
+            for place, shape in zip(block.tensor_maps, self.tensor_maps, strict=True)
+        )
         self._launch = driver().cuLaunchKernel
         self._shape: tuple[Any, ...] = (self.kernel.handle, self.grid, 1, 1, self.kernel.threads, 1, 1, self.kernel.shared_bytes)
 
-    def __call__(self, stream: int, *pointers: int) -> None:
-        """Enqueues the kernel on a stream of the GPU whose context is current. Pointers are device addresses, in the parameters' order."""
-        self._pointers.pack_into(self._buffer, 0, *pointers)
+    def __call__(self, stream: int, *addresses: int) -> None:
+        """Enqueues the kernel on a stream of the GPU whose context is current. Addresses: see `codegen.parameters.ADDRESSES`.
+
+        Raises DriverError if the driver refuses a tensor map or the launch.
+        """
+        words = self._words
+        for word, index in self._pointers:
+            words[word] = addresses[index]
+        for field in self._maps:
+            if field.address != addresses[field.index]:
+                field.fill(addresses[field.index])
         (status,) = self._launch(*self._shape, stream, self._arguments, 0)
         if status:
             check((status,), f"launching {self.kernel.artifact.entry}")

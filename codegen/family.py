@@ -16,6 +16,7 @@ from .errors import IllegalConfigError, choice_error
 from .parameters import ParameterBlock
 from .problem import Problem, Workload
 from .target import Target
+from .tensor_map import TensorMapShape
 
 Strides = tuple[int, int, int]
 """Of batch, head and row of one tensor, in elements."""
@@ -36,6 +37,7 @@ class Family(ABC):
     `atoms` and `tiles` are the names of the files that its kernels are made of, in the order in which they must come.
     `revision` is raised whenever the rendered text changes: it is part of every spec's digest, so that what was measured of
     the old text never speaks for the new one.
+    `preference`: where no measurement says which family is faster, the one with the highest is taken of those that can do the same.
     """
 
     name: ClassVar[str]
@@ -45,6 +47,7 @@ class Family(ABC):
     atoms: ClassVar[tuple[str, ...]]
     tiles: ClassVar[tuple[str, ...]]
     parameters: ClassVar[ParameterBlock]
+    preference: ClassVar[int] = 0
 
     @abstractmethod
     def refusals(self, problem: Problem, target: Target) -> list[str]:
@@ -75,14 +78,25 @@ class Family(ABC):
         """Dynamic shared memory of a block, in bytes."""
 
     @abstractmethod
-    def grid(self, config: Any, workload: Workload) -> int:
-        """Number of blocks."""
+    def grid(self, config: Any, workload: Workload, device: Device) -> int:
+        """Number of blocks; where blocks stay and take one piece of work after the other, `device` says how many that are."""
 
     @abstractmethod
     def values(
         self, problem: Problem, config: Any, workload: Workload, device: Device, strides: Sequence[Strides], scale: float
     ) -> tuple[int | float, ...]:
-        """The kernel's parameters after the pointers; strides of q, k, v and out, scale of the scores before the softmax."""
+        """The kernel's parameters after tensor maps and pointers; strides of q, k, v and out, scale of the scores before the softmax."""
+
+    def tensor_maps(self, problem: Problem, config: Any, workload: Workload, strides: Sequence[Strides]) -> tuple[TensorMapShape, ...]:
+        """What the tensor maps among `parameters` say, in their order; strides of q, k, v and out.
+
+        Asked only where `launch_refusals` has nothing to say.
+        """
+        return ()
+
+    def launch_refusals(self, problem: Problem, workload: Workload, strides: Sequence[Strides]) -> list[str]:
+        """Why no kernel of this family can take these sizes and strides of q, k, v and out, though it can compute `problem`."""
+        return []
 
     @abstractmethod
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:

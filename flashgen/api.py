@@ -137,7 +137,7 @@ def warm(
     len_kv: int | None = None,
     device: int | None = None,
 ) -> Kernel:
-    """Chooses, compiles and loads the kernel for these sizes and their bucket now, so that no call has to. Returns it.
+    """Chooses, compiles and loads the kernel for dense tensors of these sizes, and their bucket, now, so that no call has to. Returns it.
 
     kv_heads: None for as many as heads; len_kv: None for len_q; device: None for the current one.
     """
@@ -145,7 +145,8 @@ def warm(
     name = str(dtype).removeprefix("torch.")
     problem = Problem(Dtype.parse(name), head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL)
     workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv)
-    return choose_kernel(problem, workload, on)
+    without = selection.left_out(problem, workload, selection.dense_strides(problem, workload), on.device.target)
+    return choose_kernel(problem, workload, on, without)
 
 
 def tune(*, head_dim: int, **options: Any) -> TuneResult:

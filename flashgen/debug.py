@@ -14,8 +14,10 @@ import torch
 from flashgen.build.host_compiler import HOST_PROGRAM, HOST_SANITIZED
 from flashgen.build.host_kernel import HostFaultError, HostOrder
 from flashgen.build.host_program import HostProgram, ProgramLaunch
+from flashgen.build.tensor_map import host_map
 from flashgen.codegen.device import device_of_target
 from flashgen.codegen.errors import ArgumentError, require_int
+from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.problem import Mask, Workload
 from flashgen.codegen.render import Source, render_program
 from flashgen.codegen.spec import KernelSpec
@@ -86,7 +88,7 @@ def run(
     goes, stdout by default.
     Raises ArgumentError for blocks that are not there, HostCompilerMissingError, SanitizerMissingError, and CompileError.
     """
-    grid = spec.family.grid(spec.config, workload_of(tensors))
+    grid = spec.family.grid(spec.config, workload_of(tensors), device_of_target(spec.target))
     require_int("block", block, 0, grid - 1)
     require_int("blocks", blocks, 1, grid - block)
     some = range(block, block + blocks)
@@ -96,6 +98,7 @@ def run(
     program = HostProgram(artifact, folder)
     _poison(tensors)
     given = {field.name: _bytes(getattr(tensors, field.name)) for field in dataclasses.fields(tensors)}
+    given["tile_counter"] = bytes(4)
     launch = _launch(spec, tensors, some, order or HostOrder(late_copies=False))
     try:
         results = program.run(launch, given, len(_INPUTS), output or sys.stdout)
@@ -116,10 +119,13 @@ def _scale(spec: KernelSpec) -> float:
 
 
 def _launch(spec: KernelSpec, tensors: Tensors, blocks: range, order: HostOrder) -> ProgramLaunch:
-    family, problem, config = spec.family, spec.problem, spec.config
-    strides = [(t.stride(0), t.stride(2), t.stride(1)) for t in (tensors.q, tensors.k, tensors.v, tensors.out)]
-    values = family.values(problem, config, workload_of(tensors), device_of_target(spec.target), strides, _scale(spec))
-    return ProgramLaunch(family.parameters.pack(values), family.threads(config), family.shared_bytes(problem, config), blocks, order)
+    family, problem, config, workload = spec.family, spec.problem, spec.config, workload_of(tensors)
+    values = family.values(problem, config, workload, device_of_target(spec.target), tensors.strides(), _scale(spec))
+    block, packed = family.parameters, bytearray(family.parameters.pack(values))
+    for place, shape in zip(block.tensor_maps, family.tensor_maps(problem, config, workload, tensors.strides()), strict=True):
+        packed[place.offset : place.offset + TENSOR_MAP_BYTES] = host_map(shape, 0)
+    places = tuple((place.offset, place.index) for place in (*block.tensor_maps, *block.pointers))
+    return ProgramLaunch(bytes(packed), places, family.threads(config), family.shared_bytes(problem, config), blocks, order)
 
 
 def _span(tensor: torch.Tensor) -> torch.Tensor:

@@ -41,15 +41,15 @@ def attention(
     lse = q.new_empty((workload.batch, workload.heads_q, workload.len_q), dtype=torch.float32)
     if lse.numel():
         q, k, v, written = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v, out))
-        run_on_host(_default_kernel(problem), Tensors(q, k, v, written, lse), scale)
+        tensors = Tensors(q, k, v, written, lse)
+        without = selection.left_out(problem, workload, tensors.strides(), find_target(ARCHITECTURE))
+        run_on_host(_default_kernel(problem, without), tensors, scale)
     return out, lse
 
 
 @cache
-def _default_kernel(problem: Problem) -> HostKernel:
-    target = find_target(ARCHITECTURE)
-    selection.families_for(problem, target)
-    return load(selection.default_spec(problem, target))
+def _default_kernel(problem: Problem, without: frozenset[str]) -> HostKernel:
+    return load(selection.default_spec(problem, find_target(ARCHITECTURE), without))
 
 
 def run_on_host(kernel: HostKernel, tensors: Tensors, scale: float | None = None, order: HostOrder | None = None) -> None:
@@ -58,9 +58,12 @@ def run_on_host(kernel: HostKernel, tensors: Tensors, scale: float | None = None
     (batch, len_q, heads_q, head_dim), (_, len_kv, heads_kv, _) = tensors.q.shape, tensors.k.shape
     workload = Workload(batch, heads_q, heads_kv, len_q, len_kv)
     family, problem, config = kernel.spec.family, kernel.spec.problem, kernel.spec.config
-    strides = [(t.stride(0), t.stride(2), t.stride(1)) for t in (tensors.q, tensors.k, tensors.v, tensors.out)]
+    strides = tensors.strides()
     scale = scale if scale is not None else head_dim**-0.5
-    values = family.values(problem, config, workload, device_of_target(kernel.spec.target), strides, scale)
+    device = device_of_target(kernel.spec.target)
+    values = family.values(problem, config, workload, device, strides, scale)
     given = (tensors.q, tensors.k, tensors.v, tensors.out, tensors.lse)
     extents = [(t.data_ptr(), t.nbytes) for t in given[:3]]
-    kernel.launch(family.grid(config, workload), values, [t.data_ptr() for t in given], order, extents=extents)
+    maps = family.tensor_maps(problem, config, workload, strides)
+    addresses = [t.data_ptr() for t in given]
+    kernel.launch(family.grid(config, workload, device), values, addresses, order, tensor_maps=maps, extents=extents)

@@ -14,10 +14,11 @@ import torch
 
 from flashgen.build.driver import DriverError
 from flashgen.build.kernel import Kernel
+from flashgen.codegen.family import Strides
 from flashgen.codegen.problem import Mask, Problem, Workload
 
 from . import reference
-from .ops import TORCH_DTYPES, Plan
+from .ops import LAYOUTS, TORCH_DTYPES, Plan, strides_of
 from .records import Timing
 from .spread import ROUNDS, Spread
 from .timing import Timer, input_sets, interleaved
@@ -57,6 +58,10 @@ class Tensors:
         tensors = cls(q, k, normal(w.batch, w.len_kv, w.heads_kv, problem.head_dim_v), out, lse)
         tensors.poison()
         return tensors
+
+    def strides(self) -> list[Strides]:
+        """Of q, k, v and out."""
+        return [strides_of(tensor, *LAYOUTS["bshd"]) for tensor in (self.q, self.k, self.v, self.out)]
 
     def poison(self) -> None:
         """Fills the outputs with NaN: what a kernel does not write shows."""

@@ -2,7 +2,7 @@
 
 `flashgen::attention_forward` computes; `flashgen::attention` is the same with autograd. They are two because PyTorch's dispatcher
 charges every call of an operator with a Python autograd formula several microseconds, gradients or not.
-A plan is kept per thread, so a call takes no lock: it looks the signature up, allocates, writes five pointers and launches.
+A plan is kept per thread, so a call takes no lock: it looks the signature up, allocates, writes the addresses and launches.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import torch
 from flashgen.build.driver import Gpu, check, driver, gpu
 from flashgen.build.kernel import Kernel, Launch
 from flashgen.codegen.errors import ArgumentError, FlashgenError, choice_error
+from flashgen.codegen.family import Strides
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 
 from . import selection
+from .scratch import tile_counters
 
 LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimension)
 DTYPES = {torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
@@ -102,7 +104,7 @@ class Plan:
         layout: str,
         kernel: Kernel | None = None,
     ) -> None:
-        """Checks the arguments and binds a kernel: `kernel`, or else the selection's choice."""
+        """Checks the arguments and binds a kernel: `kernel`, which must be able to take them, or else the selection's choice."""
         check_shapes(q, k, v, layout, scale)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if tensor.device.type != "cuda":
@@ -118,15 +120,19 @@ class Plan:
         self.launch: Launch | None = None
         if not math.prod(self.lse_shape):
             return
-        kernel = kernel or choose_kernel(problem, workload, on)
+        out = torch.empty(self.out_shape, device="meta")
+        strides = [strides_of(tensor, row, head) for tensor in (q, k, v, out)]
+        if kernel is None:
+            kernel = choose_kernel(problem, workload, on, selection.left_out(problem, workload, strides, on.device.target))
         family = kernel.spec.family
-        out_strides = torch.empty(self.out_shape, device="meta").stride()
-        strides = [_strides(t.shape, t.stride(), row, head) for t in (q, k, v)] + [_strides(self.out_shape, out_strides, row, head)]
         scale = scale if scale is not None else problem.head_dim**-0.5
-        config = kernel.spec.config
+        config, device = kernel.spec.config, kernel.gpu.device
         self.launch = kernel.bind(
-            family.grid(config, workload), family.values(problem, config, workload, kernel.gpu.device, strides, scale)
+            family.grid(config, workload, device),
+            family.values(problem, config, workload, device, strides, scale),
+            family.tensor_maps(problem, config, workload, strides),
         )
+        self.counted = family.parameters.has_tile_counter
         _require_context(self.device.index)
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,7 +152,12 @@ class Plan:
             pointers = q.data_ptr(), k.data_ptr(), v.data_ptr()
             if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT:
                 raise misaligned(pointers)
-            self.launch(torch._C._cuda_getCurrentRawStream(self.device.index), *pointers, out.data_ptr(), lse.data_ptr())
+            index = self.device.index
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            if self.counted:
+                self.launch(stream, *pointers, out.data_ptr(), lse.data_ptr(), tile_counters.address(index, stream))
+            else:
+                self.launch(stream, *pointers, out.data_ptr(), lse.data_ptr())
 
 
 def misaligned(pointers: Sequence[int]) -> ArgumentError:
@@ -155,19 +166,23 @@ def misaligned(pointers: Sequence[int]) -> ArgumentError:
     return ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
 
 
-def _strides(shape: Sequence[int], strides: Sequence[int], row: int, head: int) -> tuple[int, int, int]:
+def strides_of(tensor: torch.Tensor, row: int, head: int) -> Strides:
     """(batch, head, row) strides in elements; 0 where the size is 1, so that a stride that is never used cannot overflow."""
+    shape, strides = tensor.shape, tensor.stride()
     return tuple(strides[dim] if shape[dim] > 1 else 0 for dim in (0, head, row))  # type: ignore[return-value]
 
 
-def choose_kernel(problem: Problem, workload: Workload, on: Gpu) -> Kernel:
-    """The selection's kernel. Raises CaptureError if it would have to be made while a CUDA graph is being captured."""
-    if torch.cuda.is_current_stream_capturing() and not selection.kernels.is_chosen(problem, workload, on):
+def choose_kernel(problem: Problem, workload: Workload, on: Gpu, without: frozenset[str]) -> Kernel:
+    """The selection's kernel; `without`: names of the families that the call leaves out.
+
+    Raises CaptureError if it would have to be made while a CUDA graph is being captured.
+    """
+    if torch.cuda.is_current_stream_capturing() and not selection.kernels.is_chosen(problem, workload, on, without):
         raise CaptureError(
             f"flashgen.attention has no kernel yet for {problem.name} {workload.name}, and none can be made during a CUDA graph's capture: "
             "call flashgen.warm(...), or the same attention once, before the capture"
         )
-    return selection.kernels.choose(problem, workload, on)
+    return selection.kernels.choose(problem, workload, on, without)
 
 
 def _require_context(ordinal: int) -> None:

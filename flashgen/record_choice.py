@@ -50,19 +50,24 @@ def choose(fastest: Fastest, workload: Workload, toolchain: tuple[str, str]) -> 
     return Choice(records.get(toolchain, next(iter(records.values()))), chosen == workload, toolchain in records)
 
 
-def fastest_of(records: Iterable[Record], problem: Problem, target: Target, benchmark_version: int) -> Fastest:
-    """What `choose` takes, of the records of one device: only specs that the families of today can make count, and only that benchmark."""
+def fastest_of(
+    records: Iterable[Record], problem: Problem, target: Target, benchmark_version: int, without: frozenset[str] = frozenset()
+) -> Fastest:
+    """What `choose` takes, of the records of one device: only specs that `is_usable` lets through count, and only that benchmark."""
     timed = [(r.outcome.seconds, r) for r in records if isinstance(r.outcome, Timing) and r.key.benchmark_version == benchmark_version]
     found: Fastest = {}
     for _, record in sorted(timed, key=lambda pair: pair[0]):
-        if is_usable(record.spec, problem, target):
+        if is_usable(record.spec, problem, target, without):
             found.setdefault(record.key.workload, {}).setdefault(record.key.toolchain, record)
     return found
 
 
-def is_usable(spec: Any, problem: Problem, target: Target) -> bool:
-    """Whether a spec's JSON is for that problem and target, and its family is of the revision measured and still takes the config."""
-    if problem_of(spec) != problem:
+def is_usable(spec: Any, problem: Problem, target: Target, without: frozenset[str] = frozenset()) -> bool:
+    """Whether a spec's JSON is for that problem and target, and its family is of the revision measured and still takes the config.
+
+    `without`: names of families that do not count.
+    """
+    if problem_of(spec) != problem or spec["family"] in without:
         return False
     try:
         return KernelSpec.from_json(spec, target).target == target

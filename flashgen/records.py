@@ -38,7 +38,7 @@ class Records:
         self._warned = False
         # Rows, by key, of the devices that `best` was asked for, and what it found in them; others' later writes are not seen.
         self._rows: dict[tuple[str, int], dict[tuple[Any, ...], Row]] = {}
-        self._fastest: dict[tuple[Problem, Device, int], Fastest] = {}
+        self._fastest: dict[tuple[Problem, Device, int, frozenset[str]], Fastest] = {}
 
     def get(self, key: RecordKey) -> Record | None:
         """The record with that key, read from the file."""
@@ -81,14 +81,21 @@ class Records:
         return list(self._valid(self._file.of_device(device_name, sm_count)))
 
     def best(
-        self, problem: Problem, workload: Workload, device: Device, driver_version: str, nvrtc_version: str, benchmark_version: int
+        self,
+        problem: Problem,
+        workload: Workload,
+        device: Device,
+        driver_version: str,
+        nvrtc_version: str,
+        benchmark_version: int,
+        without: frozenset[str] = frozenset(),
     ) -> Choice | None:
-        """The fastest kernel known for a workload on a device, or None.
+        """The fastest kernel known for a workload on a device, or None. `without`: names of families that do not count.
 
         See `choose` for the order. Only specs that the families of today can make, and times of the same benchmark, count. The first
         call for a device reads its rows, later ones do not.
         """
-        wanted = (problem, device, benchmark_version)
+        wanted = (problem, device, benchmark_version, without)
         with self._file.lock:
             if wanted not in self._fastest:
                 self._fastest[wanted] = self._find_fastest(*wanted)
@@ -105,13 +112,13 @@ class Records:
             self._fastest.clear()
             return self._file.clear()
 
-    def _find_fastest(self, problem: Problem, device: Device, benchmark_version: int) -> Fastest:
+    def _find_fastest(self, problem: Problem, device: Device, benchmark_version: int, without: frozenset[str]) -> Fastest:
         """Goes through the rows in order of time. Of tens of thousands of them only those that it returns are made records."""
         name = (device.name, device.sm_count)
         if name not in self._rows:
             self._rows[name] = {row.key: row for row in self._file.of_device(*name)}
         timed = [r for r in self._rows[name].values() if r.benchmark_version == benchmark_version and isinstance(r.seconds, float)]
-        usable = cache(lambda text: is_usable(json.loads(text), problem, device.target))  # many rows are of one spec
+        usable = cache(lambda text: is_usable(json.loads(text), problem, device.target, without))  # many rows are of one spec
         found: Fastest = defaultdict(dict)
         done = set()
         for row in sorted(timed, key=lambda row: row.seconds):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,7 +16,7 @@ from flashgen.build.store import ArtifactStore
 from flashgen.codegen.config import Config
 from flashgen.codegen.device import Device
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.family import Family, families
+from flashgen.codegen.family import Family, Strides, families
 from flashgen.codegen.problem import Problem, Workload
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
@@ -50,8 +50,33 @@ def shipped_records() -> ShippedRecords:
 
 
 def families_for(problem: Problem, target: Target) -> list[Family]:
-    """The families that can compute `problem` on `target`. Raises ArgumentError with every family's reasons if none can."""
-    refusals = {family: family.refusals(problem, target) for family in families().values()}
+    """The families that can compute `problem` on `target`, those preferred first.
+
+    Raises ArgumentError with every family's reasons if none can.
+    """
+    able = _without_reasons({family: family.refusals(problem, target) for family in families().values()})
+    return sorted(able, key=lambda family: (-family.preference, family.name))
+
+
+def left_out(problem: Problem, workload: Workload, strides: Sequence[Strides], target: Target) -> frozenset[str]:
+    """Names of the families that can compute `problem`, but not with these sizes and strides of q, k, v and out.
+
+    Raises ArgumentError with every family's reasons if that leaves none.
+    """
+    refusals = {family: family.launch_refusals(problem, workload, strides) for family in families_for(problem, target)}
+    able = _without_reasons(refusals)
+    return frozenset(family.name for family in refusals if family not in able)
+
+
+def dense_strides(problem: Problem, workload: Workload) -> list[Strides]:
+    """Of q, k, v and out, each dense in layout bshd."""
+    queries, keys = (workload.len_q, workload.heads_q), (workload.len_kv, workload.heads_kv)
+    shapes = ((*queries, problem.head_dim), (*keys, problem.head_dim), (*keys, problem.head_dim_v), (*queries, problem.head_dim_v))
+    return [(length * heads * width, width, heads * width) for length, heads, width in shapes]
+
+
+def _without_reasons(refusals: dict[Family, list[str]]) -> list[Family]:
+    """The families that refuse for no reason. Raises ArgumentError with all reasons if all refuse."""
     able = [family for family, reasons in refusals.items() if not reasons]
     if not able:
         raise ArgumentError("; ".join(dict.fromkeys(reason for reasons in refusals.values() for reason in reasons)))
@@ -68,20 +93,20 @@ class Candidate:
     bound_by: str
 
 
-def ranked(problem: Problem, workload: Workload, device: Device) -> list[Candidate]:
-    """All legal configs of all families, the model's best first. Deterministic."""
+def ranked(problem: Problem, workload: Workload, device: Device, among: Sequence[Family] | None = None) -> list[Candidate]:
+    """All legal configs of `among`, or of all families that can, the model's best first. Deterministic."""
     found = []
-    for family in families_for(problem, device.target):
+    for family in families_for(problem, device.target) if among is None else among:
         for config in family.legal_configs(problem, device.target):
             prediction = family.predict(problem, config, workload, device)
             found.append(Candidate(family, config, prediction.seconds, prediction.bound_by))
     return sorted(found, key=lambda c: (c.seconds, c.config.name))
 
 
-def shortlist(problem: Problem, workload: Workload, device: Device, count: int) -> list[Candidate]:
-    """The model's best `count`. Of configs that it cannot tell apart, two will do: the others would crowd out what differs."""
+def shortlist(problem: Problem, workload: Workload, device: Device, count: int, among: Sequence[Family] | None = None) -> list[Candidate]:
+    """The model's best `count` of `ranked`. Of configs that it cannot tell apart, two will do: the others would crowd out what differs."""
     chosen: list[Candidate] = []
-    for candidate in ranked(problem, workload, device):
+    for candidate in ranked(problem, workload, device, among):
         if sum(c.seconds == candidate.seconds for c in chosen) < 2:
             chosen.append(candidate)
         if len(chosen) == count:
@@ -99,9 +124,9 @@ def family_of(config: Config) -> Family:
     return next(family for family in families().values() if type(config) is family.config_type)
 
 
-def default_spec(problem: Problem, target: Target) -> KernelSpec:
-    """The config for where nothing is known: it compiles cleanly everywhere."""
-    family = families_for(problem, target)[0]
+def default_spec(problem: Problem, target: Target, without: frozenset[str] = frozenset()) -> KernelSpec:
+    """The config for where nothing is known: it compiles cleanly everywhere. Of the family preferred; `without`: names of others."""
+    family = next(family for family in families_for(problem, target) if family.name not in without)
     return KernelSpec(family, problem, family.default(problem, target), target)
 
 
@@ -119,10 +144,10 @@ def _power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
-def _recorded(problem: Problem, workload: Workload, gpu: Gpu) -> Iterator[tuple[str, Choice]]:
+def _recorded(problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Iterator[tuple[str, Choice]]:
     """The best of the user's own records, then the best of those that come with the package; says whose each is."""
     for whose, known in (("own", records()), ("shipped", shipped_records())):
-        choice = known.best(problem, workload, gpu.device, gpu.driver_version, nvrtc_version(), BENCHMARK_VERSION)
+        choice = known.best(problem, workload, gpu.device, gpu.driver_version, nvrtc_version(), BENCHMARK_VERSION, without)
         if choice is not None:
             yield whose, choice
 
@@ -132,24 +157,27 @@ class Kernels:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._chosen: dict[tuple[Problem, Workload, int], Kernel] = {}
+        self._chosen: dict[tuple[Problem, Workload, int, frozenset[str]], Kernel] = {}
         self._loaded: dict[tuple[str, int], Kernel] = {}
         self._said: set[str] = set()
         self.generation = 0  # raised whenever an earlier choice may no longer be the right one
 
-    def choose(self, problem: Problem, workload: Workload, gpu: Gpu) -> Kernel:
-        """The kernel for this call; compiles it if it is not in the store. Raises ArgumentError if no family can."""
-        key = (problem, bucket(workload), gpu.ordinal)
+    def choose(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset()) -> Kernel:
+        """The kernel for this call; compiles it if it is not in the store. `without`: the call's `left_out`.
+
+        Raises ArgumentError if no family can.
+        """
+        key = (problem, bucket(workload), gpu.ordinal, without)
         kernel = self._chosen.get(key)
         if kernel is None:
             with self._lock:
-                kernel = self._chosen.get(key) or self._choose(problem, workload, gpu)
+                kernel = self._chosen.get(key) or self._choose(problem, workload, gpu, without)
                 self._chosen[key] = kernel
         return kernel
 
-    def is_chosen(self, problem: Problem, workload: Workload, gpu: Gpu) -> bool:
+    def is_chosen(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset()) -> bool:
         """Whether `choose` would return at once."""
-        return (problem, bucket(workload), gpu.ordinal) in self._chosen
+        return (problem, bucket(workload), gpu.ordinal, without) in self._chosen
 
     def load(self, spec: KernelSpec, gpu: Gpu) -> Kernel:
         """One kernel by its spec, from memory, the store or the compiler."""
@@ -165,12 +193,12 @@ class Kernels:
             self._chosen.clear()
             self.generation += 1
 
-    def _choose(self, problem: Problem, workload: Workload, gpu: Gpu) -> Kernel:
-        imported = imports.find(problem, gpu)
+    def _choose(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Kernel:
+        imported = imports.find(problem, gpu, without)
         if imported is not None:
             return imported
         families_for(problem, gpu.device.target)
-        for whose, choice in _recorded(problem, workload, gpu):
+        for whose, choice in _recorded(problem, workload, gpu, without):
             kernel = self.load(KernelSpec.from_json(choice.record.spec, gpu.device.target), gpu)
             toolchain = "" if choice.same_toolchain else " of another driver or compiler"
             record = f"{whose} record{toolchain} for {choice.record.key.workload.name}"
@@ -181,14 +209,16 @@ class Kernels:
                 self._say(f"{problem.name} {workload.name}: using the {record}")
             return kernel
         self._say(f"{problem.name} {workload.name}: no tuning record for {gpu.device.name}, using the model's pick; try `flashgen tune`")
-        return self._model_pick(problem, workload, gpu)
+        return self._model_pick(problem, workload, gpu, without)
 
-    def _model_pick(self, problem: Problem, workload: Workload, gpu: Gpu) -> Kernel:
-        for candidate in shortlist(problem, workload, gpu.device, _MODEL_TRIES):
+    def _model_pick(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Kernel:
+        """Of the family preferred: the models of two families need not err in the same direction."""
+        default = default_spec(problem, gpu.device.target, without)
+        for candidate in shortlist(problem, workload, gpu.device, _MODEL_TRIES, [default.family]):
             kernel = self.load(KernelSpec(candidate.family, problem, candidate.config, gpu.device.target), gpu)
             if not kernel.artifact.report.defects:
                 return kernel
-        return self.load(default_spec(problem, gpu.device.target), gpu)
+        return self.load(default, gpu)
 
     def _say(self, message: str) -> None:
         if message not in self._said:
@@ -200,18 +230,22 @@ class Imports:
     """Kernels imported with `flashgen.load`, preferred over everything else for their problem and architecture."""
 
     def __init__(self) -> None:
-        self._kernels: dict[tuple[Problem, str, int], Kernel] = {}
+        self._kernels: dict[tuple[Problem, str, int], dict[str, Kernel]] = {}
         self._lock = threading.Lock()
 
     def add(self, kernel: Kernel) -> None:
         """Makes a loaded kernel the preferred one for its problem on its GPU."""
+        spec = kernel.spec
         with self._lock:
-            self._kernels[kernel.spec.problem, kernel.spec.target.name, kernel.gpu.ordinal] = kernel
+            self._kernels.setdefault((spec.problem, spec.target.name, kernel.gpu.ordinal), {})[spec.family.name] = kernel
         kernels.forget()
 
-    def find(self, problem: Problem, gpu: Gpu) -> Kernel | None:
-        """The imported kernel for `problem` on `gpu`, if there is one."""
-        return self._kernels.get((problem, gpu.device.target.name, gpu.ordinal))
+    def find(self, problem: Problem, gpu: Gpu, without: frozenset[str] = frozenset()) -> Kernel | None:
+        """The imported kernel for `problem` on `gpu`, if there is one; of several families that preferred. `without`: names of others."""
+        with self._lock:
+            of_families = self._kernels.get((problem, gpu.device.target.name, gpu.ordinal), {}).values()
+            able = [kernel for kernel in of_families if kernel.spec.family.name not in without]
+        return max(able, key=lambda kernel: kernel.spec.family.preference, default=None)
 
     def clear(self) -> None:
         """Forgets all imported kernels."""

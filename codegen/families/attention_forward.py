@@ -192,7 +192,7 @@ class AttentionForward(Family):
         sums = config.block_q // config.warps // 16 * self.threads(config) * 16
         return (config.block_q * max(columns, columns_v) + rings) * problem.dtype.bytes + sums
 
-    def grid(self, config: AttentionForwardConfig, workload: Workload) -> int:
+    def grid(self, config: AttentionForwardConfig, workload: Workload, device: Device) -> int:
         """See Family."""
         return -(-workload.len_q // config.block_q) * workload.heads_q * workload.batch
 
@@ -264,7 +264,7 @@ class AttentionForward(Family):
         registers = registers or min(self.registers_cap(config, target), self.registers_needed(problem, config) + self._slack(config))
         resident = max(1, target.blocks_resident(self.threads(config), registers, self.shared_bytes(problem, config)))
         in_shared = config.query is QueryPlace.SHARED
-        return model.predict(problem, config, workload, device, self.grid(config, workload), resident, in_shared, weights)
+        return model.predict(problem, config, workload, device, self.grid(config, workload, device), resident, in_shared, weights)
 
     def _slack(self, config: AttentionForwardConfig) -> int:
         """Registers that the compiler takes beyond those needed where it has them (the median on sm_90a)."""

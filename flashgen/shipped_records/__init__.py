@@ -30,20 +30,27 @@ class ShippedRecords:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self.folder = folder
-        self._fastest: dict[tuple[Problem, Device, int], Fastest] = {}
+        self._fastest: dict[tuple[Problem, Device, int, frozenset[str]], Fastest] = {}
 
     def for_device(self, device_name: str, sm_count: int) -> list[Record]:
         """The records of a device."""
         return self._by_device.get((device_name, sm_count), [])
 
     def best(
-        self, problem: Problem, workload: Workload, device: Device, driver_version: str, nvrtc_version: str, benchmark_version: int
+        self,
+        problem: Problem,
+        workload: Workload,
+        device: Device,
+        driver_version: str,
+        nvrtc_version: str,
+        benchmark_version: int,
+        without: frozenset[str] = frozenset(),
     ) -> Choice | None:
         """The fastest kernel known for a workload on a device, or None: as `Records.best`, by the same rule."""
-        wanted = (problem, device, benchmark_version)
+        wanted = (problem, device, benchmark_version, without)
         if wanted not in self._fastest:
             records = self.for_device(device.name, device.sm_count)
-            self._fastest[wanted] = fastest_of(records, problem, device.target, benchmark_version)
+            self._fastest[wanted] = fastest_of(records, problem, device.target, benchmark_version, without)
         return choose(self._fastest[wanted], workload, (driver_version, nvrtc_version))
 
     @cached_property

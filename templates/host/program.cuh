@@ -12,13 +12,18 @@ namespace host {
 
 constexpr std::size_t kGap = 1 << 20;  // bytes before and after a tensor that nobody may touch; a sanitizer's own red zones are far narrower
 
-// How the file begins. Then come the tensors' names and sizes, the parameters with null pointers, and the tensors' bytes.
+// How the file begins. Then come the tensors' names and sizes, the places of their addresses, the parameters, and the tensors' bytes.
 struct LaunchFile {
     std::int32_t threads, shared_bytes, parameter_bytes, tensors;
     std::int32_t checked;  // copies may read no further than this many tensors, the first ones; 0 leaves that to a sanitizer
     std::int32_t schedule, late_copies, first_block, blocks;
-    std::int32_t unused;
+    std::int32_t places;
     std::uint64_t seed;
+};
+
+// Where the address of a tensor goes among the parameters: a pointer, or the first word of a tensor map.
+struct AddressPlace {
+    std::int32_t offset, tensor;
 };
 
 struct Tensor {
@@ -50,22 +55,28 @@ inline int run_program(const char* launch_path, const char* results_path) {
     read(&launch, sizeof launch);
     tensors.resize(launch.tensors);
     read(tensors.data(), tensors.size() * sizeof(Tensor));
-    std::vector<std::uint64_t> parameters(launch.parameter_bytes / 8);
-    read(parameters.data(), launch.parameter_bytes);
+    std::vector<AddressPlace> places(launch.places);
+    read(places.data(), places.size() * sizeof(AddressPlace));
+    struct alignas(64) Line {
+        unsigned char bytes[64];  // tensor maps want them aligned
+    };
+    std::vector<Line> lines((launch.parameter_bytes + 63) / 64);
+    unsigned char* const parameters = lines.data()->bytes;
+    read(parameters, launch.parameter_bytes);
     std::vector<Extent> extents;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
         Tensor& tensor = tensors[i];
         tensor.data = allocate(tensor.bytes);
         read(tensor.data, tensor.bytes);
-        parameters[i] = bits_as<std::uintptr_t>(tensor.data);  // the pointers are the first parameters, in the same order
-        if (static_cast<int>(i) < launch.checked) extents.push_back({parameters[i], tensor.bytes});
+        if (static_cast<int>(i) < launch.checked) extents.push_back({bits_as<std::uintptr_t>(tensor.data), tensor.bytes});
     }
+    for (const AddressPlace& place : places) std::memcpy(parameters + place.offset, &tensors[place.tensor].data, sizeof(void*));
     std::fclose(file);
 
     const Options options{extents.data(),     launch.seed, static_cast<int>(extents.size()), launch.schedule, launch.late_copies, /*workers=*/1,
                           launch.first_block, launch.blocks, /*resident=*/1};
     char check[100], message[4096];
-    if (flashgen_host_run(parameters.data(), launch.threads, launch.shared_bytes, &options, check, message, sizeof message)) {
+    if (flashgen_host_run(parameters, launch.threads, launch.shared_bytes, &options, check, message, sizeof message)) {
         std::fflush(stdout);
         std::fprintf(stderr, "%s\n%s\n", check, message);
         return 3;

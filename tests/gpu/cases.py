@@ -14,10 +14,11 @@ from flashgen import reference
 from flashgen.build.kernel import Kernel
 from flashgen.codegen.config import Config
 from flashgen.codegen.device import Device
-from flashgen.codegen.family import Family
+from flashgen.codegen.family import Family, Strides
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
+from flashgen.codegen.tensor_map import TensorMapShape
 from tests.gpu import configs
 
 TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
@@ -104,6 +105,10 @@ class Tensors:
     out: Poisoned
     lse: Poisoned
 
+    def addresses(self) -> list[int]:
+        """Of all five, in the order in which a launch takes them."""
+        return [t.data_ptr() for t in (self.q, self.k, self.v, self.out.view, self.lse.view)]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -164,20 +169,30 @@ class Case:
         q[..., -1] = root
         k[..., -1] = torch.linspace(math.copysign(root, self.rising), 0.0, k.shape[1], device=k.device)[:, None]
 
-    def values(self, family: Family, config: Config, tensors: Tensors, device: Device) -> tuple[int | float, ...]:
-        """The kernel's parameters after the pointers, in the family's order."""
-        strides = []
-        for tensor in (tensors.q, tensors.k, tensors.v, tensors.out.view):
-            batch, row, head, _ = tensor.stride()
-            strides.append((batch, head, row))
-        return family.values(self.problem, config, self.workload, device, strides, self.scale)
+    def strides(self) -> list[Strides]:
+        """Of q, k, v and out."""
+        found = (layout.strides(shape) for shape, layout in zip(self.shapes(), self.layouts, strict=True))
+        return [(batch, head, row) for batch, row, head, _ in found]
+
+    def refusals(self, family: Family, target: Target) -> list[str]:
+        """Why no kernel of the family can take this case."""
+        return family.refusals(self.problem, target) or family.launch_refusals(self.problem, self.workload, self.strides())
+
+    def values(self, family: Family, config: Config, device: Device) -> tuple[int | float, ...]:
+        """The kernel's parameters after tensor maps and pointers, in the family's order."""
+        return family.values(self.problem, config, self.workload, device, self.strides(), self.scale)
+
+    def tensor_maps(self, family: Family, config: Config) -> tuple[TensorMapShape, ...]:
+        """What the kernel's tensor maps say, in the family's order."""
+        return family.tensor_maps(self.problem, config, self.workload, self.strides())
 
     def launch(self, kernel: Kernel, tensors: Tensors) -> None:
         """Enqueues the kernel on the current stream."""
-        family, config = kernel.spec.family, kernel.spec.config
-        bound = kernel.bind(family.grid(config, self.workload), self.values(family, config, tensors, kernel.gpu.device))
-        pointers = (t.data_ptr() for t in (tensors.q, tensors.k, tensors.v, tensors.out.view, tensors.lse.view))
-        bound(torch.cuda.current_stream().cuda_stream, *pointers)
+        family, config, device = kernel.spec.family, kernel.spec.config, kernel.gpu.device
+        grid, values = family.grid(config, self.workload, device), self.values(family, config, device)
+        bound = kernel.bind(grid, values, self.tensor_maps(family, config))
+        counter = torch.zeros(1, dtype=torch.int32, device=tensors.q.device)
+        bound(torch.cuda.current_stream().cuda_stream, *tensors.addresses(), counter.data_ptr())
 
     def judge(self, tensors: Tensors) -> reference.Verdict:
         """What the rule says of out and lse as they are now: of all rows, or of sampled ones where these are too many."""

@@ -64,7 +64,7 @@ def kernel_of(request: pytest.FixtureRequest) -> KernelOf:
         match getattr(getattr(item, "callspec", None), "params", {}):
             case {"family": str(name), "case": Case() as selected}:
                 family = find_family(name)
-                if not family.refusals(selected.problem, on.device.target):
+                if not selected.refusals(family, on.device.target):
                     wanted[name, selected] = selected.spec(family, on.device.target)
     artifacts = compiled(wanted.values())
     unsound = [key for key, spec in wanted.items() if artifacts[spec].report.defects]
@@ -77,7 +77,7 @@ def kernel_of(request: pytest.FixtureRequest) -> KernelOf:
 
     def find(family: str, case: Case) -> Kernel:
         if (family, case) not in wanted:
-            pytest.skip(f"{family}: {'; '.join(find_family(family).refusals(case.problem, on.device.target))}")
+            pytest.skip(f"{family}: {'; '.join(case.refusals(find_family(family), on.device.target))}")
         return load(wanted[family, case])
 
     return find
@@ -267,8 +267,8 @@ def test_tensors_are_poisoned() -> None:
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
 def test_values_are_the_parameters(family: Family) -> None:
     case = random_cases(1, seed=9)[0]
-    values = case.values(family, case.config(family, find_target("sm_90a")), case.make("cpu"), find_device("h200"))
-    by_name = dict(zip([field.name for field in family.parameters.fields[family.parameters.pointers :]], values, strict=True))
+    values = case.values(family, case.config(family, find_target("sm_90a")), find_device("h200"))
+    by_name = dict(zip([field.name for field in family.parameters.values], values, strict=True))
     assert by_name["len_kv"] == case.workload.len_kv
     assert family.parameters.pack(values)
 

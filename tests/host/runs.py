@@ -30,12 +30,13 @@ def launch(kernel: HostKernel, case: Case, tensors: Tensors, order: HostOrder | 
     """Poisons the results and runs the kernel. Raises HostFaultError if a check of the runtime fails."""
     tensors.out.buffer.fill_(torch.nan)
     tensors.lse.buffer.fill_(torch.nan)
-    family, config = kernel.spec.family, kernel.spec.config
-    values = case.values(family, config, tensors, device_of_target(kernel.spec.target))
-    pointers = [t.data_ptr() for t in (tensors.q, tensors.k, tensors.v, tensors.out.view, tensors.lse.view)]
+    family, config, device = kernel.spec.family, kernel.spec.config, device_of_target(kernel.spec.target)
+    values = case.values(family, config, device)
+    maps = case.tensor_maps(family, config)
     storages = [t.untyped_storage() for t in (tensors.q, tensors.k, tensors.v)]
     extents = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
-    kernel.launch(family.grid(config, case.workload), values, pointers, order, extents=extents, resident=resident)
+    grid = family.grid(config, case.workload, device)
+    kernel.launch(grid, values, tensors.addresses(), order, tensor_maps=maps, extents=extents, resident=resident)
 
 
 def why_rejected(kernel: HostKernel, case: Case, orders: Iterable[HostOrder]) -> str:

@@ -21,13 +21,14 @@ from flashgen.codegen.families.attention_forward import AttentionForwardConfig, 
 from flashgen.codegen.family import Family, families, find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.target import find_target, targets
+from flashgen.selection import dense_strides
 
 PROBLEMS = tuple(
     Problem(Dtype.BF16, d, v, m) for (d, v), m in itertools.product(((8, 8), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256)), Mask)
 )
 FORWARD = find_family("attention_forward")
 BF16_64 = Problem(Dtype.BF16, 64)
-SM_80 = find_target("sm_80")
+SM_80, H200 = find_target("sm_80"), find_device("h200")
 every_family = pytest.mark.parametrize("family", families().values(), ids=lambda f: f.name)
 
 
@@ -93,6 +94,21 @@ def test_predictions_are_times(family: Family) -> None:
         peak = device.sm_count * device.clock_hz * target.mma_flops_per_cycle * device.mma_rate
         assert slow >= large.visible_pairs(problem.mask) * 4 * 32 * 2 * (problem.head_dim + problem.head_dim_v) / peak * 0.999
         assert family.predict(problem, config, Workload(0, 8, 8, 512, 512), device).seconds == 0
+
+
+@every_family
+@pytest.mark.parametrize("workload", [Workload(2, 8, 2, 300, 500), Workload(1, 1, 1, 1, 1), Workload(3, 2, 2, 70, 0)], ids=lambda w: w.name)
+def test_a_launch_has_all_that_the_parameters_ask_for(family: Family, workload: Workload) -> None:
+    for problem, target in itertools.product(PROBLEMS, targets().values()):
+        strides = dense_strides(problem, workload)
+        if family.refusals(problem, target) or family.launch_refusals(problem, workload, strides):
+            continue
+        device, config = device_of_target(target), family.default(problem, target)
+        assert 1 <= family.grid(config, workload, device) < 2**31
+        assert len(family.tensor_maps(problem, config, workload, strides)) == len(family.parameters.tensor_maps)
+        values = family.values(problem, config, workload, device, strides, 0.125)
+        assert len(values) == len(family.parameters.values)
+        assert len(family.parameters.pack(values)) % family.parameters.alignment == 0
 
 
 @every_family
@@ -189,17 +205,16 @@ class TestAttentionForward:
         assert str(error.value).startswith(f"config {config.name} is illegal: ")
 
     def test_grid_covers_every_row_once(self) -> None:
-        assert FORWARD.grid(self.good, Workload(3, 8, 2, 1, 99)) == 24
-        assert FORWARD.grid(self.good, Workload(3, 8, 2, 128, 99)) == 24
-        assert FORWARD.grid(self.good, Workload(3, 8, 2, 129, 99)) == 48
-        assert FORWARD.grid(self.good, Workload(3, 8, 2, 0, 99)) == 0
+        assert FORWARD.grid(self.good, Workload(3, 8, 2, 1, 99), H200) == 24
+        assert FORWARD.grid(self.good, Workload(3, 8, 2, 128, 99), H200) == 24
+        assert FORWARD.grid(self.good, Workload(3, 8, 2, 129, 99), H200) == 48
+        assert FORWARD.grid(self.good, Workload(3, 8, 2, 0, 99), H200) == 0
 
     def values(self, workload: Workload, scale: float = 0.125, mask: Mask = Mask.FULL, block_q: int = 64) -> dict[str, Any]:
-        block = FORWARD.parameters
-        names = [field.name for field in block.fields[block.pointers :]]
+        names = [field.name for field in FORWARD.parameters.values]
         config = dataclasses.replace(self.good, block_q=block_q)
         problem, strides = Problem(Dtype.BF16, 64, mask=mask), [(1, 2, 3)] * 4
-        return dict(zip(names, FORWARD.values(problem, config, workload, find_device("h200"), strides, scale), strict=True))
+        return dict(zip(names, FORWARD.values(problem, config, workload, H200, strides, scale), strict=True))
 
     @pytest.mark.parametrize("divisor", [1, 2, 3, 5, 7, 12, 48, 64, 641, 2**16 - 1, 2**16, 2**24 + 1, 2**31 - 1])
     def test_reciprocals_divide_exactly(self, divisor: int) -> None:
@@ -232,7 +247,7 @@ class TestAttentionForward:
     def test_order_takes_every_block_once_and_the_longest_first(self, workload: Workload, section: int) -> None:
         values = self.values(workload, mask=Mask.CAUSAL)
         assert values["section_heads"] == section
-        blocks = [find_work(block, values) for block in range(FORWARD.grid(dataclasses.replace(self.good, block_q=64), workload))]
+        blocks = [find_work(block, values) for block in range(FORWARD.grid(dataclasses.replace(self.good, block_q=64), workload, H200))]
         assert set(blocks) == set(itertools.product(range(-(-workload.len_q // 64)), range(workload.heads_q), range(workload.batch)))
         assert len(set(blocks)) == len(blocks)
         for begin in range(0, len(blocks), values["section_blocks"]):

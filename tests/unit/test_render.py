@@ -14,13 +14,13 @@ import flashgen
 from flashgen import templates
 from flashgen.codegen.config import Config
 from flashgen.codegen.family import families
-from flashgen.codegen.parameters import Parameter, ParameterBlock
+from flashgen.codegen.parameters import ADDRESSES, Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Atoms, Source, environment, render, render_program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import targets
 
-SIZES = {"i64": 8, "u64": 8, "int": 4, "float": 4}
+LAYOUT = {"TensorMap": (128, 64), "i64": (8, 8), "u64": (8, 8), "int": (4, 4), "float": (4, 4)}  # size, alignment
 
 
 def specs() -> list[KernelSpec]:
@@ -146,40 +146,80 @@ def test_the_struct_is_the_parameter_block(spec: KernelSpec) -> None:
 
 
 def c_offsets(block: ParameterBlock) -> tuple[list[int], int]:
-    """Where C puts the fields, each at the next multiple of its size, and the struct's size, a multiple of the largest."""
+    """Where C puts the fields, each at the next multiple of its alignment, and the struct's size, a multiple of the largest."""
     offsets, end, largest = [], 0, 1
     for field in block.fields:
-        size = 8 if field.c_type.endswith("*") else SIZES[field.c_type]
-        end = -(-end // size) * size
+        size, alignment = (8, 8) if field.c_type.endswith("*") else LAYOUT[field.c_type]
+        end = -(-end // alignment) * alignment
         offsets.append(end)
-        end, largest = end + size, max(largest, size)
+        end, largest = end + size, max(largest, alignment)
     return offsets, -(-end // largest) * largest
 
 
-@pytest.mark.parametrize("family", families().values(), ids=lambda f: f.name)
-def test_the_host_packs_as_c_lays_out(family: object) -> None:
-    block = next(f for f in families().values() if f is family).parameters
+MAPS = ParameterBlock(
+    (
+        *(Parameter("TensorMap", f"{name}_map") for name in ("v", "q", "k")),
+        *(Parameter(kind, name) for kind, name in (("Element*", "out"), ("int*", "tile_counter"), ("float*", "lse"))),
+        *(Parameter(kind, name) for kind, name in (("u64", "reciprocal"), ("int", "len_q"), ("float", "scale_log2"), ("int", "len_kv"))),
+    )
+)
+BLOCKS = {**{family.name: family.parameters for family in families().values()}, "tensor maps": MAPS}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_the_host_packs_as_c_lays_out(block: ParameterBlock) -> None:
     offsets, size = c_offsets(block)
-    values = [1000 + i for i in range(block.pointers, len(block.fields))]
+    values = [1000 + i for i in range(len(block.values))]
     packed = block.pack(values)
     assert len(packed) == size
-    assert packed[: 8 * block.pointers] == bytes(8 * block.pointers), "pointers are null until the launch"
-    for field, offset, value in zip(block.fields[block.pointers :], offsets[block.pointers :], values, strict=True):
+    assert size % block.alignment == 0
+    first = len(block.fields) - len(block.values)
+    assert not any(packed[: offsets[first]]), "pointers are null and maps empty until the launch"
+    for field, offset, value in zip(block.values, offsets[first:], values, strict=True):
         kind = {"i64": "<q", "u64": "<Q", "int": "<i", "float": "<f"}[field.c_type]
         assert struct.unpack_from(kind, packed, offset) == (value,), field.name
 
 
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_addresses_go_where_c_has_the_fields_of_their_names(block: ParameterBlock) -> None:
+    offsets = dict(zip([field.name for field in block.fields], c_offsets(block)[0], strict=True))
+    found = {ADDRESSES[place.index]: place.offset for place in block.pointers}
+    found.update({f"{ADDRESSES[place.index]}_map": place.offset for place in block.tensor_maps})
+    assert found == {name: offset for name, offset in offsets.items() if name not in [field.name for field in block.values]}
+    assert block.has_tile_counter == ("tile_counter" in offsets)
+
+
 def test_a_block_pads_its_end_only() -> None:
-    block = ParameterBlock((Parameter("float*", "p"), Parameter("i64", "n"), Parameter("int", "m")))
-    assert block.signature == "float* p, i64 n, int m"
+    block = ParameterBlock((Parameter("float*", "lse"), Parameter("i64", "n"), Parameter("int", "m")))
+    assert block.signature == "float* lse, i64 n, int m"
     assert block.pack([-1, 7]) == struct.pack("<QqiI", 0, -1, 7, 0)
     assert c_offsets(block) == ([0, 8, 16], 24)
 
 
-@pytest.mark.parametrize("kinds", [("int", "i64"), ("i64", "float*"), ("int", "float*")])
-def test_a_block_that_c_would_pad_inside_is_refused(kinds: tuple[str, ...]) -> None:
+def test_a_block_with_a_tensor_map_is_a_multiple_of_its_alignment() -> None:
+    block = ParameterBlock((Parameter("TensorMap", "k_map"), Parameter("int", "n")))
+    assert block.pack([7]) == struct.pack("<128si60x", b"", 7)
+    assert c_offsets(block) == ([0, 128], 192)
+
+
+@pytest.mark.parametrize("kinds", ["int i64", "i64 float*", "int float*", "float* TensorMap", "i64 TensorMap"])
+def test_a_block_that_c_would_pad_inside_is_refused(kinds: str) -> None:
+    names = {"float*": "lse", "TensorMap": "q_map"}
     with pytest.raises(ValueError, match="must be ordered"):
-        ParameterBlock(tuple(Parameter(kind, f"field_{i}") for i, kind in enumerate(kinds)))
+        ParameterBlock(tuple(Parameter(kind, names.get(kind, "n")) for kind in kinds.split()))
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (Parameter("float*", "sums"), r"^a float\* must be named one of q, k, v, out, lse, tile_counter; got 'sums'$"),
+        (Parameter("TensorMap", "q"), r"^a TensorMap must be named one of q_map, k_map, v_map, out_map; got 'q'$"),
+        (Parameter("TensorMap", "lse_map"), r"^a TensorMap must be named one of .*; got 'lse_map'$"),
+    ],
+)
+def test_a_field_that_no_launch_could_fill_is_refused(field: Parameter, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ParameterBlock((field,))
 
 
 def test_a_value_out_of_range_is_no_silent_wrap() -> None:

@@ -34,8 +34,9 @@ def test_neighbouring_lengths_share_a_bucket() -> None:
 def test_ranking_is_complete_sorted_and_repeatable() -> None:
     problem, workload = Problem(Dtype.BF16, 64), Workload(4, 32, 32, 4096, 4096)
     ranked = selection.ranked(problem, workload, H200)
-    family = selection.families_for(problem, H200.target)[0]
-    assert {c.config for c in ranked} == set(family.legal_configs(problem, H200.target))
+    able = selection.families_for(problem, H200.target)
+    assert {(c.family, c.config) for c in ranked} == {(f, config) for f in able for config in f.legal_configs(problem, H200.target)}
+    assert selection.ranked(problem, workload, H200, able[:1]) == [c for c in ranked if c.family is able[0]]
     assert [c.seconds for c in ranked] == sorted(c.seconds for c in ranked)
     assert ranked == selection.ranked(problem, workload, H200)
     assert all(c.seconds > 0 and c.bound_by for c in ranked)

@@ -127,7 +127,8 @@ def test_own_records_win_and_shipped_ones_come_before_the_model(
     tmp_path: Path, own: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flashgen")
-    model, fast, slow = (c.to_json() for c in (selection.ranked(PROBLEM, WORKLOAD, DEVICE)[0].config, *CONFIGS[:2]))
+    preferred = selection.ranked(PROBLEM, WORKLOAD, DEVICE, selection.families_for(PROBLEM, DEVICE.target)[:1])
+    model, fast, slow = (c.to_json() for c in (preferred[0].config, *CONFIGS[:2]))
     assert len({str(config) for config in (model, fast, slow)}) == 3
     monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path / "nowhere"))
     assert chosen(FakeKernels())["config"] == model

@@ -1,0 +1,60 @@
+"""`TensorMapShape`: what a tensor map says, all but the address.
+
+A tensor map is the 128-byte description of a tensor by which the copy engine of sm_90 and newer finds a box of its elements.
+Rules and words are those of cuTensorMapEncodeTiled (CUDA driver API, "Tensor Map Object Management":
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TENSOR__MEMORY.html; PTX ISA, "Tensors":
+https://docs.nvidia.com/cuda/parallel-thread-execution/#tensors).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import ArgumentError, choice_error, require_int
+from .problem import Dtype
+
+MAX_RANK = 5
+MAX_SIZE = 2**32
+MAX_BOX = 256
+STRIDE_UNIT, STRIDE_END = 16, 2**40
+SWIZZLES = (0, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class TensorMapShape:
+    """One tensor as a kernel copies it. Raises ArgumentError for what the driver would refuse.
+
+    sizes:          elements in each dimension, innermost first; up to five dimensions
+    strides:        bytes between neighbours in each dimension but the innermost, whose elements are adjacent: multiples of 16
+    box:            elements that one copy takes in each dimension
+    swizzle_bytes:  span within which a copy permutes 16-byte chunks of shared memory, no less than the box's inner row; 0 for none
+    """
+
+    dtype: Dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: int = 128
+
+    def __post_init__(self) -> None:
+        rank = len(self.sizes)
+        if not 1 <= rank <= MAX_RANK:
+            raise ArgumentError(f"sizes must be of 1 to {MAX_RANK} dimensions; got {rank}")
+        for name, given, count in (("strides", self.strides, rank - 1), ("box", self.box, rank)):
+            if len(given) != count:
+                raise ArgumentError(f"{name} must have {count} entries for {rank} sizes; got {len(given)}")
+        for dim, size in enumerate(self.sizes):
+            require_int(f"sizes[{dim}]", size, 1, MAX_SIZE)
+        for dim, stride in enumerate(self.strides):
+            require_int(f"strides[{dim}]", stride, 0, STRIDE_END - 1)
+            if stride % STRIDE_UNIT:
+                raise ArgumentError(f"strides[{dim}] must be a multiple of {STRIDE_UNIT} bytes; got {stride}")
+        for dim, extent in enumerate(self.box):
+            require_int(f"box[{dim}]", extent, 1, MAX_BOX)
+        if self.swizzle_bytes not in SWIZZLES:
+            raise choice_error("swizzle_bytes", self.swizzle_bytes, SWIZZLES)
+        row = self.box[0] * self.dtype.bytes
+        if row % 16:
+            raise ArgumentError(f"box[0] must be a multiple of 16 bytes; got {self.box[0]} elements, {row} bytes")
+        if self.swizzle_bytes and row > self.swizzle_bytes:
+            raise ArgumentError(f"box[0] must fit swizzle_bytes {self.swizzle_bytes}; got {self.box[0]} elements, {row} bytes")

@@ -1,0 +1,174 @@
+"""Several families for one problem: which is preferred, and who takes the calls that it cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import flashgen
+from flashgen import host, selection
+from flashgen.build.artifact import Report
+from flashgen.build.driver import Gpu
+from flashgen.codegen import family as codegen_family
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.families.attention_forward import AttentionForward
+from flashgen.codegen.family import Family, Strides
+from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import Target, find_target
+from flashgen.record_exchange import to_text
+from flashgen.records import Records
+from flashgen.selection import Kernels, dense_strides, left_out
+from flashgen.shipped_records import ShippedRecords
+from flashgen.verification import Screen
+from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, make
+
+GPU = Gpu(0, DEVICE, "uuid", "13.0")
+NONE: frozenset[str] = frozenset()
+PICKY = frozenset({"picky"})
+NO_KEYS = Workload(1, 4, 2, 100, 0)
+
+
+class Picky(AttentionForward):
+    """As the generic family, and preferred; but only on sm_90a, and neither without keys nor with heads that share their rows."""
+
+    name = "picky"
+    preference = 1
+
+    def refusals(self, problem: Problem, target: Target) -> list[str]:
+        return super().refusals(problem, target) or ([] if target.name == "sm_90a" else [f"target must be sm_90a; got {target.name}"])
+
+    def launch_refusals(self, problem: Problem, workload: Workload, strides: Sequence[Strides]) -> list[str]:
+        reasons = [] if workload.len_kv else ["k must have keys; got none"]
+        shared = workload.heads_kv > 1 and strides[1][1] == 0
+        return reasons + (["k must have heads of its own; got a stride of 0"] if shared else [])
+
+
+class FakeKernels(Kernels):
+    """Loads nothing: a kernel is its spec and a clean report."""
+
+    def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
+        return SimpleNamespace(spec=spec, gpu=gpu, artifact=SimpleNamespace(report=Report(128, 0, 0)))
+
+
+@pytest.fixture(autouse=True)
+def picky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Family:
+    """The families are the generic one and this; there are no records."""
+    family = Picky()
+    both = {FAMILY.name: FAMILY, family.name: family}
+    for module in (codegen_family, selection):
+        monkeypatch.setattr(module, "families", lambda: both)
+    own = Records(tmp_path / "records.sqlite3")
+    monkeypatch.setattr(selection, "records", lambda: own)
+    monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path))
+    monkeypatch.setattr(selection, "nvrtc_version", lambda: "13.0")
+    return family
+
+
+def names(families: Sequence[Family]) -> list[str]:
+    return [family.name for family in families]
+
+
+def test_the_preferred_family_comes_first_where_it_can(picky: Family) -> None:
+    assert names(selection.families_for(PROBLEM, DEVICE.target)) == ["picky", "attention_forward"]
+    assert names(selection.families_for(PROBLEM, find_target("sm_80"))) == ["attention_forward"]
+    assert selection.default_spec(PROBLEM, DEVICE.target).family is picky
+    assert selection.default_spec(PROBLEM, DEVICE.target, PICKY).family is FAMILY
+
+
+def test_the_model_s_pick_is_of_the_preferred_family() -> None:
+    assert FakeKernels().choose(PROBLEM, WORKLOAD, GPU).spec.family.name == "picky"
+    assert FakeKernels().choose(PROBLEM, WORKLOAD, GPU, PICKY).spec.family.name == "attention_forward"
+
+
+def test_what_a_call_leaves_out() -> None:
+    dense = dense_strides(PROBLEM, WORKLOAD)
+    shared = [dense[0], (dense[1][0], 0, dense[1][2]), *dense[2:]]
+    assert left_out(PROBLEM, WORKLOAD, dense, DEVICE.target) == NONE
+    assert left_out(PROBLEM, WORKLOAD, shared, DEVICE.target) == PICKY
+    assert left_out(PROBLEM, NO_KEYS, dense_strides(PROBLEM, NO_KEYS), DEVICE.target) == PICKY
+
+
+def test_dense_strides_are_pytorch_s() -> None:
+    problem, w = Problem(PROBLEM.dtype, 64, 32), Workload(3, 8, 2, 50, 70)
+    shapes = ((3, 50, 8, 64), (3, 70, 2, 64), (3, 70, 2, 32), (3, 50, 8, 32))
+    found = [torch.empty(shape, device="meta").stride() for shape in shapes]
+    assert dense_strides(problem, w) == [(batch, head, row) for batch, row, head, _ in found]
+
+
+def test_where_none_is_left_every_reason_is_given(monkeypatch: pytest.MonkeyPatch, picky: Family) -> None:
+    monkeypatch.setattr(selection, "families", lambda: {picky.name: picky})
+    with pytest.raises(ArgumentError, match=r"^k must have keys; got none; k must have heads of its own; got a stride of 0$"):
+        left_out(PROBLEM, NO_KEYS, [(0, 0, 0)] * 4, DEVICE.target)
+
+
+def test_choices_are_kept_apart() -> None:
+    kernels = FakeKernels()
+    first = kernels.choose(PROBLEM, WORKLOAD, GPU)
+    assert kernels.is_chosen(PROBLEM, WORKLOAD, GPU)
+    assert not kernels.is_chosen(PROBLEM, WORKLOAD, GPU, PICKY)
+    other = kernels.choose(PROBLEM, WORKLOAD, GPU, PICKY)
+    assert kernels.choose(PROBLEM, WORKLOAD, GPU) is first is not other
+    assert kernels.choose(PROBLEM, WORKLOAD, GPU, PICKY) is other
+
+
+def specs_of(picky: Family) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of the preferred family, and of the generic one with a config that neither the model nor the default picks."""
+    return tuple(KernelSpec(f, PROBLEM, CONFIGS[1], DEVICE.target).to_json() for f in (picky, FAMILY))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("whose", ["own", "shipped"])
+def test_records_of_a_family_left_out_do_not_count(whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picky: Family) -> None:
+    fast, slow = specs_of(picky)
+    known = [make(1e-6, spec=fast), make(1e-3, spec=slow)]
+    if whose == "own":
+        for record in known:
+            selection.records().put(record)
+    else:
+        (tmp_path / "gpu.json").write_text(to_text(known))
+    kernels = FakeKernels()
+    assert kernels.choose(PROBLEM, WORKLOAD, GPU).spec.to_json() == fast
+    assert kernels.choose(PROBLEM, WORKLOAD, GPU, PICKY).spec.to_json() == slow
+    assert kernels.choose(PROBLEM, WORKLOAD, GPU).spec.to_json() == fast
+
+
+def test_imports_of_a_family_left_out_do_not_count(picky: Family) -> None:
+    load = FakeKernels().load
+    mine, generic = (load(KernelSpec(f, PROBLEM, CONFIGS[1], DEVICE.target), GPU) for f in (picky, FAMILY))
+    again = load(mine.spec, GPU)
+    try:
+        selection.imports.add(mine)
+        assert selection.imports.find(PROBLEM, GPU) is mine
+        assert selection.imports.find(PROBLEM, GPU, PICKY) is None
+        assert FakeKernels().choose(PROBLEM, WORKLOAD, GPU, PICKY).spec.family is FAMILY
+        selection.imports.add(generic)
+        assert selection.imports.find(PROBLEM, GPU) is mine, "of both the one preferred"
+        assert FakeKernels().choose(PROBLEM, WORKLOAD, GPU, PICKY) is generic
+        selection.imports.add(again)
+        assert selection.imports.find(PROBLEM, GPU) is again
+    finally:
+        selection.imports.clear()
+
+
+@pytest.mark.parametrize(("keys", "expected"), [(5, "picky"), (0, "attention_forward")])
+def test_calls_on_the_cpu(keys: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    monkeypatch.setattr(host, "load", lambda spec: spec)
+    monkeypatch.setattr(host, "run_on_host", lambda spec, tensors, scale: ran.append(spec.family.name))
+    host._default_kernel.cache_clear()
+    q, k = (torch.zeros(1, length, 2, 64, dtype=torch.bfloat16) for length in (3, keys))
+    flashgen.attention(q, k, k)
+    host._default_kernel.cache_clear()
+    assert ran == [expected]
+
+
+def test_a_kernel_is_not_verified_on_what_its_family_cannot_take(picky: Family) -> None:
+    spec = KernelSpec(picky, PROBLEM, CONFIGS[1], DEVICE.target)
+    kernel: Any = SimpleNamespace(spec=spec)  # could not be launched
+    assert Screen(PROBLEM, "cpu", [(1, 2, 1, 3, 0)]).judge(kernel) == []
