@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .artifact import Artifact
 
-RED_ZONES = 4096  # bytes that a block has beside those that it asks for: kRedZone of each region
+RED_ZONES = 16 * 1024  # bytes that a block has beside those that it asks for: kRedZone of each region, of which there are 16 at most
 _TEXT_BYTES = 4096
 
 

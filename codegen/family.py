@@ -69,6 +69,10 @@ class Family(ABC):
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
         """The family's own variables for its template."""
 
+    def instructions(self, problem: Problem, config: Any) -> str:
+        """PTX atoms written for this kernel, `instructions` in its template: of those that exist in too many shapes to be files."""
+        return ""
+
     @abstractmethod
     def threads(self, config: Any) -> int:
         """Threads of a block."""

@@ -24,7 +24,7 @@ class Atoms(enum.Enum):
 
 
 # Files of templates/host that come before the atoms; `launch` comes last, and after it `program` where that is asked for.
-HOST_RUNTIME = ("language", "shared", "fiber", "schedule", "block")
+HOST_RUNTIME = ("language", "shared", "fiber", "schedule", "report", "block")
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,9 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     if atoms is Atoms.HOST:
         files = [f"host/{name}.cuh" for name in HOST_RUNTIME] + files
     tiles = [f"tile/{name}.cuh" for name in spec.family.tiles]
+    written = spec.family.instructions(spec.problem, spec.config) if atoms is Atoms.PTX else ""
     fields = spec.family.parameters.fields
-    text = template.render(spec=spec, config=spec.config, parameters=fields, atoms=files, tiles=tiles, **context)
+    text = template.render(spec=spec, config=spec.config, parameters=fields, atoms=files, tiles=tiles, instructions=written, **context)
     if atoms is Atoms.HOST:
         text += f"\n#define FLASHGEN_KERNEL {spec.name}\n\n{templates.read('host/launch.cuh')}"
     return Source(spec.name, text)

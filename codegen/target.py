@@ -22,6 +22,7 @@ class Target:
     registers_per_sm:         32-bit registers
     threads_per_sm, blocks_per_sm: most resident at once
     mma_flops_per_cycle:      dense fp16/bf16 FLOP a cycle and SM through mma.sync with fp32 accumulation (for the model)
+    wgmma_flops_per_cycle:    the same through wgmma; 0 where there is none
     exp2_per_cycle:           ex2.approx results a cycle and SM (for the model)
     """
 
@@ -33,6 +34,7 @@ class Target:
     blocks_per_sm: int
     mma_flops_per_cycle: int
     exp2_per_cycle: int = 16
+    wgmma_flops_per_cycle: int = 0
     registers_per_sm: int = 65536
     registers_per_thread: int = 255
     shared_memory_reserved: int = 1024

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .errors import ArgumentError, choice_error, require_int
 from .problem import Dtype
 
-MAX_RANK = 5
+MIN_RANK, MAX_RANK = 2, 5  # the binding of the driver's function takes no empty list of strides
 MAX_SIZE = 2**32
 MAX_BOX = 256
 STRIDE_UNIT, STRIDE_END = 16, 2**40
@@ -24,7 +24,7 @@ SWIZZLES = (0, 32, 64, 128)
 class TensorMapShape:
     """One tensor as a kernel copies it. Raises ArgumentError for what the driver would refuse.
 
-    sizes:          elements in each dimension, innermost first; up to five dimensions
+    sizes:          elements in each dimension, innermost first; two to five dimensions
     strides:        bytes between neighbours in each dimension but the innermost, whose elements are adjacent: multiples of 16
     box:            elements that one copy takes in each dimension
     swizzle_bytes:  span within which a copy permutes 16-byte chunks of shared memory, no less than the box's inner row; 0 for none
@@ -38,8 +38,8 @@ class TensorMapShape:
 
     def __post_init__(self) -> None:
         rank = len(self.sizes)
-        if not 1 <= rank <= MAX_RANK:
-            raise ArgumentError(f"sizes must be of 1 to {MAX_RANK} dimensions; got {rank}")
+        if not MIN_RANK <= rank <= MAX_RANK:
+            raise ArgumentError(f"sizes must be of {MIN_RANK} to {MAX_RANK} dimensions; got {rank}")
         for name, given, count in (("strides", self.strides, rank - 1), ("box", self.box, rank)):
             if len(given) != count:
                 raise ArgumentError(f"{name} must have {count} entries for {rank} sizes; got {len(given)}")

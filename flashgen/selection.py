@@ -16,7 +16,7 @@ from flashgen.build.store import ArtifactStore
 from flashgen.codegen.config import Config
 from flashgen.codegen.device import Device
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.family import Family, Strides, families
+from flashgen.codegen.family import Family, Strides, families, find_family
 from flashgen.codegen.problem import Problem, Workload
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
@@ -49,12 +49,13 @@ def shipped_records() -> ShippedRecords:
     return ShippedRecords()
 
 
-def families_for(problem: Problem, target: Target) -> list[Family]:
-    """The families that can compute `problem` on `target`, those preferred first.
+def families_for(problem: Problem, target: Target, name: str | None = None) -> list[Family]:
+    """The families that can compute `problem` on `target`, those preferred first; or the one of that name.
 
     Raises ArgumentError with every family's reasons if none can.
     """
-    able = _without_reasons({family: family.refusals(problem, target) for family in families().values()})
+    asked = [find_family(name)] if name is not None else families().values()
+    able = _without_reasons({family: family.refusals(problem, target) for family in asked})
     return sorted(able, key=lambda family: (-family.preference, family.name))
 
 
@@ -124,10 +125,13 @@ def family_of(config: Config) -> Family:
     return next(family for family in families().values() if type(config) is family.config_type)
 
 
-def default_spec(problem: Problem, target: Target, without: frozenset[str] = frozenset()) -> KernelSpec:
-    """The config for where nothing is known: it compiles cleanly everywhere. Of the family preferred; `without`: names of others."""
-    family = next(family for family in families_for(problem, target) if family.name not in without)
-    return KernelSpec(family, problem, family.default(problem, target), target)
+def default_spec(problem: Problem, target: Target, without: frozenset[str] = frozenset(), family: str | None = None) -> KernelSpec:
+    """The config for where nothing is known: it compiles cleanly everywhere. Of the family preferred, or of the one of that name.
+
+    `without`: names of families that are left out.
+    """
+    chosen = next(able for able in families_for(problem, target, family) if able.name not in without)
+    return KernelSpec(chosen, problem, chosen.default(problem, target), target)
 
 
 def bucket(workload: Workload) -> Workload:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import enum
 import itertools
-import math
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from flashgen.codegen.attention_launch import head_dim_reasons, reciprocal, scale_values, section_heads
 from flashgen.codegen.config import Config
 from flashgen.codegen.device import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Strides
@@ -20,9 +19,7 @@ from flashgen.codegen.problem import Dtype, Mask, Pass, Problem, Workload
 from flashgen.codegen.target import Target
 
 SPARE_REGISTERS = 36  # of a thread, beside those needed: with so many hardly anything spills
-
-
-SECTION_HEADS, SECTION_SHARE_OF_L2 = 1024, 2  # at most, and one part in so many
+SECTION_SHARE_OF_L2 = 2  # one part in so many: blocks of neighbouring sections run together
 
 
 class QueryPlace(enum.Enum):
@@ -68,36 +65,11 @@ class AttentionForwardConfig(Config):
         return ", ".join(f"{name} {value}" for name, value in self.to_json().items())
 
 
-def _float32(value: float) -> float:
-    """Rounded to fp32, as the kernel will see it."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
-def _section_heads(problem: Problem, workload: Workload, device: Device) -> int:
-    """Heads, over the whole batch, that a section of the launch's order has: see tile/schedule.cuh.
-
-    Their K and V take at most half of the L2: blocks of neighbouring sections run together. Sections are of one size, so it divides
-    the number of heads. Without a mask blocks are equally long, and one head a section reads K and V most often from the L2.
-    """
-    if problem.mask is Mask.FULL:
-        return 1
-    heads = workload.batch * workload.heads_q
-    bytes_of_head = workload.len_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
-    fitting = device.l2_bytes // SECTION_SHARE_OF_L2 * (workload.heads_q // workload.heads_kv) // max(1, bytes_of_head)
-    largest = max(1, min(fitting, heads, SECTION_HEADS))
-    return next(n for n in range(largest, 0, -1) if heads % n == 0)
-
-
-def _reciprocal(divisor: int) -> int:
-    """What tile/schedule.cuh divides with."""
-    return 0 if divisor == 1 else -(-(2**64) // divisor)
-
-
 class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 7
+    revision = 8
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -115,7 +87,7 @@ class AttentionForward(Family):
         *("types", "register", "index", "shared_memory", "barrier", "cp_async", "ldmatrix", "mma_sync"),
         *("cvt", "ex2", "log", "mul", "rcp", "shfl_sync", "vote_sync"),
     )
-    tiles = ("shared_tile", "shared_regions", "schedule", "rows", "load", "gemm", "mask", "softmax", "epilogue")
+    tiles = ("shared_tile", "shared_regions", "schedule", "rows", "load", "gemm", "mask", "lse", "softmax", "epilogue")
 
     # Registers a thread needs beside its accumulators and query fragments: addresses, operands on their way, the softmax state.
     # Less than what never spills: the fastest configs lie at the edge, and one in twelve of those admitted spills on sm_90a.
@@ -126,10 +98,7 @@ class AttentionForward(Family):
         reasons = []
         if problem.direction is not Pass.FORWARD:
             reasons.append(f"pass must be forward; got {problem.direction.value}")
-        for name, width in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):
-            if width % 8 or not 8 <= width <= 256:
-                nearest = min(max(8, -(-width // 8) * 8), 256)
-                reasons.append(f"{name} must be a multiple of 8 from 8 to 256; got {width} (nearest: {nearest})")
+        reasons += head_dim_reasons(problem)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         return reasons
@@ -205,19 +174,13 @@ class AttentionForward(Family):
         strides: Sequence[Strides],
         scale: float,
     ) -> tuple[int | float, ...]:
-        """See Family. `natural`, in two parts, turns the base-2 logarithms that the kernel works with back into scaled scores.
-
-        The scale is an fp32 number, as in plain PyTorch, which multiplies fp32 scores by it: lse is that of the same scaled scores.
-        """
-        scale = _float32(scale)
-        scale_log2 = _float32(scale * math.log2(math.e))
-        natural = scale / scale_log2
+        """See Family."""
         query_tiles = -(-workload.len_q // config.block_q)
-        section = _section_heads(problem, workload, device)
+        section = section_heads(problem, workload, device.l2_bytes // SECTION_SHARE_OF_L2)
         group = workload.heads_q // workload.heads_kv
-        reciprocals = (_reciprocal(n) for n in (workload.heads_q, group, section, section * query_tiles))
+        reciprocals = (reciprocal(n) for n in (workload.heads_q, group, section, section * query_tiles))
         sizes = (workload.heads_q, workload.len_q, workload.len_kv, query_tiles, section, section * query_tiles)
-        return (*itertools.chain(*strides), *reciprocals, *sizes, scale_log2, natural, natural - _float32(natural))
+        return (*itertools.chain(*strides), *reciprocals, *sizes, *scale_values(scale))
 
     def context(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> dict[str, object]:
         """See Family."""

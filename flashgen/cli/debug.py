@@ -16,6 +16,7 @@ from .options import (
     Arch,
     Causal,
     DtypeName,
+    FamilyName,
     HeadDim,
     HeadDimV,
     Json,
@@ -46,6 +47,7 @@ def debug(
     dtype: DtypeName = "bf16",
     causal: Causal = False,
     arch: Arch = None,
+    family: FamilyName = None,
     settings: Settings = None,
     batch: Annotated[int, typer.Option("--batch", help="Batch size.")] = 1,
     heads: Annotated[int, typer.Option("--heads", help="Query heads.")] = 2,
@@ -74,7 +76,7 @@ def debug(
     for name, size in (("batch", batch), ("heads", heads), ("seqlen", seqlen)):
         require_int(name, size, 1)
     require_int("seed", seed, 0, 2**63 - 1)
-    spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings))
+    spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings), family)
     workload = Workload(batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
     order = HostOrder(_schedule(schedule), late_copies, seed)
     found = runner.run(

@@ -18,6 +18,7 @@ from .options import (
     Causal,
     CausalOrBoth,
     DtypeName,
+    FamilyName,
     HeadDim,
     HeadDimV,
     Json,
@@ -46,6 +47,7 @@ def generate(
     head_dim_v: HeadDimV = 0,
     dtype: DtypeName = "bf16",
     causal: CausalOrBoth = None,
+    family: FamilyName = None,
     settings: Settings = None,
     json: Json = False,
 ) -> None:
@@ -57,7 +59,9 @@ def generate(
     targets = [find_target(name.strip()) for name in arch.split(",")]
     by_hand = parse_settings(settings)
     specs = [
-        spec_for(problem, target, by_hand) for problem in problems(head_dim, head_dim_v, dtype, causal) for target in dict.fromkeys(targets)
+        spec_for(problem, target, by_hand, family)
+        for problem in problems(head_dim, head_dim_v, dtype, causal)
+        for target in dict.fromkeys(targets)
     ]
     made = {}
     for spec, artifact in compile_many([(spec, partial(selection.compile_spec, spec)) for spec in specs]):
@@ -80,13 +84,14 @@ def compile_(
     dtype: DtypeName = "bf16",
     causal: Causal = False,
     arch: Arch = None,
+    family: FamilyName = None,
     settings: Settings = None,
     json: Json = False,
 ) -> None:
     """Compile one kernel and print the compiler's report. Exit code 1 if it spills or a directive was ignored. Needs no GPU."""
     from flashgen import selection
 
-    spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings))
+    spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings), family)
     artifact = selection.compile_spec(spec)
     report, threads = artifact.report, spec.family.threads(spec.config)
     shared = spec.family.shared_bytes(spec.problem, spec.config)
@@ -119,15 +124,17 @@ def show(
     dtype: DtypeName = "bf16",
     causal: Causal = False,
     arch: Arch = None,
+    family: FamilyName = None,
     settings: Settings = None,
 ) -> None:
     """Print the CUDA source of one kernel: self-contained, as it is compiled."""
-    spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings))
+    spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings), family)
     print(render(spec).text, end="")
 
 
 def verify(
-    head_dim: HeadDim, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None, settings: Settings = None,
+    head_dim: HeadDim, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None,
+    family: FamilyName = None, settings: Settings = None,
     device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on host atoms.")] = "0",
     arch: Arch = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -135,7 +142,7 @@ def verify(
     from flashgen.verification import run
 
     load, target = _loader(device, arch)
-    specs = [spec_for(problem, target, parse_settings(settings)) for problem in problems(head_dim, head_dim_v, dtype, causal)]
+    specs = [spec_for(problem, target, parse_settings(settings), family) for problem in problems(head_dim, head_dim_v, dtype, causal)]
     results = [(spec, case) for spec in specs for case in run(load(spec))]
     wrong = [case for _, case in results if not case.verdict.ok]
     if json:

@@ -30,6 +30,9 @@ Batch = Annotated[int | None, typer.Option("--batch", help="Batch size; default:
 Heads = Annotated[int | None, typer.Option("--heads", help="Query heads; default: 2048 / head_dim.")]
 KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; default: as many as query heads.")]
 Arch = Annotated[str | None, typer.Option("--arch", help="Architecture, for example sm_90a; default: this GPU's, or sm_90a without one.")]
+FamilyName = Annotated[
+    str | None, typer.Option("--family", help="Kernel family, for example attention_forward; default: the preferred one that can.")
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A config field by hand, for example --set block_q=128; may be repeated.")
 ]
@@ -66,11 +69,11 @@ def target_or_here(arch: str | None) -> Target:
     return gpu(0).device.target if gpu_count() else find_target("sm_90a")
 
 
-def spec_for(problem: Problem, target: Target, settings: dict[str, str]) -> KernelSpec:
+def spec_for(problem: Problem, target: Target, settings: dict[str, str], family: str | None = None) -> KernelSpec:
     """The default spec, with the fields that were given by hand. Raises IllegalConfigError with all reasons."""
     from flashgen import selection
 
-    default = selection.default_spec(problem, target)
+    default = selection.default_spec(problem, target, family=family)
     return KernelSpec(default.family, problem, default.config.replace_from_text(settings), target) if settings else default
 
 

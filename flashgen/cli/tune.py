@@ -17,6 +17,7 @@ from .options import (
     Batch,
     CausalOrBoth,
     DtypeName,
+    FamilyName,
     HeadDim,
     HeadDimV,
     Heads,
@@ -57,6 +58,7 @@ def tune(
     jobs: Annotated[int, typer.Option("--jobs", help="Compile threads; 0: all cores, 16 at most.")] = 0,
     budget_seconds: Annotated[float | None, typer.Option("--budget-seconds", help="Begin nothing new after this many seconds.")] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Try all legal configs, not the model's best.")] = False,
+    family: FamilyName = None,
     settings: Settings = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List candidates and refusals; compile and run nothing.")] = False,
     json: Json = False,
@@ -77,6 +79,7 @@ def tune(
         jobs=jobs,
         budget_seconds=budget_seconds,
         exhaustive=exhaustive,
+        family=family,
         settings=parse_settings(settings),
     )
     if dry_run:

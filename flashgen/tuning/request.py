@@ -41,7 +41,8 @@ class Request:
     batch: None for 16384 tokens in all, of the longer ones;
     heads: None for 2048 / head_dim; kv_heads: None for as many; device: a GPU's ordinal, the name of a known device, or None for the
     GPU that is here (h200 if there is none); arch: an architecture to predict for; jobs: compile threads, 0 for all cores;
-    budget_seconds: no new compile or workload is begun after it; exhaustive: all legal configs, not the model's best.
+    budget_seconds: no new compile or workload is begun after it; exhaustive: all legal configs, not the model's best;
+    family: name of the only one to try; settings: config fields by hand, of it or of the preferred one.
     """
 
     head_dim: int
@@ -58,6 +59,7 @@ class Request:
     jobs: int = 0
     budget_seconds: float | None = None
     exhaustive: bool = False
+    family: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,14 +91,15 @@ class Request:
 
     def candidates(self, cell: Cell, device: Device) -> list[KernelSpec]:
         """The specs to try in a cell: the model's best and the default, or all that are legal, or the one given by hand."""
-        default = selection.default_spec(cell.problem, device.target)
+        default = selection.default_spec(cell.problem, device.target, family=self.family)
+        among = selection.families_for(cell.problem, device.target, self.family)
         if self.settings:
             config = default.config.replace_from_text(self.settings)
             return [default, KernelSpec(default.family, cell.problem, config, device.target)]
         if self.exhaustive:
-            best = selection.ranked(cell.problem, cell.workload, device)
+            best = selection.ranked(cell.problem, cell.workload, device, among)
         else:
-            best = selection.shortlist(cell.problem, cell.workload, device, MODEL_BEST)
+            best = selection.shortlist(cell.problem, cell.workload, device, MODEL_BEST, among)
         specs = [KernelSpec(c.family, cell.problem, c.config, device.target) for c in best]
         return specs if default in specs else [*specs, default]
 
@@ -177,7 +180,7 @@ def dry_run(request: Request, device: Device) -> dict[str, Any]:
 def _dry_cell(request: Request, cell: Cell, device: Device) -> dict[str, Any]:
     target = device.target
     refused = {}
-    for family in selection.families_for(cell.problem, target):
+    for family in selection.families_for(cell.problem, target, request.family):
         for config in family.space(cell.problem, target):
             if reasons := family.check(cell.problem, config, target):
                 refused[config.name] = reasons

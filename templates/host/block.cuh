@@ -1,15 +1,19 @@
-// A block on the host: its threads, each on a fiber, what they wait for (the other lanes of their warp, a barrier, or a change of memory), and
-// the report of what went wrong.
+// A block on the host: its threads, each on a fiber, and how they wait for each other: for the other lanes of their warp or warpgroup, at a
+// barrier, or for a change of memory.
 
 #include <algorithm>
-#include <atomic>
-#include <mutex>
+#include <deque>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace host {
 
-constexpr int kBarriers = 16;
+struct Block;
+inline thread_local Block* current = nullptr;
+
+constexpr int kBarriers = 16, kWarpgroup = 4 * kLanes;
 
 struct Extent {
     std::uint64_t address, bytes;
@@ -25,47 +29,10 @@ struct Options {
     int resident;               // how many of them run together: those that wait for each other must
 };
 
-// Why a launch was stopped: the check that failed, and a message for people.
-struct Fault {
-    std::atomic<bool> found{false};
-    std::mutex mutex;
-    std::string check, message;
-
-    // The first one counts.
-    void report(const char* failed, const std::string& text) {
-        const std::lock_guard<std::mutex> guard(mutex);
-        if (found) return;
-        check = failed, message = text;
-        found = true;
-    }
-};
-
 // What all copies and waits of one thread need to remember: see atoms/host/cp_async.cuh.
 struct Copy {
     std::uint32_t destination;
     const void* source;  // null: zeros
-};
-
-// Why a thread does not run.
-struct Wait {
-    enum Kind { kNone, kForLanes, kAtBarrier, kOnMemory, kEnded } kind = kNone;
-    const char* at = nullptr;     // the atom
-    std::uint64_t which = 0;      // barrier, or address
-    std::uint64_t value = 0;      // that does not change
-
-    bool operator==(const Wait& other) const {
-        return kind == other.kind && at == other.at && which == other.which && value == other.value;
-    }
-    std::string text() const {
-        char text[200] = "can go on";
-        if (kind == kForLanes) std::snprintf(text, sizeof text, "wait at %s", at);
-        if (kind == kAtBarrier) std::snprintf(text, sizeof text, "wait at %s %d", at, static_cast<int>(which));
-        if (kind == kOnMemory)
-            std::snprintf(text, sizeof text, "spin at %s of 0x%llx, which stays %llu", at, static_cast<unsigned long long>(which),
-                          static_cast<unsigned long long>(value));
-        if (kind == kEnded) return "have ended";
-        return text;
-    }
 };
 
 struct Thread {
@@ -75,21 +42,30 @@ struct Thread {
     std::vector<Copy> open;
 };
 
-struct Warp {
-    int arrived = 0;  // lanes, at the collective `op`
+// Where the threads of a warp or warpgroup come together.
+struct Meeting {
+    int arrived = 0;  // threads, at the collective `op`
     const char* op = nullptr;
-    void* operands[kLanes];
-    Clock clock[kMaxWarps] = {};  // clock[w]: up to which time of warp w this warp has seen what that one did
-    Clock synced = 0;             // how often its lanes have met in a way that orders memory
+    void* operands[kWarpgroup];
+};
+
+struct Warp {
+    Meeting meeting;
+    Clock clock[kParties] = {};  // clock[p]: up to which time of party p this warp has seen what that one did
+    Clock synced = 0;            // how often its lanes have met in a way that orders memory
 };
 
 struct Barrier {
     int arrived = 0, expected = 0;
-    std::vector<int> waiting;  // threads
+    std::vector<int> waiting;      // threads
+    Clock seen[kParties] = {};     // by those that have arrived
 };
 
-struct Block;
-inline thread_local Block* current = nullptr;
+// What a file of atoms keeps for a block, beside what all blocks have.
+struct Kept {
+    virtual ~Kept() = default;
+    virtual void thread_ends(Block&) {}
+};
 
 struct Block {
     const Options& options;
@@ -109,6 +85,8 @@ struct Block {
         for (Barrier& barrier : barriers) barrier = Barrier{};
         states.assign(threads, Thread{});
         warps.assign(threads / kLanes, Warp{});
+        warpgroups.assign(threads / kWarpgroup, Meeting{});
+        kept_by_type.clear();
         for (std::size_t w = 0; w < warps.size(); ++w) warps[w].clock[w] = 1;
         for (int i = 0; i < threads; ++i) {
             fibers[i].begin(run_thread);
@@ -128,53 +106,71 @@ struct Block {
 
     Thread& thread() { return states[running]; }
     Warp& warp() { return warps[running / kLanes]; }
+    Warp& warp(int index) { return warps[index]; }
+
+    // The one State of this block; its first use makes it.
+    template <class State>
+    State& kept() {
+        static const char type = 0;
+        std::unique_ptr<Kept>& place = kept_by_type[&type];
+        if (!place) place = std::make_unique<State>();
+        return static_cast<State&>(*place);
+    }
+
+    // Whether copies may read these bytes of global memory.
+    bool readable(std::uint64_t address, std::uint64_t bytes) const {
+        bool allowed = !options.extent_count;
+        for (int i = 0; i < options.extent_count && !allowed; ++i) {
+            const Extent& extent = options.extents[i];
+            allowed = address >= extent.address && address + bytes <= extent.address + extent.bytes;
+        }
+        return allowed;
+    }
 
     // All lanes of the warp meet at `op`. The last one to come does the work for all of them.
     template <class Operand, class Work>
     void meet(const char* op, Operand& own, const Work& work) {
-        Warp& warp = this->warp();
-        if (warp.arrived && std::strcmp(warp.op, op))
-            fail("divergence", "is at %s while another lane of its warp is at %s", op, warp.op);
-        warp.op = op;
-        warp.operands[running % kLanes] = &own;
-        if (++warp.arrived < kLanes) return wait({Wait::kForLanes, op});
-        warp.arrived = 0;
-        Operand* operands[kLanes];
-        for (int lane = 0; lane < kLanes; ++lane) operands[lane] = static_cast<Operand*>(warp.operands[lane]);
-        work(operands);
-        const int first = running / kLanes * kLanes;
-        for (int lane = 0; lane < kLanes; ++lane)
-            if (first + lane != running) wake(first + lane);
+        meet<kLanes>(warp().meeting, op, own, work);
+    }
+    // All threads of the warpgroup do.
+    template <class Operand, class Work>
+    void meet_warpgroup(const char* op, Operand& own, const Work& work) {
+        if (running / kWarpgroup == static_cast<int>(warpgroups.size()))
+            fail("divergence", "is at %s, and the block ends before its warpgroup does", op);
+        meet<kWarpgroup>(warpgroups[running / kWarpgroup], op, own, work);
     }
 
-    // The thread waits at a barrier of the block, which `expected` threads pass together.
-    void arrive(int number, int expected, const char* what) {
+    // What the running warp has done and seen so far, others will have seen who acquire from `clock`.
+    void release(Clock (&clock)[kParties]) {
+        join(clock, warp().clock);
+        ++warp().clock[running / kLanes];
+    }
+    void acquire(const Clock (&clock)[kParties]) { join(warp().clock, clock); }
+
+    // The thread arrives at a barrier of the block, which is passed once `expected` threads have arrived; it waits for that if `waits`.
+    void arrive(int number, int expected, const char* what, bool waits) {
         Barrier& barrier = barriers[number];
         if (barrier.arrived && barrier.expected != expected)
             fail("divergence", "says that barrier %d has %d threads, and another said %d", number, expected, barrier.expected);
         barrier.expected = expected;
-        barrier.waiting.push_back(running);
-        if (++barrier.arrived < expected) return wait({Wait::kAtBarrier, what, static_cast<std::uint64_t>(number)});
-        Clock seen[kMaxWarps] = {};
-        for (int thread : barrier.waiting)
-            for (std::size_t w = 0; w < warps.size(); ++w) seen[w] = std::max(seen[w], warps[thread / kLanes].clock[w]);
-        for (int thread : barrier.waiting) {
-            Warp& warp = warps[thread / kLanes];
-            std::memcpy(warp.clock, seen, sizeof seen);
+        release(barrier.seen);
+        if (waits) barrier.waiting.push_back(running);
+        if (++barrier.arrived < expected) {
+            if (waits) wait({Wait::kAtBarrier, what, static_cast<std::uint64_t>(number)});
+            return;
         }
         for (int thread : barrier.waiting) {
             Warp& warp = warps[thread / kLanes];
-            warp.clock[thread / kLanes] = seen[thread / kLanes] + 1;
+            join(warp.clock, barrier.seen);
             if (thread % kLanes == 0) ++warp.synced;
             if (thread != running) wake(thread);
         }
         barrier = Barrier{};
     }
 
-    // The thread has read `value` of memory that others change. If that is what it has read there last it spins, and tries again once
+    // The thread has found something that others change as `polled` says. If that is what it found last it spins, and tries again once
     // something has happened: true. Who waits in this way reads again; who changes such memory says so by `scheduler.stir()`.
-    bool spins(const char* what, const void* address, std::uint64_t value) {
-        const Wait polled{Wait::kOnMemory, what, bits_as<std::uintptr_t>(address), value};
+    bool spins(const Wait& polled) {
         const bool same = polled == thread().polled;
         thread().polled = polled;
         if (!same) return false;
@@ -184,8 +180,12 @@ struct Block {
         thread().wait = Wait{};
         return true;
     }
+    // The same of a `value` in memory.
+    bool spins(const char* what, const void* address, std::uint64_t value) {
+        return spins({Wait::kOnMemory, what, bits_as<std::uintptr_t>(address), value});
+    }
 
-    // Stops the launch. Does not return.
+    // Stops the launch: what the running thread does is wrong. Does not return.
     [[gnu::format(printf, 3, 4)]] void fail(const char* check, const char* format, ...) {
         char text[1600];
         va_list values;
@@ -214,6 +214,8 @@ struct Block {
     std::vector<Fiber> fibers;
     std::vector<Thread> states;
     std::vector<Warp> warps;
+    std::vector<Meeting> warpgroups;
+    std::map<const void*, std::unique_ptr<Kept>> kept_by_type;
     Barrier barriers[kBarriers];
     void (*body)(const void*) = nullptr;
     const void* arguments = nullptr;
@@ -221,7 +223,24 @@ struct Block {
     static void run_thread() {
         Block& block = *current;
         block.body(block.arguments);
+        for (const auto& [type, kept] : block.kept_by_type) kept->thread_ends(block);
         block.wait({Wait::kEnded});
+    }
+    template <int kThreads, class Operand, class Work>
+    void meet(Meeting& meeting, const char* op, Operand& own, const Work& work) {
+        if (meeting.arrived && std::strcmp(meeting.op, op))
+            fail("divergence", "is at %s while another thread of its %s is at %s", op, kThreads == kLanes ? "warp" : "warpgroup",
+                 meeting.op);
+        meeting.op = op;
+        meeting.operands[running % kThreads] = &own;
+        if (++meeting.arrived < kThreads) return wait({Wait::kForLanes, op});
+        meeting.arrived = 0;
+        Operand* operands[kThreads];
+        for (int i = 0; i < kThreads; ++i) operands[i] = static_cast<Operand*>(meeting.operands[i]);
+        work(operands);
+        const int first = running / kThreads * kThreads;
+        for (int i = 0; i < kThreads; ++i)
+            if (first + i != running) wake(first + i);
     }
     // The running thread goes on once it is woken.
     void wait(const Wait& what) {

@@ -1,8 +1,9 @@
-// Which thread goes on next: the schedules, so that a race that one order hides, another shows; and threads that spin on memory, which step
-// aside for those that can do something.
+// Which thread goes on next: the schedules, so that a race that one order hides, another shows; threads that spin on memory, which step
+// aside for those that can do something; and what happens late, when all threads wait for it.
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace host {
@@ -22,7 +23,7 @@ class Scheduler {
         random = seed;
         last_warp = 0;
         std::fill(able.begin(), able.end(), 0u);
-        spinning.clear(), tries = 0;
+        spinning.clear(), later.clear(), tries = 0;
     }
     void wake(int thread) { able[thread / kLanes] |= 1u << thread % kLanes; }
     void halt(int thread) {
@@ -39,17 +40,23 @@ class Scheduler {
         tries = 0;
         wake_spinning();
     }
+    // `deed` happens once no thread can do anything but wait.
+    void postpone(std::function<void()> deed) { later.push_back(std::move(deed)); }
     bool spins() const { return !spinning.empty(); }
 
-    // The thread that goes on; -1 if none can. Where only threads that spin are left they try again, but not for ever: plain stores, and blocks
-    // on other cores, change memory too, and stir nobody.
+    // The thread that goes on; -1 if none can. Where only threads that spin are left, what was postponed happens, one deed at a time. Then
+    // they try again, but not for ever: plain stores, and blocks on other cores, change memory too, and stir nobody.
     int next() {
-        int warp = next_warp();
-        if (warp < 0 && spins() && tries++ < kSpinTries) {
-            wake_spinning();
-            warp = next_warp();
+        int warp;
+        while ((warp = next_warp()) < 0) {
+            if (!later.empty()) {
+                do_postponed();
+            } else if (spins() && tries++ < kSpinTries) {
+                wake_spinning();
+            } else {
+                return -1;
+            }
         }
-        if (warp < 0) return -1;
         last_warp = warp;
         return warp * kLanes + next_lane(able[warp]);
     }
@@ -61,10 +68,18 @@ class Scheduler {
     int last_warp = 0;
     std::vector<int> spinning;  // threads that are set aside
     int tries = 0;              // how often all of them have tried again, and nothing else has happened
+    std::vector<std::function<void()>> later;
 
     void wake_spinning() {
         for (const int thread : spinning) wake(thread);
         spinning.clear();
+    }
+    // The oldest deed, or any.
+    void do_postponed() {
+        const auto place = later.begin() + (schedule == Schedule::kRandom ? static_cast<std::ptrdiff_t>(draw() % later.size()) : 0);
+        const std::function<void()> deed = std::move(*place);
+        later.erase(place);
+        deed();
     }
     int next_warp() {
         const int warps = static_cast<int>(able.size());

@@ -12,6 +12,7 @@ from flashgen.codegen.families.attention_forward import (
     QueryPlace,
     StepOrder,
 )
+from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config, Reference, Scheduler
 from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import Target
@@ -37,6 +38,30 @@ CHOSEN = (
     ((128, 128), _chosen((64, 64, 32, 4, 2), QueryPlace.REGISTERS, StepOrder.OUTPUT)),
     ((64, 64), _chosen((64, 128, 64, 4, 2), QueryPlace.SHARED, StepOrder.OUTPUT)),
     ((64, 64), _chosen((192, 64, 32, 12, 3), QueryPlace.REGISTERS, StepOrder.SCORES)),
+)
+
+
+def _chosen_sm90(
+    numbers: tuple[int, int, int, int, int], reference: Reference, scheduler: Scheduler, turns: bool = False
+) -> AttentionForwardSm90Config:
+    return AttentionForwardSm90Config(*numbers, reference, turns, scheduler)
+
+
+# The same for Hopper; numbers are warpgroups, block_kv, stages, query_stages, out_panels. Together they have every value of the enums,
+# each number of consumers, stages and panels, odd panels, v narrower and wider than q. Each is legal on sm_90a.
+CHOSEN_SM90 = (
+    ((64, 64), _chosen_sm90((1, 128, 2, 2, 1), Reference.LAZY, Scheduler.STATIC)),
+    ((64, 64), _chosen_sm90((2, 160, 2, 2, 1), Reference.LAZY, Scheduler.DYNAMIC, turns=True)),
+    ((64, 64), _chosen_sm90((3, 96, 2, 2, 1), Reference.MAXIMUM, Scheduler.DYNAMIC, turns=True)),
+    ((96, 96), _chosen_sm90((2, 96, 3, 1, 2), Reference.LAZY, Scheduler.STATIC)),
+    ((128, 128), _chosen_sm90((2, 128, 2, 2, 2), Reference.LAZY, Scheduler.DYNAMIC, turns=True)),
+    ((128, 128), _chosen_sm90((2, 64, 3, 2, 1), Reference.MAXIMUM, Scheduler.STATIC)),
+    ((192, 128), _chosen_sm90((2, 112, 2, 1, 1), Reference.LAZY, Scheduler.DYNAMIC, turns=True)),
+    ((128, 192), _chosen_sm90((2, 96, 2, 1, 3), Reference.LAZY, Scheduler.STATIC, turns=True)),
+    ((40, 136), _chosen_sm90((2, 80, 2, 2, 3), Reference.MAXIMUM, Scheduler.STATIC, turns=True)),
+    ((256, 256), _chosen_sm90((2, 64, 2, 1, 2), Reference.LAZY, Scheduler.STATIC, turns=True)),
+    ((256, 256), _chosen_sm90((1, 48, 2, 1, 4), Reference.LAZY, Scheduler.DYNAMIC)),
+    ((16, 16), _chosen_sm90((3, 112, 4, 2, 1), Reference.LAZY, Scheduler.DYNAMIC)),
 )
 
 

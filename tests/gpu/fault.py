@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flashgen.codegen.config import Config
 from flashgen.codegen.errors import FlashgenError
-from flashgen.codegen.families.attention_forward import FAMILY, AttentionForwardConfig, QueryPlace, StepOrder
+from flashgen.codegen.families.attention_forward import AttentionForwardConfig, QueryPlace, StepOrder
+from flashgen.codegen.family import families
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.render import Atoms, Source
 from flashgen.codegen.spec import KernelSpec
@@ -21,12 +23,13 @@ class FaultError(FlashgenError):
 class Setting:
     """A kernel, and the inputs that it is launched on."""
 
-    config: AttentionForwardConfig
+    config: Config
     cases: tuple[Case, ...]
 
     def spec(self, target: Target) -> KernelSpec:
         """The kernel without a fault."""
-        return KernelSpec(FAMILY, self.cases[0].problem, self.config, target)
+        (family,) = [family for family in families().values() if isinstance(self.config, family.config_type)]
+        return KernelSpec(family, self.cases[0].problem, self.config, target)
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,13 @@ def setting(
     layout: Layout = Layout.DENSE,
     offset: float = 0.0,
     rising: float = 0.0,
-    config: tuple[int, int, int, int, int] = (64, 64, 32, 4, 2),
+    config: tuple[int, int, int, int, int] | Config = (64, 64, 32, 4, 2),
     query: QueryPlace = QueryPlace.SHARED,
     first: StepOrder = StepOrder.SCORES,
 ) -> Setting:
-    """Sizes are (len_q, len_kv), one a case; `config` is (block_q, block_kv, step_kv, warps, stages)."""
+    """Sizes are (len_q, len_kv), one a case; `config` is (block_q, block_kv, step_kv, warps, stages), or one of another family."""
     problem = Problem(dtype, *width, mask)
     workloads = [Workload(batch, *heads, *lengths) for lengths in sizes]
     scale, layouts = width[0] ** -0.5, (layout,) * 4
     cases = (Case(w.name, problem, w, scale, magnitude, layouts, seed=11, offset=offset, rising=rising) for w in workloads)
-    return Setting(AttentionForwardConfig(*config, query, first), tuple(cases))
+    return Setting(config if isinstance(config, Config) else AttentionForwardConfig(*config, query, first), tuple(cases))

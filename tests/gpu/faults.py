@@ -10,6 +10,7 @@ from flashgen.codegen.families.attention_forward import QueryPlace
 from flashgen.codegen.problem import Dtype, Mask
 from tests.gpu.cases import Layout
 from tests.gpu.fault import Fault, setting
+from tests.gpu.faults_sm90 import SM90
 
 # fp16 where nothing else is said: its rounding hides the least.
 FULL = setting((300, 1000), (65, 200))
@@ -299,4 +300,4 @@ RACES = [
     Fault("wait-one-group-short-of-three-stages", _WAIT, "cp_async_wait_group<kStages - 1>();", WAIT[3], race=True),
 ]
 
-FAULTS = [*SOFTMAX, *MASK, *ROUNDING, *PLACES, *RACES]
+FAULTS = [*SOFTMAX, *MASK, *ROUNDING, *PLACES, *RACES, *SM90]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flashgen.codegen.families.attention_forward import AttentionForwardConfig
+from flashgen.codegen.config import Config
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from tests.gpu.cases import ORDINARY, Case, Layout, short_name
-from tests.gpu.configs import CHOSEN
+from tests.gpu.configs import CHOSEN, CHOSEN_SM90
 
 RISES = (40.0, 400.0, 4000.0)
 
@@ -33,7 +33,7 @@ def _case(
     layouts: tuple[Layout, Layout, Layout, Layout] = (Layout.DENSE,) * 4,
     offset: float = 0.0,
     rising: float = 0.0,
-    chosen: AttentionForwardConfig | None = None,
+    chosen: Config | None = None,
 ) -> Case:
     problem, workload = Problem(dtype, *width, mask), Workload(batch, *heads, len_q, len_kv)
     name = f"{name}-{problem.name}-{short_name(workload)}" + (f"-{chosen.name}" if chosen else "")
@@ -97,8 +97,8 @@ def _values() -> Iterator[Case]:
 
 def _chosen_configs() -> Iterator[Case]:
     """Lengths at the edges of a config's own steps and tiles, and logits that outgrow each reference."""
-    for width, config in CHOSEN:
-        step, tile, rows = config.step_kv, config.block_kv, config.block_q
+    for width, config in (*CHOSEN, *CHOSEN_SM90):
+        step, tile, rows = getattr(config, "step_kv", config.block_kv), config.block_kv, config.block_q
         edges = {edge + off for edge in (step, tile, 3 * tile - step, 3 * tile) for off in (-1, 0, 1)} | {1, 10 * tile + 1}
         for number, len_kv in enumerate(sorted(edges)):
             dtype, other = list(Dtype)[number % 2], list(Dtype)[1 - number % 2]

@@ -1,8 +1,8 @@
-"""Launches ten configs on awkward workloads, once each: what `test_sanitizer.py` runs under compute-sanitizer.
+"""Launches ten configs of a family on awkward workloads, once each: what `test_sanitizer.py` runs under compute-sanitizer.
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python -m tests.gpu.sanitized [FAULT]
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python -m tests.gpu.sanitized FAMILY
 
-With the name of a planted fault it launches that kernel instead, to show that the tool would have found something.
+With the name of a planted fault in place of a family it launches that kernel, to show that the tool would have found something.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from flashgen import selection
 from flashgen.build.driver import gpu
 from flashgen.build.kernel import Kernel
-from flashgen.codegen.families.attention_forward import FAMILY
+from flashgen.codegen.family import families
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
@@ -39,15 +39,16 @@ def launch_fault(name: str) -> None:
 
 
 def main() -> None:
-    """Launches all, or the fault that is named."""
-    if sys.argv[1:]:
-        launch_fault(sys.argv[1])
+    """Launches all of the family, or the fault, that is named."""
+    (name,) = sys.argv[1:]
+    if name not in families():
+        launch_fault(name)
         return
-    draw, on = random.Random(0), gpu(0)
+    draw, on, family = random.Random(0), gpu(0), families()[name]
     for index in range(CONFIGS):
         problem = Problem(draw.choice(list(Dtype)), *WIDTHS[index], draw.choice(list(Mask)))
-        config = configs.draw(FAMILY, problem, on.device.target, index)
-        kernel = selection.kernels.load(KernelSpec(FAMILY, problem, config, on.device.target), on)
+        config = configs.draw(family, problem, on.device.target, index)
+        kernel = selection.kernels.load(KernelSpec(family, problem, config, on.device.target), on)
         for workload in WORKLOADS:
             tensors = Tensors.random(problem, workload, torch.Generator("cuda").manual_seed(index))
             run_once(plan_of(kernel, tensors), tensors)

@@ -17,11 +17,14 @@ from flashgen import templates
 from flashgen.build.compiler import compile_source
 from flashgen.build.host_compiler import compile_host_source
 from flashgen.build.host_kernel import HostLibrary, HostOrder
+from flashgen.build.parameter_buffer import parameter_buffer
+from flashgen.build.tensor_map import Encoder, host_map
 from flashgen.codegen.render import HOST_RUNTIME, Atoms, Source
+from flashgen.codegen.tensor_map import TensorMapShape
 
-SHARED_BYTES = 16384
+SHARED_BYTES = 48 * 1024
 # All files of atoms, those first that others look into: each must have a twin on the host, whether a family lists it yet or not.
-_FIRST = ("types", "shared_memory")
+_FIRST = ("types", "shared_memory", "mbarrier")
 ATOM_FILES = (*_FIRST, *sorted({Path(p).stem for p in templates.paths() if p.startswith("atoms/ptx/")} - set(_FIRST)))
 Words = np.ndarray  # of uint32
 
@@ -31,7 +34,8 @@ class Probe:
     """`body` runs in each of `threads` threads of `blocks` blocks: it reads `in`, and writes the `width` words at `out`.
 
     `t` is the thread among all of the launch. `inputs` gives the words of `in`; `agree` compares (host, other) words, equal by default.
-    `resident`: how many blocks run together on the host.
+    `resident`: how many blocks run together on the host. `maps`: what `in_map` says of `in` and, if there are two, `out_map` of `out`.
+    `arch`: the least that has these atoms; `instructions`: text that they need there, from codegen.
     """
 
     name: str
@@ -42,6 +46,9 @@ class Probe:
     blocks: int = 1
     resident: int = 1
     agree: Callable[[Words, Words], bool] = np.array_equal
+    maps: tuple[TensorMapShape, ...] = ()
+    arch: str = "sm_80"
+    instructions: str = ""
 
     def source(self, atoms: Atoms) -> Source:
         """The whole text, with all atoms there are."""
@@ -49,9 +56,12 @@ class Probe:
         if atoms is Atoms.HOST:
             files = [f"host/{name}.cuh" for name in HOST_RUNTIME] + files
         text = "".join(map(templates.read, files))
+        if atoms is Atoms.PTX:
+            text += self.instructions
+        maps = "".join(f"TensorMap {name}; " for name in ("in_map", "out_map")[: len(self.maps)])
         text += f"""
-struct Parameters {{ const u32* in; u32* out; }};
-extern "C" __global__ void __launch_bounds__({self.threads}) probe(const __grid_constant__ Parameters p) {{
+struct Parameters {{ {maps}const u32* in; u32* out; }};
+extern "C" __global__ void __launch_bounds__({self.threads}, 1) probe(const __grid_constant__ Parameters p) {{
     const u32* in = p.in;
     const int t = block_index() * {self.threads} + thread_index();
     u32* out = p.out + t * {self.width};
@@ -67,11 +77,20 @@ extern "C" __global__ void __launch_bounds__({self.threads}) probe(const __grid_
         """Of the output."""
         return self.threads * self.blocks * self.width
 
-    def on_host(self, order: HostOrder) -> Words:
-        """The output on the CPU. Raises HostFaultError if a check of the runtime fails."""
+    def _parameters(self, encode: Callable[[TensorMapShape, int], bytes], inputs: int, output: int) -> bytes:
+        maps = [encode(shape, address) for shape, address in zip(self.maps, (inputs, output), strict=False)]
+        return b"".join(maps) + struct.pack("=2Q", inputs, output)
+
+    def on_host(self, order: HostOrder, readable: int | None = None) -> Words:
+        """The output on the CPU. `readable`: how many bytes of `in` copies may read, all by default.
+
+        Raises HostFaultError if a check of the runtime fails.
+        """
         inputs, output = _aligned(self.inputs()), np.full(self.words, 0xDEADBEEF, np.uint32)
-        parameters = struct.pack("=2Q", inputs.ctypes.data, output.ctypes.data)
-        library(self).run(parameters, self.threads, SHARED_BYTES, order, range(self.blocks), resident=self.resident)
+        parameters = self._parameters(host_map, inputs.ctypes.data, output.ctypes.data)
+        extents = [(inputs.ctypes.data, inputs.nbytes if readable is None else readable)]
+        blocks = range(self.blocks)
+        library(self.source(Atoms.HOST)).run(parameters, self.threads, SHARED_BYTES, order, blocks, extents=extents, resident=self.resident)
         return output
 
     def on_gpu(self) -> Words:
@@ -86,8 +105,9 @@ extern "C" __global__ void __launch_bounds__({self.threads}) probe(const __grid_
         output = torch.full((self.words,), -559038737, dtype=torch.int32, device="cuda")
         library = check(cu.cuLibraryLoadData(artifact.cubin, [], [], 0, [], [], 0), "loading a probe")
         kernel = check(cu.cuLibraryGetKernel(library, b"probe"), "finding a probe")
-        pointers = (ctypes.c_uint64 * 2)(inputs.data_ptr(), output.data_ptr())
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(pointers))
+        packed = self._parameters(lambda shape, address: Encoder(shape)(address), inputs.data_ptr(), output.data_ptr())
+        parameters = parameter_buffer(packed)
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
         shape = (cu.CUfunction(int(kernel)), self.blocks, 1, 1, self.threads, 1, 1, SHARED_BYTES)
         check(cu.cuLaunchKernel(*shape, torch.cuda.current_stream().cuda_stream, ctypes.addressof(arguments), 0), "launching a probe")
         torch.cuda.synchronize()
@@ -95,15 +115,15 @@ extern "C" __global__ void __launch_bounds__({self.threads}) probe(const __grid_
 
 
 @cache
-def library(probe: Probe) -> HostLibrary:
-    """The probe for the CPU, compiled once."""
-    return HostLibrary(compile_host_source(probe.source(Atoms.HOST)).cubin)
+def library(source: Source) -> HostLibrary:
+    """A probe's text for the CPU, compiled once."""
+    return HostLibrary(compile_host_source(source).cubin)
 
 
 def compile_at_once(probes: Iterable[Probe]) -> None:
     """Compiles these on all cores: one after the other would take most of a test's time."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(library, probes))
+        list(pool.map(library, (probe.source(Atoms.HOST) for probe in probes)))
 
 
 def _aligned(words: Words) -> Words:

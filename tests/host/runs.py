@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 import torch
@@ -26,11 +27,15 @@ def host_kernel(spec: KernelSpec, source: Source | None = None) -> HostKernel:
     return HostKernel(spec, compiled(source or render(spec, Atoms.HOST)))
 
 
-def launch(kernel: HostKernel, case: Case, tensors: Tensors, order: HostOrder | None = None, resident: int = 1) -> None:
-    """Poisons the results and runs the kernel. Raises HostFaultError if a check of the runtime fails."""
+def launch(
+    kernel: HostKernel, case: Case, tensors: Tensors, order: HostOrder | None = None, resident: int = 1, sm_count: int | None = None
+) -> None:
+    """Poisons the results and runs the kernel, as on a GPU with so many SMs. Raises HostFaultError if a check of the runtime fails."""
     tensors.out.buffer.fill_(torch.nan)
     tensors.lse.buffer.fill_(torch.nan)
     family, config, device = kernel.spec.family, kernel.spec.config, device_of_target(kernel.spec.target)
+    if sm_count is not None:
+        device = dataclasses.replace(device, sm_count=sm_count)
     values = case.values(family, config, device)
     maps = case.tensor_maps(family, config)
     storages = [t.untyped_storage() for t in (tensors.q, tensors.k, tensors.v)]
@@ -39,11 +44,11 @@ def launch(kernel: HostKernel, case: Case, tensors: Tensors, order: HostOrder | 
     kernel.launch(grid, values, tensors.addresses(), order, tensor_maps=maps, extents=extents, resident=resident)
 
 
-def why_rejected(kernel: HostKernel, case: Case, orders: Iterable[HostOrder]) -> str:
+def why_rejected(kernel: HostKernel, case: Case, orders: Iterable[HostOrder], sm_count: int | None = None) -> str:
     """What rejects the kernel on a case, in any of these orders: empty if nothing does."""
     tensors = case.make("cpu")
     for order in orders:
-        launch(kernel, case, tensors, order)
+        launch(kernel, case, tensors, order, sm_count=sm_count)
         if found := case.rejections(tensors):
             return f"{order}: {'; '.join(found)}"
     return ""

@@ -10,8 +10,10 @@ import torch
 
 from flashgen import templates
 from flashgen.build.compiler import compile_source
+from flashgen.build.driver import gpu
 from flashgen.build.host_kernel import ORDERS, HostOrder
 from flashgen.codegen.render import Atoms
+from tests.host import hopper_probes
 from tests.host.probes import ATOM_FILES, Probe, Words, compile_at_once
 
 SPECIAL = [
@@ -181,9 +183,11 @@ PROBES = [
     ),
     Probe(
         "shfl",
-        "for (int i = 0; i < 5; ++i) out[i] = __float_as_uint(shfl_sync_bfly(__uint_as_float(in[t]), 1 << i));",
+        "for (int i = 0; i < 5; ++i)"
+        "    out[i] = __float_as_uint(shfl_sync_bfly(__uint_as_float(in[t]), 1 << i)) ^ shfl_sync_bfly(in[t], 2 << i & 31);"
+        "out[5] = shfl_sync_first(t * 3 + 1);",
         lambda: words(np.arange(64)),
-        5,
+        6,
     ),
     Probe(
         "vote", "out[0] = vote_sync_any(in[t] == 40); out[1] = vote_sync_any(lane_index() > 99);", lambda: np.arange(64, dtype=np.uint32), 2
@@ -194,9 +198,9 @@ PROBES = [
         "store_shared_v4(own, {in[t], 1, 2, in[t] + 3}); store_shared(own + 16, in[t] ^ 5);"
         "store_shared_v4(own + 16, {7, in[t], 8, 9}); barrier_warp_sync();"
         "const SharedAddress other = shared_memory() + (t ^ 7) * 32; const uint4 a = load_shared_v4(other), b = load_shared_v4(other + 16);"
-        "out[0] = a.x; out[1] = a.w; out[2] = b.x; out[3] = b.y;",
+        "out[0] = a.x; out[1] = a.w; out[2] = b.x; out[3] = b.y; out[4] = load_shared(other + 28);",
         lambda: halves(64),
-        4,
+        5,
     ),
     Probe("cp_async", COPY, lambda: halves(256), 6),
     Probe("ldmatrix", LDMATRIX.replace("ATOM", "ldmatrix_x4"), lambda: halves(256), 4),
@@ -210,6 +214,7 @@ PROBES = [
     ),
     *(Probe(f"flag-of-block-{n}", FLAG.replace("SETTER", str(n)), lambda: halves(128), 2, blocks=2, resident=2) for n in (0, 1)),
     Probe("meeting-of-blocks", MEETING, lambda: halves(1), 2, blocks=2, resident=2),
+    *hopper_probes.PROBES,
 ]
 BY_NAME = {probe.name: probe for probe in PROBES}
 
@@ -253,13 +258,15 @@ def test_all_orders_agree(probe: Probe) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
 def test_host_agrees_with_the_gpu(probe: Probe) -> None:
+    if probe.arch == hopper_probes.ARCH != gpu(0).device.target.name:
+        pytest.skip(f"needs a GPU of {probe.arch}")
     host, device = probe.on_host(HostOrder()), probe.on_gpu()
     assert probe.agree(host, device), f"{int((host != device).sum())} of {len(host)} words differ"
 
 
 def test_the_probes_compile_for_a_gpu() -> None:
     for probe in PROBES:
-        compile_source(probe.source(Atoms.PTX), "sm_80")
+        compile_source(probe.source(Atoms.PTX), probe.arch)
 
 
 @pytest.mark.parametrize(("element", "dtype"), [("Bf16", torch.bfloat16), ("Fp16", torch.float16)])

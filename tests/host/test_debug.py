@@ -36,8 +36,10 @@ from flashgen.debug import Debugged
 from flashgen.measure import Tensors
 from tests.gpu.cases import Case, Layout
 
-SPEC = selection.default_spec(Problem(Dtype.FP16, 16), find_target("sm_90a"))
+SPEC = selection.default_spec(Problem(Dtype.FP16, 16), find_target("sm_90a"), family="attention_forward")
 OPTIONS = (
+    "--family",
+    "attention_forward",
     "--head-dim",
     "16",
     "--dtype",

@@ -78,7 +78,7 @@ def test_verify_on_the_cpu() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["failed"] == 0
-    assert found["passed"] == 22
+    assert found["passed"] == 20, "all but those without keys, which the family does not take"
 
 
 without_a_gpu = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="needs a machine without a GPU: /dev/nvidia0 is there")

@@ -8,16 +8,19 @@ import pytest
 
 from flashgen.build.compiler import compile_many
 from flashgen.build.host_kernel import ORDERS, HostOrder, Schedule
+from flashgen.codegen.config import Config
 from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.render import Atoms, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, targets
 from tests.gpu.cases import Case, Layout
-from tests.gpu.configs import CHOSEN
+from tests.gpu.configs import CHOSEN, CHOSEN_SM90
 from tests.host.runs import compiled, host_kernel, why_rejected
 
 PADDED = (Layout.PADDED,) * 4
+ALL_CHOSEN: tuple[tuple[tuple[int, int], Config], ...] = (*CHOSEN, *CHOSEN_SM90)
+QUICK = (*CHOSEN[::3], *CHOSEN_SM90[::4])  # for every run; --slow has all
 
 
 def case(problem: Problem, workload: Workload, **more: object) -> Case:
@@ -36,10 +39,10 @@ def contract() -> list[object]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compile_at_once() -> None:
+def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All kernels of this module, on all cores: one after the other they would take most of the time."""
     specs = [spec_of(*param.values) for param in contract()]  # type: ignore[attr-defined]
-    specs += [chosen_spec(width, config) for width, config in CHOSEN]
+    specs += [chosen_spec(width, config) for width, config in (ALL_CHOSEN if request.config.getoption("--slow") else QUICK)]
     list(compile_many((spec, lambda spec=spec: compiled(render(spec, Atoms.HOST))) for spec in dict.fromkeys(specs)))  # type: ignore[misc]
 
 
@@ -48,9 +51,9 @@ def spec_of(family: Family, target: Target, mask: Mask) -> KernelSpec:
     return KernelSpec(family, problem, family.default(problem, target), target)
 
 
-def chosen_spec(width: tuple[int, int], config: object) -> KernelSpec:
+def chosen_spec(width: tuple[int, int], config: Config) -> KernelSpec:
     (family,) = [f for f in families().values() if isinstance(config, f.config_type)]
-    return KernelSpec(family, Problem(Dtype.BF16, *width, Mask.CAUSAL), config, targets()["sm_90a"])  # type: ignore[arg-type]
+    return KernelSpec(family, Problem(Dtype.BF16, *width, Mask.CAUSAL), config, targets()["sm_90a"])
 
 
 @pytest.mark.parametrize(("family", "target", "mask"), contract())
@@ -64,16 +67,30 @@ def test_right_in_every_order(family: Family, target: Target, mask: Mask) -> Non
         assert some.refusals(family, target) or not why_rejected(kernel, some, seeds)
 
 
-@pytest.mark.parametrize(("width", "config"), CHOSEN, ids=[f"{w[0]}x{w[1]}-{c.name}" for w, c in CHOSEN])
-def test_chosen_configs(width: tuple[int, int], config: object) -> None:
+@pytest.mark.parametrize(
+    ("width", "config"),
+    [
+        pytest.param(*chosen, marks=() if chosen in QUICK else pytest.mark.slow, id=f"{chosen[0][0]}x{chosen[0][1]}-{chosen[1].name}")
+        for chosen in ALL_CHOSEN
+    ],
+)
+def test_chosen_configs(width: tuple[int, int], config: Config) -> None:
     """Each at lengths around its tiles, in an order of its own."""
     spec = chosen_spec(width, config)
     kernel, rng = host_kernel(spec), random.Random(spec.name)
-    rows, keys = (int(spec.config.to_json()[name]) for name in ("block_q", "block_kv"))
+    rows, keys = spec.config.block_q, spec.config.block_kv  # type: ignore[attr-defined]
     for off in (-1, 1):
         workload = Workload(1, 2, 1, rows + off, 2 * keys + off)
         order = HostOrder(rng.choice(list(Schedule)), rng.random() < 0.5, rng.getrandbits(32))
         assert not why_rejected(kernel, case(spec.problem, workload, rising=40.0), [order])
+
+
+def test_blocks_that_work_on_many_tiles() -> None:
+    """Twelve tiles for two blocks: what belongs to one tile must not be written over by the next ones."""
+    (family,) = [f for f in families().values() if f.parameters.has_tile_counter]
+    spec = spec_of(family, targets()["sm_90a"], Mask.FULL)
+    orders = [HostOrder(schedule, late_copies=False) for schedule in (Schedule.ROUND_ROBIN, Schedule.REVERSED)]
+    assert not why_rejected(host_kernel(spec), case(spec.problem, Workload(2, 6, 2, 70, 20)), orders, sm_count=2)
 
 
 def test_the_text_differs_in_the_atoms_alone() -> None:

@@ -91,7 +91,7 @@ def flip_last_byte(folder: Path) -> None:
         (edit(lambda m: m["kernels"][0].pop("cubin_sha256")), "must hold a whole manifest"),
         (edit(lambda m: m["kernels"][0].update(parameters="int q")), "takes other parameters"),
         (edit(lambda m: m["kernels"][0].update(cubin="../secret")), "must hold its files itself"),
-        (edit(lambda m: m["kernels"][0]["spec"].update(revision=0)), "revision of attention_forward must be"),
+        (edit(lambda m: m["kernels"][0]["spec"].update(revision=0)), "revision of attention_forward_sm90 must be"),
         (edit(lambda m: m["kernels"][0]["spec"]["config"].update(block_q=7)), "block_q"),
         (edit(lambda m: m["kernels"].clear()), "got kernels for nothing"),
     ],

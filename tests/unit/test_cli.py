@@ -101,7 +101,7 @@ def test_compile_reports() -> None:
 def test_compile_fails_on_spills() -> None:
     crowded = {"block_q": 64, "block_kv": 48, "step_kv": 48, "warps": 4, "query": "shared", "blocks_per_sm": 4}
     settings = [text for name, value in crowded.items() for text in ("--set", f"{name}={value}")]
-    out, _ = flashgen("compile", "--head-dim", "64", "--arch", "sm_90a", *settings, code=1)
+    out, _ = flashgen("compile", "--head-dim", "64", "--arch", "sm_90a", *GENERIC, *settings, code=1)
     assert "spills" in out
 
 
@@ -180,6 +180,9 @@ def test_doctor(cache: Path) -> None:
     assert out.splitlines()[-1].startswith("3 wrong, " if hidden else "2 wrong, "), out  # the folder, and the kernels in it
 
 
+GENERIC = ("--family", "attention_forward")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -196,13 +199,24 @@ def test_doctor(cache: Path) -> None:
         (["compile", "--head-dim", "64", "--arch", "; rm -rf /"], "arch must be one of sm_80,"),
         (["compile", "--head-dim", "64", "--set", "block_q"], "set must look like field=value; got 'block_q'"),
         (["compile", "--head-dim", "64", "--set", "warps=4", "--set", "warps=8"], "set must give each field once; got warps twice"),
-        (["compile", "--head-dim", "64", "--set", "speed=max"], "config field must be one of block_q,"),
-        (["compile", "--head-dim", "64", "--set", "block_q={{7*7}}"], "config field block_q must be an integer; got '{{7*7}}'"),
-        (["compile", "--head-dim", "64", "--set", "query=disk"], "config field query must be one of shared, registers; got 'disk'"),
+        (["compile", "--head-dim", "64", *GENERIC, "--set", "speed=max"], "config field must be one of block_q,"),
         (
-            ["compile", "--head-dim", "64", "--set", "block_q=100", "--set", "stages=9"],
+            ["compile", "--head-dim", "64", *GENERIC, "--set", "block_q={{7*7}}"],
+            "config field block_q must be an integer; got '{{7*7}}'",
+        ),
+        (
+            ["compile", "--head-dim", "64", *GENERIC, "--set", "query=disk"],
+            "config field query must be one of shared, registers; got 'disk'",
+        ),
+        (
+            ["compile", "--head-dim", "64", *GENERIC, "--set", "block_q=100", "--set", "stages=9"],
             "stages must be from 2 to 4; got 9; block_q must give",
         ),
+        (
+            ["compile", "--head-dim", "64", "--family", "best"],
+            "family must be one of attention_forward, ",
+        ),
+        (["compile", "--head-dim", "64", "--arch", "sm_80", "--family", "attention_forward_sm90"], "target must be sm_90a; got sm_80"),
         (["tune", "--head-dim", "64", "--device", "h900"], "device must be one of a100,"),
         (["tune", "--head-dim", "64", "--device", "h200", "--arch", "sm_80"], "arch must be sm_90a, the architecture of device h200"),
         (["tune", "--head-dim", "64", "--seqlen", "0"], "seqlen must be an integer from 1"),

@@ -91,7 +91,7 @@ def test_predictions_are_times(family: Family) -> None:
         quick, slow = (family.predict(problem, config, w, device).seconds for w in (small, large))
         assert 0 < quick < slow < 10
         # No faster than the tensor cores alone would be.
-        peak = device.sm_count * device.clock_hz * target.mma_flops_per_cycle * device.mma_rate
+        peak = device.sm_count * device.clock_hz * max(target.mma_flops_per_cycle * device.mma_rate, target.wgmma_flops_per_cycle)
         assert slow >= large.visible_pairs(problem.mask) * 4 * 32 * 2 * (problem.head_dim + problem.head_dim_v) / peak * 0.999
         assert family.predict(problem, config, Workload(0, 8, 8, 512, 512), device).seconds == 0
 

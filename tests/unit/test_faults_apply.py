@@ -24,8 +24,11 @@ def test_applies(fault: Fault) -> None:
     assert patched.text != source.text
 
 
-def test_compile() -> None:
-    jobs = [(f.name, partial(compile_source, f.apply(render(f.setting.spec(TARGET))), TARGET.name)) for f in FAULTS]
+@pytest.mark.parametrize(
+    "share", [pytest.param(slice(0, None, 4), id="every-fourth"), pytest.param(slice(None), marks=pytest.mark.slow, id="all")]
+)
+def test_compile(share: slice) -> None:
+    jobs = [(f.name, partial(compile_source, f.apply(render(f.setting.spec(TARGET))), TARGET.name)) for f in FAULTS[share]]
     failed = {name: result for name, result in compile_many(jobs, workers=2) if not isinstance(result, Artifact)}
     assert not failed
 

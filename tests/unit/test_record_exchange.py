@@ -98,7 +98,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "another digest": (changed(lambda v: v.update(spec_digest="0" * 64)), "spec_digest must be the digest of the spec"),
     "spec is no object": (changed(lambda v: v.update(spec=[])), "spec must have family"),
     "problem is torn": (changed(lambda v: v["spec"].update(problem={})), "problem must have pass"),
-    "unknown family": (changed(forged_family), "family must be one of attention_forward; got 'no_such_family'"),
+    "unknown family": (changed(forged_family), "family must be one of attention_forward, attention_forward_sm90; got 'no_such_family'"),
     "registers are text": (changed(lambda v: v.update(registers="many")), "registers must be an integer"),
     "key twice": (make(2e-3, config=CONFIGS[3]).to_json(), "key must be of one record; got it twice"),
 }

@@ -65,14 +65,10 @@ def test_every_file_of_a_kernel_arrives_byte_for_byte(spec: KernelSpec) -> None:
             assert text.count(templates.read(path)) == 1, path
 
 
-# Atoms that no family lists yet: blocks that wait for each other. tests/host/test_atoms.py runs them.
-AHEAD_OF_KERNELS = ["atoms/host/atomic.cuh", "atoms/ptx/atomic.cuh"]
-
-
 def test_every_file_is_used_by_a_kernel() -> None:
     texts = [*(render(s, atoms).text for s in SPECS for atoms in Atoms), render_program(SPECS[0]).text]
     cuda = [p for p in templates.paths() if p.endswith(".cuh")]
-    assert [p for p in cuda if not any(templates.read(p) in t for t in texts)] == AHEAD_OF_KERNELS
+    assert [p for p in cuda if not any(templates.read(p) in t for t in texts)] == []
     assert sorted(f.template for f in families().values()) == [p for p in templates.paths() if p.endswith(".j2")]
 
 

@@ -34,7 +34,7 @@ GOOD: dict[str, Any] = {
         {"box": (32, 8, 1, 1), "swizzle_bytes": 64},
         {"box": (16, 8, 1, 1), "swizzle_bytes": 32},
         {"box": (256, 8, 1, 1), "swizzle_bytes": 0},
-        {"sizes": (8,), "strides": (), "box": (8,)},
+        {"sizes": (8, 8), "strides": (16,), "box": (8, 8)},
         {"sizes": (8,) * 5, "strides": (16,) * 4, "box": (8,) * 5},
     ],
 )
@@ -45,8 +45,8 @@ def test_what_the_driver_allows(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sizes": (), "strides": (), "box": ()}, r"^sizes must be of 1 to 5 dimensions; got 0$"),
-        ({"sizes": (8,) * 6, "strides": (16,) * 5, "box": (8,) * 6}, r"^sizes must be of 1 to 5 dimensions; got 6$"),
+        ({"sizes": (), "strides": (), "box": ()}, r"^sizes must be of 2 to 5 dimensions; got 0$"),
+        ({"sizes": (8,) * 6, "strides": (16,) * 5, "box": (8,) * 6}, r"^sizes must be of 2 to 5 dimensions; got 6$"),
         ({"strides": (16, 16)}, r"^strides must have 3 entries for 4 sizes; got 2$"),
         ({"box": (64,)}, r"^box must have 4 entries for 4 sizes; got 1$"),
         ({"sizes": (128, 0, 16, 4)}, r"^sizes\[1\] must be an integer from 1 to 4294967296; got 0$"),

@@ -11,12 +11,7 @@ inline void issue(SharedAddress destination, const void* source) {
     require(current->shared.may_write(destination, 16, now(), true), destination, 16);
     const u64 from = bits_as<std::uintptr_t>(source);
     if (from % 16) current->fail("global memory", "copies 16 bytes from a misaligned address");
-    bool allowed = !source || !current->options.extent_count;
-    for (int i = 0; i < current->options.extent_count && !allowed; ++i) {
-        const Extent& extent = current->options.extents[i];
-        allowed = from >= extent.address && from + 16 <= extent.address + extent.bytes;
-    }
-    if (!allowed) current->fail("global memory", "copies 16 bytes from outside of the tensors");
+    if (source && !current->readable(from, 16)) current->fail("global memory", "copies 16 bytes from outside of the tensors");
     current->thread().open.push_back({destination, source});
     if (!current->options.late_copies) carry_out(current->thread().open.back());
 }

@@ -2,7 +2,7 @@
 
 using SharedAddress = u32;  // byte address in the array
 
-constexpr u32 kRedZone = 128;  // bytes after each region that nobody may touch
+constexpr u32 kRedZone = 1024;  // bytes after each region that nobody may touch: regions stay as aligned as their sizes are
 
 inline SharedAddress shared_memory() { return 0; }
 
@@ -34,6 +34,8 @@ inline void write_shared(SharedAddress address, const T& value) {
 }
 
 }  // namespace host
+
+inline u32 load_shared(SharedAddress address) { return host::read_shared<u32>(address, true); }
 
 inline uint4 load_shared_v4(SharedAddress address) { return host::read_shared<uint4>(address, true); }
 

@@ -2,17 +2,26 @@
 
 namespace host {
 
+template <class T>
 struct ShflOperand {
-    float value, result;
-    int lane_mask;
+    T value, result;
+    int lane;  // whose value is wanted
 };
 
-}  // namespace host
-
-inline float shfl_sync_bfly(float value, int lane_mask) {
-    host::ShflOperand own{value, 0.0f, lane_mask};
-    host::current->meet("shfl_sync_bfly", own, [](host::ShflOperand** lanes) {
-        for (int lane = 0; lane < host::kLanes; ++lane) lanes[lane]->result = lanes[lane ^ lanes[lane]->lane_mask]->value;
+template <class T>
+inline T shfl_sync(const char* name, T value, int lane) {
+    ShflOperand<T> own{value, T{}, lane};
+    current->meet(name, own, [](ShflOperand<T>** lanes) {
+        for (int lane = 0; lane < kLanes; ++lane) lanes[lane]->result = lanes[lanes[lane]->lane]->value;
     });
     return own.result;
 }
+inline int own_lane() { return current->running % kLanes; }
+
+}  // namespace host
+
+inline float shfl_sync_bfly(float value, int lane_mask) { return host::shfl_sync("shfl_sync_bfly", value, host::own_lane() ^ lane_mask); }
+
+inline u32 shfl_sync_bfly(u32 value, int lane_mask) { return host::shfl_sync("shfl_sync_bfly", value, host::own_lane() ^ lane_mask); }
+
+inline int shfl_sync_first(int value) { return host::shfl_sync("shfl_sync_first", value, 0); }

@@ -2,9 +2,9 @@
 
 using SharedAddress = u32;  // byte address in the shared window
 
-// The block's dynamic shared memory, aligned to 128 bytes. The only shared variable of a kernel.
+// The block's dynamic shared memory, aligned to 1024 bytes. The only shared variable of a kernel.
 __device__ __forceinline__ SharedAddress shared_memory() {
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(1024) unsigned char memory[];
     return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
 }
 
@@ -18,6 +18,12 @@ __device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                  : "r"(address)
                  : "memory");
+    return value;
+}
+
+__device__ __forceinline__ u32 load_shared(SharedAddress address) {
+    u32 value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
     return value;
 }
 

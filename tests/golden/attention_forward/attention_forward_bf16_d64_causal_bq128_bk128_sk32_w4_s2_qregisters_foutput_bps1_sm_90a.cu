@@ -32,6 +32,22 @@ __device__ __forceinline__ void keep_in_register(T*& pointer) {
 __device__ __forceinline__ void keep_in_register(int& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void keep_in_register(u32& value) { asm volatile("" : "+r"(value)); }
 
+// Marks a fragment as read and written here: what the compiler does with it stays before, or comes after.
+template <int kTiles>
+__device__ __forceinline__ void keep_in_registers(float (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(fragment[i][j])::"memory");
+}
+template <int kTiles>
+__device__ __forceinline__ void keep_in_registers(u32 (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(fragment[i][j])::"memory");
+}
+
 // Who a thread is. PTX ISA, "Special Registers": %tid, %ctaid.
 
 __device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
@@ -47,9 +63,9 @@ __device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thr
 
 using SharedAddress = u32;  // byte address in the shared window
 
-// The block's dynamic shared memory, aligned to 128 bytes. The only shared variable of a kernel.
+// The block's dynamic shared memory, aligned to 1024 bytes. The only shared variable of a kernel.
 __device__ __forceinline__ SharedAddress shared_memory() {
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(1024) unsigned char memory[];
     return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
 }
 
@@ -63,6 +79,12 @@ __device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                  : "r"(address)
                  : "memory");
+    return value;
+}
+
+__device__ __forceinline__ u32 load_shared(SharedAddress address) {
+    u32 value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
     return value;
 }
 
@@ -205,6 +227,10 @@ __device__ __forceinline__ float rcp_approx_ftz(float x) {
 __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
     return __shfl_xor_sync(0xffffffff, value, lane_mask);
 }
+
+// The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
+__device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
+__device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
 // Votes of a warp. PTX ISA, "vote.sync".
 
@@ -578,15 +604,7 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles
         }
 }
 
-// Online softmax in base 2: Milakov and Gimelshein 2018, in the form of FlashAttention-2, algorithm 1, with one change: a row's
-// reference follows its maximum only when that has outgrown it by 2^kHeadroom. Rescaling is rare then, and the usual step needs
-// neither the exact maximum nor an exchange between lanes.
-
-// How far above its reference a score may lie: so large may a probability get, which fp16 still holds.
-constexpr float kHeadroom = 8.0f;
-
-// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
-constexpr float kNoReference = -3.0e38f;
+// The log-sum-exp of a row: from what the softmax has summed up, and to memory.
 
 // By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
 // is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
@@ -607,6 +625,23 @@ __device__ __forceinline__ float log_sum_exp(float reference, float total, float
     const float lean = kEx2Lean * (1.0f - 1.0f / total);  // the 2^0 = 1 of the score that became the reference is exact
     return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lean));
 }
+
+// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
+template <int kRowTiles>
+__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
+    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
+    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
+}
+
+// Online softmax in base 2: Milakov and Gimelshein 2018, in the form of FlashAttention-2, algorithm 1, with one change: a row's
+// reference follows its maximum only when that has outgrown it by 2^kHeadroom. Rescaling is rare then, and the usual step needs
+// neither the exact maximum nor an exchange between lanes.
+
+// How far above its reference a score may lie: so large may a probability get, which fp16 still holds.
+constexpr float kHeadroom = 8.0f;
+
+// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
+constexpr float kNoReference = -3.0e38f;
 
 // Sums of one lane over its columns of a row tile: of rows lane/4 and lane/4 + 8. They change once a tile, and wait in shared memory
 // until then: registers are what limits the tiles.
@@ -774,7 +809,7 @@ struct OnlineSoftmax {
     }
 };
 
-// From a warp's accumulator to memory: the output through shared memory, the log-sum-exp directly.
+// From a warp's accumulator to memory: the output, through shared memory.
 
 // Rounds the warp's rows and writes the valid ones to memory, by way of `tile`, which no other warp uses.
 template <int kColumnsValid, class Element, int kRowTiles, int kOutTiles>
@@ -793,13 +828,6 @@ __device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int 
                              cvt_rn_x2<Element>(out[i][j][h * 2], out[i][j][h * 2 + 1]));
     barrier_warp_sync();
     store_tile<32, kColumnsValid>(rows, row_stride, rows_valid, tile, lane);
-}
-
-// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
-template <int kRowTiles>
-__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
-    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
-    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
 }
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,286 @@
+"""Attention forward for Hopper: warp-specialised, on tensor copies, mbarriers and wgmma, in the manner of FlashAttention-3."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from flashgen.codegen import wgmma
+from flashgen.codegen.attention_launch import head_dim_reasons, reciprocal, scale_values, section_heads
+from flashgen.codegen.config import Config
+from flashgen.codegen.device import Device, device_of_target
+from flashgen.codegen.family import Family, Prediction, Strides
+from flashgen.codegen.models import attention_forward_sm90 as model
+from flashgen.codegen.parameters import Parameter, ParameterBlock
+from flashgen.codegen.problem import Dtype, Mask, Pass, Problem, Workload
+from flashgen.codegen.target import Target
+from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape
+
+PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
+BARRIER_BYTES = 256  # of shared memory: kBarrierBytes in the template
+LONG = 2048  # keys from which on a section's K and V may take more of the L2
+SECTION_BYTES, SHORT_SECTION_BYTES = 32 * 2**20, 16 * 2**20
+
+
+class Reference(enum.Enum):
+    """What a row's probabilities are relative to."""
+
+    LAZY = "lazy"
+    MAXIMUM = "maximum"
+
+
+class Scheduler(enum.Enum):
+    """How a block comes by its next query tile: so many on, or the next that nobody has claimed."""
+
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+
+
+@dataclass(frozen=True)
+class AttentionForwardSm90Config(Config):
+    """What may be chosen freely.
+
+    warpgroups:    consumers, 1 to 3: each owns 64 query rows (Br in the paper is 64 of them together)
+    block_kv:      key rows of a tile (Bc in the paper), a multiple of 16
+    stages:        tiles of K, and of V, that shared memory holds
+    query_stages:  query tiles that it holds: with 2, the next one is loaded while this one is worked on
+    out_panels:    panels of 64 columns for each warp, through which the output goes to memory
+    reference:     of a row: the maximum of an early block until the sum outgrows it, or following the maximum of each block
+    turns:         whether consumers take turns at issuing products
+    scheduler:     how blocks come by their tiles
+    """
+
+    warpgroups: int
+    block_kv: int
+    stages: int = 2
+    query_stages: int = 2
+    out_panels: int = 2
+    reference: Reference = Reference.LAZY
+    turns: bool = True
+    scheduler: Scheduler = Scheduler.STATIC
+
+    @property
+    def block_q(self) -> int:
+        """Query rows of a tile."""
+        return 64 * self.warpgroups
+
+    @property
+    def lazy(self) -> bool:
+        """Whether the reference is lazy."""
+        return self.reference is Reference.LAZY
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether tiles are claimed."""
+        return self.scheduler is Scheduler.DYNAMIC
+
+    def describe(self) -> str:
+        """For the header of the rendered file."""
+        return ", ".join(f"{name} {value}" for name, value in self.to_json().items())
+
+
+def _panels(width: int) -> int:
+    return -(-width // PANEL)
+
+
+def _columns(width: int) -> int:
+    """As the matrix products take them."""
+    return -(-width // 16) * 16
+
+
+class AttentionForwardSm90(Family):
+    """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
+
+    name = "attention_forward_sm90"
+    revision = 1
+    preference = 1
+    template = "kernels/attention_forward_sm90.cu.j2"
+    config_type = AttentionForwardSm90Config
+    parameters = ParameterBlock(
+        (
+            *(Parameter("TensorMap", f"{tensor}_map") for tensor in ("q", "k", "v", "out")),
+            Parameter("float*", "lse"),
+            Parameter("u32*", "tile_counter"),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "section_heads", "section_blocks")),
+            *(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "section_heads", "section_blocks")),
+            *(Parameter("int", n) for n in ("tiles", "launched_blocks")),
+            *(Parameter("float", n) for n in ("scale_log2", "natural", "natural_low")),
+        )
+    )
+    atoms = (
+        *("types", "register", "index", "shared_memory", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
+        *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "ex2", "log", "mul", "rcp", "shfl_sync", "vote_sync"),
+    )
+    tiles = (
+        *("shared_regions", "schedule", "pipeline", "panel_tile", "warpgroup_gemm", "mask", "lse", "lazy_softmax"),
+        "warpgroup_epilogue",
+    )
+
+    # Registers a consumer's thread needs beside scores, probabilities of two key blocks and the output. By experiment: what is
+    # within compiles without spills, and what is 16 beyond does not. With three consumers the compiler gets by with fewer.
+    registers_beside = 40
+    registers_beside_of_three = 32
+
+    def refusals(self, problem: Problem, target: Target) -> list[str]:
+        """See Family."""
+        reasons = []
+        if problem.direction is not Pass.FORWARD:
+            reasons.append(f"pass must be forward; got {problem.direction.value}")
+        reasons += head_dim_reasons(problem)
+        if target.name != "sm_90a":
+            reasons.append(f"target must be sm_90a; got {target.name}")
+        return reasons
+
+    def check(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> list[str]:
+        """See Family."""
+        reasons = self.refusals(problem, target)
+        limits = (("warpgroups", 1, 3, 1), ("block_kv", 32, 256, 16), ("stages", 2, 4, 1), ("query_stages", 1, 2, 1))
+        for name, low, high, step in (*limits, ("out_panels", 1, _panels(problem.head_dim_v), 1)):
+            value = getattr(config, name)
+            if not low <= value <= high or value % step:
+                reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
+        if config.turns and config.warpgroups == 1:
+            reasons.append("turns must be false with warpgroups 1: there is nobody to take turns with; got true")
+        if config.warpgroups == 3 and not config.dynamic:
+            reasons.append("scheduler must be dynamic with warpgroups 3: the static one does not fit 160 registers; got static")
+        return reasons or self._resource_reasons(problem, config, target)
+
+    def _resource_reasons(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> list[str]:
+        reasons = []
+        shared, available = self.shared_bytes(problem, config), target.shared_memory_per_block
+        if shared > available:
+            cure = "lower block_kv, stages, query_stages, out_panels or warpgroups"
+            reasons.append(f"needs {shared} B of shared memory, {target.name} has {available} B a block: {cure}")
+        needed, cap = self.registers_needed(problem, config), self.registers(config)[1]
+        if needed > cap:
+            reasons.append(
+                f"needs about {needed} registers a thread, {cap} are available with warpgroups {config.warpgroups}: lower block_kv"
+            )
+        return reasons
+
+    def registers_needed(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
+        """An estimate of the registers of a consumer's thread; the compiler has the last word."""
+        beside = self.registers_beside_of_three if config.warpgroups == 3 else self.registers_beside
+        return config.block_kv + _columns(problem.head_dim_v) // 2 + beside
+
+    def registers(self, config: AttentionForwardSm90Config) -> tuple[int, int]:
+        """Of a thread of the producer, and of a consumer: together no more than the launch bounds give out, 168 or 128 a thread.
+
+        A producer that claims tiles needs more than 24. With one consumer nothing is moved: every thread has 255.
+        """
+        if config.warpgroups == 1:
+            return 255, 255
+        if config.warpgroups == 3:
+            return 32, 160
+        return (40, 232) if config.dynamic else (24, 240)
+
+    def threads(self, config: AttentionForwardSm90Config) -> int:
+        """See Family. The producer's warpgroup, and the consumers'."""
+        return 128 * (config.warpgroups + 1)
+
+    def shared_bytes(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
+        """See Family. Queries, the stages of K and V, panels of the output, barriers."""
+        panel = PANEL * problem.dtype.bytes
+        panels, panels_v = _panels(problem.head_dim), _panels(problem.head_dim_v)
+        tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
+        return (tiles + config.block_q * config.out_panels) * panel + BARRIER_BYTES
+
+    def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:
+        return -(-workload.len_q // config.block_q) * workload.heads_q * workload.batch
+
+    def grid(self, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> int:
+        """See Family. One block an SM, which stays."""
+        return min(self._tiles(config, workload), device.sm_count)
+
+    def values(
+        self,
+        problem: Problem,
+        config: AttentionForwardSm90Config,
+        workload: Workload,
+        device: Device,
+        strides: Sequence[Strides],
+        scale: float,
+    ) -> tuple[int | float, ...]:
+        """See Family."""
+        query_tiles = -(-workload.len_q // config.block_q)
+        section = section_heads(problem, workload, SECTION_BYTES if workload.len_kv >= LONG else SHORT_SECTION_BYTES)
+        group = workload.heads_q // workload.heads_kv
+        reciprocals = (reciprocal(n) for n in (workload.heads_q, group, section, section * query_tiles))
+        sizes = (workload.heads_q, workload.len_q, workload.len_kv, query_tiles, section, section * query_tiles)
+        return (*reciprocals, *sizes, self._tiles(config, workload), self.grid(config, workload, device), *scale_values(scale))
+
+    def tensor_maps(
+        self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, strides: Sequence[Strides]
+    ) -> tuple[TensorMapShape, ...]:
+        """See Family. Of q, k, v and out as (column, row, head, batch); the output goes out 16 rows at a time, those of a warp."""
+        w, d, dv = workload, problem.head_dim, problem.head_dim_v
+        queries, keys = (w.len_q, w.heads_q, w.batch), (w.len_kv, w.heads_kv, w.batch)
+        boxes = ((d, queries, config.block_q), (d, keys, config.block_kv), (dv, keys, config.block_kv), (dv, queries, 16))
+        return tuple(
+            TensorMapShape(problem.dtype, (width, *sizes), tuple(s * problem.dtype.bytes for s in (row, head, batch)), (PANEL, rows, 1, 1))
+            for (width, sizes, rows), (batch, head, row) in zip(boxes, strides, strict=True)
+        )
+
+    def launch_refusals(self, problem: Problem, workload: Workload, strides: Sequence[Strides]) -> list[str]:
+        """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
+        reasons = []
+        if not workload.len_kv:
+            reasons.append("len_kv must be at least 1 for tensor copies; got 0")
+        for name, own in zip(("q", "k", "v", "out"), strides, strict=True):
+            if max(own) * problem.dtype.bytes >= STRIDE_END:
+                reasons.append(f"strides of {name} must be below {STRIDE_END // problem.dtype.bytes} elements; got {max(own)}")
+        return reasons
+
+    def context(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> dict[str, object]:
+        """See Family."""
+        producer, consumer = self.registers(config)
+        return {
+            "element": _ELEMENTS[problem.dtype],
+            "causal": problem.mask is Mask.CAUSAL,
+            "producer_registers": producer,
+            "consumer_registers": consumer,
+            "shared_bytes": self.shared_bytes(problem, config),
+        }
+
+    def instructions(self, problem: Problem, config: AttentionForwardSm90Config) -> str:
+        """See Family. The shapes of wgmma for scores and output."""
+        element = _ELEMENTS[problem.dtype]
+        return f"{wgmma.wgmma_ss(element, config.block_kv)}\n{wgmma.wgmma_rs(element, _columns(problem.head_dim_v))}"
+
+    def space(self, problem: Problem, target: Target) -> Iterator[AttentionForwardSm90Config]:
+        """See Family. Legal ones only: of buffers, the most that fit."""
+        keys = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192)
+        for warpgroups, block_kv, reference, scheduler in itertools.product((1, 2, 3), keys, Reference, Scheduler):
+            for turns in (False, True) if warpgroups > 1 else (False,):
+                for query_stages, out_panels in ((2, 2), (2, 1), (1, 2), (1, 1)):
+                    config = AttentionForwardSm90Config(warpgroups, block_kv, 2, query_stages, out_panels, reference, turns, scheduler)
+                    if not self.check(problem, config, target):
+                        yield config
+                        break  # the first that fits: fewer buffers are never faster
+
+    def default(self, problem: Problem, target: Target) -> AttentionForwardSm90Config:
+        """See Family. The model's pick for a long sequence."""
+        return _default(problem, target)
+
+    def predict(
+        self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device, registers: int | None = None
+    ) -> Prediction:
+        """See Family, and codegen/models/attention_forward_sm90.py. The compiler reports registers at entry, which say nothing here."""
+        return model.predict(problem, config, workload, device)
+
+
+_ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}
+
+FAMILY = AttentionForwardSm90()
+
+
+@cache
+def _default(problem: Problem, target: Target) -> AttentionForwardSm90Config:
+    device, workload = device_of_target(target), Workload(batch=4, heads_q=16, heads_kv=16, len_q=4096, len_kv=4096)
+    legal = list(FAMILY.space(problem, target))  # all of it is legal
+    if not legal:
+        FAMILY.require_legal(problem, AttentionForwardSm90Config(2, 64), target)
+    return min(legal, key=lambda config: FAMILY.predict(problem, config, workload, device).seconds)

@@ -1,0 +1,102 @@
+"""How long attention_forward_sm90 takes for one config and workload, and what sets that time.
+
+The unit of work is a step: `block_kv` keys against the query tile of a block. The tensor cores are one bound; the other is what a
+warpgroup does one after the other in a step, products of its own aside: the exponentials of all consumers share the pipe, and a step
+has latencies that do not depend on its size. A tile costs beside its steps what moves its queries and its output.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashgen.codegen.device import Device
+from flashgen.codegen.family import Prediction
+from flashgen.codegen.problem import Mask, Problem, Workload
+
+if TYPE_CHECKING:
+    from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config
+
+DRAM_EFFICIENCY = 0.85  # of the data sheet's bandwidth that a kernel can reach
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What counts do not tell, set by hand to times of head dims 64, 128 and 256 on an H200.
+
+    clock:           share of the device's clock that it keeps under this load
+    tensor:          share of the tensor cores' rate that products reach at most
+    scores:          cycles of a step for each cycle of its product Q K^T
+    exponentials:    cycles of a step for each key of each consumer, with a lazy reference
+    maximum:         the same, in addition, where the reference follows the maximum
+    latency:         cycles of a step that do not depend on its size
+    joining:         exponent of the norm that joins tensor cores and the rest
+    tile:            cycles of a tile for each column of queries and output, for 128 rows
+    claim:           cycles of a tile that is claimed, in addition
+    turns_of_two:    factor on a step where two consumers take turns
+    turns_of_three:  the same of three, who wait for each other longer than it helps
+    launch:          cycles of a launch beside its tiles
+    static_tail:     share of a causal launch for which blocks that take no more than their share wait for others
+    """
+
+    clock: float = 0.8
+    tensor: float = 0.96
+    scores: float = 0.3
+    exponentials: float = 4.0
+    maximum: float = 1.5
+    latency: float = 590.0
+    joining: float = 8.0
+    tile: float = 14.0
+    claim: float = 100.0
+    turns_of_two: float = 0.98
+    turns_of_three: float = 1.05
+    launch: float = 3000.0
+    static_tail: float = 0.12
+
+
+HAND_SET = Weights()
+
+
+def predict(
+    problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device, weights: Weights = HAND_SET
+) -> Prediction:
+    """The time of one launch, and the bound that counts most."""
+    w = weights
+    rows, keys, rate = config.block_q, config.block_kv, device.target.wgmma_flops_per_cycle
+    d, dv = (-(-width // 16) * 16 for width in (problem.head_dim, problem.head_dim_v))
+    tensor = 2 * rows * keys * (d + dv) / rate / w.tensor
+    per_key = w.exponentials + (0.0 if config.lazy else w.maximum)
+    serial = w.scores * 2 * rows * keys * d / rate + config.warpgroups * keys * per_key + w.latency
+    step = (tensor**w.joining + serial**w.joining) ** (1 / w.joining)
+    if config.turns:
+        step *= w.turns_of_three if config.warpgroups == 3 else w.turns_of_two
+    tile = w.tile * (d + dv) * rows / 128 + (w.claim if config.dynamic else 0.0)
+
+    tiles_of_head = -(-workload.len_q // rows)
+    heads = workload.batch * workload.heads_q
+    if not heads * tiles_of_head:
+        return Prediction(0.0, "nothing")
+    steps = [_steps(problem, workload, rows, keys, i) for i in range(tiles_of_head)] if tiles_of_head <= 4096 else None
+    longest = steps[-1] if steps else -(-workload.len_kv // keys)
+    total = heads * (sum(steps) if steps else tiles_of_head * longest * (0.5 if problem.mask is Mask.CAUSAL else 1.0))
+    blocks = min(heads * tiles_of_head, device.sm_count)
+    rounds = math.ceil(heads * tiles_of_head / blocks)
+    if problem.mask is Mask.FULL:
+        cycles = rounds * (longest * step + tile)
+    else:
+        mean = (total * step + heads * tiles_of_head * tile) / blocks
+        cycles = max(longest * step + tile, mean * (1.0 if config.dynamic else 1.0 + w.static_tail) + 0.25 * step)
+    seconds = (cycles + w.launch) / (device.clock_hz * w.clock)
+    memory = workload.io_bytes(problem) / (device.memory_bandwidth * DRAM_EFFICIENCY)
+    bounds = {"tensor cores": tensor, "exponentials and latency": serial}
+    bound_by = "memory" if memory > seconds else max(bounds, key=bounds.__getitem__)
+    return Prediction(max(seconds, memory), bound_by)
+
+
+def _steps(problem: Problem, workload: Workload, rows: int, keys: int, tile: int) -> int:
+    """Key blocks that a query tile's rows see, at least one."""
+    seen = workload.len_kv
+    if problem.mask is Mask.CAUSAL:
+        seen = min(seen, max(0, (tile + 1) * rows + workload.len_kv - workload.len_q))
+    return max(1, -(-seen // keys))

@@ -1,0 +1,129 @@
+// Online softmax in base 2 with a lazy reference: a row's probabilities are relative to a reference that an early key block gave, with no look
+// at the maximum of later ones. The sum, which is needed anyway, tells when scores have outgrown it: only then is the block done again with
+// a reference that follows the maximum, and what was summed before is rescaled. From there on the tile's reference follows the maximum of each
+// block, so that no input costs more than one block done twice.
+
+// How far above its reference a score may lie before a reference that follows the maximum does so.
+constexpr float kHeadroom = 8.0f;
+
+// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
+constexpr float kNoReference = -3.0e38f;
+
+// How large a lane's sum over one block may get: so large may a probability get, which the element must hold.
+template <class Element>
+__device__ __forceinline__ float sum_limit();
+template <>
+__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p30f; }
+template <>
+__device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
+
+// The state of a thread's two rows of 16, lane/4 + h*8. The four lanes of a row hold the same reference, and each the sum over its own columns
+// until `finish` adds them up.
+template <class Element, bool kLazy>
+struct OnlineSoftmax {
+    float reference[2];       // scale_log2 * maximum of the scores when they last outgrew it, rounded
+    float sum[2], lost[2];    // lost: what the additions to `sum` rounded away (Dekker 1971); over many blocks it adds up
+    float factor[2];          // by which the output has to be multiplied, if it is `outgrown`
+    bool outgrown;            // by the last block; the same in the whole warp
+    bool redone;              // a block of this tile was
+    float scale_log2;
+
+    __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2) : outgrown(false), scale_log2(scale_log2) { restart(); }
+
+    // A new tile begins.
+    __device__ __forceinline__ void restart() {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            reference[h] = kNoReference;
+            sum[h] = lost[h] = 0.0f;
+        }
+        redone = false;
+    }
+
+    // Lets the references follow these scores if one has outgrown them.
+    template <int kKeyTiles>
+    __device__ __forceinline__ void follow(const float (&scores)[kKeyTiles][4]) {
+        float highest[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
+#pragma unroll
+            for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
+            highest[h] = fmaxf(chain[0], chain[1]);
+            highest[h] = fmaxf(highest[h], shfl_sync_bfly(highest[h], 1));
+            highest[h] = mul_rn(fmaxf(highest[h], shfl_sync_bfly(highest[h], 2)), scale_log2);
+        }
+        outgrown = vote_sync_any(highest[0] - reference[0] > kHeadroom || highest[1] - reference[1] > kHeadroom);
+        if (!outgrown) return;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float next = fmaxf(reference[h], highest[h]);
+            factor[h] = ex2_approx_ftz(reference[h] - next);
+            const float factor_of_sum = fmaf(factor[h], kEx2Lean, factor[h]);  // 1 for a factor of 1
+            sum[h] *= factor_of_sum;
+            lost[h] *= factor_of_sum;
+            reference[h] = next;
+        }
+    }
+
+    // Probabilities of a key block, relative to the reference, as the operand of the product with V: two neighbouring column tiles of the
+    // accumulator layout are one such operand, rounded to Element. Adds them to the sums. `begins`: rows may have seen no key before.
+    template <int kKeyTiles>
+    __device__ __forceinline__ void probabilities(u32 (&p)[kKeyTiles / 2][4], const float (&scores)[kKeyTiles][4], bool begins) {
+        bool follows = !kLazy || begins || redone;
+        outgrown = false;
+        float partial[2][2];
+#pragma unroll 1
+        for (;;) {  // a loop, so that the exponentials are there once
+            if (follows) follow(scores);
+            partial[0][0] = partial[0][1] = partial[1][0] = partial[1][1] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const float low = ex2_approx_ftz(fmaf(scores[j][h * 2], scale_log2, -reference[h]));
+                    const float high = ex2_approx_ftz(fmaf(scores[j][h * 2 + 1], scale_log2, -reference[h]));
+                    partial[h][0] += low;
+                    partial[h][1] += high;
+                    p[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(low, high);
+                }
+#pragma unroll
+            for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
+            if (!kLazy || follows) break;
+            const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
+            if (!vote_sync_any(!fits)) break;
+            follows = redone = true;
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float before = sum[h];
+            sum[h] = before + partial[h][0];
+            lost[h] += partial[h][0] - (sum[h] - before);
+        }
+    }
+
+    template <int kOutTiles>
+    __device__ __forceinline__ void rescale(float (&out)[kOutTiles][4]) const {
+#pragma unroll
+        for (int j = 0; j < kOutTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) out[j][e] *= factor[e / 2];
+    }
+
+    // What the output has to be multiplied with in the end, and the natural log-sum-exp of the scaled scores of one row: lane t of a row's four
+    // computes that of row t % 2. natural + natural_low turns a reference into a scaled score: scale / scale_log2, about ln 2. A row that saw
+    // no key gets 0 and -inf.
+    __device__ __forceinline__ float finish(float (&inverse)[2], float natural, float natural_low) const {
+        float total[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            total[h] = sum[h] + lost[h];
+            total[h] += shfl_sync_bfly(total[h], 1);
+            total[h] += shfl_sync_bfly(total[h], 2);
+            inverse[h] = total[h] == 0.0f ? 0.0f : rcp_approx_ftz(total[h]);
+        }
+        const bool second = lane_index() % 2;
+        const float own = second ? total[1] : total[0];
+        return own == 0.0f ? -infinity() : log_sum_exp(second ? reference[1] : reference[0], own, natural, natural_low);
+    }
+};

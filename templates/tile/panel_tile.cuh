@@ -1,0 +1,22 @@
+// A tile in shared memory as tensor copies with 128-byte swizzle write it and wgmma reads it: panels of 64 columns, one after the other,
+// each kRows rows of 128 bytes. Within a panel the 16-byte chunks of row r are permuted: chunk c lies at c xor r % 8.
+
+template <int kRows, int kColumns>
+struct PanelTile {
+    static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
+    SharedAddress base;
+
+    // Loads rows from `row` on, all columns. What lies outside of the tensor becomes zeros.
+    __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int row, int head, int batch) const {
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel)
+            cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, row, head, batch);
+    }
+    // The operand of 16 columns, rows from `row` on (a multiple of 8), where columns are the shared dimension of the product.
+    __device__ __forceinline__ u64 columns(int row, int step) const {
+        return matrix_descriptor(base, row * 128 + step / 4 * kPanelBytes + step % 4 * 32);
+    }
+    // The operand of 16 rows, all columns, where rows are the shared dimension.
+    __device__ __forceinline__ u64 rows(int step) const { return matrix_descriptor(base, step * 16 * 128, kPanelBytes); }
+    __device__ __forceinline__ SharedAddress at(int row, int chunk) const { return base + row * 128 + ((chunk ^ row % 8) * 16); }
+};
