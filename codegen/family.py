@@ -82,8 +82,12 @@ class Family(ABC):
         """Dynamic shared memory of a block, in bytes."""
 
     @abstractmethod
-    def grid(self, config: Any, workload: Workload, device: Device) -> int:
+    def grid(self, problem: Problem, config: Any, workload: Workload, device: Device) -> int:
         """Number of blocks; where blocks stay and take one piece of work after the other, `device` says how many that are."""
+
+    def counts_tiles(self, config: Any) -> bool:
+        """Whether a launch must be given a tile counter: see `ADDRESSES` in codegen/parameters.py."""
+        return self.parameters.has_tile_counter
 
     @abstractmethod
     def values(

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 ADDRESSES = ("q", "k", "v", "out", "lse", "tile_counter")
-"""What a launch is given: the addresses of the tensors and, for kernels that have a field for it, of an int.
+"""What a launch is given: the addresses of the tensors and of an int, each for kernels that have a field for it.
 
-tile_counter: an int that is 0 when the kernel begins, that nothing else uses meanwhile, and that the kernel leaves 0.
+lse: 0 if nobody wants it
+tile_counter: 0, unless the family's `counts_tiles`; then of an int that is 0 when the kernel begins, that nothing else uses meanwhile,
+              and that the kernel leaves 0
 """
 
 MAPPED = ("q", "k", "v", "out")

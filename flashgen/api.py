@@ -16,7 +16,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
 
 from . import bundle, selection
-from .ops import CaptureError, attention_forward, attention_with_autograd, choose_kernel
+from .ops import CaptureError, attention_forward, attention_output, attention_with_autograd, choose_kernel
 
 if TYPE_CHECKING:
     from .tuning import TuneResult
@@ -72,6 +72,8 @@ def attention(
     call while a CUDA graph is captured. There is no backward yet: it raises FlashgenError.
     """
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if not (needs_grad or return_lse):
+        return attention_output(q, k, v, causal, scale, layout)  # type: ignore[no-any-return]
     operator = attention_with_autograd if needs_grad else attention_forward
     out, lse = operator(q, k, v, causal, scale, layout)
     return (out, lse) if return_lse else out

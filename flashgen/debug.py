@@ -88,7 +88,7 @@ def run(
     goes, stdout by default.
     Raises ArgumentError for blocks that are not there, HostCompilerMissingError, SanitizerMissingError, and CompileError.
     """
-    grid = spec.family.grid(spec.config, workload_of(tensors), device_of_target(spec.target))
+    grid = spec.family.grid(spec.problem, spec.config, workload_of(tensors), device_of_target(spec.target))
     require_int("block", block, 0, grid - 1)
     require_int("blocks", blocks, 1, grid - block)
     some = range(block, block + blocks)

@@ -66,4 +66,4 @@ def run_on_host(kernel: HostKernel, tensors: Tensors, scale: float | None = None
     extents = [(t.data_ptr(), t.nbytes) for t in given[:3]]
     maps = family.tensor_maps(problem, config, workload, strides)
     addresses = [t.data_ptr() for t in given]
-    kernel.launch(family.grid(config, workload, device), values, addresses, order, tensor_maps=maps, extents=extents)
+    kernel.launch(family.grid(problem, config, workload, device), values, addresses, order, tensor_maps=maps, extents=extents)

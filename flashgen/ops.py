@@ -1,7 +1,8 @@
 """The PyTorch operators: checks, plans and the launch. Planning happens once per signature.
 
-`flashgen::attention_forward` computes; `flashgen::attention` is the same with autograd. They are two because PyTorch's dispatcher
-charges every call of an operator with a Python autograd formula several microseconds, gradients or not.
+`flashgen::attention_output` computes out, `flashgen::attention_forward` lse, too; `flashgen::attention` is that with autograd. They are
+several because PyTorch's dispatcher charges every call of an operator with a Python autograd formula several microseconds, gradients or
+not, and because a tensor that nobody wants costs a call two more.
 A plan is kept per thread, so a call takes no lock: it looks the signature up, allocates, writes the addresses and launches.
 """
 
@@ -31,9 +32,10 @@ ALIGNMENT = 16  # bytes: what one asynchronous copy moves
 _MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
 
 LIBRARY = torch.library.Library("flashgen", "DEF")
-_SCHEMA = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout) -> (Tensor out, Tensor lse)"
-LIBRARY.define("attention_forward" + _SCHEMA)
-LIBRARY.define("attention" + _SCHEMA)
+_ARGUMENTS = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout)"
+LIBRARY.define(f"attention_output{_ARGUMENTS} -> Tensor out")
+LIBRARY.define(f"attention_forward{_ARGUMENTS} -> (Tensor out, Tensor lse)")
+LIBRARY.define(f"attention{_ARGUMENTS} -> (Tensor out, Tensor lse)")
 
 
 class CaptureError(FlashgenError, RuntimeError):
@@ -114,8 +116,9 @@ class Plan:
         problem, workload = problem_and_workload(q, k, v, causal, layout)
         on = gpu(q.device.index)
         selection.families_for(problem, on.device.target)
-        self.device = q.device
+        self.index = q.device.index
         self.out_shape = (*q.shape[:3], v.shape[3])
+        self.out_like_q = q.is_contiguous() and q.shape == self.out_shape
         self.lse_shape = (workload.batch, workload.heads_q, workload.len_q)
         self.launch: Launch | None = None
         if not math.prod(self.lse_shape):
@@ -128,36 +131,32 @@ class Plan:
         scale = scale if scale is not None else problem.head_dim**-0.5
         config, device = kernel.spec.config, kernel.gpu.device
         self.launch = kernel.bind(
-            family.grid(config, workload, device),
+            family.grid(problem, config, workload, device),
             family.values(problem, config, workload, device, strides, scale),
             family.tensor_maps(problem, config, workload, strides),
         )
-        self.counted = family.parameters.has_tile_counter
-        _require_context(self.device.index)
+        self.counts_tiles = family.counts_tiles(config)
+        _require_context(self.index)
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Allocates out and lse and enqueues the kernel on the current stream."""
-        index = self.device.index
-        if torch._C._cuda_getDevice() != index:
-            with torch.cuda.device(index):
-                return self(q, k, v)
-        out = q.new_empty(self.out_shape)
-        lse = q.new_empty(self.lse_shape, dtype=torch.float32)
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Allocates out, and lse if it is wanted, and enqueues the kernel on the current stream."""
+        if torch._C._cuda_getDevice() != self.index:
+            with torch.cuda.device(self.index):
+                return self(q, k, v, with_lse)
+        out = torch.empty_like(q) if self.out_like_q else q.new_empty(self.out_shape)
+        lse = q.new_empty(self.lse_shape, dtype=torch.float32) if with_lse else None
         self.into(q, k, v, out, lse)
         return out, lse
 
-    def into(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
+    def into(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Enqueues the kernel on the current stream of its device, which must be the current one. out and lse are dense."""
         if self.launch is not None:
             pointers = q.data_ptr(), k.data_ptr(), v.data_ptr()
             if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT:
                 raise misaligned(pointers)
-            index = self.device.index
-            stream = torch._C._cuda_getCurrentRawStream(index)
-            if self.counted:
-                self.launch(stream, *pointers, out.data_ptr(), lse.data_ptr(), tile_counters.address(index, stream))
-            else:
-                self.launch(stream, *pointers, out.data_ptr(), lse.data_ptr())
+            stream = torch._C._cuda_getCurrentRawStream(self.index)
+            counter = tile_counters.address(self.index, stream) if self.counts_tiles else 0
+            self.launch(stream, *pointers, out.data_ptr(), 0 if lse is None else lse.data_ptr(), counter)
 
 
 def misaligned(pointers: Sequence[int]) -> ArgumentError:
@@ -196,9 +195,8 @@ def _require_context(ordinal: int) -> None:
 _LOCAL = threading.local()
 
 
-def _forward_cuda(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan:
+    """This thread's plan for the call's signature."""
     key = (
         q.shape,
         k.shape,
@@ -218,10 +216,9 @@ def _forward_cuda(
         selection.kernels.generation,
     )
     try:
-        plan = _LOCAL.plans[key]
+        return _LOCAL.plans[key]  # type: ignore[no-any-return]
     except (KeyError, AttributeError):
-        plan = _new_plan(key, q, k, v, causal, scale, layout)
-    return plan(q, k, v)  # type: ignore[no-any-return]
+        return _new_plan(key, q, k, v, causal, scale, layout)
 
 
 def _new_plan(
@@ -234,6 +231,16 @@ def _new_plan(
             del plans[old]
     plans[key] = plan
     return plan
+
+
+def _forward_cuda(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return _plan(q, k, v, causal, scale, layout)(q, k, v, True)
+
+
+def _output_cuda(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> torch.Tensor:
+    return _plan(q, k, v, causal, scale, layout)(q, k, v, False)[0]
 
 
 def _forward_elsewhere(
@@ -261,15 +268,28 @@ def _forward_fake(
     return out, q.new_empty((q.shape[0], q.shape[head], q.shape[row]), dtype=torch.float32)
 
 
+def _output_elsewhere(*arguments: Any) -> torch.Tensor:
+    return _forward_elsewhere(*arguments)[0]
+
+
+def _output_fake(*arguments: Any) -> torch.Tensor:
+    return _forward_fake(*arguments)[0]
+
+
 def _no_backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
     raise FlashgenError("flashgen.attention has no backward yet: call it under torch.no_grad(), or detach its inputs")
 
 
-for _name in ("attention_forward", "attention"):
-    LIBRARY.impl(_name, _forward_cuda, "CUDA")
-    LIBRARY.impl(_name, _forward_elsewhere, "CPU")
-    torch.library.register_fake(f"flashgen::{_name}", _forward_fake, lib=LIBRARY)
+for _name, _cuda, _elsewhere, _fake in (
+    ("attention_output", _output_cuda, _output_elsewhere, _output_fake),
+    ("attention_forward", _forward_cuda, _forward_elsewhere, _forward_fake),
+    ("attention", _forward_cuda, _forward_elsewhere, _forward_fake),
+):
+    LIBRARY.impl(_name, _cuda, "CUDA")
+    LIBRARY.impl(_name, _elsewhere, "CPU")
+    torch.library.register_fake(f"flashgen::{_name}", _fake, lib=LIBRARY)
 torch.library.register_autograd("flashgen::attention", _no_backward, lib=LIBRARY)
 
+attention_output = torch.ops.flashgen.attention_output.default
 attention_forward = torch.ops.flashgen.attention_forward.default
 attention_with_autograd = torch.ops.flashgen.attention.default

@@ -69,7 +69,7 @@ class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 8
+    revision = 9
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -161,7 +161,7 @@ class AttentionForward(Family):
         sums = config.block_q // config.warps // 16 * self.threads(config) * 16
         return (config.block_q * max(columns, columns_v) + rings) * problem.dtype.bytes + sums
 
-    def grid(self, config: AttentionForwardConfig, workload: Workload, device: Device) -> int:
+    def grid(self, problem: Problem, config: AttentionForwardConfig, workload: Workload, device: Device) -> int:
         """See Family."""
         return -(-workload.len_q // config.block_q) * workload.heads_q * workload.batch
 
@@ -227,7 +227,7 @@ class AttentionForward(Family):
         registers = registers or min(self.registers_cap(config, target), self.registers_needed(problem, config) + self._slack(config))
         resident = max(1, target.blocks_resident(self.threads(config), registers, self.shared_bytes(problem, config)))
         in_shared = config.query is QueryPlace.SHARED
-        return model.predict(problem, config, workload, device, self.grid(config, workload, device), resident, in_shared, weights)
+        return model.predict(problem, config, workload, device, self.grid(problem, config, workload, device), resident, in_shared, weights)
 
     def _slack(self, config: AttentionForwardConfig) -> int:
         """Registers that the compiler takes beyond those needed where it has them (the median on sm_90a)."""

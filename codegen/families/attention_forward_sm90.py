@@ -16,11 +16,12 @@ from flashgen.codegen.family import Family, Prediction, Strides
 from flashgen.codegen.models import attention_forward_sm90 as model
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Pass, Problem, Workload
-from flashgen.codegen.target import Target
+from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape
 
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
-BARRIER_BYTES = 256  # of shared memory: kBarrierBytes in the template
+SUM_BYTES = 8  # of shared memory for each row: kSumsBytes in the template
+BARRIER_BYTES = 320  # of shared memory: kBarrierBytes in the template
 LONG = 2048  # keys from which on a section's K and V may take more of the L2
 SECTION_BYTES, SHORT_SECTION_BYTES = 32 * 2**20, 16 * 2**20
 
@@ -95,7 +96,7 @@ class AttentionForwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
 
     name = "attention_forward_sm90"
-    revision = 1
+    revision = 2
     preference = 1
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
@@ -115,14 +116,13 @@ class AttentionForwardSm90(Family):
         *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "ex2", "log", "mul", "rcp", "shfl_sync", "vote_sync"),
     )
     tiles = (
-        *("shared_regions", "schedule", "pipeline", "panel_tile", "warpgroup_gemm", "mask", "lse", "lazy_softmax"),
+        *("shared_regions", "schedule", "pipeline", "panel_tile", "warpgroup_gemm", "mask", "lse", "row_sums", "lazy_softmax"),
         "warpgroup_epilogue",
     )
 
     # Registers a consumer's thread needs beside scores, probabilities of two key blocks and the output. By experiment: what is
-    # within compiles without spills, and what is 16 beyond does not. With three consumers the compiler gets by with fewer.
-    registers_beside = 40
-    registers_beside_of_three = 32
+    # within compiles without spills, and what is 16 beyond does not. The more consumers, the fewer the compiler gets by with.
+    registers_beside = (48, 40, 32)
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
@@ -154,7 +154,7 @@ class AttentionForwardSm90(Family):
         if shared > available:
             cure = "lower block_kv, stages, query_stages, out_panels or warpgroups"
             reasons.append(f"needs {shared} B of shared memory, {target.name} has {available} B a block: {cure}")
-        needed, cap = self.registers_needed(problem, config), self.registers(config)[1]
+        needed, cap = self.registers_needed(problem, config), self.registers(problem, config)[1]
         if needed > cap:
             reasons.append(
                 f"needs about {needed} registers a thread, {cap} are available with warpgroups {config.warpgroups}: lower block_kv"
@@ -163,37 +163,50 @@ class AttentionForwardSm90(Family):
 
     def registers_needed(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
         """An estimate of the registers of a consumer's thread; the compiler has the last word."""
-        beside = self.registers_beside_of_three if config.warpgroups == 3 else self.registers_beside
+        beside = self.registers_beside[config.warpgroups - 1]
         return config.block_kv + _columns(problem.head_dim_v) // 2 + beside
 
-    def registers(self, config: AttentionForwardSm90Config) -> tuple[int, int]:
-        """Of a thread of the producer, and of a consumer: together no more than the launch bounds give out, 168 or 128 a thread.
+    def blocks_per_sm(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
+        """How many blocks share an SM. With one consumer two, if they fit: each computes while the other waits.
 
-        A producer that claims tiles needs more than 24. With one consumer nothing is moved: every thread has 255.
+        128 registers a thread are then what a product's operands must fit, whatever the consumer is given later.
         """
-        if config.warpgroups == 1:
+        shared = self.shared_bytes(problem, config) + find_target("sm_90a").shared_memory_reserved
+        fits = 2 * shared <= find_target("sm_90a").shared_memory_per_sm and problem.head_dim_v <= 192
+        return 2 if config.warpgroups == 1 and fits else 1
+
+    def registers(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[int, int]:
+        """Of a thread of the producer, and of a consumer: together no more than the launch bounds give out.
+
+        A producer that claims tiles needs more than 24. A consumer that is alone on its SM has all that a thread can have, and moves none.
+        """
+        each = 65536 // (self.threads(config) * self.blocks_per_sm(problem, config)) // 8 * 8
+        if each >= 255:
             return 255, 255
-        if config.warpgroups == 3:
-            return 32, 160
-        return (40, 232) if config.dynamic else (24, 240)
+        producer = 32 if config.warpgroups == 3 else 40
+        return producer, (each * (config.warpgroups + 1) - producer) // config.warpgroups // 8 * 8
 
     def threads(self, config: AttentionForwardSm90Config) -> int:
         """See Family. The producer's warpgroup, and the consumers'."""
         return 128 * (config.warpgroups + 1)
 
     def shared_bytes(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
-        """See Family. Queries, the stages of K and V, panels of the output, barriers."""
+        """See Family. Queries, the stages of K and V, panels of the output, sums, barriers."""
         panel = PANEL * problem.dtype.bytes
         panels, panels_v = _panels(problem.head_dim), _panels(problem.head_dim_v)
         tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
-        return (tiles + config.block_q * config.out_panels) * panel + BARRIER_BYTES
+        return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + BARRIER_BYTES
 
     def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:
         return -(-workload.len_q // config.block_q) * workload.heads_q * workload.batch
 
-    def grid(self, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> int:
-        """See Family. One block an SM, which stays."""
-        return min(self._tiles(config, workload), device.sm_count)
+    def grid(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> int:
+        """See Family. As many blocks as are resident at once: they stay."""
+        return min(self._tiles(config, workload), self.blocks_per_sm(problem, config) * device.sm_count)
+
+    def counts_tiles(self, config: AttentionForwardSm90Config) -> bool:
+        """See Family. Tiles that are counted off need no counter."""
+        return config.dynamic
 
     def values(
         self,
@@ -210,7 +223,7 @@ class AttentionForwardSm90(Family):
         group = workload.heads_q // workload.heads_kv
         reciprocals = (reciprocal(n) for n in (workload.heads_q, group, section, section * query_tiles))
         sizes = (workload.heads_q, workload.len_q, workload.len_kv, query_tiles, section, section * query_tiles)
-        return (*reciprocals, *sizes, self._tiles(config, workload), self.grid(config, workload, device), *scale_values(scale))
+        return (*reciprocals, *sizes, self._tiles(config, workload), self.grid(problem, config, workload, device), *scale_values(scale))
 
     def tensor_maps(
         self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, strides: Sequence[Strides]
@@ -236,13 +249,14 @@ class AttentionForwardSm90(Family):
 
     def context(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> dict[str, object]:
         """See Family."""
-        producer, consumer = self.registers(config)
+        producer, consumer = self.registers(problem, config)
         return {
             "element": _ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
             "producer_registers": producer,
             "consumer_registers": consumer,
             "shared_bytes": self.shared_bytes(problem, config),
+            "blocks_per_sm": self.blocks_per_sm(problem, config),
         }
 
     def instructions(self, problem: Problem, config: AttentionForwardSm90Config) -> str:
@@ -255,11 +269,10 @@ class AttentionForwardSm90(Family):
         keys = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192)
         for warpgroups, block_kv, reference, scheduler in itertools.product((1, 2, 3), keys, Reference, Scheduler):
             for turns in (False, True) if warpgroups > 1 else (False,):
-                for query_stages, out_panels in ((2, 2), (2, 1), (1, 2), (1, 1)):
-                    config = AttentionForwardSm90Config(warpgroups, block_kv, 2, query_stages, out_panels, reference, turns, scheduler)
-                    if not self.check(problem, config, target):
-                        yield config
-                        break  # the first that fits: fewer buffers are never faster
+                buffers = ((2, 2), (2, 1), (1, 2), (1, 1))
+                configs = [AttentionForwardSm90Config(warpgroups, block_kv, 2, *b, reference, turns, scheduler) for b in buffers]
+                legal = [config for config in configs if not self.check(problem, config, target)]
+                yield from sorted(legal, key=lambda config: -self.blocks_per_sm(problem, config))[:1]  # fewer buffers are never faster
 
     def default(self, problem: Problem, target: Target) -> AttentionForwardSm90Config:
         """See Family. The model's pick for a long sequence."""
@@ -269,7 +282,7 @@ class AttentionForwardSm90(Family):
         self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device, registers: int | None = None
     ) -> Prediction:
         """See Family, and codegen/models/attention_forward_sm90.py. The compiler reports registers at entry, which say nothing here."""
-        return model.predict(problem, config, workload, device)
+        return model.predict(problem, config, workload, device, self.blocks_per_sm(problem, config))
 
 
 _ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}

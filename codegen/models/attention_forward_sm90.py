@@ -1,8 +1,8 @@
 """How long attention_forward_sm90 takes for one config and workload, and what sets that time.
 
-The unit of work is a step: `block_kv` keys against the query tile of a block. The tensor cores are one bound; the other is what a
-warpgroup does one after the other in a step, products of its own aside: the exponentials of all consumers share the pipe, and a step
-has latencies that do not depend on its size. A tile costs beside its steps what moves its queries and its output.
+The unit of work is a step: `block_kv` keys against the query tiles of the blocks on an SM. The tensor cores are one bound; the other is
+what a warpgroup does one after the other in a step, products of its own aside: the exponentials of all consumers share the pipe, and a
+step has latencies that do not depend on its size. A tile costs beside its steps what moves its queries and its output.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Weights:
     claim:           cycles of a tile that is claimed, in addition
     turns_of_two:    factor on a step where two consumers take turns
     turns_of_three:  the same of three, who wait for each other longer than it helps
+    neighbours:      the same where two blocks share an SM: each loads keys for itself
     launch:          cycles of a launch beside its tiles
     static_tail:     share of a causal launch for which blocks that take no more than their share wait for others
     """
@@ -51,6 +52,7 @@ class Weights:
     claim: float = 100.0
     turns_of_two: float = 0.98
     turns_of_three: float = 1.05
+    neighbours: float = 1.12
     launch: float = 3000.0
     static_tail: float = 0.12
 
@@ -59,33 +61,37 @@ HAND_SET = Weights()
 
 
 def predict(
-    problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device, weights: Weights = HAND_SET
+    problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device, per_sm: int, weights: Weights = HAND_SET
 ) -> Prediction:
-    """The time of one launch, and the bound that counts most."""
+    """The time of one launch, and the bound that counts most. `per_sm`: how many blocks may share an SM."""
     w = weights
     rows, keys, rate = config.block_q, config.block_kv, device.target.wgmma_flops_per_cycle
     d, dv = (-(-width // 16) * 16 for width in (problem.head_dim, problem.head_dim_v))
-    tensor = 2 * rows * keys * (d + dv) / rate / w.tensor
+    tiles_of_head = -(-workload.len_q // rows)
+    heads = workload.batch * workload.heads_q
+    tiles = heads * tiles_of_head
+    if not tiles:
+        return Prediction(0.0, "nothing")
+    blocks = min(tiles, device.sm_count * per_sm)
+    beside = math.ceil(blocks / device.sm_count)  # blocks on an SM
+    tensor = 2 * rows * beside * keys * (d + dv) / rate / w.tensor
     per_key = w.exponentials + (0.0 if config.lazy else w.maximum)
-    serial = w.scores * 2 * rows * keys * d / rate + config.warpgroups * keys * per_key + w.latency
+    serial = w.scores * 2 * rows * keys * d / rate + config.warpgroups * beside * keys * per_key + w.latency
     step = (tensor**w.joining + serial**w.joining) ** (1 / w.joining)
     if config.turns:
         step *= w.turns_of_three if config.warpgroups == 3 else w.turns_of_two
+    if beside > 1:
+        step *= w.neighbours
     tile = w.tile * (d + dv) * rows / 128 + (w.claim if config.dynamic else 0.0)
 
-    tiles_of_head = -(-workload.len_q // rows)
-    heads = workload.batch * workload.heads_q
-    if not heads * tiles_of_head:
-        return Prediction(0.0, "nothing")
     steps = [_steps(problem, workload, rows, keys, i) for i in range(tiles_of_head)] if tiles_of_head <= 4096 else None
     longest = steps[-1] if steps else -(-workload.len_kv // keys)
     total = heads * (sum(steps) if steps else tiles_of_head * longest * (0.5 if problem.mask is Mask.CAUSAL else 1.0))
-    blocks = min(heads * tiles_of_head, device.sm_count)
-    rounds = math.ceil(heads * tiles_of_head / blocks)
+    rounds = math.ceil(tiles / blocks)
     if problem.mask is Mask.FULL:
         cycles = rounds * (longest * step + tile)
     else:
-        mean = (total * step + heads * tiles_of_head * tile) / blocks
+        mean = (total * step + tiles * tile) / blocks
         cycles = max(longest * step + tile, mean * (1.0 if config.dynamic else 1.0 + w.static_tail) + 0.25 * step)
     seconds = (cycles + w.launch) / (device.clock_hz * w.clock)
     memory = workload.io_bytes(problem) / (device.memory_bandwidth * DRAM_EFFICIENCY)

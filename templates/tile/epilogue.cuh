@@ -1,4 +1,4 @@
-// From a warp's accumulator to memory: the output, through shared memory.
+// From a warp's registers to memory: the output, through shared memory, and lse.
 
 // Rounds the warp's rows and writes the valid ones to memory, by way of `tile`, which no other warp uses.
 template <int kColumnsValid, class Element, int kRowTiles, int kOutTiles>
@@ -17,4 +17,11 @@ __device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int 
                              cvt_rn_x2<Element>(out[i][j][h * 2], out[i][j][h * 2 + 1]));
     barrier_warp_sync();
     store_tile<32, kColumnsValid>(rows, row_stride, rows_valid, tile, lane);
+}
+
+// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
+template <int kRowTiles>
+__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
+    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
+    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
 }

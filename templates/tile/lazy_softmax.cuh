@@ -1,7 +1,7 @@
 // Online softmax in base 2 with a lazy reference: a row's probabilities are relative to a reference that an early key block gave, with no look
 // at the maximum of later ones. The sum, which is needed anyway, tells when scores have outgrown it: only then is the block done again with
 // a reference that follows the maximum, and what was summed before is rescaled. From there on the tile's reference follows the maximum of each
-// block, so that no input costs more than one block done twice.
+// block, so that no input costs more than one block done twice. Each warp decides by its own rows alone: results must not depend on who was first.
 
 // How far above its reference a score may lie before a reference that follows the maximum does so.
 constexpr float kHeadroom = 8.0f;
@@ -9,11 +9,12 @@ constexpr float kHeadroom = 8.0f;
 // The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
 constexpr float kNoReference = -3.0e38f;
 
-// How large a lane's sum over one block may get: so large may a probability get, which the element must hold.
+// How large a lane's sum over one block may get: so large may a probability get, which the element must hold. bf16 would hold far more, but
+// rows whose scores spread widely enough to need it are done again sooner or later, and cost less where that is soon.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
-__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p30f; }
+__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p24f; }
 template <>
 __device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
 
@@ -110,20 +111,17 @@ struct OnlineSoftmax {
             for (int e = 0; e < 4; ++e) out[j][e] *= factor[e / 2];
     }
 
-    // What the output has to be multiplied with in the end, and the natural log-sum-exp of the scaled scores of one row: lane t of a row's four
-    // computes that of row t % 2. natural + natural_low turns a reference into a scaled score: scale / scale_log2, about ln 2. A row that saw
-    // no key gets 0 and -inf.
-    __device__ __forceinline__ float finish(float (&inverse)[2], float natural, float natural_low) const {
-        float total[2];
+    // What the output has to be multiplied with in the end, 0 for a row that saw no key, and what its log-sum-exp comes from.
+    __device__ __forceinline__ RowSums finish(float (&inverse)[2]) const {
+        RowSums sums;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            total[h] = sum[h] + lost[h];
-            total[h] += shfl_sync_bfly(total[h], 1);
-            total[h] += shfl_sync_bfly(total[h], 2);
-            inverse[h] = total[h] == 0.0f ? 0.0f : rcp_approx_ftz(total[h]);
+            float total = sum[h] + lost[h];
+            total += shfl_sync_bfly(total, 1);
+            total += shfl_sync_bfly(total, 2);
+            inverse[h] = total == 0.0f ? 0.0f : rcp_approx_ftz(total);
+            sums.rows[h] = {total, reference[h]};
         }
-        const bool second = lane_index() % 2;
-        const float own = second ? total[1] : total[0];
-        return own == 0.0f ? -infinity() : log_sum_exp(second ? reference[1] : reference[0], own, natural, natural_low);
+        return sums;
     }
 };

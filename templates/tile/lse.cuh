@@ -1,4 +1,4 @@
-// The log-sum-exp of a row: from what the softmax has summed up, and to memory.
+// The log-sum-exp of a row, from what the softmax has summed up.
 
 // By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
 // is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
@@ -16,13 +16,6 @@ __device__ __forceinline__ float log_sum_exp(float reference, float total, float
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
     const float lost_in_products = fmaf(reference, natural, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = reference * natural_low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - 1.0f / total);  // the 2^0 = 1 of the score that became the reference is exact
+    const float lean = kEx2Lean * (1.0f - rcp_approx_ftz(total));  // the 2^0 = 1 of the score that became the reference is exact
     return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lean));
-}
-
-// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
-template <int kRowTiles>
-__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
-    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
-    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
 }

@@ -1,4 +1,4 @@
-// Stages of shared memory that one thread fills by asynchronous copies and warpgroups use up: two mbarriers for each stage say whose it is.
+// Stages of shared memory that producers fill, by asynchronous copies or themselves, and consumers use up: two mbarriers for each stage say whose it is.
 
 __device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
     while (!mbarrier_try_wait_parity(barrier, parity)) {}
@@ -25,18 +25,21 @@ struct Pipeline {
     __device__ __forceinline__ SharedAddress full(u32 stage) const { return barriers + stage * 16; }
     __device__ __forceinline__ SharedAddress empty(u32 stage) const { return barriers + stage * 16 + 8; }
 
-    // By one thread. `consumers` threads release each stage.
-    __device__ __forceinline__ void initialise(int consumers) const {
+    // By one thread. `producers` threads announce or hand over each stage, `consumers` release it.
+    __device__ __forceinline__ void initialise(int producers, int consumers) const {
 #pragma unroll
         for (int stage = 0; stage < kStages; ++stage) {
-            mbarrier_init(full(stage), 1);
+            mbarrier_init(full(stage), producers);
             mbarrier_init(empty(stage), consumers);
         }
     }
-    // The producer: waits until the stage is free; announces the bytes that will land in it.
+    // A producer: waits until the stage is free; announces the bytes that will land in it, or hands over what it wrote itself.
     __device__ __forceinline__ void wait_empty(const StageOrder<kStages>& next) const { wait(empty(next.stage), next.parity ^ 1); }
     __device__ __forceinline__ void announce(const StageOrder<kStages>& next, u32 bytes) const {
         mbarrier_arrive_expect_tx(full(next.stage), bytes);
+    }
+    __device__ __forceinline__ void hand_over(u32 stage, bool elected) const {
+        if (elected) mbarrier_arrive(full(stage));
     }
     // The consumers: wait until the stage is filled; give it back.
     __device__ __forceinline__ void wait_full(const StageOrder<kStages>& next) const { wait(full(next.stage), next.parity); }

@@ -5,12 +5,18 @@
 template <class Element, int kPanels, int kOutTiles>
 __device__ __forceinline__ void store_output(const TensorMap& map, float (&out)[kOutTiles][4], const float (&inverse)[2],
                                              SharedAddress ring, int row, int head, int batch) {
+    // Each call begins at the ring's begin: unless the panels of the call before went round evenly, its last one may be just there.
+    constexpr int kFirstPending = (kOutTiles + 7) / 8 % kPanels == 0 ? kPanels - 1 : 0;
     int lane = lane_index();
     keep_in_register(lane);  // else places in the ring, which are needed once a tile, would be kept in registers
 #pragma unroll
     for (int panel = 0; panel * 8 < kOutTiles; ++panel) {
         const PanelTile<16, 64> place{ring + panel % kPanels * PanelTile<16, 64>::kBytes};
-        if (lane == 0) cp_async_bulk_wait_group_read<kPanels - 1>();
+        if (panel == 0) {
+            if (lane == 0) cp_async_bulk_wait_group_read<kFirstPending>();
+        } else {
+            if (lane == 0) cp_async_bulk_wait_group_read<kPanels - 1>();
+        }
         barrier_warp_sync();
 #pragma unroll
         for (int chunk = 0; chunk < 8; chunk += 2) {

@@ -189,7 +189,7 @@ class Case:
     def launch(self, kernel: Kernel, tensors: Tensors) -> None:
         """Enqueues the kernel on the current stream."""
         family, config, device = kernel.spec.family, kernel.spec.config, kernel.gpu.device
-        grid, values = family.grid(config, self.workload, device), self.values(family, config, device)
+        grid, values = family.grid(self.problem, config, self.workload, device), self.values(family, config, device)
         bound = kernel.bind(grid, values, self.tensor_maps(family, config))
         counter = torch.zeros(1, dtype=torch.int32, device=tensors.q.device)
         bound(torch.cuda.current_stream().cuda_stream, *tensors.addresses(), counter.data_ptr())

@@ -61,6 +61,7 @@ CHOSEN_SM90 = (
     ((40, 136), _chosen_sm90((2, 80, 2, 2, 3), Reference.MAXIMUM, Scheduler.STATIC, turns=True)),
     ((256, 256), _chosen_sm90((2, 64, 2, 1, 2), Reference.LAZY, Scheduler.STATIC, turns=True)),
     ((256, 256), _chosen_sm90((1, 48, 2, 1, 4), Reference.LAZY, Scheduler.DYNAMIC)),
+    ((152, 152), _chosen_sm90((1, 48, 2, 1, 2), Reference.MAXIMUM, Scheduler.DYNAMIC)),
     ((16, 16), _chosen_sm90((3, 112, 4, 2, 1), Reference.LAZY, Scheduler.DYNAMIC)),
 )
 

@@ -147,7 +147,7 @@ def test_torch_compile_fullgraph() -> None:
     torch.testing.assert_close(compiled(q, k, v), model(q, k, v))
 
 
-@pytest.mark.parametrize("name", ["attention_forward", "attention"])
+@pytest.mark.parametrize("name", ["attention_output", "attention_forward", "attention"])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_opcheck(name: str, layout: str) -> None:
     torch.library.opcheck(getattr(torch.ops.flashgen, name).default, (*inputs(2, 64, 64, 4, 4), True, None, layout))

@@ -227,7 +227,8 @@ BOX_ROWS = 16
 # (column, row, head, batch): within the tensor, across its end in each direction, before its begin, and wholly outside.
 LOADED = ((0, 3, 1, 0), (64, 8, 2, 1), (-8, -3, 0, 1), (0, 4, 3, 0), (128, 0, 0, 0))
 SOURCE = TensorMapShape(Dtype.BF16, (104, 20, 3, 2), (3 * 208, 208, 20 * 3 * 208), (64, BOX_ROWS, 1, 1))
-STORED = ((0, 0, 0, 0), (64, 3, 1, 0), (24, -2, 0, 1), (0, 10, 1, 1))
+# Within the tensor, across its ends, and wholly outside; never before its begin.
+STORED = ((0, 0, 0, 0), (64, 3, 1, 0), (24, 2, 0, 1), (0, 10, 1, 1), (128, 0, 0, 1), (0, 14, 0, 0))
 TARGET = TensorMapShape(Dtype.BF16, (72, 14, 2, 2), (144, 14 * 144, 2 * 14 * 144), (64, BOX_ROWS, 1, 1))
 LOAD = """
     const SharedAddress place = shared_memory(), barrier = place + 5 * 2048;
@@ -365,7 +366,7 @@ PROBES = [
     hopper("stmatrix", STMATRIX, lambda: bits(256), 4),
     hopper("tensor-load", LOAD, lambda: bits(104 * 20 * 3 * 2 // 2), 40, maps=(SOURCE,)),
     hopper("two-mbarriers", TWO_MBARRIERS, lambda: bits(104 * 20 * 3 * 2 // 2), 2, maps=(SOURCE,)),
-    hopper("tensor-store", STORE, lambda: bits(4 * 512), 32, maps=(SOURCE, TARGET)),
+    hopper("tensor-store", STORE, lambda: bits(len(STORED) * 512), 32, maps=(SOURCE, TARGET)),
     hopper("pipeline", PIPELINE, whole_numbers, 16, threads=256, maps=(TILES, RESULTS), instructions=wgmma.wgmma_ss("Bf16", 64)),
     *products(),
 ]

@@ -12,6 +12,7 @@ from flashgen.build.host_compiler import HOST
 from flashgen.build.host_kernel import HostKernel, HostOrder
 from flashgen.build.store import ArtifactStore
 from flashgen.codegen.device import device_of_target
+from flashgen.codegen.parameters import ADDRESSES
 from flashgen.codegen.render import Atoms, Source, render
 from flashgen.codegen.spec import KernelSpec
 from tests.gpu.cases import Case, Tensors
@@ -28,7 +29,13 @@ def host_kernel(spec: KernelSpec, source: Source | None = None) -> HostKernel:
 
 
 def launch(
-    kernel: HostKernel, case: Case, tensors: Tensors, order: HostOrder | None = None, resident: int = 1, sm_count: int | None = None
+    kernel: HostKernel,
+    case: Case,
+    tensors: Tensors,
+    order: HostOrder | None = None,
+    resident: int = 1,
+    sm_count: int | None = None,
+    with_lse: bool = True,
 ) -> None:
     """Poisons the results and runs the kernel, as on a GPU with so many SMs. Raises HostFaultError if a check of the runtime fails."""
     tensors.out.buffer.fill_(torch.nan)
@@ -40,8 +47,11 @@ def launch(
     maps = case.tensor_maps(family, config)
     storages = [t.untyped_storage() for t in (tensors.q, tensors.k, tensors.v)]
     extents = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
-    grid = family.grid(config, case.workload, device)
-    kernel.launch(grid, values, tensors.addresses(), order, tensor_maps=maps, extents=extents, resident=resident)
+    grid = family.grid(case.problem, config, case.workload, device)
+    addresses = list(tensors.addresses())
+    if not with_lse:
+        addresses[ADDRESSES.index("lse")] = 0
+    kernel.launch(grid, values, addresses, order, tensor_maps=maps, extents=extents, resident=resident)
 
 
 def why_rejected(kernel: HostKernel, case: Case, orders: Iterable[HostOrder], sm_count: int | None = None) -> str:

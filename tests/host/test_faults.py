@@ -22,14 +22,13 @@ ORDERS = (HostOrder(Schedule.ROUND_ROBIN, late_copies=True),)
 MAX_PAIRS = 2**21  # of queries and keys: a second or two
 
 RACES, OTHERS = ([fault for fault in FAULTS if fault.race is race] for race in (True, False))
-_UNWRITTEN = "read of shared memory that nobody wrote"
 _OVERWRITE = "write over what another warp may still read, with no barrier between"
 _TWICE = "write over what another thread wrote, with no barrier between"
 _IN_FLIGHT = "read under an asynchronous copy that was not waited for"
 # By which check each is caught: with a barrier missing before a read, before an overwrite, a wait missing or one group short.
 RACE_CHECKS = {
-    "barrier-before-queries": _UNWRITTEN,
-    "barrier-before-query-fragments": _UNWRITTEN,
+    "barrier-before-queries": _IN_FLIGHT,
+    "barrier-before-query-fragments": _IN_FLIGHT,
     "barrier-before-a-stage": _OVERWRITE,
     "stage-loaded-before-the-barrier": _OVERWRITE,
     "barrier-before-output": _OVERWRITE,

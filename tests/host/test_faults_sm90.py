@@ -48,6 +48,19 @@ PLANTED = [
         Fault("probabilities-in-one-place", "step(probabilities[0], probabilities[1])", "step(probabilities[0], probabilities[0])", FULL),
     ),
     ("no wgmma_fence", Fault("no-wgmma-fence", "        keep_in_registers(used);\n        wgmma_fence();\n", "", FULL)),
+    (
+        "read of what another thread wrote, with no barrier between",
+        Fault("sums-not-waited-for", "        pipeline.wait_full(order);\n", "", FULL),
+    ),
+    (
+        "read of what another thread wrote, with no barrier between",
+        Fault("sums-overwritten", "        pipeline.wait_empty(sums_order);\n", "", FULL),
+    ),
+    ("1 arrivals and 0 bytes", Fault("sums-not-taken", "        pipeline.release(order.stage, lane_index() == 0);\n", "", FULL)),
+    (
+        "read of shared memory that nobody wrote",
+        Fault("queries-released-early", "if (block == 0) release_queries();", "if (block == 1) release_queries();", FULL),
+    ),
     ("tile counter", Fault("tile-counter-left", "st_release_gpu(p.tile_counter, 0);", ";", FULL)),
 ]
 

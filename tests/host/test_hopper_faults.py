@@ -12,7 +12,7 @@ import pytest
 
 from flashgen.build.host_kernel import ORDERS, HostFaultError, HostOrder
 from tests.host.hopper_probes import PROBES
-from tests.host.probes import Probe
+from tests.host.probes import Probe, compile_at_once
 
 BY_NAME = {probe.name: probe for probe in PROBES}
 LATE, EARLY = HostOrder(), HostOrder(late_copies=False)
@@ -104,6 +104,8 @@ FAULTS = (
     Planted("barrier-0", "bar_arrive(1, 128);", "bar_arrive(0, 128);", "named barrier", "numbers go from 1 to 15", probe="named-barrier"),
     Planted("half-a-warp", "bar_arrive(1, 128);", "bar_arrive(1, 80);", "named barrier", "whole warps take part", probe="named-barrier"),
     Planted("other-count", "bar_arrive(1, 128);", "bar_arrive(1, 96);", "divergence", "says that barrier 1 has", probe="named-barrier"),
+    Planted("warp-index-of-some-lanes", "warp_index() < 2", "t % 2 && warp_index() < 2", "deadlock", "warp_index", probe="named-barrier"),
+    Planted("stored-before-the-tensor", "24, 2, 0, 1", "24, -2, 0, 1", TENSOR_COPY, "before the tensor's begin", probe="tensor-store"),
     Planted("no-named-barrier", "bar_sync(1, 128);", "", SHARED, "read of (shared memory|what)", probe="named-barrier"),
 )
 
@@ -123,6 +125,11 @@ def with_faults(name: str) -> tuple[Probe, list[Planted | None]]:
             body = body.replace(fault.old, fault.new)
         text += f"case {number}: {{\n{body}}} break;\n"
     return dataclasses.replace(probe, name=f"{name}-with-faults", body=text + "}"), planted
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once() -> None:
+    compile_at_once(with_faults(name)[0] for name in dict.fromkeys(fault.probe for fault in FAULTS))
 
 
 def run(name: str, fault: Planted | None, order: HostOrder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from flashgen.build.compiler import compile_many
 from flashgen.build.host_kernel import ORDERS, HostOrder, Schedule
@@ -16,7 +17,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, targets
 from tests.gpu.cases import Case, Layout
 from tests.gpu.configs import CHOSEN, CHOSEN_SM90
-from tests.host.runs import compiled, host_kernel, why_rejected
+from tests.host.runs import compiled, host_kernel, launch, why_rejected
 
 PADDED = (Layout.PADDED,) * 4
 ALL_CHOSEN: tuple[tuple[tuple[int, int], Config], ...] = (*CHOSEN, *CHOSEN_SM90)
@@ -42,6 +43,7 @@ def contract() -> list[object]:
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All kernels of this module, on all cores: one after the other they would take most of the time."""
     specs = [spec_of(*param.values) for param in contract()]  # type: ignore[attr-defined]
+    specs += [param.values[0] for param in many_tiles()]  # type: ignore[attr-defined]
     specs += [chosen_spec(width, config) for width, config in (ALL_CHOSEN if request.config.getoption("--slow") else QUICK)]
     list(compile_many((spec, lambda spec=spec: compiled(render(spec, Atoms.HOST))) for spec in dict.fromkeys(specs)))  # type: ignore[misc]
 
@@ -85,12 +87,32 @@ def test_chosen_configs(width: tuple[int, int], config: Config) -> None:
         assert not why_rejected(kernel, case(spec.problem, workload, rising=40.0), [order])
 
 
-def test_blocks_that_work_on_many_tiles() -> None:
-    """Twelve tiles for two blocks: what belongs to one tile must not be written over by the next ones."""
+def many_tiles() -> list[object]:
+    """Kernels whose blocks stay. One has its output's panels in a ring that they do not go round evenly."""
     (family,) = [f for f in families().values() if f.parameters.has_tile_counter]
-    spec = spec_of(family, targets()["sm_90a"], Mask.FULL)
-    orders = [HostOrder(schedule, late_copies=False) for schedule in (Schedule.ROUND_ROBIN, Schedule.REVERSED)]
+    uneven = next(chosen_spec(width, config) for width, config in CHOSEN_SM90 if width == (152, 152))
+    return [pytest.param(spec, id=spec.name) for spec in (spec_of(family, targets()["sm_90a"], Mask.FULL), uneven)]
+
+
+@pytest.mark.parametrize("spec", many_tiles())
+def test_blocks_that_work_on_many_tiles(spec: KernelSpec) -> None:
+    """Few blocks for all tiles, of one key block each: what belongs to one tile must not be written over by the next ones."""
+    orders = [HostOrder(schedule, late) for schedule in (Schedule.ROUND_ROBIN, Schedule.REVERSED) for late in (False, True)]
     assert not why_rejected(host_kernel(spec), case(spec.problem, Workload(2, 6, 2, 70, 20)), orders, sm_count=2)
+
+
+@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+def test_without_lse(family: Family) -> None:
+    """The same output, and nothing else is written."""
+    spec = spec_of(family, targets()["sm_90a"], Mask.CAUSAL)
+    some = case(spec.problem, Workload(1, 2, 1, 150, 200))
+    tensors, kernel = some.make("cpu"), host_kernel(spec)
+    launch(kernel, some, tensors)
+    expected = tensors.out.view.clone()
+    for order in ORDERS:
+        launch(kernel, some, tensors, order, sm_count=2, with_lse=False)
+        assert torch.equal(tensors.out.view, expected)
+        assert tensors.lse.buffer.isnan().all()
 
 
 def test_the_text_differs_in_the_atoms_alone() -> None:

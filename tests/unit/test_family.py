@@ -104,7 +104,7 @@ def test_a_launch_has_all_that_the_parameters_ask_for(family: Family, workload: 
         if family.refusals(problem, target) or family.launch_refusals(problem, workload, strides):
             continue
         device, config = device_of_target(target), family.default(problem, target)
-        assert 1 <= family.grid(config, workload, device) < 2**31
+        assert 1 <= family.grid(problem, config, workload, device) < 2**31
         assert len(family.tensor_maps(problem, config, workload, strides)) == len(family.parameters.tensor_maps)
         values = family.values(problem, config, workload, device, strides, 0.125)
         assert len(values) == len(family.parameters.values)
@@ -205,10 +205,10 @@ class TestAttentionForward:
         assert str(error.value).startswith(f"config {config.name} is illegal: ")
 
     def test_grid_covers_every_row_once(self) -> None:
-        assert FORWARD.grid(self.good, Workload(3, 8, 2, 1, 99), H200) == 24
-        assert FORWARD.grid(self.good, Workload(3, 8, 2, 128, 99), H200) == 24
-        assert FORWARD.grid(self.good, Workload(3, 8, 2, 129, 99), H200) == 48
-        assert FORWARD.grid(self.good, Workload(3, 8, 2, 0, 99), H200) == 0
+        assert FORWARD.grid(Problem(Dtype.BF16, 64), self.good, Workload(3, 8, 2, 1, 99), H200) == 24
+        assert FORWARD.grid(Problem(Dtype.BF16, 64), self.good, Workload(3, 8, 2, 128, 99), H200) == 24
+        assert FORWARD.grid(Problem(Dtype.BF16, 64), self.good, Workload(3, 8, 2, 129, 99), H200) == 48
+        assert FORWARD.grid(Problem(Dtype.BF16, 64), self.good, Workload(3, 8, 2, 0, 99), H200) == 0
 
     def values(self, workload: Workload, scale: float = 0.125, mask: Mask = Mask.FULL, block_q: int = 64) -> dict[str, Any]:
         names = [field.name for field in FORWARD.parameters.values]
@@ -247,7 +247,10 @@ class TestAttentionForward:
     def test_order_takes_every_block_once_and_the_longest_first(self, workload: Workload, section: int) -> None:
         values = self.values(workload, mask=Mask.CAUSAL)
         assert values["section_heads"] == section
-        blocks = [find_work(block, values) for block in range(FORWARD.grid(dataclasses.replace(self.good, block_q=64), workload, H200))]
+        blocks = [
+            find_work(block, values)
+            for block in range(FORWARD.grid(Problem(Dtype.BF16, 64), dataclasses.replace(self.good, block_q=64), workload, H200))
+        ]
         assert set(blocks) == set(itertools.product(range(-(-workload.len_q // 64)), range(workload.heads_q), range(workload.batch)))
         assert len(set(blocks)) == len(blocks)
         for begin in range(0, len(blocks), values["section_blocks"]):

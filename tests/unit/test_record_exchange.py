@@ -15,6 +15,7 @@ from flashgen.codegen.problem import Dtype, Problem, Workload
 from flashgen.record import Failure, FailureKind, Record
 from flashgen.record_exchange import import_into, of_device, of_head_dim, parse, to_text, winners
 from flashgen.records import Records
+from flashgen.selection import BENCHMARK_VERSION
 from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, in_order, make
 
 NEAR = Workload(2, 16, 16, 2048, 1024)
@@ -111,9 +112,9 @@ def test_a_bad_record_is_refused_with_the_reason_and_nothing_is_imported(records
     with pytest.raises(
         ArgumentError, match=rf"^file must hold sound records only; got 1 bad of 2, and none .*--skip-bad.*\n  record 2: {reason}"
     ):
-        import_into(records, contents, 1)
+        import_into(records, contents, BENCHMARK_VERSION)
     assert records.all() == []
-    done = import_into(records, contents, 1, skip_bad=True)
+    done = import_into(records, contents, BENCHMARK_VERSION, skip_bad=True)
     assert (done.added, len(done.bad)) == (1, 1)
     assert records.all() == [make(config=CONFIGS[3])]
 
@@ -121,29 +122,29 @@ def test_a_bad_record_is_refused_with_the_reason_and_nothing_is_imported(records
 def test_of_many_bad_records_the_first_are_shown(records: Records) -> None:
     contents = parse(json.dumps({"format": "flashgen tuning records", "schema": 1, "records": list(range(12))}).encode())
     with pytest.raises(ArgumentError, match=r"(?s)12 bad of 12.*record 5: .*\n  and 7 more$"):
-        import_into(records, contents, 1)
+        import_into(records, contents, BENCHMARK_VERSION)
 
 
 def test_import_adds_what_is_new_and_keeps_what_was_measured_here(records: Records) -> None:
     own = make(9e-3)
     records.put(own)
     contents = parse(file_of(*SOUND))
-    dry = import_into(records, contents, 1, dry_run=True)
+    dry = import_into(records, contents, BENCHMARK_VERSION, dry_run=True)
     assert records.all() == [own]
-    done = import_into(records, contents, 1)
+    done = import_into(records, contents, BENCHMARK_VERSION)
     assert (dry.added, dry.here_already, dry.dry_run) == (done.added, done.here_already, True) == (2, 1, True)
     assert records.get(own.key) == own, "the file's 1 ms does not replace the 9 ms measured here"
     assert len(records) == 3
-    again = import_into(records, contents, 1)
+    again = import_into(records, contents, BENCHMARK_VERSION)
     assert (again.added, again.here_already) == (0, 3)
     assert len(records) == 3
 
 
 def test_import_is_heard_at_once(records: Records) -> None:
     problem, workload = Problem(Dtype.BF16, 64), make().key.workload
-    assert records.best(problem, workload, DEVICE, "13.0", "13.0", 1) is None
-    import_into(records, parse(file_of(*SOUND)), 1)
-    choice = records.best(problem, workload, DEVICE, "13.0", "13.0", 1)
+    assert records.best(problem, workload, DEVICE, "13.0", "13.0", BENCHMARK_VERSION) is None
+    import_into(records, parse(file_of(*SOUND)), BENCHMARK_VERSION)
+    choice = records.best(problem, workload, DEVICE, "13.0", "13.0", BENCHMARK_VERSION)
     assert choice is not None
     assert choice.record == SOUND[0]
 
@@ -151,18 +152,18 @@ def test_import_is_heard_at_once(records: Records) -> None:
 def test_what_nothing_could_use_is_left_out_and_said(records: Records) -> None:
     illegal = {**SPEC, "config": {**SPEC["config"], "block_kv": 17}}
     old = [make(spec={**SPEC, "revision": FAMILY.revision + 1}, workload=w) for w in (NEAR, make().key.workload)]
-    useless = [*old, make(benchmark_version=2), make(spec=illegal)]
+    useless = [*old, make(benchmark_version=BENCHMARK_VERSION + 1), make(spec=illegal)]
     useful = [
         make(nvrtc_version="12.9", driver_version="570.1"),  # of another compiler: may still be the next best
         make(device=find_device("a100"), spec={**SPEC, "target": "sm_80"}),
         make(spec={**SPEC, "target": "sm_130"}),  # of a GPU without a target file
     ]
-    done = import_into(records, parse(file_of(*useless, *useful)), 1)
+    done = import_into(records, parse(file_of(*useless, *useful)), BENCHMARK_VERSION)
     assert done.added == 3
     assert sorted(done.useless.values()) == [1, 1, 2]
     reasons = "; ".join(done.useless)
     assert f"of revision {FAMILY.revision + 1} of attention_forward; the one here is {FAMILY.revision}" in reasons
-    assert "measured by benchmark version 2; the one here is 1" in reasons
+    assert f"measured by benchmark version {BENCHMARK_VERSION + 1}; the one here is {BENCHMARK_VERSION}" in reasons
     assert "of a kernel that attention_forward no longer makes: config" in reasons
     assert records.all() == in_order(*useful)
 
@@ -170,7 +171,7 @@ def test_what_nothing_could_use_is_left_out_and_said(records: Records) -> None:
 def test_import_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.warns(RuntimeWarning), pytest.raises(FlashgenError, match="cannot be written"):
-        import_into(Records(tmp_path / "file/records.sqlite3"), parse(file_of(*SOUND)), 1)
+        import_into(Records(tmp_path / "file/records.sqlite3"), parse(file_of(*SOUND)), BENCHMARK_VERSION)
 
 
 def test_choices_by_device_and_head_dim() -> None:
@@ -190,4 +191,4 @@ def test_choices_by_device_and_head_dim() -> None:
 def test_winners_are_one_of_each_cell() -> None:
     fast, near, other = make(1e-3), make(5e-3, workload=NEAR), make(4e-3, nvrtc_version="13.1")
     stale = make(1e-9, spec={**SPEC, "revision": FAMILY.revision + 1})
-    assert winners([make(2e-3, config=CONFIGS[1]), fast, *SOUND[1:], near, other, stale], 1) == [fast, near, other]
+    assert winners([make(2e-3, config=CONFIGS[1]), fast, *SOUND[1:], near, other, stale], BENCHMARK_VERSION) == [fast, near, other]

@@ -23,11 +23,12 @@ from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.record_file import Row
 from flashgen.records import Choice, Failure, FailureKind, Records, Timing, distance
+from flashgen.selection import BENCHMARK_VERSION
 from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, in_order, make, timing
 
 
 def best(
-    records: Records, workload: Workload = WORKLOAD, problem: Problem = PROBLEM, device: Device = DEVICE, version: int = 1
+    records: Records, workload: Workload = WORKLOAD, problem: Problem = PROBLEM, device: Device = DEVICE, version: int = BENCHMARK_VERSION
 ) -> Choice | None:
     return records.best(problem, workload, device, "13.0", "13.0", version)
 
@@ -62,7 +63,7 @@ def test_round_trip(path: Path, outcome: float | Failure) -> None:
             {"driver_version": "13.1"},
             {"nvrtc_version": "13.1"},
             {"sm_count": 1},
-            {"benchmark_version": 2},
+            {"benchmark_version": BENCHMARK_VERSION + 1},
         ):
             assert Records(path).get(dataclasses.replace(record.key, **change)) is None
 
@@ -193,7 +194,7 @@ def test_only_rows_that_may_speak(path: Path) -> None:
         make(1e-9, problem=Problem(Dtype.BF16, 64, mask=Mask.CAUSAL)),
         make(1e-9, device=find_device("h100")),
         make(1e-9, device=dataclasses.replace(DEVICE, sm_count=66)),
-        make(1e-9, benchmark_version=2),
+        make(1e-9, benchmark_version=BENCHMARK_VERSION + 1),
         make(1e-9, spec=revised),
         make(1e-9, spec=unknown),
         make(1e-9, spec=illegal),

@@ -19,7 +19,7 @@ from flashgen.codegen.problem import Dtype, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
 from flashgen.record_exchange import parse, to_text
 from flashgen.records import Choice, Failure, FailureKind, Record, Records
-from flashgen.selection import Kernels
+from flashgen.selection import BENCHMARK_VERSION, Kernels
 from flashgen.shipped_records import FOLDER, ShippedRecords
 from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, make
 
@@ -27,7 +27,7 @@ NEAR = Workload(2, 16, 16, 2048, 1024)
 
 
 def best(shipped: ShippedRecords, workload: Workload = WORKLOAD, problem: Problem = PROBLEM) -> Choice | None:
-    return shipped.best(problem, workload, DEVICE, "13.0", "13.0", 1)
+    return shipped.best(problem, workload, DEVICE, "13.0", "13.0", BENCHMARK_VERSION)
 
 
 def ship(folder: Path, *records: Record, name: str = "gpu") -> ShippedRecords:
@@ -58,7 +58,7 @@ def test_same_order_of_fall_backs_as_own_records(tmp_path: Path, first: int) -> 
     own = Records(tmp_path / "cache/records.sqlite3")
     own.add([choice.record for choice in order[first:]])
     expected = order[first] if first < 4 else None
-    assert best(shipped) == own.best(PROBLEM, WORKLOAD, DEVICE, "13.0", "13.0", 1) == expected
+    assert best(shipped) == own.best(PROBLEM, WORKLOAD, DEVICE, "13.0", "13.0", BENCHMARK_VERSION) == expected
 
 
 def test_only_records_that_may_speak(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_only_records_that_may_speak(tmp_path: Path) -> None:
         tmp_path,
         make(1e-9, problem=Problem(Dtype.FP16, 64)),
         make(1e-9, device=find_device("h100")),
-        make(1e-9, benchmark_version=2),
+        make(1e-9, benchmark_version=BENCHMARK_VERSION + 1),
         make(1e-9, spec={**make().spec, "revision": FAMILY.revision + 1}),
         make(1e-9, spec={**make().spec, "target": "sm_80"}),
         make(Failure(FailureKind.DEFECT, "spills 8 B a thread"), config=CONFIGS[1]),

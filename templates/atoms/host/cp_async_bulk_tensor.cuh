@@ -137,6 +137,9 @@ inline void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap
 inline void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head, int batch) {
     host::Block& block = *host::current;
     const host::Box box = host::box_of(map, source, column, row, head, batch);
+    for (int coordinate : box.at)
+        if (coordinate < 0)
+            block.fail("tensor copy", "stores a box at (%d, %d, %d, %d), before the tensor's begin", column, row, head, batch);
     box.visit_stored([&](SharedAddress chunk) { host::require(block.shared.may_store(chunk, 16, host::now()), chunk, 16); });
     if (!block.options.late_copies) box.store();
     block.kept<host::Stores>().own().open.push_back(box);

@@ -56,7 +56,7 @@ __device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.
 
 __device__ __forceinline__ int lane_index() { return thread_index() % 32; }
 
-// The same for all lanes of a warp. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
+// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
 __device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
 
 // Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
@@ -251,7 +251,7 @@ constexpr int kSteps = kBlockKv / kStepKv;  // of a tile
 constexpr int kRowsPerWarp = kBlockQ / kWarps, kRowTiles = kRowsPerWarp / 16;
 constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix product takes them
 
-// Strides in elements. lse is [batch, heads_q, len_q], dense.
+// Strides in elements. lse is [batch, heads_q, len_q], dense, or null.
 struct Parameters {
     const Element* q;
     const Element* k;
@@ -604,7 +604,7 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles
         }
 }
 
-// The log-sum-exp of a row: from what the softmax has summed up, and to memory.
+// The log-sum-exp of a row, from what the softmax has summed up.
 
 // By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
 // is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
@@ -622,15 +622,8 @@ __device__ __forceinline__ float log_sum_exp(float reference, float total, float
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
     const float lost_in_products = fmaf(reference, natural, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = reference * natural_low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - 1.0f / total);  // the 2^0 = 1 of the score that became the reference is exact
+    const float lean = kEx2Lean * (1.0f - rcp_approx_ftz(total));  // the 2^0 = 1 of the score that became the reference is exact
     return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lean));
-}
-
-// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
-template <int kRowTiles>
-__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
-    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
-    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
 }
 
 // Online softmax in base 2: Milakov and Gimelshein 2018, in the form of FlashAttention-2, algorithm 1, with one change: a row's
@@ -809,7 +802,7 @@ struct OnlineSoftmax {
     }
 };
 
-// From a warp's accumulator to memory: the output, through shared memory.
+// From a warp's registers to memory: the output, through shared memory, and lse.
 
 // Rounds the warp's rows and writes the valid ones to memory, by way of `tile`, which no other warp uses.
 template <int kColumnsValid, class Element, int kRowTiles, int kOutTiles>
@@ -828,6 +821,13 @@ __device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int 
                              cvt_rn_x2<Element>(out[i][j][h * 2], out[i][j][h * 2 + 1]));
     barrier_warp_sync();
     store_tile<32, kColumnsValid>(rows, row_stride, rows_valid, tile, lane);
+}
+
+// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
+template <int kRowTiles>
+__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
+    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
+    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
 }
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------
@@ -943,8 +943,9 @@ attention_forward_bf16_d64_full_bq128_bk96_sk48_w4_s2_qregisters_fscores_bps1_sm
     if (step == 0) run_step(/*has_next=*/false, /*next_masked=*/false);
 
     Element* out = sequence_rows(p.out, work.batch, p.out_batch, work.head, p.out_head) + (first_query + first_row) * p.out_row;
-    float* lse = p.lse + (static_cast<i64>(work.batch) * p.heads_q + work.head) * p.len_q + first_query + first_row;
-    store_lse<kRowTiles>(lse, queries - first_row, softmax.finish(accumulator, p.natural, p.natural_low));
+    const float lse = softmax.finish(accumulator, p.natural, p.natural_low);
+    if (p.lse != nullptr)
+        store_lse<kRowTiles>(p.lse + (static_cast<i64>(work.batch) * p.heads_q + work.head) * p.len_q + first_query + first_row, queries - first_row, lse);
     const OutTile out_tile{query_tile.base + first_row * QueryTile::kRowBytes};
     store_output<kHeadDimV>(out, p.out_row, queries - first_row, accumulator, out_tile);
 }

@@ -7,7 +7,7 @@
 //   problem  fp16_d192x128_causal
 //   config   warpgroups 2, block_kv 128, stages 2, query_stages 1, out_panels 1, reference lazy, turns True, scheduler dynamic
 //   target   sm_90a
-//   launch   <<<min(ceil(len_q / 128) * heads_q * batch, SMs), 384, 229632 bytes>>>
+//   launch   <<<min(ceil(len_q / 128) * heads_q * batch, SMs * 1), 384, 230720 bytes>>>
 
 // Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.
 
 __device__ __forceinline__ int lane_index() { return thread_index() % 32; }
 
-// The same for all lanes of a warp. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
+// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
 __device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
 
 // Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
@@ -180,7 +180,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destinat
         : "memory");
 }
 
-// Writes the box at these coordinates. Shared memory was written before a fence_proxy_async, and stays as it is until the group has read it.
+// Writes the box at these coordinates, none of them negative: to a store (not to a load) that is an illegal instruction on sm_90. Shared memory was written before a fence_proxy_async, and stays as it is until the group has read it.
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head, int batch) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(source), "r"(column),
                  "r"(row), "r"(head), "r"(batch)
@@ -401,12 +401,12 @@ constexpr int kStages = 2, kQueryStages = 1, kOutPanels = 1;
 constexpr bool kCausal = true, kLazy = true;
 constexpr bool kTurns = true, kDynamic = true;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-constexpr bool kMovesRegisters = kWarpgroups > 1;  // with one consumer, every thread has all that there are
+constexpr bool kMovesRegisters = kProducerRegisters != kConsumerRegisters;
 
-constexpr int kBlockQ = kWarpgroups * 64, kThreads = (kWarpgroups + 1) * 128;
+constexpr int kBlockQ = kWarpgroups * 64, kThreads = (kWarpgroups + 1) * 128, kBlocksPerSm = 1;
 constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix products take them
 
-// lse is [batch, heads_q, len_q], dense.
+// lse is [batch, heads_q, len_q], dense, or null.
 struct Parameters {
     TensorMap q_map;
     TensorMap k_map;
@@ -487,7 +487,7 @@ __device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, 
     return {seen_by_first / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
 }
 
-// Stages of shared memory that one thread fills by asynchronous copies and warpgroups use up: two mbarriers for each stage say whose it is.
+// Stages of shared memory that producers fill, by asynchronous copies or themselves, and consumers use up: two mbarriers for each stage say whose it is.
 
 __device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
     while (!mbarrier_try_wait_parity(barrier, parity)) {}
@@ -514,18 +514,21 @@ struct Pipeline {
     __device__ __forceinline__ SharedAddress full(u32 stage) const { return barriers + stage * 16; }
     __device__ __forceinline__ SharedAddress empty(u32 stage) const { return barriers + stage * 16 + 8; }
 
-    // By one thread. `consumers` threads release each stage.
-    __device__ __forceinline__ void initialise(int consumers) const {
+    // By one thread. `producers` threads announce or hand over each stage, `consumers` release it.
+    __device__ __forceinline__ void initialise(int producers, int consumers) const {
 #pragma unroll
         for (int stage = 0; stage < kStages; ++stage) {
-            mbarrier_init(full(stage), 1);
+            mbarrier_init(full(stage), producers);
             mbarrier_init(empty(stage), consumers);
         }
     }
-    // The producer: waits until the stage is free; announces the bytes that will land in it.
+    // A producer: waits until the stage is free; announces the bytes that will land in it, or hands over what it wrote itself.
     __device__ __forceinline__ void wait_empty(const StageOrder<kStages>& next) const { wait(empty(next.stage), next.parity ^ 1); }
     __device__ __forceinline__ void announce(const StageOrder<kStages>& next, u32 bytes) const {
         mbarrier_arrive_expect_tx(full(next.stage), bytes);
+    }
+    __device__ __forceinline__ void hand_over(u32 stage, bool elected) const {
+        if (elected) mbarrier_arrive(full(stage));
     }
     // The consumers: wait until the stage is filled; give it back.
     __device__ __forceinline__ void wait_full(const StageOrder<kStages>& next) const { wait(full(next.stage), next.parity); }
@@ -598,7 +601,7 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles
         }
 }
 
-// The log-sum-exp of a row: from what the softmax has summed up, and to memory.
+// The log-sum-exp of a row, from what the softmax has summed up.
 
 // By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
 // is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
@@ -616,21 +619,43 @@ __device__ __forceinline__ float log_sum_exp(float reference, float total, float
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
     const float lost_in_products = fmaf(reference, natural, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = reference * natural_low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - 1.0f / total);  // the 2^0 = 1 of the score that became the reference is exact
+    const float lean = kEx2Lean * (1.0f - rcp_approx_ftz(total));  // the 2^0 = 1 of the score that became the reference is exact
     return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lean));
 }
 
-// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
-template <int kRowTiles>
-__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
-    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
-    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
+// What a row's log-sum-exp comes from, handed from the warpgroup that has summed it up to the warp that writes it.
+
+struct RowSum {
+    float total, reference;
+
+    // Of row `row` of the warpgroup's 64.
+    __device__ __forceinline__ static RowSum load(SharedAddress sums, int row) {
+        const SharedAddress place = sums + (row / 16 * 8 + row % 8) * 16 + row / 8 % 2 * 8;
+        return {__uint_as_float(load_shared(place)), __uint_as_float(load_shared(place + 4))};
+    }
+};
+
+// Of a thread's two rows of 16, lane/4 + h*8: the same in the four lanes that have them.
+struct RowSums {
+    RowSum rows[2];
+
+    __device__ __forceinline__ void store(SharedAddress sums) const {
+        if (lane_index() % 4) return;
+        const int place = thread_index() / 32 % 4 * 8 + lane_index() / 4;
+        store_shared_v4(sums + place * 16, {__float_as_uint(rows[0].total), __float_as_uint(rows[0].reference), __float_as_uint(rows[1].total),
+                                            __float_as_uint(rows[1].reference)});
+    }
+};
+
+// natural + natural_low turns a reference into a scaled score: scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const RowSum& row, float natural, float natural_low) {
+    return row.total == 0.0f ? -infinity() : log_sum_exp(row.reference, row.total, natural, natural_low);
 }
 
 // Online softmax in base 2 with a lazy reference: a row's probabilities are relative to a reference that an early key block gave, with no look
 // at the maximum of later ones. The sum, which is needed anyway, tells when scores have outgrown it: only then is the block done again with
 // a reference that follows the maximum, and what was summed before is rescaled. From there on the tile's reference follows the maximum of each
-// block, so that no input costs more than one block done twice.
+// block, so that no input costs more than one block done twice. Each warp decides by its own rows alone: results must not depend on who was first.
 
 // How far above its reference a score may lie before a reference that follows the maximum does so.
 constexpr float kHeadroom = 8.0f;
@@ -638,11 +663,12 @@ constexpr float kHeadroom = 8.0f;
 // The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
 constexpr float kNoReference = -3.0e38f;
 
-// How large a lane's sum over one block may get: so large may a probability get, which the element must hold.
+// How large a lane's sum over one block may get: so large may a probability get, which the element must hold. bf16 would hold far more, but
+// rows whose scores spread widely enough to need it are done again sooner or later, and cost less where that is soon.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
-__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p30f; }
+__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p24f; }
 template <>
 __device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
 
@@ -739,21 +765,18 @@ struct OnlineSoftmax {
             for (int e = 0; e < 4; ++e) out[j][e] *= factor[e / 2];
     }
 
-    // What the output has to be multiplied with in the end, and the natural log-sum-exp of the scaled scores of one row: lane t of a row's four
-    // computes that of row t % 2. natural + natural_low turns a reference into a scaled score: scale / scale_log2, about ln 2. A row that saw
-    // no key gets 0 and -inf.
-    __device__ __forceinline__ float finish(float (&inverse)[2], float natural, float natural_low) const {
-        float total[2];
+    // What the output has to be multiplied with in the end, 0 for a row that saw no key, and what its log-sum-exp comes from.
+    __device__ __forceinline__ RowSums finish(float (&inverse)[2]) const {
+        RowSums sums;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            total[h] = sum[h] + lost[h];
-            total[h] += shfl_sync_bfly(total[h], 1);
-            total[h] += shfl_sync_bfly(total[h], 2);
-            inverse[h] = total[h] == 0.0f ? 0.0f : rcp_approx_ftz(total[h]);
+            float total = sum[h] + lost[h];
+            total += shfl_sync_bfly(total, 1);
+            total += shfl_sync_bfly(total, 2);
+            inverse[h] = total == 0.0f ? 0.0f : rcp_approx_ftz(total);
+            sums.rows[h] = {total, reference[h]};
         }
-        const bool second = lane_index() % 2;
-        const float own = second ? total[1] : total[0];
-        return own == 0.0f ? -infinity() : log_sum_exp(second ? reference[1] : reference[0], own, natural, natural_low);
+        return sums;
     }
 };
 
@@ -764,12 +787,18 @@ struct OnlineSoftmax {
 template <class Element, int kPanels, int kOutTiles>
 __device__ __forceinline__ void store_output(const TensorMap& map, float (&out)[kOutTiles][4], const float (&inverse)[2],
                                              SharedAddress ring, int row, int head, int batch) {
+    // Each call begins at the ring's begin: unless the panels of the call before went round evenly, its last one may be just there.
+    constexpr int kFirstPending = (kOutTiles + 7) / 8 % kPanels == 0 ? kPanels - 1 : 0;
     int lane = lane_index();
     keep_in_register(lane);  // else places in the ring, which are needed once a tile, would be kept in registers
 #pragma unroll
     for (int panel = 0; panel * 8 < kOutTiles; ++panel) {
         const PanelTile<16, 64> place{ring + panel % kPanels * PanelTile<16, 64>::kBytes};
-        if (lane == 0) cp_async_bulk_wait_group_read<kPanels - 1>();
+        if (panel == 0) {
+            if (lane == 0) cp_async_bulk_wait_group_read<kFirstPending>();
+        } else {
+            if (lane == 0) cp_async_bulk_wait_group_read<kPanels - 1>();
+        }
         barrier_warp_sync();
 #pragma unroll
         for (int chunk = 0; chunk < 8; chunk += 2) {
@@ -800,8 +829,11 @@ using KeyTile = PanelTile<kBlockKv, kColumns>;
 using ValueTile = PanelTile<kBlockKv, kColumnsV>;
 
 constexpr int kOutBytes = kOutPanels * PanelTile<16, 64>::kBytes;  // of a warp
-constexpr int kBarrierBytes = 256;
+constexpr int kSumsBytes = 64 * 8;                                // of a warpgroup
+constexpr int kBarrierBytes = 320;
 constexpr int kTiles = kQueryStages + 2;  // of which a block knows: with queries on their way, in work, with output to be stored
+
+constexpr int kTurn = 1;  // and on: barriers of two warpgroups each, by which they take turns at issuing products
 
 // A query tile, and how many key blocks its rows see, at least one: of rows that see no key a block is masked whole. 0 blocks: there is no tile.
 struct Tile {
@@ -825,10 +857,13 @@ struct Tile {
 
 // What the roles share: places in shared memory, and whose they are.
 struct Stages {
-    SharedAddress queries, keys, values, out, tiles;  // tiles: kTiles of them, in turn
+    SharedAddress queries, keys, values, out, sums, tiles;  // tiles: kTiles of them, in turn
     Pipeline<kQueryStages> query_pipeline;
     Pipeline<kStages> key_pipeline, value_pipeline;
+    Pipeline<1> sums_pipelines;  // the first of one for each consumer, which fills it
 
+    __device__ __forceinline__ Pipeline<1> sums_pipeline(int warpgroup) const { return {sums_pipelines.barriers + warpgroup * Pipeline<1>::kBytes}; }
+    __device__ __forceinline__ SharedAddress sums_of(int warpgroup) const { return sums + warpgroup * kSumsBytes; }
     __device__ __forceinline__ SharedAddress tile(u32 place) const { return tiles + place * 16; }
     __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {queries + stage * QueryTile::kBytes}; }
     __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {keys + stage * KeyTile::kBytes}; }
@@ -892,6 +927,33 @@ __device__ __forceinline__ void produce(const Parameters& p, const Stages& stage
     mbarrier_arrive(stages.query_pipeline.full(query_order.stage));
 }
 
+// lse of a consumer's rows, by one warp. The consumer hands over sums and goes on: logarithms would keep it between two tiles, where nothing else
+// is under way.
+__device__ __forceinline__ void write_lse(const Parameters& p, const Stages& stages, int warpgroup) {
+    const Pipeline<1> pipeline = stages.sums_pipeline(warpgroup);
+    StageOrder<1> order;
+    StageOrder<kTiles> tile_order;
+#pragma unroll 1
+    for (;;) {
+        pipeline.wait_full(order);
+        const Tile tile = Tile::load(stages.tile(tile_order.stage));
+        if (tile.blocks == 0) return;
+        tile_order.advance();
+        RowSum sums[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) sums[i] = RowSum::load(stages.sums_of(warpgroup), i * 32 + lane_index());
+        barrier_warp_sync();
+        pipeline.release(order.stage, lane_index() == 0);
+        order.advance();
+        float* lse = p.lse + (static_cast<i64>(tile.batch) * p.heads_q + tile.head) * p.len_q;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int row = tile.first_query + warpgroup * 64 + i * 32 + lane_index();
+            if (row < p.len_q) lse[row] = log_sum_exp(sums[i], p.natural, p.natural_low);
+        }
+    }
+}
+
 // One warpgroup's rows of all tiles of this block.
 __device__ __forceinline__ void consume(const Parameters& p, const Stages& stages, int warpgroup) {
     const bool elected = thread_index() % 128 == 0;
@@ -905,6 +967,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
     StageOrder<kQueryStages> query_order;
     StageOrder<kTiles> tile_order;
     StageOrder<kStages> key_order, value_order;
+    StageOrder<1> sums_order;
     OnlineSoftmax<Element, kLazy> softmax(p.scale_log2);
     float scores[1][kBlockKv / 8][4], out[kColumnsV / 8][4] = {};
     u32 probabilities[2][kBlockKv / 16][4];  // of the block whose product with V is under way, and of the next one
@@ -934,12 +997,19 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
         gemm_scores<Element, kColumns>(scores[0], stages.query_tile(query_order.stage), warpgroup * 64, stages.key_tile(key_order.stage));
         wgmma_commit_group();
     };
+    // The tile's last scores are there. Each warp for itself: its lanes have read of tiles whose places the producer may write next.
+    auto release_queries = [&] {
+        barrier_warp_sync();
+        stages.query_pipeline.release(query_order.stage, lane_index() == 0);
+        query_order.advance();
+    };
     auto use_scores = [&](u32 (&made)[kBlockKv / 16][4], bool first) {
         keep_in_registers(scores[0]);
         stages.key_pipeline.release(key_order.stage, elected);
         key_order.advance();
         const bool masked = block >= first_masked;
         if (masked) mask_scores<kCausal>(scores, first_query + first_row(), block * kBlockKv, p.len_kv, p.len_kv - p.len_q);
+        if (block == 0) release_queries();
         softmax.probabilities(made, scores[0], first || masked);
     };
     auto issue_output = [&](u32 (&used)[kBlockKv / 16][4]) {
@@ -963,29 +1033,30 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
             softmax.rescale(out);
         }
     };
+    auto hand_over = [&](const RowSums& sums) {
+        const Pipeline<1> pipeline = stages.sums_pipeline(warpgroup);
+        pipeline.wait_empty(sums_order);
+        sums.store(stages.sums_of(warpgroup));
+        barrier_warp_sync();
+        pipeline.hand_over(sums_order.stage, lane_index() == 0);
+        sums_order.advance();
+    };
     auto finish_tile = [&] {
-        const float lse = softmax.finish(inverse, p.natural, p.natural_low);
-        const Tile of = Tile::load(tile);
-        const int row = of.first_query + first_row();
-        store_lse<1>(p.lse + (static_cast<i64>(of.batch) * p.heads_q + of.head) * p.len_q + row, p.len_q - row, lse);
+        const RowSums sums = softmax.finish(inverse);
+        if (p.lse != nullptr) hand_over(sums);
         finished = tile;
         output_whole = true;
     };
     // One key block: while its scores are computed and turned into probabilities, those of the block before are multiplied with V.
     auto step = [&](u32 (&used)[kBlockKv / 16][4], u32 (&made)[kBlockKv / 16][4]) {
         const bool first = --block < 0;
-        if (first) {
-            barrier_warp_sync();  // each warp for itself: its lanes have read of tiles whose places the producer may write next
-            stages.query_pipeline.release(query_order.stage, lane_index() == 0);
-            query_order.advance();
-            if (!wait_for_tile()) return false;
-        }
-        if (kTurns) bar_sync(1 + warpgroup, 256);
+        if (first && !wait_for_tile()) return false;
+        if (kTurns) bar_sync(kTurn + warpgroup, 256);
         issue_scores();
         wgmma_wait_group<1>();
         settle_output();
         issue_output(used);
-        if (kTurns) bar_arrive(1 + (warpgroup + 1) % kWarpgroups, 256);
+        if (kTurns) bar_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
         if (first) {
             finish_tile();
             begin_tile();
@@ -1005,6 +1076,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
         settle_output();
         issue_output(used);
         finish_tile();
+        if (p.lse != nullptr) hand_over({});  // says that there is no tile
         wgmma_wait_group<0>();
         value_in_use = -1;
         settle_output();
@@ -1012,7 +1084,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
 
     if (!wait_for_tile()) return;
     begin_tile();
-    if (kTurns && warpgroup == 0) bar_arrive(1, 256);
+    if (kTurns && warpgroup == 0) bar_arrive(kTurn, 256);
     issue_scores();
     wgmma_wait_group<0>();
     use_scores(probabilities[0], true);
@@ -1031,7 +1103,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
     if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 attention_forward_sm90_fp16_d192x128_causal_w2_bk128_s2_qs1_op1_rlazy_t1_sdynamic_sm_90a(const __grid_constant__ Parameters p) {
     SharedRegions regions;
     Stages stages;
@@ -1039,22 +1111,29 @@ attention_forward_sm90_fp16_d192x128_causal_w2_bk128_s2_qs1_op1_rlazy_t1_sdynami
     stages.keys = regions.take(kStages * KeyTile::kBytes);
     stages.values = regions.take(kStages * ValueTile::kBytes);
     stages.out = regions.take(kWarpgroups * 4 * kOutBytes);
+    stages.sums = regions.take(kWarpgroups * kSumsBytes);
     const SharedAddress barriers = regions.take(kBarrierBytes);
     stages.query_pipeline.barriers = barriers;
     stages.key_pipeline.barriers = stages.query_pipeline.barriers + Pipeline<kQueryStages>::kBytes;
     stages.value_pipeline.barriers = stages.key_pipeline.barriers + Pipeline<kStages>::kBytes;
-    stages.tiles = stages.value_pipeline.barriers + Pipeline<kStages>::kBytes;
+    stages.sums_pipelines.barriers = stages.value_pipeline.barriers + Pipeline<kStages>::kBytes;
+    stages.tiles = stages.sums_pipelines.barriers + kWarpgroups * Pipeline<1>::kBytes;
     if (thread_index() == 0) {
-        stages.query_pipeline.initialise(kWarpgroups * 4);
-        stages.key_pipeline.initialise(kWarpgroups);
-        stages.value_pipeline.initialise(kWarpgroups);
+        stages.query_pipeline.initialise(1, kWarpgroups * 4);
+        stages.key_pipeline.initialise(1, kWarpgroups);
+        stages.value_pipeline.initialise(1, kWarpgroups);
+        for (int i = 0; i < kWarpgroups; ++i) stages.sums_pipeline(i).initialise(4, 1);
         fence_mbarrier_init();
     }
     barrier_sync();
-    const int warpgroup = warp_index() / 4;
+    const int warp = warp_index(), warpgroup = warp / 4;
     if (warpgroup == 0) {
         if constexpr (kMovesRegisters) setmaxnreg_dec<kProducerRegisters>();
-        if (thread_index() == 0) produce(p, stages);
+        if (warp == 0) {
+            if (thread_index() == 0) produce(p, stages);
+        } else if (warp <= kWarpgroups && p.lse != nullptr) {
+            write_lse(p, stages, warp - 1);
+        }
     } else {
         if constexpr (kMovesRegisters) setmaxnreg_inc<kConsumerRegisters>();
         consume(p, stages, warpgroup - 1);
