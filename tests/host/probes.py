@@ -8,7 +8,6 @@ import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -50,27 +49,22 @@ class Probe:
     arch: str = "sm_80"
     instructions: str = ""
 
-    def source(self, atoms: Atoms) -> Source:
-        """The whole text, with all atoms there are."""
-        files = [f"atoms/{atoms.value}/{name}.cuh" for name in ATOM_FILES]
-        if atoms is Atoms.HOST:
-            files = [f"host/{name}.cuh" for name in HOST_RUNTIME] + files
-        text = "".join(map(templates.read, files))
-        if atoms is Atoms.PTX:
-            text += self.instructions
+    def text(self, linkage: str = "") -> str:
+        """The kernel, without atoms."""
         maps = "".join(f"TensorMap {name}; " for name in ("in_map", "out_map")[: len(self.maps)])
-        text += f"""
+        return f"""
 struct Parameters {{ {maps}const u32* in; u32* out; }};
-extern "C" __global__ void __launch_bounds__({self.threads}, 1) probe(const __grid_constant__ Parameters p) {{
+{linkage}__global__ void __launch_bounds__({self.threads}, 1) probe(const __grid_constant__ Parameters p) {{
     const u32* in = p.in;
     const int t = block_index() * {self.threads} + thread_index();
     u32* out = p.out + t * {self.width};
     {self.body}
 }}
 """
-        if atoms is Atoms.HOST:
-            text += f"#define FLASHGEN_KERNEL probe\n{templates.read('host/launch.cuh')}"
-        return Source("probe", text)
+
+    def source(self) -> Source:
+        """The whole text for a GPU, with all atoms there are."""
+        return Source("probe", _atoms(Atoms.PTX) + self.instructions + self.text('extern "C" '))
 
     @property
     def words(self) -> int:
@@ -89,8 +83,10 @@ extern "C" __global__ void __launch_bounds__({self.threads}, 1) probe(const __gr
         inputs, output = _aligned(self.inputs()), np.full(self.words, 0xDEADBEEF, np.uint32)
         parameters = self._parameters(host_map, inputs.ctypes.data, output.ctypes.data)
         extents = [(inputs.ctypes.data, inputs.nbytes if readable is None else readable)]
-        blocks = range(self.blocks)
-        library(self.source(Atoms.HOST)).run(parameters, self.threads, SHARED_BYTES, order, blocks, extents=extents, resident=self.resident)
+        compile_at_once([self])
+        library, number = _COMPILED[self.text()]
+        chosen = struct.pack("=Q56x", number) + parameters + bytes(_PARAMETER_BYTES - len(parameters))
+        library.run(chosen, self.threads, SHARED_BYTES, order, range(self.blocks), extents=extents, resident=self.resident)
         return output
 
     def on_gpu(self) -> Words:
@@ -100,7 +96,7 @@ extern "C" __global__ void __launch_bounds__({self.threads}, 1) probe(const __gr
         from flashgen.build.driver import check, driver, gpu
 
         cu, on = driver(), gpu(0)
-        artifact = compile_source(self.source(Atoms.PTX), on.device.target.name)
+        artifact = compile_source(self.source(), on.device.target.name)
         inputs = torch.from_numpy(self.inputs().view(np.int32)).cuda()
         output = torch.full((self.words,), -559038737, dtype=torch.int32, device="cuda")
         library = check(cu.cuLibraryLoadData(artifact.cubin, [], [], 0, [], [], 0), "loading a probe")
@@ -114,16 +110,46 @@ extern "C" __global__ void __launch_bounds__({self.threads}, 1) probe(const __gr
         return output.cpu().numpy().view(np.uint32)
 
 
-@cache
-def library(source: Source) -> HostLibrary:
-    """A probe's text for the CPU, compiled once."""
-    return HostLibrary(compile_host_source(source).cubin)
+def _atoms(atoms: Atoms) -> str:
+    files = [f"atoms/{atoms.value}/{name}.cuh" for name in ATOM_FILES]
+    if atoms is Atoms.HOST:
+        files = [f"host/{name}.cuh" for name in HOST_RUNTIME] + files
+    return "".join(map(templates.read, files))
+
+
+# By their texts: where the probes that have been compiled for the CPU are, and which of that library's each is.
+_COMPILED: dict[str, tuple[HostLibrary, int]] = {}
+_PARAMETER_BYTES = 512
 
 
 def compile_at_once(probes: Iterable[Probe]) -> None:
-    """Compiles these on all cores: one after the other would take most of a test's time."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(library, (probe.source(Atoms.HOST) for probe in probes)))
+    """Compiles these for the CPU on all cores, a library for each core: what all texts share takes most of the time."""
+    texts = [text for text in dict.fromkeys(probe.text() for probe in probes) if text not in _COMPILED]
+    cores = os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(_compile, filter(None, (texts[core::cores] for core in range(cores)))))
+
+
+def _compile(texts: list[str]) -> None:
+    """One library of all: which probe runs is the first of its parameters."""
+    probes = "".join(f"namespace probe_{number} {{{text}}}\n" for number, text in enumerate(texts))
+    cases = "".join(
+        f"    case {number}: return probe_{number}::probe(*reinterpret_cast<const probe_{number}::Parameters*>(p.chosen));\n"
+        for number in range(len(texts))
+    )
+    source = f"""{_atoms(Atoms.HOST)}{probes}
+struct Parameters {{
+    u64 number;
+    alignas(64) unsigned char chosen[{_PARAMETER_BYTES}];
+}};
+void probe(const Parameters& p) {{
+    switch (p.number) {{
+{cases}    }}
+}}
+#define FLASHGEN_KERNEL probe
+{templates.read("host/launch.cuh")}"""
+    library = HostLibrary(compile_host_source(Source("probe", source)).cubin)
+    _COMPILED.update((text, (library, number)) for number, text in enumerate(texts))
 
 
 def _aligned(words: Words) -> Words:
