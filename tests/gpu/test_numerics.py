@@ -231,6 +231,7 @@ def test_chosen_hopper_configs_are_legal_and_cover_what_varies() -> None:
     assert {(dv > d) - (dv < d) for (d, dv), _ in CHOSEN_SM90} == {-1, 0, 1}
 
 
+@pytest.mark.slow
 def test_cases_run_in_their_own_config() -> None:
     """One with defects is replaced by the default, so that few may have any: none of the chosen ones, an eighth of those drawn."""
     family, target = find_family("attention_forward"), find_target("sm_90a")

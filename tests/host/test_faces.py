@@ -72,6 +72,7 @@ def test_without_the_variable_the_error_names_it(monkeypatch: pytest.MonkeyPatch
         flashgen.attention(q, q, q)
 
 
+@pytest.mark.slow
 def test_verify_on_the_cpu() -> None:
     command = ["verify", "--device", "cpu", "--head-dim", "8", "--causal", "--json"]
     done = subprocess.run([sys.executable, "-m", "flashgen", *command], capture_output=True, text=True, timeout=200)

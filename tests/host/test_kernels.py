@@ -28,10 +28,19 @@ def case(problem: Problem, workload: Workload, **more: object) -> Case:
     return Case(workload.name, problem, workload, problem.head_dim**-0.5, **more)  # type: ignore[arg-type]
 
 
+EVERY_RUN = ("sm_80", "sm_90a")  # --slow, which CI runs, has all targets
+
+
 def contract() -> list[object]:
     """Every family on every target, with its default config there, full and causal."""
     return [
-        pytest.param(family, target, mask, id=f"{family.name}-{target.name}-{mask.value}")
+        pytest.param(
+            family,
+            target,
+            mask,
+            id=f"{family.name}-{target.name}-{mask.value}",
+            marks=() if target.name in EVERY_RUN else pytest.mark.slow,
+        )
         for family in families().values()
         for target in targets().values()
         for mask in Mask
@@ -42,9 +51,10 @@ def contract() -> list[object]:
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All kernels of this module, on all cores: one after the other they would take most of the time."""
-    specs = [spec_of(*param.values) for param in contract()]  # type: ignore[attr-defined]
+    slow = request.config.getoption("--slow")
+    specs = [spec_of(*param.values) for param in contract() if slow or not param.marks]  # type: ignore[attr-defined]
     specs += [param.values[0] for param in many_tiles()]  # type: ignore[attr-defined]
-    specs += [chosen_spec(width, config) for width, config in (ALL_CHOSEN if request.config.getoption("--slow") else QUICK)]
+    specs += [chosen_spec(width, config) for width, config in (ALL_CHOSEN if slow else QUICK)]
     list(compile_many((spec, lambda spec=spec: compiled(render(spec, Atoms.HOST))) for spec in dict.fromkeys(specs)))  # type: ignore[misc]
 
 
