@@ -22,6 +22,7 @@ from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 SUM_BYTES = 8  # of shared memory for each row: kSumsBytes in the template
 BARRIER_BYTES = 320  # of shared memory: kBarrierBytes in the template
+WIDEST_BESIDE_ANOTHER = 192  # head_dim_v of a block that shares its SM: 96 registers of a product's 128; 256 does not compile (C7602)
 LONG = 2048  # keys from which on a section's K and V may take more of the L2
 SECTION_BYTES, SHORT_SECTION_BYTES = 32 * 2**20, 16 * 2**20
 
@@ -171,8 +172,9 @@ class AttentionForwardSm90(Family):
 
         128 registers a thread are then what a product's operands must fit, whatever the consumer is given later.
         """
-        shared = self.shared_bytes(problem, config) + find_target("sm_90a").shared_memory_reserved
-        fits = 2 * shared <= find_target("sm_90a").shared_memory_per_sm and problem.head_dim_v <= 192
+        target = find_target("sm_90a")
+        shared = self.shared_bytes(problem, config) + target.shared_memory_reserved
+        fits = 2 * shared <= target.shared_memory_per_sm and problem.head_dim_v <= WIDEST_BESIDE_ANOTHER
         return 2 if config.warpgroups == 1 and fits else 1
 
     def registers(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[int, int]:
@@ -180,7 +182,7 @@ class AttentionForwardSm90(Family):
 
         A producer that claims tiles needs more than 24. A consumer that is alone on its SM has all that a thread can have, and moves none.
         """
-        each = 65536 // (self.threads(config) * self.blocks_per_sm(problem, config)) // 8 * 8
+        each = find_target("sm_90a").registers_per_sm // (self.threads(config) * self.blocks_per_sm(problem, config)) // 8 * 8
         if each >= 255:
             return 255, 255
         producer = 32 if config.warpgroups == 3 else 40
