@@ -15,6 +15,11 @@ from .errors import ArgumentError, choice_error
 class Config:
     """Base of the config types. A subclass is a frozen dataclass whose fields are ints, bools or enums, each documented."""
 
+    @property
+    def packed_heads(self) -> int:
+        """Query heads of a group that share a tile: a workload's groups must be multiples of it. A field where there is a choice."""
+        return 1
+
     def to_json(self) -> dict[str, int | bool | str]:
         """Field values as JSON values, enums by value."""
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}

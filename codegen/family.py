@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from .config import Config
 from .device import Device
-from .errors import IllegalConfigError, choice_error
+from .errors import ArgumentError, IllegalConfigError, choice_error
 from .parameters import ParameterBlock
 from .problem import Problem, Workload
 from .target import Target
@@ -105,6 +105,22 @@ class Family(ABC):
     def launch_refusals(self, problem: Problem, workload: Workload, strides: Sequence[Strides]) -> list[str]:
         """Why no kernel of this family can take these sizes and strides of q, k, v and out, though it can compute `problem`."""
         return []
+
+    def workload_refusals(self, config: Config, workload: Workload) -> list[str]:
+        """Why no kernel of this config can take a workload, though another config may."""
+        group = workload.heads_q // max(1, workload.heads_kv)
+        if group % config.packed_heads:
+            return [f"packed_heads must divide the {group} query heads of a key/value head; got {config.packed_heads}"]
+        return []
+
+    def require_workload(self, config: Config, workload: Workload) -> None:
+        """Raises ArgumentError with the reasons if no kernel of this config can take a workload."""
+        if reasons := self.workload_refusals(config, workload):
+            raise ArgumentError(f"config {config.name} cannot take {workload.name}: {'; '.join(reasons)}")
+
+    def worth_trying(self, config: Any, workload: Workload) -> bool:
+        """Whether a config that takes a workload may be the best for it; False where another does the same with less."""
+        return True
 
     @abstractmethod
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:

@@ -16,7 +16,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
 
 from . import bundle, selection
-from .ops import CaptureError, attention_forward, attention_output, attention_with_autograd, choose_kernel
+from .ops import CaptureError, attention_forward, attention_output, attention_with_autograd, choose_kernel, plan_at_hand, refuse_tangents
 
 if TYPE_CHECKING:
     from .tuning import TuneResult
@@ -69,9 +69,15 @@ def attention(
 
     The first call for a problem and length bucket may compile (under a second); `warm` does that ahead of time.
     Raises ArgumentError for bad arguments, DriverError and CompileError for the machine's faults, CaptureError for a first
-    call while a CUDA graph is captured. There is no backward yet: it raises FlashgenError.
+    call while a CUDA graph is captured. There is no backward and no forward-mode derivative yet: asking for one raises FlashgenError.
     """
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if not (needs_grad or torch.compiler.is_compiling()):
+        plan = plan_at_hand(q, k, v, causal, scale, layout)
+        if plan is not None:
+            both = plan(q, k, v, return_lse)
+            return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
+    refuse_tangents(q, k, v)
     if not (needs_grad or return_lse):
         return attention_output(q, k, v, causal, scale, layout)  # type: ignore[no-any-return]
     operator = attention_with_autograd if needs_grad else attention_forward

@@ -86,9 +86,12 @@ def run(
     tensors: on the CPU, any strides; each gets an allocation of exactly what it spans. source: a text in place of the rendered one.
     order: by default copies happen where they are issued, so that a bad one is found at its line. output: where the kernel's printf
     goes, stdout by default.
-    Raises ArgumentError for blocks that are not there, HostCompilerMissingError, SanitizerMissingError, and CompileError.
+    Raises ArgumentError for heads that the config cannot take and blocks that are not there, HostCompilerMissingError,
+    SanitizerMissingError, and CompileError.
     """
-    grid = spec.family.grid(spec.problem, spec.config, workload_of(tensors), device_of_target(spec.target))
+    workload = workload_of(tensors)
+    spec.family.require_workload(spec.config, workload)
+    grid = spec.family.grid(spec.problem, spec.config, workload, device_of_target(spec.target))
     require_int("block", block, 0, grid - 1)
     require_int("blocks", blocks, 1, grid - block)
     some = range(block, block + blocks)

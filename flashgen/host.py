@@ -53,11 +53,15 @@ def _default_kernel(problem: Problem, without: frozenset[str]) -> HostKernel:
 
 
 def run_on_host(kernel: HostKernel, tensors: Tensors, scale: float | None = None, order: HostOrder | None = None) -> None:
-    """One launch on poisoned outputs. The tensors are on the CPU. Raises HostFaultError if a check of the runtime fails."""
+    """One launch on poisoned outputs. The tensors are on the CPU.
+
+    Raises ArgumentError if the kernel cannot take these heads, HostFaultError if a check of the runtime fails.
+    """
     tensors.poison()
     (batch, len_q, heads_q, head_dim), (_, len_kv, heads_kv, _) = tensors.q.shape, tensors.k.shape
     workload = Workload(batch, heads_q, heads_kv, len_q, len_kv)
     family, problem, config = kernel.spec.family, kernel.spec.problem, kernel.spec.config
+    family.require_workload(config, workload)
     strides = tensors.strides()
     scale = scale if scale is not None else head_dim**-0.5
     device = device_of_target(kernel.spec.target)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -142,16 +142,18 @@ class Bench:
             spread = Spread.of(seconds)
             yield key, Timing(spread.median, spread.low, spread.high, len(seconds))
 
-    def seconds(self, kernels: Mapping[str, Kernel], rounds: int, round_seconds: float = ROUND_SECONDS) -> dict[str, list[float]]:
-        """The same, with the seconds of every round: for ratios, which are taken within a round."""
-        timers = {key: self._timer(kernel, round_seconds) for key, kernel in kernels.items()}
+    def seconds(
+        self, kernels: Mapping[str, Kernel], rounds: int, round_seconds: float = ROUND_SECONDS, with_lse: Container[str] = ()
+    ) -> dict[str, list[float]]:
+        """The same, with the seconds of every round: for ratios, which are taken within a round. `with_lse`: keys that write lse."""
+        timers = {key: self._timer(kernel, round_seconds, key in with_lse) for key, kernel in kernels.items()}
         return interleaved(timers, rounds, self.seed)
 
-    def _timer(self, kernel: Kernel, round_seconds: float) -> Timer:
+    def _timer(self, kernel: Kernel, round_seconds: float, with_lse: bool) -> Timer:
         plan, sets = plan_of(kernel, self.sets[0]), self.sets
 
         def launch(i: int) -> None:
             t = sets[i]
-            plan.into(t.q, t.k, t.v, t.out, None)  # as most calls are: nobody wants lse
+            plan.into(t.q, t.k, t.v, t.out, t.lse if with_lse else None)  # most calls do not want it
 
         return Timer(launch, len(sets), round_seconds)

@@ -3,7 +3,8 @@
 `flashgen::attention_output` computes out, `flashgen::attention_forward` lse, too; `flashgen::attention` is that with autograd. They are
 several because PyTorch's dispatcher charges every call of an operator with a Python autograd formula several microseconds, gradients or
 not, and because a tensor that nobody wants costs a call two more.
-A plan is kept per thread, so a call takes no lock: it looks the signature up, allocates, writes the addresses and launches.
+A plan is kept per thread, so a call takes no lock: it looks the signature up, allocates, writes the addresses and launches. Where nobody
+else has an interest in a call of a known signature, it does not go through the dispatcher (`plan_at_hand`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad, profiler
 
 from flashgen.build.driver import Gpu, check, driver, gpu
 from flashgen.build.kernel import Kernel, Launch
@@ -127,9 +129,9 @@ class Plan:
         strides = [strides_of(tensor, row, head) for tensor in (q, k, v, out)]
         if kernel is None:
             kernel = choose_kernel(problem, workload, on, selection.left_out(problem, workload, strides, on.device.target))
-        family = kernel.spec.family
+        family, config, device = kernel.spec.family, kernel.spec.config, kernel.gpu.device
+        family.require_workload(config, workload)
         scale = scale if scale is not None else problem.head_dim**-0.5
-        config, device = kernel.spec.config, kernel.gpu.device
         self.launch = kernel.bind(
             family.grid(problem, config, workload, device),
             family.values(problem, config, workload, device, strides, scale),
@@ -195,9 +197,9 @@ def _require_context(ordinal: int) -> None:
 _LOCAL = threading.local()
 
 
-def _plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan:
-    """This thread's plan for the call's signature."""
-    key = (
+def _signature(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> tuple[Any, ...]:
+    """What decides a plan."""
+    return (
         q.shape,
         k.shape,
         v.shape,
@@ -215,21 +217,41 @@ def _plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale
         layout,
         selection.kernels.generation,
     )
-    try:
-        return _LOCAL.plans[key]  # type: ignore[no-any-return]
-    except (KeyError, AttributeError):
-        return _new_plan(key, q, k, v, causal, scale, layout)
 
 
-def _new_plan(
-    key: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
-) -> Plan:
-    plan = Plan(q, k, v, causal, scale, layout)
-    plans = _LOCAL.__dict__.setdefault("plans", {})
-    if len(plans) >= _MAX_PLANS:
-        for old in list(plans)[: _MAX_PLANS // 2]:
-            del plans[old]
-    plans[key] = plan
+def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan | None:
+    """This thread's plan for a signature that it has called before, if the dispatcher would do nothing but call it.
+
+    So it is where nothing wants to see the call: no subclass, mode, transform, tracer or profiler, and no forward-mode gradient; the
+    caller knows of other gradients. The way through the dispatcher costs a fifth of a call.
+    """
+    if (
+        type(q) is type(k) is type(v) is torch.Tensor
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._is_torch_function_mode_enabled()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+        and forward_ad._current_level < 0
+        and not profiler._is_profiler_enabled
+    ):
+        try:
+            return _LOCAL.plans.get(_signature(q, k, v, causal, scale, layout))  # type: ignore[no-any-return]
+        except (AttributeError, TypeError):  # this thread's first call; an argument of another type, of which the dispatcher will speak
+            return None
+    return None
+
+
+def _plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan:
+    """This thread's plan for the call's signature."""
+    plans: dict[tuple[Any, ...], Plan] = _LOCAL.__dict__.setdefault("plans", {})
+    key = _signature(q, k, v, causal, scale, layout)
+    plan = plans.get(key)
+    if plan is None:
+        plan = Plan(q, k, v, causal, scale, layout)
+        if len(plans) >= _MAX_PLANS:
+            for old in list(plans)[: _MAX_PLANS // 2]:
+                del plans[old]
+        plans[key] = plan
     return plan
 
 
@@ -274,6 +296,12 @@ def _output_elsewhere(*arguments: Any) -> torch.Tensor:
 
 def _output_fake(*arguments: Any) -> torch.Tensor:
     return _forward_fake(*arguments)[0]
+
+
+def refuse_tangents(*tensors: torch.Tensor) -> None:
+    """Raises FlashgenError for dual tensors: PyTorch would drop their tangents without a word."""
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise FlashgenError("flashgen.attention has no forward-mode derivative: call it with the primals of its inputs")
 
 
 def _no_backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:

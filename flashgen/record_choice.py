@@ -40,14 +40,22 @@ def distance(a: Workload, b: Workload) -> float:
 def choose(fastest: Fastest, workload: Workload, toolchain: tuple[str, str]) -> Choice | None:
     """The best record for a workload; `toolchain` is the versions of driver and compiler.
 
-    In this order: same driver and compiler, exact workload; any, exact; same, nearest workload; any, nearest. None if all are too far.
+    In this order: same driver and compiler, exact workload; any, exact; same, nearest workload; any, nearest. None if all are too far,
+    or of kernels that cannot take the workload.
     """
     near = [workload] if workload in fastest else [w for w in fastest if distance(w, workload) <= FARTHEST]
-    if not near:
-        return None
-    chosen = min(near, key=lambda w: (toolchain not in fastest[w], distance(w, workload)))
-    records = fastest[chosen]
-    return Choice(records.get(toolchain, next(iter(records.values()))), chosen == workload, toolchain in records)
+    for chosen in sorted(near, key=lambda w: (toolchain not in fastest[w], distance(w, workload))):
+        records = fastest[chosen]
+        record = records.get(toolchain, next(iter(records.values())))
+        if takes(record, workload):
+            return Choice(record, chosen == workload, toolchain in records)
+    return None
+
+
+def takes(record: Record, workload: Workload) -> bool:
+    """Whether the record's kernel can take a workload, which need not be the one that it was measured on."""
+    family = find_family(record.spec["family"])
+    return not family.workload_refusals(family.config_type.from_json(record.spec["config"]), workload)
 
 
 def fastest_of(

@@ -95,10 +95,12 @@ class Candidate:
 
 
 def ranked(problem: Problem, workload: Workload, device: Device, among: Sequence[Family] | None = None) -> list[Candidate]:
-    """All legal configs of `among`, or of all families that can, the model's best first. Deterministic."""
+    """All legal configs of `among`, or of all families that can, that are worth trying, the model's best first. Deterministic."""
     found = []
     for family in families_for(problem, device.target) if among is None else among:
         for config in family.legal_configs(problem, device.target):
+            if family.workload_refusals(config, workload) or not family.worth_trying(config, workload):
+                continue
             prediction = family.predict(problem, config, workload, device)
             found.append(Candidate(family, config, prediction.seconds, prediction.bound_by))
     return sorted(found, key=lambda c: (c.seconds, c.config.name))
@@ -198,7 +200,7 @@ class Kernels:
             self.generation += 1
 
     def _choose(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Kernel:
-        imported = imports.find(problem, gpu, without)
+        imported = imports.find(problem, workload, gpu, without)
         if imported is not None:
             return imported
         families_for(problem, gpu.device.target)
@@ -244,11 +246,15 @@ class Imports:
             self._kernels.setdefault((spec.problem, spec.target.name, kernel.gpu.ordinal), {})[spec.family.name] = kernel
         kernels.forget()
 
-    def find(self, problem: Problem, gpu: Gpu, without: frozenset[str] = frozenset()) -> Kernel | None:
-        """The imported kernel for `problem` on `gpu`, if there is one; of several families that preferred. `without`: names of others."""
+    def find(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset()) -> Kernel | None:
+        """The imported kernel that takes the workload, if there is one; of several families that preferred. `without`: names of others."""
         with self._lock:
-            of_families = self._kernels.get((problem, gpu.device.target.name, gpu.ordinal), {}).values()
-            able = [kernel for kernel in of_families if kernel.spec.family.name not in without]
+            of_families = dict(self._kernels.get((problem, gpu.device.target.name, gpu.ordinal), {}))
+        able = [
+            kernel
+            for name, kernel in of_families.items()
+            if name not in without and not kernel.spec.family.workload_refusals(kernel.spec.config, workload)
+        ]
         return max(able, key=lambda kernel: kernel.spec.family.preference, default=None)
 
     def clear(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,14 @@ class CaseResult:
     verdict: Verdict
 
 
+@dataclass(frozen=True)
+class _Case:
+    workload: Workload
+    magnitude: float
+    tensors: Tensors
+    expected: Expected
+
+
 class Screen:
     """The small workloads of one problem, whole, with references computed once for all candidates."""
 
@@ -52,15 +61,23 @@ class Screen:
         shapes: Sequence[tuple[int, int, int, int, int]] = SCREENING,
         magnitudes: Sequence[float] = (1.0,),
     ) -> None:
-        """Draws the inputs and computes the references on `device`, 'cuda:0' or 'cpu'."""
-        generator = torch.Generator(device).manual_seed(1)
-        causal = problem.mask is Mask.CAUSAL
-        self.cases: list[tuple[Workload, float, Tensors, Expected]] = []
-        for shape in shapes:
-            for magnitude in magnitudes:
-                tensors = Tensors.random(problem, Workload(*shape), generator)
-                tensors.q.mul_(magnitude)
-                self.cases.append((Workload(*shape), magnitude, tensors, Expected.of(tensors, causal, problem.head_dim**-0.5)))
+        """`device`: where inputs are drawn and references computed, 'cuda:0' or 'cpu'."""
+        self.problem, self.device, self.shapes, self.magnitudes = problem, device, shapes, magnitudes
+        self._cases: dict[int, list[_Case]] = {}
+
+    def cases(self, packed_heads: int) -> list[_Case]:
+        """Those of kernels that pack so many heads: of each shape with as many query heads as make its groups a multiple of it."""
+        if packed_heads not in self._cases:
+            generator = torch.Generator(self.device).manual_seed(1)
+            causal, scale = self.problem.mask is Mask.CAUSAL, self.problem.head_dim**-0.5
+            self._cases[packed_heads] = []
+            for batch, heads_q, heads_kv, *lengths in self.shapes:
+                workload = Workload(batch, heads_kv * math.lcm(heads_q // heads_kv, packed_heads), heads_kv, *lengths)
+                for magnitude in self.magnitudes:
+                    tensors = Tensors.random(self.problem, workload, generator)
+                    tensors.q.mul_(magnitude)
+                    self._cases[packed_heads].append(_Case(workload, magnitude, tensors, Expected.of(tensors, causal, scale)))
+        return self._cases[packed_heads]
 
     def judge(self, kernel: Kernel | HostKernel) -> list[CaseResult]:
         """Runs the kernel on every case that it can take: calls like the others go to another family.
@@ -68,11 +85,11 @@ class Screen:
         Raises HungKernelError or DriverError if it does not finish or faults on a GPU, HostFaultError if a check fails on the CPU.
         """
         results = []
-        for workload, magnitude, tensors, expected in self.cases:
-            if kernel.spec.family.launch_refusals(kernel.spec.problem, workload, tensors.strides()):
+        for case in self.cases(kernel.spec.config.packed_heads):
+            if kernel.spec.family.launch_refusals(kernel.spec.problem, case.workload, case.tensors.strides()):
                 continue
-            _launch(kernel, tensors)
-            results.append(CaseResult(workload, magnitude, expected.judge(tensors)))
+            _launch(kernel, case.tensors)
+            results.append(CaseResult(case.workload, case.magnitude, case.expected.judge(case.tensors)))
         return results
 
 

@@ -1,15 +1,23 @@
-"""Times patched texts of one kernel against the unpatched one, interleaved: for trying an idea before it becomes a template.
+"""Times candidates against one kernel, interleaved: patched texts of it, other configs, and writing lse.
 
     python tools/ab.py --head-dim 64 --seqlen 4096 --patch no-guard 'find this' 'put that'
+    python tools/ab.py --head-dim 128 --seqlen 512 --seqlen 16384 --lse
+    python tools/ab.py --head-dim 128 --seqlen 16384 --config maximum reference=maximum --logits x16 --logits rising400
+    python tools/ab.py --head-dim 128 --seqlen 64 --seqlen-kv 8192 --heads 32 --kv-heads 4 --config packed packed_heads=8
 
-Every --patch NAME FIND REPLACE is a candidate; FIND must occur. `--set field=value` gives the config. Prints TFLOP/s, the median over the
-rounds of the unpatched text's time over the candidate's, with its spread, registers and spills. Results are not checked here.
+Every --patch NAME FIND REPLACE is a candidate, or one more change to the candidate of that name; FIND must occur. `--set field=value` gives
+the config, --config NAME FIELD=VALUE,... another one that differs in these. --lse: each once more, writing lse. --logits: xN multiplies
+q by N, risingN lets the logits of each row rise by N from the last key to the first. Prints TFLOP/s, the median over the rounds of the
+kernel's time over the candidate's, with its spread, registers and spills. Results are not checked here.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+
+import torch
 
 from flashgen import selection
 from flashgen.build.driver import gpu
@@ -17,8 +25,10 @@ from flashgen.build.kernel import Kernel
 from flashgen.cli.options import parse_settings, problems, spec_for
 from flashgen.codegen.problem import Workload
 from flashgen.codegen.render import Source, render
-from flashgen.measure import Bench
+from flashgen.measure import Bench, Tensors
 from flashgen.spread import Spread
+
+BASE = "unchanged"
 
 
 def main() -> None:
@@ -29,32 +39,60 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--seqlen", type=int, action="append")
+    for name in ("seqlen-kv", "batch", "heads", "kv-heads"):
+        parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--set", action="append", dest="settings")
     parser.add_argument("--patch", nargs=3, action="append", default=[], metavar=("NAME", "FIND", "REPLACE"))
+    parser.add_argument("--config", nargs=2, action="append", default=[], metavar=("NAME", "FIELD=VALUE,..."))
+    parser.add_argument("--lse", action="store_true")
+    parser.add_argument("--logits", action="append")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
 
     on = gpu(0)
     (problem,) = problems(options.head_dim, options.head_dim_v, options.dtype, options.causal)
-    spec = spec_for(problem, on.device.target, parse_settings(options.settings))
-    text = render(spec).text
-    texts = {"unpatched": text}
+    settings = parse_settings(options.settings)
+    spec = spec_for(problem, on.device.target, settings)
+    sources = {BASE: (spec, render(spec))}
     for name, find, replace in options.patch:
+        text = sources.get(name, sources[BASE])[1].text
         if find not in text:
             sys.exit(f"patch {name} must find its text in the kernel: {find!r}")
-        texts[name] = text.replace(find, replace)
-    artifacts = {name: selection.store().get_or_compile(Source(spec.name, text), spec.target.name) for name, text in texts.items()}
-    kernels = {name: Kernel(spec, artifact, on) for name, artifact in artifacts.items()}
-    heads = max(1, 2048 // options.head_dim)
+        sources[name] = (spec, Source(spec.name, text.replace(find, replace)))
+    for name, fields in options.config:
+        other = spec_for(problem, on.device.target, {**settings, **parse_settings(fields.split(","))})
+        sources[name] = (other, render(other))
+    artifacts = {name: selection.store().get_or_compile(source, of.target.name) for name, (of, source) in sources.items()}
+    kernels = {name: Kernel(of, artifacts[name], on) for name, (of, _) in sources.items()}
+    with_lse = {f"{name}, lse": name for name in kernels} if options.lse else {}
+    kernels |= {key: kernels[name] for key, name in with_lse.items()}
+    heads = options.heads or max(1, 2048 // options.head_dim)
+    heads_kv = options.kv_heads or heads
     print(f"{on.device.name}, {spec.name}")
     for seqlen in options.seqlen or (512, 4096, 16384):
-        workload = Workload(max(1, 16384 // seqlen), heads, heads, seqlen, seqlen)
-        rounds = Bench(problem, workload, on.ordinal).seconds(kernels, options.rounds)
-        for name, seconds in rounds.items():
-            report, ratio = artifacts[name].report, Spread.of([a / b for a, b in zip(rounds["unpatched"], seconds, strict=True)])
-            tflops = workload.flops(problem) / Spread.of(seconds).median / 1e12
-            facts = f"{report.registers} registers, {report.spill_bytes} B spilled"
-            print(f"S {seqlen:6} {name:24} {tflops:6.1f} TFLOP/s  x {ratio.median:.3f} [{ratio.low:.3f}..{ratio.high:.3f}]  {facts}")
+        workload = Workload(options.batch or max(1, 16384 // seqlen), heads, heads_kv, seqlen, options.seqlen_kv or seqlen)
+        for logits in options.logits or ("x1",):
+            bench = Bench(problem, workload, on.ordinal)
+            for tensors in bench.sets:
+                change_logits(tensors, logits)
+            rounds = bench.seconds(kernels, options.rounds, with_lse=with_lse)
+            for name, seconds in rounds.items():
+                report = artifacts[with_lse.get(name, name)].report
+                ratio = Spread.of([a / b for a, b in zip(rounds[BASE], seconds, strict=True)])
+                tflops = workload.flops(problem) / Spread.of(seconds).median / 1e12
+                facts = f"{report.registers} registers, {report.spill_bytes} B spilled"
+                where = f"S {seqlen:6} {logits:10} {name:24}"
+                print(f"{where} {tflops:6.1f} TFLOP/s  x {ratio.median:.3f} [{ratio.low:.3f}..{ratio.high:.3f}]  {facts}")
+
+
+def change_logits(tensors: Tensors, how: str) -> None:
+    """'x16' multiplies q; 'rising400' lets the logits of each row rise by so much, natural, from the last key to the first."""
+    if how.startswith("rising"):
+        root = math.sqrt(float(how.removeprefix("rising")) * tensors.q.shape[3] ** 0.5)
+        tensors.q[..., -1] = root
+        tensors.k[..., -1] = torch.linspace(root, 0, tensors.k.shape[1], device=tensors.k.device)[None, :, None]
+    else:
+        tensors.q.mul_(float(how.removeprefix("x")))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy
 SUM_BYTES = 8  # of shared memory for each row: kSumsBytes in the template
 BARRIER_BYTES = 320  # of shared memory: kBarrierBytes in the template
 WIDEST_BESIDE_ANOTHER = 192  # head_dim_v of a block that shares its SM: 96 registers of a product's 128; 256 does not compile (C7602)
+PACKED_HEADS = (1, 2, 4, 8, 16)  # 16: the rows of a warp, whose output goes to memory in one box
 LONG = 2048  # keys from which on a section's K and V may take more of the L2
 SECTION_BYTES, SHORT_SECTION_BYTES = 32 * 2**20, 16 * 2**20
 
@@ -53,6 +55,7 @@ class AttentionForwardSm90Config(Config):
     reference:     of a row: the maximum of an early block until the sum outgrows it, or following the maximum of each block
     turns:         whether consumers take turns at issuing products
     scheduler:     how blocks come by their tiles
+    packed_heads:  query heads of a group that share a tile, and so its keys and values: 1, 2, 4, 8 or 16
     """
 
     warpgroups: int
@@ -63,11 +66,17 @@ class AttentionForwardSm90Config(Config):
     reference: Reference = Reference.LAZY
     turns: bool = True
     scheduler: Scheduler = Scheduler.STATIC
+    packed_heads: int = 1
 
     @property
     def block_q(self) -> int:
         """Query rows of a tile."""
         return 64 * self.warpgroups
+
+    @property
+    def queries(self) -> int:
+        """Queries of a tile, which have a row for each of its heads."""
+        return self.block_q // self.packed_heads
 
     @property
     def lazy(self) -> bool:
@@ -97,7 +106,7 @@ class AttentionForwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
 
     name = "attention_forward_sm90"
-    revision = 2
+    revision = 3
     preference = 1
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
@@ -106,19 +115,19 @@ class AttentionForwardSm90(Family):
             *(Parameter("TensorMap", f"{tensor}_map") for tensor in ("q", "k", "v", "out")),
             Parameter("float*", "lse"),
             Parameter("u32*", "tile_counter"),
-            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "section_heads", "section_blocks")),
-            *(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "section_heads", "section_blocks")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("head_sets", "group", "section_heads", "section_blocks")),
+            *(Parameter("int", n) for n in ("head_sets", "len_q", "len_kv", "query_tiles", "section_heads", "section_blocks")),
             *(Parameter("int", n) for n in ("tiles", "launched_blocks")),
             *(Parameter("float", n) for n in ("scale_log2", "natural", "natural_low")),
         )
     )
     atoms = (
         *("types", "register", "index", "shared_memory", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
-        *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "ex2", "log", "mul", "rcp", "shfl_sync", "vote_sync"),
+        *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "ex2", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
-        *("shared_regions", "schedule", "pipeline", "panel_tile", "warpgroup_gemm", "mask", "lse", "row_sums", "lazy_softmax"),
-        "warpgroup_epilogue",
+        *("shared_regions", "schedule", "pipeline", "panel_tile", "warpgroup_gemm", "mask", "lse", "row_sums"),
+        *("softmax_rows", "lazy_softmax", "warpgroup_epilogue"),
     )
 
     # Registers a consumer's thread needs beside scores, probabilities of two key blocks and the output. By experiment: what is
@@ -143,6 +152,8 @@ class AttentionForwardSm90(Family):
             value = getattr(config, name)
             if not low <= value <= high or value % step:
                 reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
+        if config.packed_heads not in PACKED_HEADS:
+            reasons.append(f"packed_heads must be one of {', '.join(map(str, PACKED_HEADS))}; got {config.packed_heads}")
         if config.turns and config.warpgroups == 1:
             reasons.append("turns must be false with warpgroups 1: there is nobody to take turns with; got true")
         if config.warpgroups == 3 and not config.dynamic:
@@ -200,7 +211,7 @@ class AttentionForwardSm90(Family):
         return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + BARRIER_BYTES
 
     def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:
-        return -(-workload.len_q // config.block_q) * workload.heads_q * workload.batch
+        return -(-workload.len_q // config.queries) * (workload.heads_q // config.packed_heads) * workload.batch
 
     def grid(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> int:
         """See Family. As many blocks as are resident at once: they stay."""
@@ -220,24 +231,39 @@ class AttentionForwardSm90(Family):
         scale: float,
     ) -> tuple[int | float, ...]:
         """See Family."""
-        query_tiles = -(-workload.len_q // config.block_q)
-        section = section_heads(problem, workload, SECTION_BYTES if workload.len_kv >= LONG else SHORT_SECTION_BYTES)
+        query_tiles = -(-workload.len_q // config.queries)
+        sets = workload.heads_q // config.packed_heads
+        in_sets = dataclasses.replace(workload, heads_q=sets)
+        section = section_heads(problem, in_sets, SECTION_BYTES if workload.len_kv >= LONG else SHORT_SECTION_BYTES)
         group = workload.heads_q // workload.heads_kv
-        reciprocals = (reciprocal(n) for n in (workload.heads_q, group, section, section * query_tiles))
-        sizes = (workload.heads_q, workload.len_q, workload.len_kv, query_tiles, section, section * query_tiles)
+        reciprocals = (reciprocal(n) for n in (sets, group, section, section * query_tiles))
+        sizes = (sets, workload.len_q, workload.len_kv, query_tiles, section, section * query_tiles)
         return (*reciprocals, *sizes, self._tiles(config, workload), self.grid(problem, config, workload, device), *scale_values(scale))
 
     def tensor_maps(
         self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, strides: Sequence[Strides]
     ) -> tuple[TensorMapShape, ...]:
-        """See Family. Of q, k, v and out as (column, row, head, batch); the output goes out 16 rows at a time, those of a warp."""
+        """See Family. Of q, k, v and out as (column, row, head, batch); the output goes out 16 rows at a time, those of a warp.
+
+        Where heads are packed, q and out are (column, head, row, batch): a box has some heads' rows of one query next to each other.
+        """
         w, d, dv = workload, problem.head_dim, problem.head_dim_v
-        queries, keys = (w.len_q, w.heads_q, w.batch), (w.len_kv, w.heads_kv, w.batch)
+        queries, keys = (w.len_q, w.heads_q), (w.len_kv, w.heads_kv)
         boxes = ((d, queries, config.block_q), (d, keys, config.block_kv), (dv, keys, config.block_kv), (dv, queries, 16))
-        return tuple(
-            TensorMapShape(problem.dtype, (width, *sizes), tuple(s * problem.dtype.bytes for s in (row, head, batch)), (PANEL, rows, 1, 1))
-            for (width, sizes, rows), (batch, head, row) in zip(boxes, strides, strict=True)
-        )
+        packed = config.packed_heads
+        maps = []
+        for (width, sizes, rows), (batch, head, row) in zip(boxes, strides, strict=True):
+            steps, box = (row, head), (rows, 1)
+            if packed > 1 and sizes is queries:
+                sizes, steps, box = (w.heads_q, w.len_q), (head, row), (packed, rows // packed)
+            in_bytes = tuple(step * problem.dtype.bytes for step in (*steps, batch))
+            maps.append(TensorMapShape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, *box, 1)))
+        return tuple(maps)
+
+    def worth_trying(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:
+        """See Family. Packing more heads is for fewer tiles, by a tenth at least: their work is the same, and copies become smaller."""
+        half = dataclasses.replace(config, packed_heads=config.packed_heads // 2)
+        return config.packed_heads == 1 or self._tiles(config, workload) <= 0.9 * self._tiles(half, workload)
 
     def launch_refusals(self, problem: Problem, workload: Workload, strides: Sequence[Strides]) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
@@ -274,7 +300,8 @@ class AttentionForwardSm90(Family):
                 buffers = ((2, 2), (2, 1), (1, 2), (1, 1))
                 configs = [AttentionForwardSm90Config(warpgroups, block_kv, 2, *b, reference, turns, scheduler) for b in buffers]
                 legal = [config for config in configs if not self.check(problem, config, target)]
-                yield from sorted(legal, key=lambda config: -self.blocks_per_sm(problem, config))[:1]  # fewer buffers are never faster
+                for config in sorted(legal, key=lambda config: -self.blocks_per_sm(problem, config))[:1]:  # fewer buffers are never faster
+                    yield from (dataclasses.replace(config, packed_heads=packed) for packed in PACKED_HEADS)
 
     def default(self, problem: Problem, target: Target) -> AttentionForwardSm90Config:
         """See Family. The model's pick for a long sequence."""
@@ -295,7 +322,7 @@ FAMILY = AttentionForwardSm90()
 @cache
 def _default(problem: Problem, target: Target) -> AttentionForwardSm90Config:
     device, workload = device_of_target(target), Workload(batch=4, heads_q=16, heads_kv=16, len_q=4096, len_kv=4096)
-    legal = list(FAMILY.space(problem, target))  # all of it is legal
+    legal = [config for config in FAMILY.space(problem, target) if config.packed_heads == 1]  # all of it is legal
     if not legal:
         FAMILY.require_legal(problem, AttentionForwardSm90Config(2, 64), target)
     return min(legal, key=lambda config: FAMILY.predict(problem, config, workload, device).seconds)

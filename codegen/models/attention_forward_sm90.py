@@ -67,8 +67,8 @@ def predict(
     w = weights
     rows, keys, rate = config.block_q, config.block_kv, device.target.wgmma_flops_per_cycle
     d, dv = (-(-width // 16) * 16 for width in (problem.head_dim, problem.head_dim_v))
-    tiles_of_head = -(-workload.len_q // rows)
-    heads = workload.batch * workload.heads_q
+    tiles_of_head = -(-workload.len_q // config.queries)
+    heads = workload.batch * workload.heads_q // config.packed_heads  # sets of heads that share tiles
     tiles = heads * tiles_of_head
     if not tiles:
         return Prediction(0.0, "nothing")
@@ -84,7 +84,7 @@ def predict(
         step *= w.neighbours
     tile = w.tile * (d + dv) * rows / 128 + (w.claim if config.dynamic else 0.0)
 
-    steps = [_steps(problem, workload, rows, keys, i) for i in range(tiles_of_head)] if tiles_of_head <= 4096 else None
+    steps = [_steps(problem, workload, config.queries, keys, i) for i in range(tiles_of_head)] if tiles_of_head <= 4096 else None
     longest = steps[-1] if steps else -(-workload.len_kv // keys)
     total = heads * (sum(steps) if steps else tiles_of_head * longest * (0.5 if problem.mask is Mask.CAUSAL else 1.0))
     rounds = math.ceil(tiles / blocks)
@@ -100,9 +100,9 @@ def predict(
     return Prediction(max(seconds, memory), bound_by)
 
 
-def _steps(problem: Problem, workload: Workload, rows: int, keys: int, tile: int) -> int:
+def _steps(problem: Problem, workload: Workload, queries: int, keys: int, tile: int) -> int:
     """Key blocks that a query tile's rows see, at least one."""
     seen = workload.len_kv
     if problem.mask is Mask.CAUSAL:
-        seen = min(seen, max(0, (tile + 1) * rows + workload.len_kv - workload.len_q))
+        seen = min(seen, max(0, (tile + 1) * queries + workload.len_kv - workload.len_q))
     return max(1, -(-seen // keys))

@@ -95,6 +95,7 @@ class Request:
         among = selection.families_for(cell.problem, device.target, self.family)
         if self.settings:
             config = default.config.replace_from_text(self.settings)
+            default.family.require_workload(config, cell.workload)
             return [default, KernelSpec(default.family, cell.problem, config, device.target)]
         if self.exhaustive:
             best = selection.ranked(cell.problem, cell.workload, device, among)
@@ -182,7 +183,7 @@ def _dry_cell(request: Request, cell: Cell, device: Device) -> dict[str, Any]:
     refused = {}
     for family in selection.families_for(cell.problem, target, request.family):
         for config in family.space(cell.problem, target):
-            if reasons := family.check(cell.problem, config, target):
+            if reasons := family.check(cell.problem, config, target) or family.workload_refusals(config, cell.workload):
                 refused[config.name] = reasons
     candidates = [
         {

@@ -3,12 +3,6 @@
 // a reference that follows the maximum, and what was summed before is rescaled. From there on the tile's reference follows the maximum of each
 // block, so that no input costs more than one block done twice. Each warp decides by its own rows alone: results must not depend on who was first.
 
-// How far above its reference a score may lie before a reference that follows the maximum does so.
-constexpr float kHeadroom = 8.0f;
-
-// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
-constexpr float kNoReference = -3.0e38f;
-
 // How large a lane's sum over one block may get: so large may a probability get, which the element must hold. bf16 would hold far more, but
 // rows whose scores spread widely enough to need it are done again sooner or later, and cost less where that is soon.
 template <class Element>
@@ -46,14 +40,7 @@ struct OnlineSoftmax {
     __device__ __forceinline__ void follow(const float (&scores)[kKeyTiles][4]) {
         float highest[2];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
-#pragma unroll
-            for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
-            highest[h] = fmaxf(chain[0], chain[1]);
-            highest[h] = fmaxf(highest[h], shfl_sync_bfly(highest[h], 1));
-            highest[h] = mul_rn(fmaxf(highest[h], shfl_sync_bfly(highest[h], 2)), scale_log2);
-        }
+        for (int h = 0; h < 2; ++h) highest[h] = mul_rn(row_maximum(lane_maximum(scores, h)), scale_log2);
         outgrown = vote_sync_any(highest[0] - reference[0] > kHeadroom || highest[1] - reference[1] > kHeadroom);
         if (!outgrown) return;
 #pragma unroll
@@ -111,16 +98,13 @@ struct OnlineSoftmax {
             for (int e = 0; e < 4; ++e) out[j][e] *= factor[e / 2];
     }
 
-    // What the output has to be multiplied with in the end, 0 for a row that saw no key, and what its log-sum-exp comes from.
+    // What the output has to be multiplied with in the end, and what its log-sum-exp comes from.
     __device__ __forceinline__ RowSums finish(float (&inverse)[2]) const {
         RowSums sums;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            float total = sum[h] + lost[h];
-            total += shfl_sync_bfly(total, 1);
-            total += shfl_sync_bfly(total, 2);
-            inverse[h] = total == 0.0f ? 0.0f : rcp_approx_ftz(total);
-            sums.rows[h] = {total, reference[h]};
+            sums.rows[h] = {row_sum(sum[h] + lost[h]), reference[h]};
+            inverse[h] = normaliser(sums.rows[h].total);
         }
         return sums;
     }

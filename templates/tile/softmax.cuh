@@ -2,12 +2,6 @@
 // reference follows its maximum only when that has outgrown it by 2^kHeadroom. Rescaling is rare then, and the usual step needs
 // neither the exact maximum nor an exchange between lanes.
 
-// How far above its reference a score may lie: so large may a probability get, which fp16 still holds.
-constexpr float kHeadroom = 8.0f;
-
-// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
-constexpr float kNoReference = -3.0e38f;
-
 // Sums of one lane over its columns of a row tile: of rows lane/4 and lane/4 + 8. They change once a tile, and wait in shared memory
 // until then: registers are what limits the tiles.
 struct RowSums {
@@ -48,15 +42,6 @@ struct OnlineSoftmax {
 
     __device__ __forceinline__ SharedAddress place(int row_tile) const { return sums + row_tile * kThreads * 16; }
 
-    // The highest of this lane's scores of row [i][h].
-    template <int kKeyTiles>
-    __device__ __forceinline__ static float highest(const float (&scores)[kRowTiles][kKeyTiles][4], int i, int h) {
-        float value = fmaxf(scores[i][0][h * 2], scores[i][0][h * 2 + 1]);
-#pragma unroll
-        for (int j = 1; j < kKeyTiles; ++j) value = fmaxf(value, fmaxf(scores[i][j][h * 2], scores[i][j][h * 2 + 1]));
-        return value;
-    }
-
     // Whether a score of this warp exceeds what its row's reference allows for.
     template <int kKeyTiles>
     __device__ __forceinline__ bool outgrown_by(const float (&scores)[kRowTiles][kKeyTiles][4]) const {
@@ -64,17 +49,14 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) any |= fmaf(highest(scores, i, h), scale_log2, -reference[i][h]) > kHeadroom;
+            for (int h = 0; h < 2; ++h) any |= fmaf(lane_maximum(scores[i], h), scale_log2, -reference[i][h]) > kHeadroom;
         return vote_sync_any(any);
     }
 
     // The reference that row [i][h] gets from these scores, which are exchanged between its lanes: never lower than it was.
     template <int kKeyTiles>
     __device__ __forceinline__ float next_reference(const float (&scores)[kRowTiles][kKeyTiles][4], int i, int h) const {
-        float maximum = highest(scores, i, h);
-        maximum = fmaxf(maximum, shfl_sync_bfly(maximum, 1));
-        maximum = fmaxf(maximum, shfl_sync_bfly(maximum, 2));
-        return fmaxf(reference[i][h], mul_rn(maximum, scale_log2));
+        return fmaxf(reference[i][h], mul_rn(row_maximum(lane_maximum(scores[i], h)), scale_log2));
     }
 
     // Takes the first scores for the reference.
@@ -156,10 +138,7 @@ struct OnlineSoftmax {
             const RowSums row = RowSums::load(place(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                float total = row.sum[h] + row.lost[h];
-                total += shfl_sync_bfly(total, 1);
-                total += shfl_sync_bfly(total, 2);
-                const float inverse = total == 0.0f ? 0.0f : rcp_approx_ftz(total);
+                const float total = row_sum(row.sum[h] + row.lost[h]), inverse = normaliser(total);
                 if (own == i * 2 + h) {
                     own_total = total;
                     own_reference = reference[i][h];

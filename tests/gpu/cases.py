@@ -137,7 +137,7 @@ class Case:
             return self.chosen
         if self.config_seed is None:
             return family.default(self.problem, target)
-        return configs.draw(family, self.problem, target, self.config_seed)
+        return configs.draw(family, self.problem, target, self.config_seed, [self.workload])
 
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
         """Of q, k, v and out."""

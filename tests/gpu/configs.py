@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_forward import (
@@ -14,7 +15,7 @@ from flashgen.codegen.families.attention_forward import (
 )
 from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config, Reference, Scheduler
 from flashgen.codegen.family import Family
-from flashgen.codegen.problem import Problem
+from flashgen.codegen.problem import Problem, Workload
 from flashgen.codegen.target import Target
 
 
@@ -42,9 +43,9 @@ CHOSEN = (
 
 
 def _chosen_sm90(
-    numbers: tuple[int, int, int, int, int], reference: Reference, scheduler: Scheduler, turns: bool = False
+    numbers: tuple[int, int, int, int, int], reference: Reference, scheduler: Scheduler, turns: bool = False, packed: int = 1
 ) -> AttentionForwardSm90Config:
-    return AttentionForwardSm90Config(*numbers, reference, turns, scheduler)
+    return AttentionForwardSm90Config(*numbers, reference, turns, scheduler, packed)
 
 
 # The same for Hopper; numbers are warpgroups, block_kv, stages, query_stages, out_panels. Together they have every value of the enums,
@@ -63,14 +64,20 @@ CHOSEN_SM90 = (
     ((256, 256), _chosen_sm90((1, 48, 2, 1, 4), Reference.LAZY, Scheduler.DYNAMIC)),
     ((152, 152), _chosen_sm90((1, 48, 2, 1, 2), Reference.MAXIMUM, Scheduler.DYNAMIC)),
     ((16, 16), _chosen_sm90((3, 112, 4, 2, 1), Reference.LAZY, Scheduler.DYNAMIC)),
+    ((128, 128), _chosen_sm90((1, 64, 2, 2, 2), Reference.LAZY, Scheduler.STATIC, packed=16)),
+    ((64, 96), _chosen_sm90((2, 96, 2, 1, 1), Reference.LAZY, Scheduler.DYNAMIC, turns=True, packed=2)),
 )
 
 
-def draw(family: Family, problem: Problem, target: Target, seed: int) -> Config:
-    """A legal config; the same for the same arguments. Raises IllegalConfigError if the family cannot do the problem."""
+def draw(family: Family, problem: Problem, target: Target, seed: int, workloads: Sequence[Workload]) -> Config:
+    """A legal config that takes these workloads; the same for the same arguments.
+
+    Raises IllegalConfigError if the family cannot do the problem.
+    """
     rng = random.Random(seed)
     if not isinstance(family, AttentionForward):
-        return rng.choice(family.legal_configs(problem, target))
+        legal = family.legal_configs(problem, target)
+        return rng.choice([config for config in legal if not any(family.workload_refusals(config, w) for w in workloads)])
     family.require_legal(problem, family.default(problem, target), target)
     while True:
         config = _draw_attention_forward(rng)

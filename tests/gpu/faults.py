@@ -59,7 +59,7 @@ SOFTMAX = [
                 total += shfl_sync_bfly(total, 1);
                 total += shfl_sync_bfly(total, 2);
                 for (int j = 0; j < kStepKv / 8; ++j)
-                    for (int e = h * 2; e < h * 2 + 2; ++e) scores[i][j][e] -= 1.442695f * natural_log(total) / p.scale_log2;
+                    for (int e = h * 2; e < h * 2 + 2; ++e) scores[i][j][e] -= 1.442695f * logf(total) / p.scale_log2;
             }
         """
         + _NEXT_SCORES,
@@ -81,11 +81,11 @@ SOFTMAX = [
         _NEXT_SCORES + "\n        " + _MASK_NEXT,
         FALLING,
     ),
-    Fault("maximum-of-half-the-lanes", "maximum = fmaxf(maximum, shfl_sync_bfly(maximum, 2));", "", FULL),
+    Fault("maximum-of-half-the-lanes", "return fmaxf(value, shfl_sync_bfly(value, 2));", "return value;", FULL),
     Fault(
         "maximum-of-the-first-columns",
-        "for (int j = 1; j < kKeyTiles; ++j) value = fmaxf(",
-        "for (int j = 1; j < 1; ++j) value = fmaxf(",
+        "for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(",
+        "for (int j = 2; j < 2; ++j) chain[j % 2] = fmaxf(",
         LARGE,
     ),
     Fault(
@@ -94,7 +94,7 @@ SOFTMAX = [
         "fmaf(pair[1], scale_log2, -reference[i][1 - e % 2])",
         FULL,
     ),
-    Fault("sum-of-half-the-lanes", "total += shfl_sync_bfly(total, 2);", "", FULL),
+    Fault("sum-of-half-the-lanes", "return value + shfl_sync_bfly(value, 2);", "return value;", FULL),
     Fault("sum-in-the-wrong-row", "partial[i][e % 2] += high;", "partial[i][0] += high;", FULL),
     Fault("sum-lacks-the-last-tile", "add_partial();\n        const int own", "const int own", FULL),
     Fault(
@@ -115,8 +115,8 @@ SOFTMAX = [
     Fault("lse-of-another-lane", "if (own == i * 2 + h) {", "if (own == h * 2 + i) {", TALL),
     Fault("scale-not-applied", "softmax(p.scale_log2, sums", "softmax(1.442695f, sums", FULL),
     Fault("scale-applied-twice", "fmaf(pair[0], scale_log2,", "fmaf(pair[0] * scale_log2, scale_log2,", FULL),
-    Fault("guard-of-the-reference", "return fmaxf(reference[i][h], mul_rn(maximum, scale_log2));", "return maximum * scale_log2;", UNSEEN),
-    Fault("guard-of-the-sum", "total == 0.0f ? 0.0f : rcp_approx_ftz(total)", "rcp_approx_ftz(total)", UNSEEN),
+    Fault("guard-of-the-reference", "return fmaxf(reference[i][h], mul_rn(", "return fmaxf(-infinity(), mul_rn(", UNSEEN),
+    Fault("guard-of-the-sum", "return total == 0.0f ? 0.0f : y;", "return y;", UNSEEN),
 ]
 
 MASK = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from flashgen.codegen.config import Config
@@ -98,19 +99,21 @@ def _values() -> Iterator[Case]:
 def _chosen_configs() -> Iterator[Case]:
     """Lengths at the edges of a config's own steps and tiles, and logits that outgrow each reference."""
     for width, config in (*CHOSEN, *CHOSEN_SM90):
-        step, tile, rows = getattr(config, "step_kv", config.block_kv), config.block_kv, config.block_q
+        step, tile, rows = getattr(config, "step_kv", config.block_kv), config.block_kv, config.block_q // config.packed_heads
+        heads, square = (max(4, 2 * config.packed_heads), 2), (max(8, 2 * config.packed_heads), 2)
+        case = functools.partial(_case, width=width, heads=heads, chosen=config)
         edges = {edge + off for edge in (step, tile, 3 * tile - step, 3 * tile) for off in (-1, 0, 1)} | {1, 10 * tile + 1}
         for number, len_kv in enumerate(sorted(edges)):
             dtype, other = list(Dtype)[number % 2], list(Dtype)[1 - number % 2]
             len_q = rows + (-1, 0, 1)[number % 3]
-            yield _case("config-edge", len_q, len_kv, dtype=dtype, width=width, chosen=config)
-            yield _case("config-edge", len_q, len_kv, Mask.CAUSAL, dtype=other, width=width, chosen=config)
-            yield _case("config-edge-square", len_kv, len_kv, Mask.CAUSAL, dtype=other, width=width, heads=(8, 2), batch=8, chosen=config)
-        yield _case("config-no-keys", rows + 1, 0, Mask.CAUSAL, dtype=Dtype.FP16, width=width, chosen=config)
-        yield _case("config-unseen", 3 * rows + 1, rows, Mask.CAUSAL, dtype=Dtype.FP16, width=width, chosen=config)
+            yield case("config-edge", len_q, len_kv, dtype=dtype)
+            yield case("config-edge", len_q, len_kv, Mask.CAUSAL, dtype=other)
+            yield _case("config-edge-square", len_kv, len_kv, Mask.CAUSAL, dtype=other, width=width, heads=square, batch=8, chosen=config)
+        yield case("config-no-keys", rows + 1, 0, Mask.CAUSAL, dtype=Dtype.FP16)
+        yield case("config-unseen", 3 * rows + 1, rows, Mask.CAUSAL, dtype=Dtype.FP16)
         for rising in RISES:
             for dtype, mask in ((Dtype.FP16, Mask.FULL), (Dtype.BF16, Mask.CAUSAL)):
-                yield _case(f"config-rising-by-{rising:g}", 400, 700, mask, dtype=dtype, width=width, rising=rising, chosen=config)
+                yield case(f"config-rising-by-{rising:g}", 400, 700, mask, dtype=dtype, rising=rising)
 
 
 def _past_2_31() -> Iterator[Case]:

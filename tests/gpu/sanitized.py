@@ -47,7 +47,7 @@ def main() -> None:
     draw, on, family = random.Random(0), gpu(0), families()[name]
     for index in range(CONFIGS):
         problem = Problem(draw.choice(list(Dtype)), *WIDTHS[index], draw.choice(list(Mask)))
-        config = configs.draw(family, problem, on.device.target, index)
+        config = configs.draw(family, problem, on.device.target, index, WORKLOADS)
         kernel = selection.kernels.load(KernelSpec(family, problem, config, on.device.target), on)
         for workload in WORKLOADS:
             tensors = Tensors.random(problem, workload, torch.Generator("cuda").manual_seed(index))

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashgen
 from flashgen import bundle, ops, reference, selection
@@ -145,6 +148,25 @@ def test_torch_compile_fullgraph() -> None:
 
     compiled = torch.compile(model, fullgraph=True)
     torch.testing.assert_close(compiled(q, k, v), model(q, k, v))
+
+
+def test_those_who_listen_hear_every_call() -> None:
+    q, k, v = inputs()
+    expected = flashgen.attention(q, k, v)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        flashgen.attention(q, k, v)
+    assert "flashgen::attention_output" in {event.key for event in profile.key_averages()}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(flashgen.attention(q, k, v), FakeTensor)
+    traced = make_fx(lambda q: flashgen.attention(q, k, v, return_lse=True))(q)
+    assert torch.ops.flashgen.attention_forward.default in [node.target for node in traced.graph.nodes]
+    assert torch.equal(traced(q)[0], expected)
+    with forward_ad.dual_level(), pytest.raises(FlashgenError, match="has no forward-mode derivative"):
+        flashgen.attention(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+    for argument in ({"causal": "no"}, {"scale": "1"}, {"layout": 3}):
+        with pytest.raises(RuntimeError, match=next(iter(argument))):
+            flashgen.attention(q, k, v, **argument)
+    assert torch.equal(flashgen.attention(q, k, v), expected)
 
 
 @pytest.mark.parametrize("name", ["attention_output", "attention_forward", "attention"])

@@ -228,6 +228,7 @@ def test_chosen_hopper_configs_are_legal_and_cover_what_varies() -> None:
     assert values["reference"] == {"lazy", "maximum"}
     assert values["scheduler"] == {"static", "dynamic"}
     assert values["turns"] == {True, False}
+    assert values["packed_heads"] == {1, 2, 16}
     assert {(dv > d) - (dv < d) for (d, dv), _ in CHOSEN_SM90} == {-1, 0, 1}
 
 

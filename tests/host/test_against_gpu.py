@@ -33,7 +33,9 @@ def chosen_cases() -> list[Case]:
     for i, (width, config) in enumerate((*CHOSEN, *CHOSEN_SM90)):
         problem = Problem(list(Dtype)[i % 2], *width, list(Mask)[i // 2 % 2])
         name = f"{config.name}-{problem.name}"
-        cases.append(Case(name, problem, Workload(1, 4, 2, 77, 205), problem.head_dim**-0.5, chosen=config, seed=i))
+        cases.append(
+            Case(name, problem, Workload(1, max(4, 2 * config.packed_heads), 2, 77, 205), problem.head_dim**-0.5, chosen=config, seed=i)
+        )
     return cases
 
 

@@ -143,14 +143,14 @@ def test_imports_of_a_family_left_out_do_not_count(picky: Family) -> None:
     again = load(mine.spec, GPU)
     try:
         selection.imports.add(mine)
-        assert selection.imports.find(PROBLEM, GPU) is mine
-        assert selection.imports.find(PROBLEM, GPU, PICKY) is None
+        assert selection.imports.find(PROBLEM, WORKLOAD, GPU) is mine
+        assert selection.imports.find(PROBLEM, WORKLOAD, GPU, PICKY) is None
         assert FakeKernels().choose(PROBLEM, WORKLOAD, GPU, PICKY).spec.family is FAMILY
         selection.imports.add(generic)
-        assert selection.imports.find(PROBLEM, GPU) is mine, "of both the one preferred"
+        assert selection.imports.find(PROBLEM, WORKLOAD, GPU) is mine, "of both the one preferred"
         assert FakeKernels().choose(PROBLEM, WORKLOAD, GPU, PICKY) is generic
         selection.imports.add(again)
-        assert selection.imports.find(PROBLEM, GPU) is again
+        assert selection.imports.find(PROBLEM, WORKLOAD, GPU) is again
     finally:
         selection.imports.clear()
 

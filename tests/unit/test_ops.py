@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashgen
 from flashgen import ops
 from flashgen.build.driver import DriverError
-from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 
 
 def tensors(layout: str = "bshd", dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
@@ -62,11 +65,58 @@ def test_fake_tensors_get_the_shapes(layout: str) -> None:
     assert lse.dtype == torch.float32
 
 
+class Logging(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    "listening",
+    [
+        Logging,
+        FakeTensorMode,
+        lambda: torch.device("meta"),  # a mode of torch functions
+        forward_ad.dual_level,
+        lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+    ],
+)
+def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (tensors()[name] for name in "qkv")
+    arguments: tuple[Any, ...] = (q, k, v, True, None, "bshd")
+    monkeypatch.setattr(ops, "_LOCAL", SimpleNamespace())
+    assert ops.plan_at_hand(*arguments) is None, "the first call of a thread"
+    plan = object()
+    ops._LOCAL.plans = {ops._signature(*arguments): plan}
+    assert ops.plan_at_hand(*arguments) is plan
+    assert ops.plan_at_hand(q, k, v, False, None, "bshd") is None, "another signature"
+    assert ops.plan_at_hand(q, k, v, [], None, "bshd") is None, "nothing that a signature could have"  # type: ignore[arg-type]
+    assert ops.plan_at_hand(torch.nn.Parameter(q, requires_grad=False), *arguments[1:]) is None, "a subclass"
+    with listening():
+        assert ops.plan_at_hand(*arguments) is None
+    assert ops.plan_at_hand(*arguments) is plan
+    seen = []
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        seen.append(ops.plan_at_hand(x, *arguments[1:]))
+        return x
+
+    torch.vmap(call)(torch.stack([q, q]))
+    torch.jit.trace(call, q, check_trace=False)
+    assert seen == [None, None]
+
+
 def test_fake_tensors_are_checked_too() -> None:
     with FakeTensorMode():
         q = torch.empty(1, 8, 2, 64, dtype=torch.bfloat16)
         with pytest.raises(ArgumentError, match=r"^scale must be"):
             flashgen.attention(q, q, q, scale=0.0)
+
+
+def test_tangents_are_not_dropped() -> None:
+    q, k, v = (tensors()[name] for name in "qkv")
+    with forward_ad.dual_level(), pytest.raises(FlashgenError, match=r"^flashgen\.attention has no forward-mode derivative"):
+        flashgen.attention(q, k, forward_ad.make_dual(v, v))
 
 
 def test_a_last_dimension_that_is_not_contiguous_is_refused() -> None:

@@ -201,10 +201,6 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
-// Natural logarithm to 1 ulp. No single instruction: lg2.approx is good to 22 bits only.
-
-__device__ __forceinline__ float natural_log(float x) { return logf(x); }
-
 // Products. PTX ISA, "mul".
 
 // Rounded by itself: never fused with the addition that follows.
@@ -212,14 +208,6 @@ __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, 
 
 // The upper 64 of the product's 128 bits.
 __device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
-
-// Reciprocals. PTX ISA, "rcp" (.approx: error of 1 ulp; rcp(0) = inf).
-
-__device__ __forceinline__ float rcp_approx_ftz(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
 
@@ -586,17 +574,16 @@ __device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4
 
 // Which scores count: sets the others to -inf. Score modifications (biases, windows, soft caps) would have their place here.
 
-// `first_query` and `first_key` are the positions of scores[0][0] of this warp. A key counts if it is below
-// min(len_kv, query + 1 + diagonal): for a causal mask aligned bottom-right, diagonal = len_kv - len_q.
-template <bool kCausal, int kRowTiles, int kKeyTiles>
-__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first_query, int first_key, int len_kv,
-                                            int diagonal) {
+// `first_row` and `first_key` are the positions of scores[0][0] of this warp; kHeads rows, of as many heads, are of one query. A key counts if
+// it is below min(len_kv, query + 1 + diagonal): for a causal mask aligned bottom-right, diagonal = len_kv - len_q.
+template <bool kCausal, int kHeads = 1, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first_row, int first_key, int len_kv, int diagonal) {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int query = first_query + i * 16 + e / 2 * 8 + lane / 4;
+            const int query = (first_row + i * 16 + e / 2 * 8 + lane / 4) / kHeads;
             const int end = kCausal ? min(len_kv, query + 1 + diagonal) : len_kv;
 #pragma unroll
             for (int j = 0; j < kKeyTiles; ++j)
@@ -610,31 +597,72 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles
 // is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
 constexpr float kEx2Lean = 5.0e-8f;
 
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+__device__ __forceinline__ float log_near_one(float x) {
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    float q = kQ[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
+    return fmaf(mul_rn(q, x), x, x);
+}
+
 // log(total) + reference * (natural + natural_low), to about one rounding. fp32 needs some care for that: the two terms are taken
 // apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
 __device__ __forceinline__ float log_sum_exp(float reference, float total, float natural, float natural_low) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
-    // total = fraction * 2^exponent, with a fraction from 1 to 2 whose logarithm is small.
-    const int biased = __float_as_int(total) >> 23;
-    const float exponent = static_cast<float>(biased - 127), fraction = total * __int_as_float((254 - biased) << 23);
+    // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
+    const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
+    const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
+    const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
     const float a = mul_rn(reference, natural), b = mul_rn(exponent, kLn2);
     const float sum = a + b, b_in_sum = sum - a;
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
     const float lost_in_products = fmaf(reference, natural, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = reference * natural_low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - rcp_approx_ftz(total));  // the 2^0 = 1 of the score that became the reference is exact
-    return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lean));
+    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+}
+
+// What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
+
+// How far above its reference a score may lie before a reference that follows the maximum does so: fp16 still holds a probability of 2^8.
+constexpr float kHeadroom = 8.0f;
+
+// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
+constexpr float kNoReference = -3.0e38f;
+
+// The highest of this lane's scores of row lane/4 + h*8. In two chains: one would be twice as long.
+template <int kKeyTiles>
+__device__ __forceinline__ float lane_maximum(const float (&scores)[kKeyTiles][4], int h) {
+    float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
+#pragma unroll
+    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
+    return fmaxf(chain[0], chain[1]);
+}
+
+// Of the four lanes' values, the highest, and the sum.
+__device__ __forceinline__ float row_maximum(float value) {
+    value = fmaxf(value, shfl_sync_bfly(value, 1));
+    return fmaxf(value, shfl_sync_bfly(value, 2));
+}
+__device__ __forceinline__ float row_sum(float value) {
+    value += shfl_sync_bfly(value, 1);
+    return value + shfl_sync_bfly(value, 2);
+}
+
+// What a row's output is multiplied with in the end: 1 / total, to 1 ulp; 0 for a row that saw no key. A guess that is good to 5 %, and Newton's
+// method three times: a division would bring a branch, and rcp.approx differ from machine to machine.
+__device__ __forceinline__ float normaliser(float total) {
+    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
+#pragma unroll
+    for (int i = 0; i < 3; ++i) y = fmaf(y, fmaf(-total, y, 1.0f), y);
+    return total == 0.0f ? 0.0f : y;
 }
 
 // Online softmax in base 2: Milakov and Gimelshein 2018, in the form of FlashAttention-2, algorithm 1, with one change: a row's
 // reference follows its maximum only when that has outgrown it by 2^kHeadroom. Rescaling is rare then, and the usual step needs
 // neither the exact maximum nor an exchange between lanes.
-
-// How far above its reference a score may lie: so large may a probability get, which fp16 still holds.
-constexpr float kHeadroom = 8.0f;
-
-// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
-constexpr float kNoReference = -3.0e38f;
 
 // Sums of one lane over its columns of a row tile: of rows lane/4 and lane/4 + 8. They change once a tile, and wait in shared memory
 // until then: registers are what limits the tiles.
@@ -676,15 +704,6 @@ struct OnlineSoftmax {
 
     __device__ __forceinline__ SharedAddress place(int row_tile) const { return sums + row_tile * kThreads * 16; }
 
-    // The highest of this lane's scores of row [i][h].
-    template <int kKeyTiles>
-    __device__ __forceinline__ static float highest(const float (&scores)[kRowTiles][kKeyTiles][4], int i, int h) {
-        float value = fmaxf(scores[i][0][h * 2], scores[i][0][h * 2 + 1]);
-#pragma unroll
-        for (int j = 1; j < kKeyTiles; ++j) value = fmaxf(value, fmaxf(scores[i][j][h * 2], scores[i][j][h * 2 + 1]));
-        return value;
-    }
-
     // Whether a score of this warp exceeds what its row's reference allows for.
     template <int kKeyTiles>
     __device__ __forceinline__ bool outgrown_by(const float (&scores)[kRowTiles][kKeyTiles][4]) const {
@@ -692,17 +711,14 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) any |= fmaf(highest(scores, i, h), scale_log2, -reference[i][h]) > kHeadroom;
+            for (int h = 0; h < 2; ++h) any |= fmaf(lane_maximum(scores[i], h), scale_log2, -reference[i][h]) > kHeadroom;
         return vote_sync_any(any);
     }
 
     // The reference that row [i][h] gets from these scores, which are exchanged between its lanes: never lower than it was.
     template <int kKeyTiles>
     __device__ __forceinline__ float next_reference(const float (&scores)[kRowTiles][kKeyTiles][4], int i, int h) const {
-        float maximum = highest(scores, i, h);
-        maximum = fmaxf(maximum, shfl_sync_bfly(maximum, 1));
-        maximum = fmaxf(maximum, shfl_sync_bfly(maximum, 2));
-        return fmaxf(reference[i][h], mul_rn(maximum, scale_log2));
+        return fmaxf(reference[i][h], mul_rn(row_maximum(lane_maximum(scores[i], h)), scale_log2));
     }
 
     // Takes the first scores for the reference.
@@ -784,10 +800,7 @@ struct OnlineSoftmax {
             const RowSums row = RowSums::load(place(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                float total = row.sum[h] + row.lost[h];
-                total += shfl_sync_bfly(total, 1);
-                total += shfl_sync_bfly(total, 2);
-                const float inverse = total == 0.0f ? 0.0f : rcp_approx_ftz(total);
+                const float total = row_sum(row.sum[h] + row.lost[h]), inverse = normaliser(total);
                 if (own == i * 2 + h) {
                     own_total = total;
                     own_reference = reference[i][h];

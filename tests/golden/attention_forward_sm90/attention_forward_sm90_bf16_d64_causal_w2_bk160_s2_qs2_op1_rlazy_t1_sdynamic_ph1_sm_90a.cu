@@ -1,11 +1,11 @@
-// attention_forward_sm90_bf16_d64_causal_w2_bk160_s2_qs2_op1_rlazy_t1_sdynamic_sm_90a
+// attention_forward_sm90_bf16_d64_causal_w2_bk160_s2_qs2_op1_rlazy_t1_sdynamic_ph1_sm_90a
 //
 // Attention forward for Hopper, in the manner of FlashAttention-3 (Shah et al. 2024): out = softmax(scale * Q K^T + causal mask) V,
 // lse = log(sum(exp(scale * Q K^T))) for each row. One thread of the first warpgroup, the producer, loads tiles by tensor copies; 2 warpgroups,
-// the consumers, own 64 query rows each. Blocks are persistent, and a consumer's pipeline never drains between the tiles that its block works on.
+// the consumers, own 64 query rows each; other warps of the first one write lse for them. Blocks are persistent, and a consumer's pipeline never drains between the tiles that its block works on.
 //
 //   problem  bf16_d64_causal
-//   config   warpgroups 2, block_kv 160, stages 2, query_stages 2, out_panels 1, reference lazy, turns True, scheduler dynamic
+//   config   warpgroups 2, block_kv 160, stages 2, query_stages 2, out_panels 1, reference lazy, turns True, scheduler dynamic, packed_heads 1
 //   target   sm_90a
 //   launch   <<<min(ceil(len_q / 128) * heads_q * batch, SMs * 1), 384, 132416 bytes>>>
 
@@ -307,10 +307,6 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
-// Natural logarithm to 1 ulp. No single instruction: lg2.approx is good to 22 bits only.
-
-__device__ __forceinline__ float natural_log(float x) { return logf(x); }
-
 // Products. PTX ISA, "mul".
 
 // Rounded by itself: never fused with the addition that follows.
@@ -318,14 +314,6 @@ __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, 
 
 // The upper 64 of the product's 128 bits.
 __device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
-
-// Reciprocals. PTX ISA, "rcp" (.approx: error of 1 ulp; rcp(0) = inf).
-
-__device__ __forceinline__ float rcp_approx_ftz(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
 
@@ -394,13 +382,15 @@ using Element = Bf16;
 
 constexpr int kHeadDim = 64, kHeadDimV = 64;
 constexpr int kWarpgroups = 2, kBlockKv = 160;
+constexpr int kHeads = 1;  // of one group, whose rows take turns in a query tile
 constexpr int kStages = 2, kQueryStages = 2, kOutPanels = 1;
 constexpr bool kCausal = true, kLazy = true;
 constexpr bool kTurns = true, kDynamic = true;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr bool kMovesRegisters = kProducerRegisters != kConsumerRegisters;
 
-constexpr int kBlockQ = kWarpgroups * 64, kThreads = (kWarpgroups + 1) * 128, kBlocksPerSm = 1;
+constexpr int kBlockQ = kWarpgroups * 64, kQueries = kBlockQ / kHeads;  // rows of a tile, and queries, which have kHeads rows each
+constexpr int kThreads = (kWarpgroups + 1) * 128, kBlocksPerSm = 1;
 constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix products take them
 
 // lse is [batch, heads_q, len_q], dense, or null.
@@ -411,11 +401,11 @@ struct Parameters {
     TensorMap out_map;
     float* lse;
     u32* tile_counter;
-    u64 heads_q_reciprocal;
+    u64 head_sets_reciprocal;
     u64 group_reciprocal;
     u64 section_heads_reciprocal;
     u64 section_blocks_reciprocal;
-    int heads_q;
+    int head_sets;
     int len_q;
     int len_kv;
     int query_tiles;
@@ -580,17 +570,16 @@ __device__ __forceinline__ void gemm_output(float (&out)[kOutTiles][4], const u3
 
 // Which scores count: sets the others to -inf. Score modifications (biases, windows, soft caps) would have their place here.
 
-// `first_query` and `first_key` are the positions of scores[0][0] of this warp. A key counts if it is below
-// min(len_kv, query + 1 + diagonal): for a causal mask aligned bottom-right, diagonal = len_kv - len_q.
-template <bool kCausal, int kRowTiles, int kKeyTiles>
-__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first_query, int first_key, int len_kv,
-                                            int diagonal) {
+// `first_row` and `first_key` are the positions of scores[0][0] of this warp; kHeads rows, of as many heads, are of one query. A key counts if
+// it is below min(len_kv, query + 1 + diagonal): for a causal mask aligned bottom-right, diagonal = len_kv - len_q.
+template <bool kCausal, int kHeads = 1, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first_row, int first_key, int len_kv, int diagonal) {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int query = first_query + i * 16 + e / 2 * 8 + lane / 4;
+            const int query = (first_row + i * 16 + e / 2 * 8 + lane / 4) / kHeads;
             const int end = kCausal ? min(len_kv, query + 1 + diagonal) : len_kv;
 #pragma unroll
             for (int j = 0; j < kKeyTiles; ++j)
@@ -604,20 +593,31 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles
 // is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
 constexpr float kEx2Lean = 5.0e-8f;
 
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+__device__ __forceinline__ float log_near_one(float x) {
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    float q = kQ[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
+    return fmaf(mul_rn(q, x), x, x);
+}
+
 // log(total) + reference * (natural + natural_low), to about one rounding. fp32 needs some care for that: the two terms are taken
 // apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
 __device__ __forceinline__ float log_sum_exp(float reference, float total, float natural, float natural_low) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
-    // total = fraction * 2^exponent, with a fraction from 1 to 2 whose logarithm is small.
-    const int biased = __float_as_int(total) >> 23;
-    const float exponent = static_cast<float>(biased - 127), fraction = total * __int_as_float((254 - biased) << 23);
+    // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
+    const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
+    const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
+    const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
     const float a = mul_rn(reference, natural), b = mul_rn(exponent, kLn2);
     const float sum = a + b, b_in_sum = sum - a;
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
     const float lost_in_products = fmaf(reference, natural, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = reference * natural_low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - rcp_approx_ftz(total));  // the 2^0 = 1 of the score that became the reference is exact
-    return sum + (natural_log(fraction) + (lost_in_sum + lost_in_products + low_parts + lean));
+    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
 // What a row's log-sum-exp comes from, handed from the warpgroup that has summed it up to the warp that writes it.
@@ -649,16 +649,46 @@ __device__ __forceinline__ float log_sum_exp(const RowSum& row, float natural, f
     return row.total == 0.0f ? -infinity() : log_sum_exp(row.reference, row.total, natural, natural_low);
 }
 
-// Online softmax in base 2 with a lazy reference: a row's probabilities are relative to a reference that an early key block gave, with no look
-// at the maximum of later ones. The sum, which is needed anyway, tells when scores have outgrown it: only then is the block done again with
-// a reference that follows the maximum, and what was summed before is rescaled. From there on the tile's reference follows the maximum of each
-// block, so that no input costs more than one block done twice. Each warp decides by its own rows alone: results must not depend on who was first.
+// What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
 
-// How far above its reference a score may lie before a reference that follows the maximum does so.
+// How far above its reference a score may lie before a reference that follows the maximum does so: fp16 still holds a probability of 2^8.
 constexpr float kHeadroom = 8.0f;
 
 // The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
 constexpr float kNoReference = -3.0e38f;
+
+// The highest of this lane's scores of row lane/4 + h*8. In two chains: one would be twice as long.
+template <int kKeyTiles>
+__device__ __forceinline__ float lane_maximum(const float (&scores)[kKeyTiles][4], int h) {
+    float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
+#pragma unroll
+    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
+    return fmaxf(chain[0], chain[1]);
+}
+
+// Of the four lanes' values, the highest, and the sum.
+__device__ __forceinline__ float row_maximum(float value) {
+    value = fmaxf(value, shfl_sync_bfly(value, 1));
+    return fmaxf(value, shfl_sync_bfly(value, 2));
+}
+__device__ __forceinline__ float row_sum(float value) {
+    value += shfl_sync_bfly(value, 1);
+    return value + shfl_sync_bfly(value, 2);
+}
+
+// What a row's output is multiplied with in the end: 1 / total, to 1 ulp; 0 for a row that saw no key. A guess that is good to 5 %, and Newton's
+// method three times: a division would bring a branch, and rcp.approx differ from machine to machine.
+__device__ __forceinline__ float normaliser(float total) {
+    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
+#pragma unroll
+    for (int i = 0; i < 3; ++i) y = fmaf(y, fmaf(-total, y, 1.0f), y);
+    return total == 0.0f ? 0.0f : y;
+}
+
+// Online softmax in base 2 with a lazy reference: a row's probabilities are relative to a reference that an early key block gave, with no look
+// at the maximum of later ones. The sum, which is needed anyway, tells when scores have outgrown it: only then is the block done again with
+// a reference that follows the maximum, and what was summed before is rescaled. From there on the tile's reference follows the maximum of each
+// block, so that no input costs more than one block done twice. Each warp decides by its own rows alone: results must not depend on who was first.
 
 // How large a lane's sum over one block may get: so large may a probability get, which the element must hold. bf16 would hold far more, but
 // rows whose scores spread widely enough to need it are done again sooner or later, and cost less where that is soon.
@@ -697,14 +727,7 @@ struct OnlineSoftmax {
     __device__ __forceinline__ void follow(const float (&scores)[kKeyTiles][4]) {
         float highest[2];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
-#pragma unroll
-            for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
-            highest[h] = fmaxf(chain[0], chain[1]);
-            highest[h] = fmaxf(highest[h], shfl_sync_bfly(highest[h], 1));
-            highest[h] = mul_rn(fmaxf(highest[h], shfl_sync_bfly(highest[h], 2)), scale_log2);
-        }
+        for (int h = 0; h < 2; ++h) highest[h] = mul_rn(row_maximum(lane_maximum(scores, h)), scale_log2);
         outgrown = vote_sync_any(highest[0] - reference[0] > kHeadroom || highest[1] - reference[1] > kHeadroom);
         if (!outgrown) return;
 #pragma unroll
@@ -762,16 +785,13 @@ struct OnlineSoftmax {
             for (int e = 0; e < 4; ++e) out[j][e] *= factor[e / 2];
     }
 
-    // What the output has to be multiplied with in the end, 0 for a row that saw no key, and what its log-sum-exp comes from.
+    // What the output has to be multiplied with in the end, and what its log-sum-exp comes from.
     __device__ __forceinline__ RowSums finish(float (&inverse)[2]) const {
         RowSums sums;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            float total = sum[h] + lost[h];
-            total += shfl_sync_bfly(total, 1);
-            total += shfl_sync_bfly(total, 2);
-            inverse[h] = total == 0.0f ? 0.0f : rcp_approx_ftz(total);
-            sums.rows[h] = {total, reference[h]};
+            sums.rows[h] = {row_sum(sum[h] + lost[h]), reference[h]};
+            inverse[h] = normaliser(sums.rows[h].total);
         }
         return sums;
     }
@@ -833,22 +853,26 @@ constexpr int kTiles = kQueryStages + 2;  // of which a block knows: with querie
 constexpr int kTurn = 1;  // and on: barriers of two warpgroups each, by which they take turns at issuing products
 
 // A query tile, and how many key blocks its rows see, at least one: of rows that see no key a block is masked whole. 0 blocks: there is no tile.
+// Row r is of query first_query + r / kHeads and of head first_head + r % kHeads.
 struct Tile {
-    int first_query, head, batch, blocks;
+    int first_query, first_head, batch, blocks;
 
     __device__ __forceinline__ static Tile find(const Parameters& p, int index) {
         const Order order{p.query_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
-        const Work work = find_work(index, order, p.heads_q, p.heads_q_reciprocal);
-        const int first_query = work.query_tile * kBlockQ;
-        const KeySteps steps = find_key_steps<kCausal, kBlockQ, kBlockKv>(first_query, p.len_kv, p.len_kv - p.len_q);
-        return {first_query, work.head, work.batch, max(steps.end, 1)};
+        const Work work = find_work(index, order, p.head_sets, p.head_sets_reciprocal);
+        const int first_query = work.query_tile * kQueries;
+        const KeySteps steps = find_key_steps<kCausal, kQueries, kBlockKv>(first_query, p.len_kv, p.len_kv - p.len_q);
+        return {first_query, work.head * kHeads, work.batch, max(steps.end, 1)};
     }
+    // Coordinates of row `row` as the tensor maps of queries and output have them: where heads are packed, these come before queries.
+    __device__ __forceinline__ int first(int row = 0) const { return kHeads == 1 ? first_query + row : first_head; }
+    __device__ __forceinline__ int second(int row = 0) const { return kHeads == 1 ? first_head : first_query + row / kHeads; }
     __device__ __forceinline__ static Tile load(SharedAddress place) {
         const uint4 v = load_shared_v4(place);
         return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w)};
     }
     __device__ __forceinline__ void store(SharedAddress place) const {
-        store_shared_v4(place, {static_cast<u32>(first_query), static_cast<u32>(head), static_cast<u32>(batch), static_cast<u32>(blocks)});
+        store_shared_v4(place, {static_cast<u32>(first_query), static_cast<u32>(first_head), static_cast<u32>(batch), static_cast<u32>(blocks)});
     }
 };
 
@@ -896,7 +920,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Stages& stage
 #pragma unroll 1
     while (index < p.tiles) {
         const Tile tile = Tile::find(p, index);
-        const int head_kv = divide(tile.head, p.group_reciprocal);
+        const int head_kv = divide(tile.first_head, p.group_reciprocal);
         int next = index;
 #pragma unroll 1
         for (int block = tile.blocks - 1; block >= 0; --block) {
@@ -909,7 +933,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Stages& stage
                 tile.store(stages.tile(tile_order.stage));
                 tile_order.advance();
                 stages.query_pipeline.announce(query_order, QueryTile::kBytes);
-                stages.query_tile(query_order.stage).load(p.q_map, stages.query_pipeline.full(query_order.stage), tile.first_query, tile.head, tile.batch);
+                stages.query_tile(query_order.stage).load(p.q_map, stages.query_pipeline.full(query_order.stage), tile.first(), tile.second(), tile.batch);
                 query_order.advance();
             }
             if (block == min(1, tile.blocks - 1)) next = next_tile(p, index);
@@ -942,11 +966,11 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const Stages& sta
         barrier_warp_sync();
         pipeline.release(order.stage, lane_index() == 0);
         order.advance();
-        float* lse = p.lse + (static_cast<i64>(tile.batch) * p.heads_q + tile.head) * p.len_q;
+        const i64 first_head = static_cast<i64>(tile.batch) * p.head_sets * kHeads + tile.first_head;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int row = tile.first_query + warpgroup * 64 + i * 32 + lane_index();
-            if (row < p.len_q) lse[row] = log_sum_exp(sums[i], p.natural, p.natural_low);
+            const int row = warpgroup * 64 + i * 32 + lane_index(), query = tile.first_query + row / kHeads;
+            if (query < p.len_q) p.lse[(first_head + row % kHeads) * p.len_q + query] = log_sum_exp(sums[i], p.natural, p.natural_low);
         }
     }
 }
@@ -986,7 +1010,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
         const Tile begun = Tile::load(tile);
         first_query = begun.first_query;
         block = shfl_sync_first(begun.blocks) - 1;
-        first_masked = find_key_steps<kCausal, 64, kBlockKv>(first_query + warpgroup * 64, p.len_kv, p.len_kv - p.len_q).full;
+        first_masked = find_key_steps<kCausal, 64 / kHeads, kBlockKv>(first_query + warpgroup * (64 / kHeads), p.len_kv, p.len_kv - p.len_q).full;
     };
     auto issue_scores = [&] {
         stages.key_pipeline.wait_full(key_order);
@@ -1005,7 +1029,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
         stages.key_pipeline.release(key_order.stage, elected);
         key_order.advance();
         const bool masked = block >= first_masked;
-        if (masked) mask_scores<kCausal>(scores, first_query + first_row(), block * kBlockKv, p.len_kv, p.len_kv - p.len_q);
+        if (masked) mask_scores<kCausal, kHeads>(scores, first_query * kHeads + first_row(), block * kBlockKv, p.len_kv, p.len_kv - p.len_q);
         if (block == 0) release_queries();
         softmax.probabilities(made, scores[0], first || masked);
     };
@@ -1024,7 +1048,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
         if (output_whole) {
             const Tile of = Tile::load(finished);
             const int row = first_row();
-            store_output<Element, kOutPanels>(p.out_map, out, inverse, stages.out + row / 16 * kOutBytes, of.first_query + row, of.head, of.batch);
+            store_output<Element, kOutPanels>(p.out_map, out, inverse, stages.out + row / 16 * kOutBytes, of.first(row), of.second(row), of.batch);
             output_whole = false;
         } else if (softmax.outgrown) {
             softmax.rescale(out);
@@ -1101,7 +1125,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-attention_forward_sm90_bf16_d64_causal_w2_bk160_s2_qs2_op1_rlazy_t1_sdynamic_sm_90a(const __grid_constant__ Parameters p) {
+attention_forward_sm90_bf16_d64_causal_w2_bk160_s2_qs2_op1_rlazy_t1_sdynamic_ph1_sm_90a(const __grid_constant__ Parameters p) {
     SharedRegions regions;
     Stages stages;
     stages.queries = regions.take(kQueryStages * QueryTile::kBytes);
