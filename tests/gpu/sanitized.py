@@ -24,7 +24,7 @@ from tests.gpu import configs
 from tests.gpu.faults import FAULTS
 
 CONFIGS = 10
-WORKLOADS = (Workload(1, 2, 1, 131, 197), Workload(2, 2, 2, 33, 300), Workload(1, 2, 1, 130, 33))
+WORKLOADS = (Workload(1, 2, 1, 131, 197), Workload(2, 4, 2, 33, 300), Workload(1, 2, 1, 130, 33))
 WIDTHS = ((64, 64), (128, 128), (72, 40), (96, 96), (16, 256), (256, 256), (192, 128), (8, 8), (112, 112), (64, 64))
 
 

@@ -105,8 +105,11 @@ def test_a_shared_counter_would_be_seen(launch: Launch) -> None:
     draws, streams = Draws(launch), [torch.cuda.Stream() for _ in range(2)]
     shared = zeroed_memory(COUNTER_BYTES)
     outs = [draws.output(times=1) for _ in streams]
-    torch.cuda.synchronize()
+    torch.cuda._sleep(50_000_000)  # until both launches are enqueued: they must run at the same time
+    gate = torch.cuda.Event()
+    gate.record()
     for stream, out in zip(streams, outs, strict=True):
         with torch.cuda.stream(stream):
+            stream.wait_event(gate)
             launch(stream.cuda_stream, 0, 0, 0, out.data_ptr(), 0, shared)
     assert list(draws.wrong()) != []
