@@ -83,7 +83,7 @@ def sample(problem: Problem, target: Target, count: int) -> list[AttentionForwar
 
 def tuned(cell: Cell, device: Device) -> list[Any]:
     """The configs that a tune tries in a cell."""
-    return [candidate.config for candidate in selection.shortlist(*cell_of(cell), device, MODEL_BEST)]
+    return [candidate.config for candidate in selection.shortlist(*cell_of(cell), device, MODEL_BEST, [FAMILY])]
 
 
 def measure(path: Path, head_dims: Sequence[int], masks: Sequence[bool], lengths: Sequence[int], count: int) -> None:
