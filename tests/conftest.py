@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cache
 
@@ -25,6 +26,16 @@ def missing_gpu() -> str | None:
     except DriverError as error:
         found = str(error)
     return found and f"needs an NVIDIA GPU and driver 580 or newer: {found}"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """The whole suite runs on all cores where pytest-xdist is installed, but not on a GPU, where tests would spoil each other's times."""
+    option = config.option
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")  # of xdist: a worker
+    if whole and getattr(option, "numprocesses", 0) is None and not (option.usepdb or option.collectonly) and missing_gpu():
+        option.numprocesses = min(os.cpu_count() or 1, 8)
+        option.dist = "loadfile"  # tests of a file share what they have compiled
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

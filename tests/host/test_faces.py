@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Atoms, render
 from flashgen.codegen.target import find_target
 from flashgen.tuning.on_host import HostScreen
+from tests import command_line
 from tests.gpu.faults import FAULTS
 from tests.host.runs import host_kernel
 
@@ -74,10 +72,7 @@ def test_without_the_variable_the_error_names_it(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_verify_on_the_cpu() -> None:
-    command = ["verify", "--device", "cpu", "--head-dim", "8", "--causal", "--json"]
-    done = subprocess.run([sys.executable, "-m", "flashgen", *command], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = command_line.as_json("verify", "--device", "cpu", "--head-dim", "8", "--causal")
     assert found["failed"] == 0
     assert found["passed"] == 20, "all but those without keys, which the family does not take"
 
@@ -107,10 +102,7 @@ def test_verify_without_a_gpu_names_the_option() -> None:
 
 @without_a_gpu
 def test_tune_without_a_gpu_verifies_its_winners() -> None:
-    command = ["tune", "--head-dim", "8", "--seqlen", "1024", "--seqlen", "16384", "--json"]
-    done = subprocess.run([sys.executable, "-m", "flashgen", *command], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = command_line.as_json("tune", "--head-dim", "8", "--seqlen", "1024", "--seqlen", "16384")
     assert found["verified_on_cpu"] == len({row["kernel"] for row in found["rows"]})
     assert found["not_verified"] == ""
 
@@ -131,6 +123,5 @@ def test_a_wrong_winner_is_found_and_a_spent_budget_says_so(monkeypatch: pytest.
 
 @pytest.mark.parametrize("options", [["--device", "gpu"], ["--device", "0", "--arch", "sm_80"]])
 def test_verify_refuses(options: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "flashgen", "verify", "--head-dim", "8", *options], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "must be" in done.stderr
+    _, err = command_line.flashgen("verify", "--head-dim", "8", *options, code=2)
+    assert "must be" in err

@@ -17,8 +17,8 @@ from flashgen.build.driver import DriverError
 from flashgen.cli import bench as command
 from flashgen.codegen.errors import FlashgenError
 from flashgen.tuning import Progress
+from tests.command_line import as_json, flashgen
 from tests.unit.bench_results import result
-from tests.unit.test_cli import as_json, flashgen
 
 
 @pytest.fixture

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,29 +12,8 @@ from flashgen.cli.tune import UNMEASURED
 from flashgen.codegen.device import find_device
 from flashgen.record_exchange import parse, to_text
 from flashgen.records import Records
+from tests.command_line import as_json, flashgen
 from tests.unit.made_records import CONFIGS, make
-
-ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
-
-
-def flashgen(*arguments: str, code: int = 0) -> tuple[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "flashgen", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **ENVIRONMENT},
-        check=False,
-    )
-    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done.stdout, done.stderr
-
-
-def as_json(*arguments: str) -> dict[str, Any]:
-    value = json.loads(flashgen(*arguments, "--json")[0])
-    assert isinstance(value, dict)
-    return value
 
 
 def test_tune_without_a_gpu_predicts_and_says_so() -> None:
