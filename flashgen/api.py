@@ -67,7 +67,7 @@ def attention(
     Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
     fp32 [batch, heads_q, len_q]. A row that sees no key gives 0 and -inf.
 
-    The first call for a problem and length bucket may compile (one to two seconds); `warm` does that ahead of time.
+    The first call for a problem and length bucket may compile (about two seconds on Hopper); `warm` does that ahead of time.
     Raises ArgumentError for bad arguments, DriverError and CompileError for the machine's faults, CaptureError for a first
     call while a CUDA graph is captured. There is no backward and no forward-mode derivative yet: asking for one raises FlashgenError.
     """

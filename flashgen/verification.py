@@ -70,13 +70,14 @@ class Screen:
         if packed_heads not in self._cases:
             generator = torch.Generator(self.device).manual_seed(1)
             causal, scale = self.problem.mask is Mask.CAUSAL, self.problem.head_dim**-0.5
-            self._cases[packed_heads] = []
+            cases = []
             for batch, heads_q, heads_kv, *lengths in self.shapes:
                 workload = Workload(batch, heads_kv * math.lcm(heads_q // heads_kv, packed_heads), heads_kv, *lengths)
                 for magnitude in self.magnitudes:
                     tensors = Tensors.random(self.problem, workload, generator)
                     tensors.q.mul_(magnitude)
-                    self._cases[packed_heads].append(_Case(workload, magnitude, tensors, Expected.of(tensors, causal, scale)))
+                    cases.append(_Case(workload, magnitude, tensors, Expected.of(tensors, causal, scale)))
+            self._cases[packed_heads] = cases
         return self._cases[packed_heads]
 
     def judge(self, kernel: Kernel | HostKernel) -> list[CaseResult]:

@@ -41,7 +41,7 @@ class Request:
     batch: None for 16384 tokens in all, of the longer ones;
     heads: None for 2048 / head_dim; kv_heads: None for as many; device: a GPU's ordinal, the name of a known device, or None for the
     GPU that is here (h200 if there is none); arch: an architecture to predict for; jobs: compile threads, 0 for all cores;
-    budget_seconds: no new compile or workload is begun after it; exhaustive: all legal configs, not the model's best;
+    budget_seconds: no new compile or workload is begun after it; exhaustive: all legal configs worth trying, not the model's best;
     family: name of the only one to try; settings: config fields by hand, of it or of the preferred one.
     """
 
