@@ -3,12 +3,12 @@
 // a reference that follows the maximum, and what was summed before is rescaled. From there on the tile's reference follows the maximum of each
 // block, so that no input costs more than one block done twice. Each warp decides by its own rows alone: results must not depend on who was first.
 
-// How large a lane's sum over one block may get: so large may a probability get, which the element must hold. bf16 would hold far more, but
-// rows whose scores spread widely enough to need it are done again sooner or later, and cost less where that is soon.
+// How large a lane's sum over one block may get: so large may a probability get, which the element must hold. bf16 holds any; 2^72 leaves the
+// fp32 output 2^41 for the values of V over 16384 such keys.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
-__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p24f; }
+__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p72f; }
 template <>
 __device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
 

@@ -48,8 +48,8 @@ SM90 = [
     Fault("sm90-queries-of-another-batch", "tile.first(), tile.second(), tile.batch);\n", "tile.first(), tile.second(), 0);\n", FULL),
     Fault("sm90-one-row-normalises-both", "pair[i % 2 * 2] * inverse[i % 2]", "pair[i % 2 * 2] * inverse[0]", FULL),
     Fault("sm90-output-of-the-tile-in-work", "Tile::load(finished)", "Tile::load(tile)", MANY),
-    Fault("sm90-lse-of-the-other-row", "row / 8 % 2 * 8;", "(row / 8 + 1) % 2 * 8;", FULL),
-    Fault("sm90-lse-in-base-2", "+ query] = log_sum_exp(", "+ query] = 1.44269504f * log_sum_exp(", FULL),
+    Fault("sm90-lse-of-the-other-row", "RowSums::first_row_of_pair() + i * 8,", "RowSums::first_row_of_pair() + 8 - i * 8,", FULL),
+    Fault("sm90-lse-in-base-2", "const float lse = log_sum_exp(", "const float lse = 1.44269504f * log_sum_exp(", FULL),
     Fault(
         "sm90-truncating-conversion",
         "cvt.rn.f16x2.f32",

@@ -1,8 +1,9 @@
 // attention_forward_sm90_fp16_d192x128_causal_w2_bk128_s2_qs1_op1_rlazy_t1_sstatic_ph1_sm_90a
 //
 // Attention forward for Hopper, in the manner of FlashAttention-3 (Shah et al. 2024): out = softmax(scale * Q K^T + causal mask) V,
-// lse = log(sum(exp(scale * Q K^T))) for each row. One thread of the first warpgroup, the producer, loads tiles by tensor copies; 2 warpgroups,
-// the consumers, own 64 query rows each; other warps of the first one write lse for them. Blocks are persistent, and a consumer's pipeline never drains between the tiles that its block works on.
+// lse = log(sum(exp(scale * Q K^T))) for each row. One thread of the first warpgroup, the producer, loads tiles by tensor copies;
+// 2 warpgroups, the consumers, own 64 query rows each; other warps of the first one write lse for them. Blocks are persistent, and a consumer's
+// pipeline never drains between the tiles that its block works on.
 //
 //   problem  fp16_d192x128_causal
 //   config   warpgroups 2, block_kv 128, stages 2, query_stages 1, out_panels 1, reference lazy, turns True, scheduler static, packed_heads 1
@@ -627,29 +628,31 @@ __device__ __forceinline__ float log_sum_exp(float reference, float total, float
 
 struct RowSum {
     float total, reference;
-
-    // Of row `row` of the warpgroup's 64.
-    __device__ __forceinline__ static RowSum load(SharedAddress sums, int row) {
-        const SharedAddress place = sums + (row / 16 * 8 + row % 8) * 16 + row / 8 % 2 * 8;
-        return {__uint_as_float(load_shared(place)), __uint_as_float(load_shared(place + 4))};
-    }
 };
 
-// Of a thread's two rows of 16, lane/4 + h*8: the same in the four lanes that have them.
+// Of two rows of a warp's 16, eight apart. The warpgroup has 32 such pairs, in the order of its warps and rows.
 struct RowSums {
     RowSum rows[2];
 
+    // By the warpgroup: of rows lane/4 and lane/4 + 8 of each warp, the same in the four lanes that have them.
     __device__ __forceinline__ void store(SharedAddress sums) const {
         if (lane_index() % 4) return;
-        const int place = thread_index() / 32 % 4 * 8 + lane_index() / 4;
-        store_shared_v4(sums + place * 16, {__float_as_uint(rows[0].total), __float_as_uint(rows[0].reference), __float_as_uint(rows[1].total),
-                                            __float_as_uint(rows[1].reference)});
+        const int pair = thread_index() / 32 % 4 * 8 + lane_index() / 4;
+        store_shared_v4(sums + pair * 16, {__float_as_uint(rows[0].total), __float_as_uint(rows[0].reference), __float_as_uint(rows[1].total),
+                                           __float_as_uint(rows[1].reference)});
     }
+    // By one warp: a pair for each lane, of the rows from `first_row_of_pair` on.
+    __device__ __forceinline__ static RowSums load(SharedAddress sums) {
+        const uint4 v = load_shared_v4(sums + lane_index() * 16);
+        return {{{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}}};
+    }
+    __device__ __forceinline__ static int first_row_of_pair() { return lane_index() / 8 * 16 + lane_index() % 8; }
 };
 
 // natural + natural_low turns a reference into a scaled score: scale / scale_log2, about ln 2. A row that saw no key gets -inf.
 __device__ __forceinline__ float log_sum_exp(const RowSum& row, float natural, float natural_low) {
-    return row.total == 0.0f ? -infinity() : log_sum_exp(row.reference, row.total, natural, natural_low);
+    const float value = log_sum_exp(row.reference, row.total, natural, natural_low);
+    return row.total == 0.0f ? -infinity() : value;
 }
 
 // What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
@@ -693,12 +696,12 @@ __device__ __forceinline__ float normaliser(float total) {
 // a reference that follows the maximum, and what was summed before is rescaled. From there on the tile's reference follows the maximum of each
 // block, so that no input costs more than one block done twice. Each warp decides by its own rows alone: results must not depend on who was first.
 
-// How large a lane's sum over one block may get: so large may a probability get, which the element must hold. bf16 would hold far more, but
-// rows whose scores spread widely enough to need it are done again sooner or later, and cost less where that is soon.
+// How large a lane's sum over one block may get: so large may a probability get, which the element must hold. bf16 holds any; 2^72 leaves the
+// fp32 output 2^41 for the values of V over 16384 such keys.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
-__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p24f; }
+__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p72f; }
 template <>
 __device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
 
@@ -963,71 +966,87 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const Stages& sta
         const Tile tile = Tile::load(stages.tile(tile_order.stage));
         if (tile.blocks == 0) return;
         tile_order.advance();
-        RowSum sums[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) sums[i] = RowSum::load(stages.sums_of(warpgroup), i * 32 + lane_index());
+        const RowSums sums = RowSums::load(stages.sums_of(warpgroup));
         barrier_warp_sync();
         pipeline.release(order.stage, lane_index() == 0);
         order.advance();
         const i64 first_head = static_cast<i64>(tile.batch) * p.head_sets * kHeads + tile.first_head;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int row = warpgroup * 64 + i * 32 + lane_index(), query = tile.first_query + row / kHeads;
-            if (query < p.len_q) p.lse[(first_head + row % kHeads) * p.len_q + query] = log_sum_exp(sums[i], p.natural, p.natural_low);
+            const int row = warpgroup * 64 + RowSums::first_row_of_pair() + i * 8, query = tile.first_query + row / kHeads;
+            const float lse = log_sum_exp(sums.rows[i], p.natural, p.natural_low);
+            if (query < p.len_q) p.lse[(first_head + row % kHeads) * p.len_q + query] = lse;
         }
     }
 }
 
-// One warpgroup's rows of all tiles of this block.
-__device__ __forceinline__ void consume(const Parameters& p, const Stages& stages, int warpgroup) {
-    const bool elected = thread_index() % 128 == 0;
-    // This warp's first row within a tile. Computed anew where it is needed: a register kept for it would be missing elsewhere.
-    auto first_row = [] {
-        int thread = thread_index();
-        keep_in_register(thread);
-        return thread / 32 * 16 - 64;
-    };
+// One warpgroup, and its rows of all tiles of this block. What it computes stays in registers: all of this becomes one function.
+struct Consumer {
+    using Probabilities = u32[kBlockKv / 16][4];
 
+    const Parameters& p;
+    const Stages& stages;
+    const int warpgroup;
+    const bool elected;
     StageOrder<kQueryStages> query_order;
     StageOrder<kTiles> tile_order;
     StageOrder<kStages> key_order, value_order;
     StageOrder<1> sums_order;
-    OnlineSoftmax<Element, kLazy> softmax(p.scale_log2);
+    OnlineSoftmax<Element, kLazy> softmax;
     float scores[1][kBlockKv / 8][4], out[kColumnsV / 8][4] = {};
-    u32 probabilities[2][kBlockKv / 16][4];  // of the block whose product with V is under way, and of the next one
-
-    SharedAddress tile = 0, finished = 0;  // in work; whose output is to be stored
-    int first_query, block, first_masked;
+    Probabilities probabilities[2];         // of the block whose product with V is under way, and of the next one
+    SharedAddress tile = 0, finished = 0;   // in work; whose output is to be stored
+    int first_query, block, first_masked;   // of the tile in work
     float inverse[2];
     bool output_whole = false;  // the accumulator has the whole output of `finished`
     int value_in_use = -1;
 
+    __device__ __forceinline__ Consumer(const Parameters& p, const Stages& stages, int warpgroup)
+        : p(p), stages(stages), warpgroup(warpgroup), elected(thread_index() % 128 == 0), softmax(p.scale_log2) {}
+
+    // This warp's first row within a tile. Computed anew where it is needed: a register kept for it would be missing elsewhere.
+    __device__ __forceinline__ static int first_row() {
+        int thread = thread_index();
+        keep_in_register(thread);
+        return thread / 32 * 16 - 64;
+    }
+
     // Waits for the next tile's queries. False if there is none.
-    auto wait_for_tile = [&] {
+    __device__ __forceinline__ bool wait_for_tile() const {
         stages.query_pipeline.wait_full(query_order);
         return shfl_sync_first(Tile::load(stages.tile(tile_order.stage)).blocks) > 0;
-    };
-    auto begin_tile = [&] {
+    }
+    __device__ __forceinline__ void begin_tile() {
         tile = stages.tile(tile_order.stage);
         tile_order.advance();
         const Tile begun = Tile::load(tile);
         first_query = begun.first_query;
         block = shfl_sync_first(begun.blocks) - 1;
         first_masked = find_key_steps<kCausal, 64 / kHeads, kBlockKv>(first_query + warpgroup * (64 / kHeads), p.len_kv, p.len_kv - p.len_q).full;
-    };
-    auto issue_scores = [&] {
+    }
+    __device__ __forceinline__ void finish_tile() {
+        const RowSums sums = softmax.finish(inverse);
+        if (p.lse != nullptr) hand_over(sums);
+        finished = tile;
+        output_whole = true;
+    }
+    __device__ __forceinline__ void hand_over(const RowSums& sums) {
+        const Pipeline<1> pipeline = stages.sums_pipeline(warpgroup);
+        pipeline.wait_empty(sums_order);
+        sums.store(stages.sums_of(warpgroup));
+        barrier_warp_sync();
+        pipeline.hand_over(sums_order.stage, lane_index() == 0);
+        sums_order.advance();
+    }
+
+    __device__ __forceinline__ void issue_scores() {
         stages.key_pipeline.wait_full(key_order);
         wgmma_fence();
         gemm_scores<Element, kColumns>(scores[0], stages.query_tile(query_order.stage), warpgroup * 64, stages.key_tile(key_order.stage));
         wgmma_commit_group();
-    };
-    // The tile's last scores are there. Each warp for itself: its lanes have read of tiles whose places the producer may write next.
-    auto release_queries = [&] {
-        barrier_warp_sync();
-        stages.query_pipeline.release(query_order.stage, lane_index() == 0);
-        query_order.advance();
-    };
-    auto use_scores = [&](u32 (&made)[kBlockKv / 16][4], bool first) {
+    }
+    // The scores are there. Turns them into probabilities.
+    __device__ __forceinline__ void use_scores(Probabilities& made, bool first) {
         keep_in_registers(scores[0]);
         stages.key_pipeline.release(key_order.stage, elected);
         key_order.advance();
@@ -1035,17 +1054,24 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
         if (masked) mask_scores<kCausal, kHeads>(scores, first_query * kHeads + first_row(), block * kBlockKv, p.len_kv, p.len_kv - p.len_q);
         if (block == 0) release_queries();
         softmax.probabilities(made, scores[0], first || masked);
-    };
-    auto issue_output = [&](u32 (&used)[kBlockKv / 16][4]) {
+    }
+    // The tile's last scores are there. Each warp for itself: its lanes have read of tiles whose places the producer may write next.
+    __device__ __forceinline__ void release_queries() {
+        barrier_warp_sync();
+        stages.query_pipeline.release(query_order.stage, lane_index() == 0);
+        query_order.advance();
+    }
+
+    __device__ __forceinline__ void issue_output(Probabilities& used) {
         stages.value_pipeline.wait_full(value_order);
         keep_in_registers(out);
         keep_in_registers(used);
         wgmma_fence();
         gemm_output<Element>(out, used, stages.value_tile(value_order.stage));
         wgmma_commit_group();
-    };
+    }
     // The product before is complete: its values are free, and its output is whole or may have to be rescaled.
-    auto settle_output = [&] {
+    __device__ __forceinline__ void settle_output() {
         keep_in_registers(out);
         if (value_in_use >= 0) stages.value_pipeline.release(value_in_use, elected);
         if (output_whole) {
@@ -1056,23 +1082,11 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
         } else if (softmax.outgrown) {
             softmax.rescale(out);
         }
-    };
-    auto hand_over = [&](const RowSums& sums) {
-        const Pipeline<1> pipeline = stages.sums_pipeline(warpgroup);
-        pipeline.wait_empty(sums_order);
-        sums.store(stages.sums_of(warpgroup));
-        barrier_warp_sync();
-        pipeline.hand_over(sums_order.stage, lane_index() == 0);
-        sums_order.advance();
-    };
-    auto finish_tile = [&] {
-        const RowSums sums = softmax.finish(inverse);
-        if (p.lse != nullptr) hand_over(sums);
-        finished = tile;
-        output_whole = true;
-    };
-    // One key block: while its scores are computed and turned into probabilities, those of the block before are multiplied with V.
-    auto step = [&](u32 (&used)[kBlockKv / 16][4], u32 (&made)[kBlockKv / 16][4]) {
+    }
+
+    // One key block: while its scores are computed and turned into probabilities, those of the block before are multiplied with V. False if
+    // there is no more: `used` is left to `drain`.
+    __device__ __forceinline__ bool step(Probabilities& used, Probabilities& made) {
         const bool first = --block < 0;
         if (first && !wait_for_tile()) return false;
         if (kTurns) bar_sync(kTurn + warpgroup, 256);
@@ -1092,10 +1106,9 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
         use_scores(made, first);
         if (first) softmax.outgrown = false;
         return true;
-    };
-
+    }
     // The last block of all has no scores to come beside its product.
-    auto drain = [&](u32 (&used)[kBlockKv / 16][4]) {
+    __device__ __forceinline__ void drain(Probabilities& used) {
         wgmma_wait_group<0>();
         settle_output();
         issue_output(used);
@@ -1104,28 +1117,30 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
         wgmma_wait_group<0>();
         value_in_use = -1;
         settle_output();
-    };
+        if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
+    }
 
-    if (!wait_for_tile()) return;
-    begin_tile();
-    if (kTurns && warpgroup == 0) bar_arrive(kTurn, 256);
-    issue_scores();
-    wgmma_wait_group<0>();
-    use_scores(probabilities[0], true);
-    softmax.outgrown = false;
+    __device__ __forceinline__ void run() {
+        if (!wait_for_tile()) return;
+        begin_tile();
+        if (kTurns && warpgroup == 0) bar_arrive(kTurn, 256);
+        issue_scores();
+        wgmma_wait_group<0>();
+        use_scores(probabilities[0], true);
+        softmax.outgrown = false;
 #pragma unroll 1
-    for (;;) {
-        if (!step(probabilities[0], probabilities[1])) {
-            drain(probabilities[0]);
-            break;
-        }
-        if (!step(probabilities[1], probabilities[0])) {
-            drain(probabilities[1]);
-            break;
+        for (;;) {
+            if (!step(probabilities[0], probabilities[1])) {
+                drain(probabilities[0]);
+                return;
+            }
+            if (!step(probabilities[1], probabilities[0])) {
+                drain(probabilities[1]);
+                return;
+            }
         }
     }
-    if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
-}
+};
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 attention_forward_sm90_fp16_d192x128_causal_w2_bk128_s2_qs1_op1_rlazy_t1_sstatic_ph1_sm_90a(const __grid_constant__ Parameters p) {
@@ -1160,6 +1175,6 @@ attention_forward_sm90_fp16_d192x128_causal_w2_bk128_s2_qs1_op1_rlazy_t1_sstatic
         }
     } else {
         if constexpr (kMovesRegisters) setmaxnreg_inc<kConsumerRegisters>();
-        consume(p, stages, warpgroup - 1);
+        Consumer(p, stages, warpgroup - 1).run();
     }
 }
