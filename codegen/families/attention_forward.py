@@ -226,8 +226,9 @@ class AttentionForward(Family):
         target = device.target
         registers = registers or min(self.registers_cap(config, target), self.registers_needed(problem, config) + self._slack(config))
         resident = max(1, target.blocks_resident(self.threads(config), registers, self.shared_bytes(problem, config)))
-        in_shared = config.query is QueryPlace.SHARED
-        return model.predict(problem, config, workload, device, self.grid(problem, config, workload, device), resident, in_shared, weights)
+        blocks = self.grid(problem, config, workload, device)
+        in_shared, output_first = config.query is QueryPlace.SHARED, config.first is StepOrder.OUTPUT
+        return model.predict(problem, config, workload, device, blocks, resident, in_shared, output_first, weights)
 
     def _slack(self, config: AttentionForwardConfig) -> int:
         """Registers that the compiler takes beyond those needed where it has them (the median on sm_90a)."""

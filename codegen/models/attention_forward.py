@@ -36,7 +36,8 @@ class Weights:
     exponential:       issue cycles of an ex2 instruction of one warp
     copying:           issue cycles of a copy from global to shared memory, with its addresses, where it is of whole lines
     bookkeeping:       share of the counted instructions of a step that is neither
-    barrier:           issue cycles of a warp at each tile's barrier
+    barrier:           issue cycles of a warp at each tile's barrier, where other blocks of the SM fill the wait
+    lone_barrier:      the same where an SM has one block only
     walking:           issue cycles of a warp at each step of a tile that has several
     operand_reads:     shared-memory cycles for each counted one of reading operands
     tile_writes:       the same for writing tiles, line by line
@@ -53,6 +54,7 @@ class Weights:
     start:             cycles of a block before its first load, and after its last
     load_bytes:        cycles for each byte that a block waits for before its first step
     store_elements:    cycles for each element of the output
+    output_first:      factor on the time of a step that issues its output first: the scores that the next exponentials wait for come later
     tail:              share of a mean block's time for which an SM's places stand empty in the end, where blocks are of different length
     """
 
@@ -61,6 +63,7 @@ class Weights:
     copying: float
     bookkeeping: float
     barrier: float
+    lone_barrier: float
     walking: float
     operand_reads: float
     tile_writes: float
@@ -77,42 +80,52 @@ class Weights:
     start: float
     load_bytes: float
     store_elements: float
+    output_first: float
     tail: float
 
 
 FITTED = Weights(
-    arithmetic=1.467,
-    exponential=1.402,
-    copying=2.773,
-    bookkeeping=0.08131,
-    barrier=86.33,
-    walking=10.07,
-    operand_reads=1.01,
-    tile_writes=0.4516,
-    tile_reads=0.01031,
-    overlap=4.231,
-    streaming=5.293,
-    alone=1.058,
-    step_latency=198.7,
-    waiting=149.8,
-    product_latency=3.004,
-    score_latency=12.66,
-    hiding=2.017,
-    ends_hiding=0.857,
-    start=3915,
-    load_bytes=0.03445,
-    store_elements=0.007932,
-    tail=0.3047,
+    arithmetic=1.447,
+    exponential=1.264,
+    copying=3.647,
+    bookkeeping=0.08217,
+    barrier=52.27,
+    lone_barrier=118.9,
+    walking=8.229,
+    operand_reads=0.9742,
+    tile_writes=0.4375,
+    tile_reads=0.01039,
+    overlap=3.926,
+    streaming=5.285,
+    alone=0.9984,
+    step_latency=194.9,
+    waiting=157.9,
+    product_latency=3.292,
+    score_latency=10.31,
+    hiding=2.138,
+    ends_hiding=0.7627,
+    start=3401,
+    load_bytes=0.04826,
+    store_elements=0.009339,
+    output_first=1.017,
+    tail=0.3165,
 )
 
 
 @dataclass(frozen=True)
 class Step:
-    """Cycles that a step of one block demands of an SM. `latency`: what it takes alone; `masking`: what a masked step takes beside."""
+    """Cycles that a step of one block demands of an SM.
+
+    barrier, lone_barrier:  its share of what a tile's barrier takes, where other blocks fill the wait, and where none does
+    latency:                what it takes alone
+    masking:                what a masked step takes beside
+    """
 
     tensor: float
     exponentials: float
     arithmetic: float
+    barrier: float
+    lone_barrier: float
     shared_memory: float
     l2: float
     latency: float
@@ -122,7 +135,8 @@ class Step:
         """Cycles for which a step of one of `together` blocks, each of `warps` warps, occupies the SM."""
         # Warps of one block wait for each other at every tile, so its busiest scheduler sets the pace; those of several make up for it.
         pace = weights.alone * math.ceil(warps / SCHEDULERS) * SCHEDULERS / warps if together == 1 else 1.0
-        issue = (self.tensor + self.exponentials + self.arithmetic) * pace
+        barrier = self.lone_barrier if together == 1 else self.barrier
+        issue = (self.tensor + self.exponentials + self.arithmetic + barrier) * pace
         inside = (issue**weights.overlap + self.shared_memory**weights.overlap) ** (1 / weights.overlap)
         return float((inside**weights.streaming + self.l2**weights.streaming) ** (1 / weights.streaming))
 
@@ -133,10 +147,11 @@ class Step:
 
     def limiter(self) -> str:
         """What demands most."""
-        issue = self.tensor + self.exponentials + self.arithmetic
+        arithmetic = self.arithmetic + self.barrier
+        issue = self.tensor + self.exponentials + arithmetic
         if max(self.shared_memory, self.l2) > issue:
             return "shared memory" if self.shared_memory > self.l2 else "L2"
-        demands = {"tensor cores": self.tensor, "exponentials": self.exponentials, "arithmetic": self.arithmetic}
+        demands = {"tensor cores": self.tensor, "exponentials": self.exponentials, "arithmetic": arithmetic}
         return max(demands, key=lambda name: demands[name])
 
 
@@ -166,13 +181,15 @@ def step_of(problem: Problem, config: AttentionForwardConfig, device: Device, qu
     flops = 2 * config.block_q * keys * (columns + columns_v)
     # For each score a scaling and a sum, a maximum at less, and half a conversion.
     arithmetic = weights.arithmetic * 3.1 * scores + weights.copying * copies
-    other = weights.bookkeeping * (24 + 6 * row_tiles) + weights.barrier * keys / config.block_kv
+    other = weights.bookkeeping * (24 + 6 * row_tiles)
     other += weights.walking if keys < config.block_kv else 0.0
     return Step(
         tensor=flops / (device.target.mma_flops_per_cycle * device.mma_rate),
         # The weight is for 16 exponentials a cycle.
         exponentials=per_scheduler * scores * weights.exponential * 16 / device.target.exp2_per_cycle,
         arithmetic=per_scheduler * (arithmetic + other),
+        barrier=per_scheduler * weights.barrier * keys / config.block_kv,
+        lone_barrier=per_scheduler * weights.lone_barrier * keys / config.block_kv,
         shared_memory=(weights.operand_reads * warps * reads * 512 + weights.tile_writes * written) / SHARED_BYTES_PER_CYCLE,
         l2=weights.tile_reads * tile_bytes,
         masking=per_scheduler * 2 * scores * weights.arithmetic,
@@ -191,6 +208,7 @@ def predict(
     blocks: int,
     resident: int,
     query_in_shared: bool,
+    output_first: bool,
     weights: Weights = FITTED,
 ) -> Prediction:
     """The time of a launch of `blocks` blocks, of which `resident` fit on one SM at once."""
@@ -215,7 +233,7 @@ def predict(
     else:
         rounds, rest = divmod(math.ceil(share), together)
         total = rounds * together * block_cycles(together) + (rest * block_cycles(rest) if rest else 0.0)
-    seconds = total / device.clock_hz
+    seconds = total / device.clock_hz * (weights.output_first if output_first else 1.0)
     alone = (longest * step.latency + ends) / device.clock_hz
     memory = workload.io_bytes(problem) / (DRAM_EFFICIENCY * device.memory_bandwidth)
     if memory >= max(seconds, alone):
