@@ -1,4 +1,4 @@
-"""Rendered kernels, compared byte for byte with the files beside this one.
+"""Rendered kernels, compared byte for byte with the files beside this one: one text of each family, and how the others differ from it.
 
 A text that changes without its family's `revision` would let times measured of the old one speak for the new one. So
 `pytest --update-golden` refuses to rewrite a file until the revision is raised. The specs are recorded with the texts and
@@ -12,6 +12,7 @@ import difflib
 import enum
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,9 @@ def read(family: str, root: Path) -> Golden | None:
     entry = read_entries(root).get(family)
     if entry is None:
         return None
-    texts = {p.stem: p.read_text(encoding="utf-8") for p in sorted((root / family).glob("*.cu"))}
+    (first,) = (root / family).glob("*.cu")
+    texts = {first.stem: first.read_text(encoding="utf-8")}
+    texts |= {p.stem: patched(texts[first.stem], p.read_text(encoding="utf-8")) for p in (root / family).glob("*.diff")}
     golden = Golden(family, entry["revision"], entry["specs"], texts)
     if golden.sha256 != entry["sha256"] or set(texts) != set(entry["specs"]):
         pytest.fail(f"files of {family} are not the ones recorded for revision {golden.revision}: restore them", pytrace=False)
@@ -72,13 +75,31 @@ def read(family: str, root: Path) -> Golden | None:
 def write(golden: Golden, root: Path) -> None:
     folder = root / golden.family
     folder.mkdir(exist_ok=True)
-    for path in folder.glob("*.cu"):
+    for path in folder.iterdir():
         path.unlink()
-    for name, text in golden.texts.items():
-        (folder / f"{name}.cu").write_text(text, encoding="utf-8")
+    first, *others = sorted(golden.texts)
+    (folder / f"{first}.cu").write_text(golden.texts[first], encoding="utf-8")
+    for name in others:
+        lines = (golden.texts[n].splitlines(keepends=True) for n in (first, name))
+        (folder / f"{name}.diff").write_text("".join(difflib.unified_diff(*lines, first, name, n=0)), encoding="utf-8")
     entry = {"revision": golden.revision, "sha256": golden.sha256, "specs": golden.specs}
     text = json.dumps(read_entries(root) | {golden.family: entry}, indent=2, sort_keys=True)
     (root / "revisions.json").write_text(text + "\n", encoding="utf-8")
+
+
+def patched(text: str, diff: str) -> str:
+    """`text` with the changes of a unified diff without context."""
+    old, new, at = text.splitlines(keepends=True), [], 0
+    for line in diff.splitlines(keepends=True)[2:]:
+        if hunk := re.match(r"@@ -(\d+)(,0)?", line):
+            upto = int(hunk[1]) - (0 if hunk[2] else 1)  # where nothing goes, the line named is the one before
+            new += old[at:upto]
+            at = upto
+        elif line.startswith("-"):
+            at += 1
+        else:
+            new.append(line[1:])
+    return "".join(new + old[at:])
 
 
 def specs_of(family: Family) -> list[KernelSpec]:
@@ -162,7 +183,7 @@ class TestRules:
         assert read(self.family.name, tmp_path) == golden
         assert differences(render_again(self.family, golden), golden) == []
         write(dataclasses.replace(golden, revision=golden.revision + 1), tmp_path)
-        assert len(list(tmp_path.rglob("*.cu"))) == len(golden.texts)
+        assert read(self.family.name, tmp_path) == dataclasses.replace(golden, revision=golden.revision + 1)
 
     def test_a_changed_text_needs_another_revision(self) -> None:
         recorded = render_anew(self.family)
