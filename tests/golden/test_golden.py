@@ -80,8 +80,8 @@ def write(golden: Golden, root: Path) -> None:
     first, *others = sorted(golden.texts)
     (folder / f"{first}.cu").write_text(golden.texts[first], encoding="utf-8")
     for name in others:
-        lines = (golden.texts[n].splitlines(keepends=True) for n in (first, name))
-        (folder / f"{name}.diff").write_text("".join(difflib.unified_diff(*lines, first, name, n=0)), encoding="utf-8")
+        old, new = (golden.texts[n].splitlines(keepends=True) for n in (first, name))
+        (folder / f"{name}.diff").write_text("".join(difflib.unified_diff(old, new, first, name, n=0)), encoding="utf-8")
     entry = {"revision": golden.revision, "sha256": golden.sha256, "specs": golden.specs}
     text = json.dumps(read_entries(root) | {golden.family: entry}, indent=2, sort_keys=True)
     (root / "revisions.json").write_text(text + "\n", encoding="utf-8")
