@@ -63,9 +63,9 @@ def read(family: str, root: Path) -> Golden | None:
     entry = read_entries(root).get(family)
     if entry is None:
         return None
-    (first,) = (root / family).glob("*.cu")
-    texts = {first.stem: first.read_text(encoding="utf-8")}
-    texts |= {p.stem: patched(texts[first.stem], p.read_text(encoding="utf-8")) for p in (root / family).glob("*.diff")}
+    texts = {p.stem: p.read_text(encoding="utf-8") for p in (root / family).glob("*.cu")}
+    base = next(iter(texts.values()), "")
+    texts |= {p.stem: patched(base, p.read_text(encoding="utf-8")) for p in (root / family).glob("*.diff")}
     golden = Golden(family, entry["revision"], entry["specs"], texts)
     if golden.sha256 != entry["sha256"] or set(texts) != set(entry["specs"]):
         pytest.fail(f"files of {family} are not the ones recorded for revision {golden.revision}: restore them", pytrace=False)
@@ -207,5 +207,8 @@ class TestRules:
         write(render_anew(self.family), tmp_path)
         file = next(tmp_path.rglob("*.cu"))
         file.write_text(file.read_text() + "\n")
+        with pytest.raises(pytest.fail.Exception, match="restore them"):
+            read(self.family.name, tmp_path)
+        file.unlink()
         with pytest.raises(pytest.fail.Exception, match="restore them"):
             read(self.family.name, tmp_path)

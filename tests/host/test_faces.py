@@ -43,6 +43,18 @@ def test_attention(layout: str, causal: bool) -> None:
 
 
 @pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("rising", [45.0, 100.0])  # natural: within the 2^72 that a lazy reference bears, and beyond
+def test_large_values_in_rows_that_rise(rising: float) -> None:
+    q, k, v = (torch.randn(1, length, heads, 64, dtype=torch.bfloat16) for length, heads in ((70, 2), (500, 1), (500, 1)))
+    q[..., -1] = root = (rising * 64**0.5) ** 0.5
+    k[..., -1] = torch.linspace(root, 0.0, 500)[None, :, None]  # keys are visited from the last to the first
+    with torch.no_grad():
+        out = flashgen.attention(q, k, v * 2.0**40)
+        assert out.isfinite().all()
+        assert torch.equal(out, flashgen.attention(q, k, v) * 2.0**40)
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_attention_of_nothing_and_without_keys() -> None:
     q, k = torch.randn(1, 0, 2, 64, dtype=torch.float16), torch.randn(1, 5, 2, 64, dtype=torch.float16)
     with torch.no_grad():
