@@ -10,6 +10,8 @@ from pathlib import Path
 
 from flashgen.codegen.errors import FlashgenError
 
+from .files import make_folders
+
 
 class UnsafeCacheError(FlashgenError):
     """Somebody else could have written what a cache folder or entry holds. The message names the path and the cure."""
@@ -54,7 +56,7 @@ def require_safe(path: Path) -> None:
 def make_safe_dir(path: Path) -> Path:
     """Creates the folder with mode 0700 unless it is there, and returns it. Raises UnsafeCacheError, as `require_safe`, or OSError."""
     with suppress(FileExistsError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         path.mkdir(mode=0o700)
     require_safe(path)
     if not path.is_dir():

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from .artifact import Artifact
 from .cache_dir import UnsafeCacheError, cache_dir, make_safe_dir, require_safe
+from .files import sync_folder, write_new
 from .toolchain import toolchain
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class ArtifactStore:
         for _ in range(_PUBLISH_TRIES):
             try:
                 stage.rename(entry)
-                _sync_folder(entry.parent)
+                sync_folder(entry.parent)
                 return artifact
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -228,12 +229,8 @@ def _write_files(folder: Path, artifact: Artifact) -> None:
     checksums = {SOURCE_FILE: _sha256(source), CUBIN_FILE: _sha256(artifact.cubin), "artifact": _sha256(_canonical(report))}
     meta = json.dumps({"schema": SCHEMA, "artifact": report, "sha256": checksums}, indent=1).encode()
     for name, data in zip(FILES, (source, artifact.cubin, meta), strict=True):
-        # Not plain open(): under umask 0 or 002 the file would be writable by others, and refused when it is read.
-        with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    _sync_folder(folder)
+        write_new(folder / name, data, 0o600)
+    sync_folder(folder)
 
 
 def _read_asked(entry: Path, name: str, text: str, arch: str) -> Artifact:
@@ -274,11 +271,3 @@ def _sha256(data: bytes) -> str:
 
 def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

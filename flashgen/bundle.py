@@ -2,63 +2,154 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flashgen.build.artifact import Artifact
-from flashgen.codegen.errors import ArgumentError
+from flashgen.build.files import make_folders, nearest, put_folder, require_writable, sync_folder, write_new
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+_FIELDS = {
+    "name", "source", "source_sha256", "cubin", "cubin_sha256", "spec", "parameters", "threads", "shared_bytes", "registers",
+    "spill_bytes", "artifact",
+}  # fmt: skip
+
+T = TypeVar("T")
+
+
+def require_place(folder: Path) -> Path:
+    """The absolute path at which `write` would put a generated folder. Changes nothing.
+
+    Raises ArgumentError, which starts with `out`, where it could not be put, or where it would take the place of anything but
+    an empty folder or a generated one that is as it was written.
+    """
+    try:
+        place = Path(os.path.realpath(folder))
+        if folder.is_symlink():
+            raise _refused(folder, f"which is a link to {place}")
+        if place in (here := Path.cwd(), *here.parents):
+            raise _refused(folder, "in which this command runs: it cannot be replaced by another one")
+        if os.path.ismount(place):
+            raise _refused(folder, "where a file system is mounted: it cannot be replaced by another one")
+        require_writable(nearest(place.parent))
+        with suppress(FileNotFoundError):
+            _steadily(place, lambda: _names_of(place, folder))
+    except OSError as error:
+        raise ArgumentError(f"out must be a folder that can be written; got {folder}: {error.strerror or error}") from error
+    return place
 
 
 def write(folder: Path, kernels: Sequence[tuple[KernelSpec, Artifact]]) -> list[Path]:
     """Writes the kernels and their manifest; returns the paths, manifest last.
 
-    The folder is made whole beside its place and then renamed: it is there complete or not at all.
-    An existing generated folder is replaced; raises ArgumentError if `folder` is anything else that is not empty.
+    The folder is made whole beside its place and then put there: it is there complete or not at all. A generated one that is as it was
+    written is replaced. Raises ArgumentError as `require_place`, and FlashgenError if it cannot be written: what was there stays.
     """
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / MANIFEST).is_file())):
-        raise ArgumentError(f"out must be a new, empty or generated folder; got {folder}, which holds something else")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    place = require_place(folder)
     try:
-        entries = [_write_kernel(staging, spec, artifact) for spec, artifact in kernels]
-        (staging / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "kernels": entries}, indent=2) + "\n", encoding="utf-8")
-        os.chmod(staging, 0o755)
-        _swap(staging, folder)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+        make_folders(place.parent)
+        staging = place.with_name(f".flashgen-{secrets.token_hex(8)}")
+        staging.mkdir(0o755)
+        try:
+            entries = [_write_kernel(staging, spec, artifact) for spec, artifact in kernels]
+            write_new(staging / MANIFEST, (json.dumps({"schema": SCHEMA, "kernels": entries}, indent=2) + "\n").encode(), 0o644)
+            sync_folder(staging)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        put_folder(staging, place, partial(_names_of, folder=folder))
+    except OSError as error:
+        raise FlashgenError(f"{folder} cannot be written: {error.strerror or error}") from error
     return [folder / entry[part] for entry in entries for part in ("source", "cubin")] + [folder / MANIFEST]
 
 
-def _swap(staging: Path, folder: Path) -> None:
-    """Puts `staging` in the place of `folder`; what was there is removed only once the new one stands."""
-    old = Path(f"{staging}.old")
-    if folder.exists():
-        os.replace(folder, old)
+def _steadily(folder: Path, look: Callable[[], T]) -> T:
+    """What `look` finds in a folder: if that is an error, then not because another process replaced the folder meanwhile."""
+    while True:
+        before = _identity(folder)
+        try:
+            return look()
+        except (ArgumentError, OSError):
+            if _identity(folder) == before:
+                raise
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    with suppress(FileNotFoundError):
+        found = folder.stat()
+        return found.st_ino, found.st_ctime_ns
+    return None
+
+
+def _refused(folder: Path, reason: str) -> ArgumentError:
+    return ArgumentError(f"out must be a new folder, an empty one, or one as `flashgen generate` left it; got {folder}, {reason}")
+
+
+def _names_of(place: Path, folder: Path) -> list[str]:
+    """The names of all files of the generated or empty folder at `place`. `folder` is its name in messages.
+
+    Raises ArgumentError if it holds anything that is not as `write` left it: what somebody else has put there is not ours to remove.
+    """
     try:
-        os.replace(staging, folder)
-    except OSError:
-        if old.exists():
-            os.replace(old, folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        names = sorted(os.listdir(place))
+    except NotADirectoryError:
+        raise _refused(folder, "which is no folder") from None
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+    if not names:
+        return names
+    sums = _checksums(place / MANIFEST)
+    if sums is None:
+        raise _refused(folder, f"which has no {MANIFEST} of that command")
+    for name in set(names) - {MANIFEST}:
+        if name not in sums:
+            raise _refused(folder, f"which holds {folder / name}, too: move that away")
+        if sums[name] != _checksum(place / name):
+            raise _refused(folder, f"in which {folder / name} was altered: move that away")
+    return names
+
+
+def _checksums(manifest: Path) -> dict[str, str] | None:
+    """The checksum of each file that a manifest names; None if it is not one that `write` wrote."""
+    if not _is_plain(manifest):
+        return None
+    try:
+        values = json.loads(manifest.read_bytes())
+        if not isinstance(values, dict) or values.keys() != {"schema", "kernels"} or values["schema"] != SCHEMA:
+            return None
+        if not all(entry.keys() == _FIELDS for entry in values["kernels"]):
+            return None
+        return {entry[part]: entry[f"{part}_sha256"] for entry in values["kernels"] for part in ("source", "cubin")}
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _checksum(path: Path) -> str | None:
+    """The sha256 of a file, as hex digits; None if it is a link or no file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if _is_plain(path) else None
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def _write_kernel(folder: Path, spec: KernelSpec, artifact: Artifact) -> dict[str, Any]:
     source, cubin = f"{spec.name}.cu", f"{spec.name}.cubin"
-    (folder / source).write_text(artifact.source, encoding="utf-8")
-    (folder / cubin).write_bytes(artifact.cubin)
+    write_new(folder / source, artifact.source.encode(), 0o644)
+    write_new(folder / cubin, artifact.cubin, 0o644)
     report = artifact.report
     return {
         "name": spec.name,
@@ -82,6 +173,10 @@ def read(folder: Path, target: Target) -> list[tuple[KernelSpec, Artifact]]:
     Raises ArgumentError, which starts with `folder`, if the manifest or a file is missing, altered or of another version,
     or if there is no kernel for `target`.
     """
+    return _steadily(folder, lambda: _read(folder, target))
+
+
+def _read(folder: Path, target: Target) -> list[tuple[KernelSpec, Artifact]]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["schema"] != SCHEMA:

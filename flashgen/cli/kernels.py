@@ -56,6 +56,7 @@ def generate(
     from flashgen.build.artifact import CompileError
     from flashgen.build.compiler import compile_many
 
+    bundle.require_place(out)  # before minutes of compiling
     targets = [find_target(name.strip()) for name in arch.split(",")]
     by_hand = parse_settings(settings)
     specs = [

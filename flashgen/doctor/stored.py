@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import tempfile
 from collections import Counter
 from pathlib import Path
 
 from flashgen.build.cache_dir import UnsafeCacheError, cache_dir, chosen_by, require_safe
 from flashgen.build.compiler import nvrtc_version
 from flashgen.build.driver import Gpu
+from flashgen.build.files import nearest, require_writable
 
 from .. import selection
 from ..record import Record, Timing
@@ -32,11 +32,10 @@ def folder(name: str) -> Finding:
     path = cache_dir()
     place = f"{path} (by {chosen_by()})"
     try:
-        there = _nearest(path)
+        there = nearest(path)
         if there == path:
             require_safe(path)
-            with tempfile.TemporaryFile(dir=path) as file:  # permissions alone do not tell of a quota or a read-only file system
-                file.write(b"flashgen")
+            require_writable(path)
         elif not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
             return Finding(name, Status.WRONG, f"{place} cannot be made: {there} is no folder that can be written", _LOST, _OWN_FOLDER)
         free = shutil.disk_usage(there).free
@@ -53,11 +52,6 @@ def folder(name: str) -> Finding:
 def _refused(name: str, error: UnsafeCacheError) -> Finding:
     found, _, cure = str(error).rpartition(": ")  # its message ends in the cure
     return Finding(name, Status.WRONG, found, f"it is not used: {_LOST}", cure)
-
-
-def _nearest(path: Path) -> Path:
-    """The path, or the first above it that is there."""
-    return path if os.path.lexists(path) else next(parent for parent in path.parents if os.path.lexists(parent))
 
 
 def kernels(name: str) -> Finding:

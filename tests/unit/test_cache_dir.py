@@ -53,6 +53,7 @@ def test_made_with_mode_0700(tmp_path: Path, umask: int) -> None:
         make_safe_dir(tmp_path / "a/b")
     finally:
         os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o755 & ~umask
     assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o700
 
 

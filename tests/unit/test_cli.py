@@ -88,6 +88,15 @@ def test_generate_then_read(tmp_path: Path) -> None:
     assert all(p.is_file() for p in paths)
 
 
+def test_generate_looks_at_its_folder_before_it_compiles(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/manifest.json").write_text("{}")
+    _, err = flashgen("generate", "--head-dim", "8", "--arch", "sm_80", "--out", str(tmp_path / "thesis"), code=2)
+    assert err.startswith("flashgen: out must be a new folder, an empty one, or one as `flashgen generate` left it; got ")
+    assert (tmp_path / "thesis/manifest.json").read_text() == "{}"
+    assert not cache.exists() or not list(cache.glob("artifacts/??/*"))
+
+
 def test_cache(tmp_path: Path) -> None:
     flashgen("compile", "--head-dim", "8", "--arch", "sm_80")
     facts = as_json("cache")
