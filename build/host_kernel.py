@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from .artifact import Artifact
 
-RED_ZONES = 16 * 1024  # bytes that a block has beside those that it asks for: kRedZone of each region, of which there are 16 at most
 _TEXT_BYTES = 4096
 
 
@@ -127,7 +126,7 @@ class HostKernel:
             raise ArgumentError(f"artifact must be for {HOST}; got {artifact.arch}")
         self.spec, self.artifact = spec, artifact
         self.threads = spec.family.threads(spec.config)
-        self.shared_bytes = spec.family.shared_bytes(spec.problem, spec.config) + RED_ZONES
+        self.shared_bytes = spec.family.shared_bytes(spec.problem, spec.config)
         self._library = HostLibrary(artifact.cubin)
 
     def launch(

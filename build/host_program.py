@@ -14,7 +14,7 @@ from typing import IO
 
 from .artifact import Artifact
 from .host_compiler import HOST_SANITIZED, TEXT_FILE
-from .host_kernel import RED_ZONES, HostFaultError, HostOrder
+from .host_kernel import HostFaultError, HostOrder
 
 _FAULT = 3  # exit code where a check of the runtime failed
 
@@ -59,7 +59,7 @@ class HostProgram:
         """
         order, blocks = launch.order, launch.blocks
         checked = 0 if self.sanitized else readable
-        shape = (launch.threads, launch.shared_bytes + RED_ZONES, len(launch.parameters), len(tensors), checked)
+        shape = (launch.threads, launch.shared_bytes, len(launch.parameters), len(tensors), checked)
         how = (order.schedule, order.late_copies, blocks.start, len(blocks), len(launch.places), order.seed)
         entries = b"".join(struct.pack("=16sQQ", name.encode(), len(data), 0) for name, data in tensors.items())
         places = b"".join(struct.pack("=2i", *place) for place in launch.places)

@@ -22,7 +22,8 @@ from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape
 
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 SUM_BYTES = 8  # of shared memory for each row: kSumsBytes in the template
-BARRIER_BYTES = 320  # of shared memory: kBarrierBytes in the template
+STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
+TILE_BYTES = 16  # of shared memory for each tile that a block knows: Tile::kBytes in the template
 WIDEST_BESIDE_ANOTHER = 192  # head_dim_v of a block that shares its SM: 96 registers of a product's 128; 256 does not compile (C7602)
 PACKED_HEADS = (1, 2, 4, 8, 16)  # 16: the rows of a warp, whose output goes to memory in one box
 LONG = 2048  # keys from which on a section's K and V may take more of the L2
@@ -106,7 +107,7 @@ class AttentionForwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
 
     name = "attention_forward_sm90"
-    revision = 4
+    revision = 5
     preference = 1
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
@@ -208,7 +209,12 @@ class AttentionForwardSm90(Family):
         panel = PANEL * problem.dtype.bytes
         panels, panels_v = _panels(problem.head_dim), _panels(problem.head_dim_v)
         tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
-        return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + BARRIER_BYTES
+        return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + self._barrier_bytes(config)
+
+    def _barrier_bytes(self, config: AttentionForwardSm90Config) -> int:
+        """Of pipelines of queries, keys, values and each consumer's sums, and of the tiles that a block knows."""
+        stages = config.query_stages + 2 * config.stages + config.warpgroups
+        return stages * STAGE_BYTES + (config.query_stages + 2) * TILE_BYTES
 
     def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:
         return -(-workload.len_q // config.queries) * (workload.heads_q // config.packed_heads) * workload.batch

@@ -40,6 +40,7 @@ struct Thread {
     Wait polled;  // the last value that it read of memory that others change
     std::vector<std::vector<Copy>> groups;  // committed asynchronous copies, oldest first
     std::vector<Copy> open;
+    int regions = 0;  // of shared memory that it has taken
 };
 
 // Where the threads of a warp or warpgroup come together.
@@ -72,7 +73,7 @@ struct Block {
     Fault& fault;
     Scheduler& scheduler;
     const int place, threads;  // place: which of the resident blocks it is
-    int index = 0, running = 0;  // running: the thread that runs now
+    int index = 0, running = 0, ended = 0;  // running: the thread that runs now; ended: threads that have
     Shared shared;
 
     Block(const Options& options, Fault& fault, Scheduler& scheduler, int place, int threads, int shared_bytes)
@@ -80,7 +81,7 @@ struct Block {
 
     // All threads of block `number` are at the kernel's begin.
     void begin(int number, void (*kernel)(const void*), const void* parameters) {
-        index = number, body = kernel, arguments = parameters;
+        index = number, body = kernel, arguments = parameters, ended = 0;
         shared.clear();
         for (Barrier& barrier : barriers) barrier = Barrier{};
         states.assign(threads, Thread{});
@@ -125,6 +126,15 @@ struct Block {
             allowed = address >= extent.address && address + bytes <= extent.address + extent.bytes;
         }
         return allowed;
+    }
+
+    // The running thread takes a region of shared memory. In the end all of them must be just what the launch gives the block.
+    void claim_region(std::uint32_t address, int bytes) {
+        const int number = thread().regions++;
+        const bool is_new = number == shared.regions();
+        if (is_new && (number == kMaxRegions || shared.claimed + bytes > shared.given)) fail_claim(shared.claimed + bytes, number + 1);
+        if (!shared.claim(number, address, bytes))
+            fail("divergence", "takes a region of %d bytes at %u, and another thread a different one", bytes, address);
     }
 
     // All lanes of the warp meet at `op`. The last one to come does the work for all of them.
@@ -223,8 +233,13 @@ struct Block {
     static void run_thread() {
         Block& block = *current;
         block.body(block.arguments);
+        const int regions = block.shared.regions();
+        if (++block.ended == block.threads && regions && block.shared.claimed != block.shared.given) block.fail_claim(block.shared.claimed, regions);
         for (const auto& [type, kept] : block.kept_by_type) kept->thread_ends(block);
         block.wait({Wait::kEnded});
+    }
+    void fail_claim(int bytes, int regions) {
+        fail("shared memory claim", "takes %d bytes of shared memory in %d regions; the launch gives the block %d", bytes, regions, shared.given);
     }
     template <int kThreads, class Operand, class Work>
     void meet(Meeting& meeting, const char* op, Operand& own, const Work& work) {

@@ -9,6 +9,8 @@
 
 namespace host {
 
+constexpr int kRedZone = 1024;  // bytes after each region of a block's memory, which nobody may touch
+constexpr int kMaxRegions = 16;
 constexpr int kMaxWarps = 32, kMaxWarpgroups = kMaxWarps / 4, kMaxMbarriers = 64;
 
 // Whom clocks tell apart: warps; the matrix units of warpgroups, whose time is the number of the group of products; and mbarriers, to which
@@ -46,23 +48,40 @@ struct Cell {
 };
 
 struct Shared {
+    const int given;  // bytes that the launch gives a block; `bytes` has room for red zones, too
+    int claimed = 0;  // bytes of all regions
     std::vector<unsigned char> bytes;
     std::vector<Cell> cells;
     const char* fault = nullptr;  // the check that the last access failed, with the other thread
     int other = -1;
 
-    explicit Shared(int size) : bytes((size + 15) / 16 * 16), cells(bytes.size() / 4), fences(kMaxWarps * 32) {}
+    explicit Shared(int given)
+        : given(given), bytes((given + kMaxRegions * kRedZone + 15) / 16 * 16), cells(bytes.size() / 4), fences(kMaxWarps * 32) {}
 
     // Every block begins with bytes that nobody wrote; they hold NaN as fp32, fp16 and bf16.
     void clear() {
         std::fill(bytes.begin(), bytes.end(), static_cast<unsigned char>(0xff));
         std::fill(cells.begin(), cells.end(), Cell{});
         for (std::vector<Time>& of_thread : fences) of_thread.clear();
+        taken.clear();
+        claimed = 0, end = given;
+    }
+
+    int regions() const { return static_cast<int>(taken.size()); }
+    // A thread's region number `number` begins at `address`, behind the one before: the same for all threads, or false. A red zone follows it,
+    // and nothing after that one belongs to a kernel that takes regions; one that takes none has all that was given to it.
+    bool claim(int number, std::uint32_t address, int size) {
+        if (number < regions()) return taken[number].address == address && taken[number].bytes == size;
+        taken.push_back({address, size});
+        claimed += size;
+        for (int i = 0; i < kRedZone / 4; ++i) cells[(address + size) / 4 + i].state = Cell::kRedZone;
+        end = address + size + kRedZone;
+        return true;
     }
 
     bool inside(std::uint32_t address, int size) {
         if (address % size) return wrong("misaligned shared access", -1);
-        if (address + size > bytes.size()) return wrong("shared access outside of the block's memory", -1);
+        if (address + size > end) return wrong("shared access outside of the block's memory", -1);
         return true;
     }
     // `alone`: a lane's own load; else a warp's, which is over when its lanes go on.
@@ -102,9 +121,6 @@ struct Shared {
             cells[address / 4 + i].state = Cell::kWritten;
             stamp(cells[address / 4 + i], now);
         }
-    }
-    void mark_red_zone(std::uint32_t address, int size) {
-        for (int i = 0; i < size / 4; ++i) cells[address / 4 + i].state = Cell::kRedZone;
     }
 
     // ---- the asynchronous proxy: tensor copies and matrix products ----
@@ -160,6 +176,12 @@ struct Shared {
     }
 
   private:
+    struct Region {
+        std::uint32_t address;
+        int bytes;
+    };
+    std::vector<Region> taken;
+    std::uint32_t end = 0;  // of what the kernel may touch, red zones included
     std::vector<std::vector<Time>> fences;  // of each thread, for the asynchronous proxy
 
     void stamp(Cell& cell, const Moment& now) const {

@@ -231,7 +231,7 @@ def test_no_twin_is_left_behind() -> None:
 def test_every_atom_has_a_probe() -> None:
     bodies = " ".join(probe.body for probe in PROBES)
     missing = {atom for name in ATOM_FILES for atom in names(f"atoms/ptx/{name}.cuh") if not re.search(rf"\b{atom}\b", bodies)}
-    assert missing == {"mark_red_zone"}, "a guard that only the host has: see test_faults.py"
+    assert missing == {"claim_region"}, "a guard that only the host has: see test_faults.py"
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)

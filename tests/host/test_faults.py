@@ -51,10 +51,14 @@ QUICK = {
     "warp-that-leaves",
     "spin-that-never-ends",
     "overrun-into-the-next-region",
+    "overrun-past-the-last-region",
+    "region-too-large",
 }
 
 # Faults of the host's runtime: what no GPU would show reliably, or at all. Each with the check that finds it.
 SMALL = setting((40, 100), batch=1, heads=(1, 1))
+_SUMS = "last_stage = ring + (kStages - 1) * kStageBytes;"
+_STORE_BEHIND = "\n    if (thread_index() == 0) store_shared(sums + Softmax::kBytes + kRedZone, 0);"
 _TAKE = "const QueryTile query_tile{regions.take(kQueryBytes)};"
 RUNTIME = [
     ("deadlock", Fault("warp-that-leaves", _TAKE, _TAKE + "\n    if (warp_index() == 0) return;", SMALL)),
@@ -84,6 +88,20 @@ RUNTIME = [
     (
         "write over what another lane may still read, with no barrier between",
         Fault("off-by-one-shared-index", "load_shared_v4(place)", "load_shared_v4(place + 16)", SMALL),
+    ),
+    ("shared access outside of the block's memory", Fault("overrun-past-the-last-region", _SUMS, _SUMS + _STORE_BEHIND, SMALL)),
+    (
+        "shared memory claim",
+        Fault("region-too-large", "sums = regions.take(Softmax::kBytes),", "sums = regions.take(Softmax::kBytes + 16),", SMALL),
+    ),
+    (
+        "a different one",
+        Fault(
+            "regions-of-each-warp",
+            "    SharedRegions regions;",
+            "    SharedRegions regions;\n    regions.next += warp_index() * 16;",
+            SMALL,
+        ),
     ),
     ("outside of the block's memory", Fault("past-the-end", _TAKE, _TAKE + "\n    store_shared(1u << 20, 0);", SMALL)),
     ("misaligned", Fault("misaligned-store", _TAKE, _TAKE + "\n    store_shared(query_tile.base + 2, 0);", SMALL)),

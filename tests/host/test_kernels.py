@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashgen.build.compiler import compile_many
-from flashgen.build.host_kernel import ORDERS, HostOrder, Schedule
+from flashgen.build.host_kernel import ORDERS, HostFaultError, HostOrder, Schedule
 from flashgen.codegen.config import Config
 from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
@@ -123,6 +123,21 @@ def test_without_lse(family: Family) -> None:
         launch(kernel, some, tensors, order, sm_count=2, with_lse=False)
         assert torch.equal(tensors.out.view, expected)
         assert tensors.lse.buffer.isnan().all()
+
+
+@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+def test_shared_memory_is_all_taken_and_no_more(family: Family) -> None:
+    """A family that claims too little would have regions overlap whatever lies behind on a GPU; one that claims too much wastes it."""
+    spec = spec_of(family, targets()["sm_90a"], Mask.FULL)
+    small, kernel = case(spec.problem, Workload(1, 1, 1, 40, 100)), host_kernel(spec)
+    tensors, claimed = small.make("cpu"), kernel.shared_bytes
+    launch(kernel, small, tensors)
+    for wrong in (-4096, -16, 16, 4096):
+        kernel.shared_bytes = claimed + wrong
+        says = rf"takes \d+ bytes of shared memory in \d+ regions; the launch gives the block {kernel.shared_bytes}$"
+        with pytest.raises(HostFaultError, match=says) as caught:
+            launch(kernel, small, tensors)
+        assert caught.value.check == "shared memory claim"
 
 
 def test_the_text_differs_in_the_atoms_alone() -> None:

@@ -2,11 +2,11 @@
 
 using SharedAddress = u32;  // byte address in the array
 
-constexpr u32 kRedZone = 1024;  // bytes after each region that nobody may touch: regions stay as aligned as their sizes are
+constexpr u32 kRedZone = host::kRedZone;  // bytes after each region that nobody may touch: regions stay as aligned as their sizes are
 
 inline SharedAddress shared_memory() { return 0; }
 
-inline void mark_red_zone(SharedAddress address) { host::current->shared.mark_red_zone(address, kRedZone); }
+inline void claim_region(SharedAddress address, int bytes) { host::current->claim_region(address, bytes); }
 
 namespace host {
 

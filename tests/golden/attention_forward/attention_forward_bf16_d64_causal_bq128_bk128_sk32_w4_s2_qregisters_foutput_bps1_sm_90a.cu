@@ -69,9 +69,9 @@ __device__ __forceinline__ SharedAddress shared_memory() {
     return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
 }
 
-// Bytes after each region that nobody may touch, and their guard: only the host has them.
+// Bytes after each region that nobody may touch, and what watches over regions: only the host has them.
 constexpr u32 kRedZone = 0;
-__device__ __forceinline__ void mark_red_zone(SharedAddress) {}
+__device__ __forceinline__ void claim_region(SharedAddress, int) {}
 
 __device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
     uint4 value;
@@ -299,18 +299,18 @@ struct SharedTile {
     __device__ __forceinline__ static constexpr u32 distance(int rows, int chunks) { return rows * kRowBytes + chunks * 16; }
 };
 
-// How a kernel divides its shared memory: regions one after the other.
+// How a kernel divides its shared memory: regions one after the other. Together they take just what the launch gives the block.
 
 struct SharedRegions {
     SharedAddress next;
 
     __device__ __forceinline__ SharedRegions() : next(shared_memory()) {}
 
-    // The address of a new region. `bytes` is a multiple of 128, or it is the last region.
+    // The address of a new region. Regions that need an alignment come before those whose `bytes` are no multiple of it.
     __device__ __forceinline__ SharedAddress take(int bytes) {
         const SharedAddress region = next;
         next += bytes + kRedZone;
-        mark_red_zone(region + bytes);
+        claim_region(region, bytes);
         return region;
     }
 };

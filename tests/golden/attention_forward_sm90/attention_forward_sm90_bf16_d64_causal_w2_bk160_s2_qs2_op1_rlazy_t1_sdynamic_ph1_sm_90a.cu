@@ -8,7 +8,7 @@
 //   problem  bf16_d64_causal
 //   config   warpgroups 2, block_kv 160, stages 2, query_stages 2, out_panels 1, reference lazy, turns True, scheduler dynamic, packed_heads 1
 //   target   sm_90a
-//   launch   <<<min(ceil(len_q / 128) * heads_q * batch, SMs * 1), 384, 132416 bytes>>>
+//   launch   <<<min(ceil(len_q / 128) * heads_q * batch, SMs * 1), 384, 132288 bytes>>>
 
 // Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
 
@@ -70,9 +70,9 @@ __device__ __forceinline__ SharedAddress shared_memory() {
     return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
 }
 
-// Bytes after each region that nobody may touch, and their guard: only the host has them.
+// Bytes after each region that nobody may touch, and what watches over regions: only the host has them.
 constexpr u32 kRedZone = 0;
-__device__ __forceinline__ void mark_red_zone(SharedAddress) {}
+__device__ __forceinline__ void claim_region(SharedAddress, int) {}
 
 __device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
     uint4 value;
@@ -421,18 +421,18 @@ struct Parameters {
 
 // ---- tile operations --------------------------------------------------------------------------------------------------
 
-// How a kernel divides its shared memory: regions one after the other.
+// How a kernel divides its shared memory: regions one after the other. Together they take just what the launch gives the block.
 
 struct SharedRegions {
     SharedAddress next;
 
     __device__ __forceinline__ SharedRegions() : next(shared_memory()) {}
 
-    // The address of a new region. `bytes` is a multiple of 128, or it is the last region.
+    // The address of a new region. Regions that need an alignment come before those whose `bytes` are no multiple of it.
     __device__ __forceinline__ SharedAddress take(int bytes) {
         const SharedAddress region = next;
         next += bytes + kRedZone;
-        mark_red_zone(region + bytes);
+        claim_region(region, bytes);
         return region;
     }
 };
@@ -850,7 +850,6 @@ using ValueTile = PanelTile<kBlockKv, kColumnsV>;
 
 constexpr int kOutBytes = kOutPanels * PanelTile<16, 64>::kBytes;  // of a warp
 constexpr int kSumsBytes = 64 * 8;                                // of a warpgroup
-constexpr int kBarrierBytes = 320;
 constexpr int kTiles = kQueryStages + 2;  // of which a block knows: with queries on their way, in work, with output to be stored
 
 constexpr int kTurn = 1;  // and on: barriers of two warpgroups each, by which they take turns at issuing products
@@ -858,6 +857,7 @@ constexpr int kTurn = 1;  // and on: barriers of two warpgroups each, by which t
 // A query tile, and how many key blocks its rows see, at least one: of rows that see no key a block is masked whole. 0 blocks: there is no tile.
 // Row r is of query first_query + r / kHeads and of head first_head + r % kHeads.
 struct Tile {
+    static constexpr int kBytes = 16;
     int first_query, first_head, batch, blocks;
 
     __device__ __forceinline__ static Tile find(const Parameters& p, int index) {
@@ -888,7 +888,7 @@ struct Stages {
 
     __device__ __forceinline__ Pipeline<1> sums_pipeline(int warpgroup) const { return {sums_pipelines.barriers + warpgroup * Pipeline<1>::kBytes}; }
     __device__ __forceinline__ SharedAddress sums_of(int warpgroup) const { return sums + warpgroup * kSumsBytes; }
-    __device__ __forceinline__ SharedAddress tile(u32 place) const { return tiles + place * 16; }
+    __device__ __forceinline__ SharedAddress tile(u32 place) const { return tiles + place * Tile::kBytes; }
     __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {queries + stage * QueryTile::kBytes}; }
     __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {keys + stage * KeyTile::kBytes}; }
     __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {values + stage * ValueTile::kBytes}; }
@@ -1148,12 +1148,11 @@ attention_forward_sm90_bf16_d64_causal_w2_bk160_s2_qs2_op1_rlazy_t1_sdynamic_ph1
     stages.values = regions.take(kStages * ValueTile::kBytes);
     stages.out = regions.take(kWarpgroups * 4 * kOutBytes);
     stages.sums = regions.take(kWarpgroups * kSumsBytes);
-    const SharedAddress barriers = regions.take(kBarrierBytes);
-    stages.query_pipeline.barriers = barriers;
-    stages.key_pipeline.barriers = stages.query_pipeline.barriers + Pipeline<kQueryStages>::kBytes;
-    stages.value_pipeline.barriers = stages.key_pipeline.barriers + Pipeline<kStages>::kBytes;
-    stages.sums_pipelines.barriers = stages.value_pipeline.barriers + Pipeline<kStages>::kBytes;
-    stages.tiles = stages.sums_pipelines.barriers + kWarpgroups * Pipeline<1>::kBytes;
+    stages.query_pipeline.barriers = regions.take(Pipeline<kQueryStages>::kBytes);
+    stages.key_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+    stages.value_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+    stages.sums_pipelines.barriers = regions.take(kWarpgroups * Pipeline<1>::kBytes);
+    stages.tiles = regions.take(kTiles * Tile::kBytes);
     if (thread_index() == 0) {
         stages.query_pipeline.initialise(1, kWarpgroups * 4);
         stages.key_pipeline.initialise(1, kWarpgroups);
