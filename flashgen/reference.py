@@ -188,10 +188,15 @@ def _product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _softmax(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities and log-sum-exp. Each row's maximum comes off first: the log-sum-exp of huge scores would be too coarse for that."""
     scores.masked_fill_(torch.arange(scores.shape[-1], device=scores.device) >= visible[:, None], -torch.inf)
-    lse = torch.logsumexp(scores, dim=-1)
+    nothing = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    row_max = scores.amax(dim=-1, keepdim=True) if scores.shape[-1] else nothing
     # A row without keys: -inf - (-inf) would be NaN, -inf - 0 gives probability 0.
-    return scores.sub_(lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp_(), lse
+    scores.sub_(row_max.masked_fill(row_max == -torch.inf, 0.0)).exp_()
+    row_sum = scores.sum(dim=-1, keepdim=True)
+    lse = (row_max + row_sum.log())[..., 0]
+    return scores.div_(row_sum.masked_fill(row_sum == 0, 1.0)), lse
 
 
 def _visible(queries: Tensor, len_q: int, len_kv: int, causal: bool) -> Tensor:

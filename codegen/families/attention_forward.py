@@ -69,7 +69,7 @@ class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 11
+    revision = 12
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -87,7 +87,7 @@ class AttentionForward(Family):
         *("types", "register", "index", "shared_memory", "barrier", "cp_async", "ldmatrix", "mma_sync"),
         *("cvt", "ex2", "mul", "shfl_sync", "vote_sync"),
     )
-    tiles = ("shared_tile", "shared_regions", "schedule", "rows", "load", "gemm", "mask", "lse", "softmax_rows", "softmax", "epilogue")
+    tiles = ("shared_tile", "shared_regions", "schedule", "rows", "load", "gemm", "mask", "softmax_rows", "lse", "softmax", "epilogue")
 
     # Registers a thread needs beside its accumulators and query fragments: addresses, operands on their way, the softmax state.
     # Less than what never spills: the fastest configs lie at the edge, and one in twelve of those admitted spills on sm_90a.

@@ -107,7 +107,7 @@ class AttentionForwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
 
     name = "attention_forward_sm90"
-    revision = 5
+    revision = 6
     preference = 1
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
@@ -127,8 +127,8 @@ class AttentionForwardSm90(Family):
         *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "ex2", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
-        *("shared_regions", "schedule", "pipeline", "panel_tile", "warpgroup_gemm", "mask", "lse", "row_sums"),
-        *("softmax_rows", "lazy_softmax", "warpgroup_epilogue"),
+        *("shared_regions", "schedule", "pipeline", "panel_tile", "warpgroup_gemm", "mask", "softmax_rows", "lse"),
+        *("row_sums", "lazy_softmax", "warpgroup_epilogue"),
     )
 
     # Registers a consumer's thread needs beside scores, probabilities of two key blocks and the output. By experiment: what is

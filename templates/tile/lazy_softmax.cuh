@@ -17,47 +17,79 @@ __device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
 template <class Element, bool kLazy>
 struct OnlineSoftmax {
     float reference[2];       // scale_log2 * maximum of the scores when they last outgrew it, rounded
+    float shift[2];           // of a row that is huge, or 0; only where `huge`
     float sum[2], lost[2];    // lost: what the additions to `sum` rounded away (Dekker 1971); over many blocks it adds up
     float factor[2];          // by which the output has to be multiplied, if it is `outgrown`
     bool outgrown;            // by the last block; the same in the whole warp
-    bool redone;              // a block of this tile was
-    float scale_log2;
+    bool redone;              // a block of this tile was, or a row of the warp is huge
+    bool huge;                // a row of the warp is
+    float scale_log2, natural;
 
-    __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2) : outgrown(false), scale_log2(scale_log2) { restart(); }
+    __device__ __forceinline__ OnlineSoftmax(float scale_log2, float natural) : outgrown(false), scale_log2(scale_log2), natural(natural) { restart(); }
 
     // A new tile begins.
     __device__ __forceinline__ void restart() {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             reference[h] = kNoReference;
+            shift[h] = 0.0f;
             sum[h] = lost[h] = 0.0f;
         }
-        redone = false;
+        redone = huge = false;
     }
 
-    // Lets the references follow these scores if one has outgrown them.
+    // Lets the references follow these scores if one has outgrown them. Scores of a huge warp are shifted.
     template <int kKeyTiles>
-    __device__ __forceinline__ void follow(const float (&scores)[kKeyTiles][4]) {
-        float highest[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) highest[h] = mul_rn(row_maximum(lane_maximum(scores, h)), scale_log2);
-        outgrown = vote_sync_any(highest[0] - reference[0] > kHeadroom || highest[1] - reference[1] > kHeadroom);
-        if (!outgrown) return;
+    __device__ __forceinline__ void follow(float (&scores)[kKeyTiles][4]) {
+        float maximum[2], highest[2];
+        bool above = false, far = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float next = fmaxf(reference[h], highest[h]);
-            factor[h] = ex2_approx_ftz(reference[h] - next);
-            const float factor_of_sum = fmaf(factor[h], kEx2Lean, factor[h]);  // 1 for a factor of 1
-            sum[h] *= factor_of_sum;
-            lost[h] *= factor_of_sum;
-            reference[h] = next;
+            maximum[h] = row_maximum(lane_maximum(scores, h));
+            highest[h] = mul_rn(maximum[h], scale_log2);
+            above |= highest[h] - reference[h] > kHeadroom;
+            far |= is_huge(maximum[h], highest[h]);
         }
+        huge |= vote_sync_any(far);
+        outgrown = vote_sync_any(above);
+        if (unlikely(huge)) {
+            follow_huge(scores, maximum);
+        } else if (outgrown) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float next = fmaxf(reference[h], highest[h]);
+                rescale_sum(h, ex2_approx_ftz(reference[h] - next));
+                reference[h] = next;
+            }
+        }
+    }
+    template <int kKeyTiles>
+    __device__ __forceinline__ void follow_huge(float (&scores)[kKeyTiles][4], const float (&maximum)[2]) {
+        outgrown = redone = true;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            Origin origin{shift[h], reference[h]};
+            rescale_sum(h, move_origin(origin, maximum[h], scale_log2, natural));
+            shift[h] = origin.shift;
+            reference[h] = origin.reference;
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j) {
+                scores[j][h * 2] -= shift[h];
+                scores[j][h * 2 + 1] -= shift[h];
+            }
+        }
+    }
+    __device__ __forceinline__ void rescale_sum(int h, float by) {
+        factor[h] = by;
+        const float factor_of_sum = fmaf(by, kEx2Lean, by);  // 1 for a factor of 1
+        sum[h] *= factor_of_sum;
+        lost[h] *= factor_of_sum;
     }
 
     // Probabilities of a key block, relative to the reference, as the operand of the product with V: two neighbouring column tiles of the
     // accumulator layout are one such operand, rounded to Element. Adds them to the sums. `begins`: rows may have seen no key before.
     template <int kKeyTiles>
-    __device__ __forceinline__ void probabilities(u32 (&p)[kKeyTiles / 2][4], const float (&scores)[kKeyTiles][4], bool begins) {
+    __device__ __forceinline__ void probabilities(u32 (&p)[kKeyTiles / 2][4], float (&scores)[kKeyTiles][4], bool begins) {
         bool follows = !kLazy || begins || redone;
         outgrown = false;
         float partial[2][2];
@@ -105,6 +137,7 @@ struct OnlineSoftmax {
         for (int h = 0; h < 2; ++h) {
             sums.rows[h] = {row_sum(sum[h] + lost[h]), reference[h]};
             inverse[h] = normaliser(sums.rows[h].total);
+            if (unlikely(huge) && shift[h] != 0.0f) sums.rows[h] = {-sums.rows[h].total, shift[h]};
         }
         return sums;
     }

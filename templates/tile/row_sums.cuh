@@ -1,7 +1,10 @@
 // What a row's log-sum-exp comes from, handed from the warpgroup that has summed it up to the warp that writes it.
 
+// A huge row hands over its shift in place of the reference, and its total with the sign turned.
 struct RowSum {
     float total, reference;
+
+    __device__ __forceinline__ Origin origin() const { return total < 0.0f ? Origin{reference, 0.0f} : Origin{0.0f, reference}; }
 };
 
 // Of two rows of a warp's 16, eight apart. The warpgroup has 32 such pairs, in the order of its warps and rows.
@@ -22,9 +25,3 @@ struct RowSums {
     }
     __device__ __forceinline__ static int first_row_of_pair() { return lane_index() / 8 * 16 + lane_index() % 8; }
 };
-
-// natural + natural_low turns a reference into a scaled score: scale / scale_log2, about ln 2. A row that saw no key gets -inf.
-__device__ __forceinline__ float log_sum_exp(const RowSum& row, float natural, float natural_low) {
-    const float value = log_sum_exp(row.reference, row.total, natural, natural_low);
-    return row.total == 0.0f ? -infinity() : value;
-}

@@ -23,7 +23,8 @@ __device__ __forceinline__ Work find_work(int block, const Order& order, int hea
     return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none.
+// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none. Each query that sees keys
+// sees one of [full, end), unless that is empty: what a row needs when it sees its first key is done there.
 struct KeySteps {
     int full, end;
 };
@@ -33,5 +34,5 @@ __device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, 
     // The first query sees keys [0, seen_by_first), the last one [0, seen_by_last).
     const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + diagonal)) : len_kv;
     const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + diagonal)) : len_kv;
-    return {seen_by_first / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
+    return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
 }

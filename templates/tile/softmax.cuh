@@ -16,24 +16,27 @@ struct RowSums {
     }
 };
 
-// The state of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4; the four lanes of a row hold the same reference,
+// The state of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4; the four lanes of a row hold the same origin,
 // and each the sum over its own columns until `finish` adds them up.
 template <int kRowTiles, int kThreads>
 struct OnlineSoftmax {
     static constexpr int kBytes = kRowTiles * kThreads * 16;
     float reference[kRowTiles][2];  // scale_log2 * maximum of the scores when they last outgrew it, rounded
-    float partial[kRowTiles][2];    // sums of exp2(scale_log2 * score - reference) since the last `add_partial`
+    float shift[kRowTiles][2];      // of a row that is huge, or 0; only where `huge`
+    float partial[kRowTiles][2];    // sums of exp2(scale_log2 * (score - shift) - reference) since the last `add_partial`
+    bool huge;                      // a row of the warp is
     SharedAddress sums;             // this thread's place for the sums of row tile 0; those of the others follow
-    float scale_log2;
+    float scale_log2, natural;
 
     // `memory` is kBytes of shared memory.
-    __device__ __forceinline__ OnlineSoftmax(float scale_log2, SharedAddress memory)
-        : sums(memory + thread_index() * 16), scale_log2(scale_log2) {
+    __device__ __forceinline__ OnlineSoftmax(float scale_log2, float natural, SharedAddress memory)
+        : huge(false), sums(memory + thread_index() * 16), scale_log2(scale_log2), natural(natural) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 reference[i][h] = kNoReference;
+                shift[i][h] = 0.0f;
                 partial[i][h] = 0.0f;
             }
             RowSums{}.store(place(i));
@@ -42,51 +45,92 @@ struct OnlineSoftmax {
 
     __device__ __forceinline__ SharedAddress place(int row_tile) const { return sums + row_tile * kThreads * 16; }
 
-    // Whether a score of this warp exceeds what its row's reference allows for.
+    // Whether a score of this warp exceeds what its row's reference allows for. `masked`: rows may see their first key, however low its score.
     template <int kKeyTiles>
-    __device__ __forceinline__ bool outgrown_by(const float (&scores)[kRowTiles][kKeyTiles][4]) const {
-        bool any = false;
+    __device__ __forceinline__ bool outgrown_by(const float (&scores)[kRowTiles][kKeyTiles][4], bool masked) const {
+        bool any = huge;
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) any |= fmaf(lane_maximum(scores[i], h), scale_log2, -reference[i][h]) > kHeadroom;
+            for (int h = 0; h < 2; ++h) {
+                const float maximum = lane_maximum(scores[i], h);
+                any |= fmaf(maximum, scale_log2, -reference[i][h]) > kHeadroom;
+                if (masked) any |= is_huge(maximum, maximum * scale_log2);
+            }
         return vote_sync_any(any);
     }
 
-    // The reference that row [i][h] gets from these scores, which are exchanged between its lanes: never lower than it was.
+    // Lets the references follow these scores, never down. `factor`: what sums and outputs have to be multiplied with. Scores of a huge warp are
+    // shifted.
     template <int kKeyTiles>
-    __device__ __forceinline__ float next_reference(const float (&scores)[kRowTiles][kKeyTiles][4], int i, int h) const {
-        return fmaxf(reference[i][h], mul_rn(row_maximum(lane_maximum(scores[i], h)), scale_log2));
+    __device__ __forceinline__ void follow(float (&scores)[kRowTiles][kKeyTiles][4], float (&factor)[kRowTiles][2]) {
+        float maximum[kRowTiles][2];
+        bool far = false;
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                maximum[i][h] = row_maximum(lane_maximum(scores[i], h));
+                far |= is_huge(maximum[i][h], mul_rn(maximum[i][h], scale_log2));
+            }
+        huge |= vote_sync_any(far);
+        if (unlikely(huge)) {
+            follow_huge(scores, maximum, factor);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const float next = fmaxf(reference[i][h], mul_rn(maximum[i][h], scale_log2));
+                    factor[i][h] = ex2_approx_ftz(reference[i][h] - next);
+                    reference[i][h] = next;
+                }
+        }
+    }
+    template <int kKeyTiles>
+    __device__ __forceinline__ void follow_huge(float (&scores)[kRowTiles][kKeyTiles][4], const float (&maximum)[kRowTiles][2],
+                                                float (&factor)[kRowTiles][2]) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                Origin origin{shift[i][h], reference[i][h]};
+                factor[i][h] = move_origin(origin, maximum[i][h], scale_log2, natural);
+                shift[i][h] = origin.shift;
+                reference[i][h] = origin.reference;
+#pragma unroll
+                for (int j = 0; j < kKeyTiles; ++j) {
+                    scores[i][j][h * 2] -= shift[i][h];
+                    scores[i][j][h * 2 + 1] -= shift[i][h];
+                }
+            }
     }
 
     // Takes the first scores for the reference.
     template <int kKeyTiles>
-    __device__ __forceinline__ void start(const float (&scores)[kRowTiles][kKeyTiles][4]) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) reference[i][h] = next_reference(scores, i, h);
+    __device__ __forceinline__ void start(float (&scores)[kRowTiles][kKeyTiles][4]) {
+        float factor[kRowTiles][2];
+        follow(scores, factor);
     }
 
     // Lets the references follow these scores, and rescales what was summed before.
     template <int kKeyTiles, int kOutTiles>
-    __device__ __forceinline__ void rescale(const float (&scores)[kRowTiles][kKeyTiles][4], float (&out)[kRowTiles][kOutTiles][4]) {
+    __device__ __forceinline__ void rescale(float (&scores)[kRowTiles][kKeyTiles][4], float (&out)[kRowTiles][kOutTiles][4]) {
+        float factor[kRowTiles][2];
+        follow(scores, factor);
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
             RowSums row = RowSums::load(place(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float before = reference[i][h];
-                reference[i][h] = next_reference(scores, i, h);
-                const float factor = ex2_approx_ftz(before - reference[i][h]);
-                const float factor_of_sum = fmaf(factor, kEx2Lean, factor);  // 1 for a factor of 1
+                const float factor_of_sum = fmaf(factor[i][h], kEx2Lean, factor[i][h]);  // 1 for a factor of 1
                 partial[i][h] *= factor_of_sum;
                 row.sum[h] *= factor_of_sum;
                 row.lost[h] *= factor_of_sum;
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
 #pragma unroll
-                    for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= factor;
+                    for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= factor[i][h];
             }
             row.store(place(i));
         }
@@ -129,10 +173,11 @@ struct OnlineSoftmax {
     // row [t / 2][t % 2], as far as there is one. natural + natural_low turns a reference into a scaled score: scale / scale_log2,
     // about ln 2. A row that saw no key gets 0 and -inf.
     template <int kOutTiles>
-    __device__ __forceinline__ float finish(float (&out)[kRowTiles][kOutTiles][4], float natural, float natural_low) {
+    __device__ __forceinline__ float finish(float (&out)[kRowTiles][kOutTiles][4], float natural_low) {
         add_partial();
         const int own = lane_index() % (kRowTiles * 2);
-        float own_total = 0.0f, own_reference = 0.0f;
+        float own_total = 0.0f;
+        Origin own_origin{};
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
             const RowSums row = RowSums::load(place(i));
@@ -141,7 +186,7 @@ struct OnlineSoftmax {
                 const float total = row_sum(row.sum[h] + row.lost[h]), inverse = normaliser(total);
                 if (own == i * 2 + h) {
                     own_total = total;
-                    own_reference = reference[i][h];
+                    own_origin = {shift[i][h], reference[i][h]};
                 }
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
@@ -149,6 +194,6 @@ struct OnlineSoftmax {
                     for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= inverse;
             }
         }
-        return own_total == 0.0f ? -infinity() : log_sum_exp(own_reference, own_total, natural, natural_low);
+        return log_sum_exp(own_origin, own_total, scale_log2, natural, natural_low);
     }
 };

@@ -28,6 +28,8 @@ WIDE = setting((300, 500), width=(128, 128))
 RISING = setting((300, 1000), (65, 200), rising=40.0)
 FALLING = setting((700, 700), mask=Mask.CAUSAL, rising=-4000.0)
 LARGE = setting((300, 1000), magnitude=64.0)
+# Rounding a scaled maximum of HUGE is worth more than an exponent's range.
+HUGE = setting((300, 1000), dtype=Dtype.BF16, magnitude=1e12)
 
 # Races show where many warps run apart and much memory is under way: two stages, so that each tile is waited for soon.
 RACE = setting((2048, 2048), (8192, 128), heads=(16, 16), batch=4, config=(256, 48, 48, 16, 2))
@@ -38,14 +40,11 @@ RACE_OUTPUT = setting((8192, 128), (8192, 256), heads=(16, 16), batch=4, width=(
 # takes less time than that. 2 and 3 stages.
 WAIT = {stages: setting((128, 256), heads=(16, 16), batch=64, width=(16, 256), config=(128, 16, 16, 8, stages)) for stages in (2, 3)}
 
-_MASK_NEXT = (
-    "if (next_masked && step > first_masked) "
-    "mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);"
-)
-_NEXT_SCORES = "if (softmax.outgrown_by(scores)) softmax.rescale(scores, accumulator);"
+_MASK_NEXT = "if (masked) mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);"
+_NEXT_SCORES = "if (softmax.outgrown_by(scores, masked)) softmax.rescale(scores, accumulator);"
 
 SOFTMAX = [
-    Fault("output-not-rescaled", "out[i][j][e] *= factor;", "out[i][j][e] *= 1.0f;", RISING),
+    Fault("output-not-rescaled", "out[i][j][e] *= factor[i][h];", "out[i][j][e] *= 1.0f;", RISING),
     Fault("sum-not-rescaled", "row.sum[h] *= factor_of_sum;", "", RISING),
     Fault("partial-sum-not-rescaled", "partial[i][h] *= factor_of_sum;", "", RISING),
     Fault(
@@ -68,8 +67,8 @@ SOFTMAX = [
     Fault("first-reference-not-taken", "softmax.start(scores);", "", FULL),
     Fault(
         "reference-not-updated",
-        "reference[i][h] = next_reference(scores, i, h);\n                const float factor = ex2_approx_ftz(before - reference[i][h]);",
-        "const float factor = ex2_approx_ftz(before - next_reference(scores, i, h));",
+        "ex2_approx_ftz(reference[i][h] - next);\n                    reference[i][h] = next;",
+        "ex2_approx_ftz(reference[i][h] - next);",
         RISING,
     ),
     Fault("references-never-outgrown", "return vote_sync_any(any);", "return false;", RISING),
@@ -109,13 +108,16 @@ SOFTMAX = [
         "row.lost[h] += partial[i][h] - (row.sum[h] - before);",
         FULL,
     ),
-    Fault("lse-base-2", "-infinity() : log_sum_exp(", "-infinity() : 1.442695f * log_sum_exp(", FULL),
-    Fault("lse-reference-in-base-2", "log_sum_exp(own_reference, own_total, natural,", "log_sum_exp(own_reference, own_total, 1.0f,", FULL),
+    Fault("lse-base-2", "const float value = log_sum_exp(", "const float value = 1.442695f * log_sum_exp(", FULL),
+    Fault("lse-reference-in-base-2", "Unit{natural, natural_low}", "Unit{1.0f, natural_low}", FULL),
     Fault("lse-of-another-row", "row = own * 8 + lane_index() / 4;", "row = (own ^ 1) * 8 + lane_index() / 4;", FULL),
     Fault("lse-of-another-lane", "if (own == i * 2 + h) {", "if (own == h * 2 + i) {", TALL),
-    Fault("scale-not-applied", "softmax(p.scale_log2, sums", "softmax(1.442695f, sums", FULL),
+    Fault("scale-not-applied", "softmax(p.scale_log2, p.natural, sums", "softmax(1.442695f, p.natural, sums", FULL),
     Fault("scale-applied-twice", "fmaf(pair[0], scale_log2,", "fmaf(pair[0] * scale_log2, scale_log2,", FULL),
-    Fault("guard-of-the-reference", "return fmaxf(reference[i][h], mul_rn(", "return fmaxf(-infinity(), mul_rn(", UNSEEN),
+    Fault("guard-of-the-reference", "next = fmaxf(reference[i][h], mul_rn(", "next = fmaxf(-infinity(), mul_rn(", UNSEEN),
+    Fault("huge-maximum-rounded", "constexpr float kHuge = 0x1p13f;", "constexpr float kHuge = 0x1p120f;", HUGE),
+    Fault("huge-scores-half-shifted", "scores[i][j][h * 2] -= shift[i][h];", "", HUGE),
+    Fault("huge-lse-in-the-wrong-unit", "const Unit unit = huge ?", "const Unit unit = false ?", HUGE),
     Fault("guard-of-the-sum", "return total == 0.0f ? 0.0f : y;", "return y;", UNSEEN),
 ]
 
@@ -126,7 +128,12 @@ MASK = [
     Fault("mask-of-the-step-in-use", "first_row, (step - 1) * kStepKv,", "first_row, step * kStepKv,", CAUSAL),
     Fault("masked-step-too-few", "for (; step > steps.full;", "for (; step > steps.full + 1;", CAUSAL),
     Fault("one-key-past-the-end", "lane % 4 * 2 + e % 2 >= end", "lane % 4 * 2 + e % 2 > end", TAIL),
-    Fault("tail-not-masked", "return {seen_by_first / kStepKv,", "return {(seen_by_first + kStepKv - 1) / kStepKv,", TAIL),
+    Fault(
+        "tail-not-masked",
+        "return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv,",
+        "return {(seen_by_first + kStepKv - 1) / kStepKv,",
+        TAIL,
+    ),
     # Key 128 is seen by query 63 alone, the last of its block, and begins a step.
     Fault(
         "last-key-of-a-block-not-visited",

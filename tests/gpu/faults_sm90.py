@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config, Reference, Scheduler
-from flashgen.codegen.problem import Mask
+from flashgen.codegen.problem import Dtype, Mask
 from tests.gpu.fault import Fault, setting
 
 LAZY = AttentionForwardSm90Config(2, 64, 2, 2, 1, Reference.LAZY, True, Scheduler.DYNAMIC)
@@ -17,6 +17,8 @@ WIDE = setting((300, 500), width=(128, 128), config=AttentionForwardSm90Config(2
 # Scores rise from the last key, where rows begin, to the first one: with RISING by 2^57 in all, which fp16 does not hold.
 RISING = setting((300, 1000), (65, 200), rising=40.0, config=LAZY)
 RISING_FOLLOWED = setting((300, 1000), (65, 200), rising=40.0, config=FOLLOWING)
+# Rounding a scaled maximum of HUGE is worth more than an exponent's range.
+HUGE = setting((300, 1000), dtype=Dtype.BF16, magnitude=1e12, config=LAZY)
 # More tiles than any GPU has SMs, so that blocks go from one to the next.
 MANY = setting((10, 150), heads=(16, 16), batch=16, config=LAZY)
 MANY_FOLLOWED = setting((10, 150), heads=(16, 16), batch=16, config=FOLLOWING)
@@ -75,5 +77,8 @@ SM90 = [
     Fault("sm90-packed-lse-of-the-first-head", "first_head + row % kHeads", "first_head", PACKED),
     Fault("sm90-packed-heads-of-the-first-set", "work.head * kHeads", "0", PACKED),
     Fault("sm90-packed-output-of-rows", ": first_query + row / kHeads; }", ": first_query + row; }", PACKED),
+    Fault("sm90-huge-maximum-rounded", "constexpr float kHuge = 0x1p13f;", "constexpr float kHuge = 0x1p120f;", HUGE),
+    Fault("sm90-huge-scores-half-shifted", "scores[j][h * 2] -= shift[h];", "", HUGE),
+    Fault("sm90-huge-rows-not-told", "{-sums.rows[h].total, shift[h]}", "{sums.rows[h].total, shift[h]}", HUGE),
     Fault("sm90-output-not-cleared", "pair[i % 2 * 2] = pair[i % 2 * 2 + 1] = 0.0f;", "", MANY),
 ]

@@ -340,7 +340,8 @@ __device__ __forceinline__ Work find_work(int block, const Order& order, int hea
     return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none.
+// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none. Each query that sees keys
+// sees one of [full, end), unless that is empty: what a row needs when it sees its first key is done there.
 struct KeySteps {
     int full, end;
 };
@@ -350,7 +351,7 @@ __device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, 
     // The first query sees keys [0, seen_by_first), the last one [0, seen_by_last).
     const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + diagonal)) : len_kv;
     const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + diagonal)) : len_kv;
-    return {seen_by_first / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
+    return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
 }
 
 // Where the rows of a sequence lie in global memory: dense tensors here; packed or paged ones would differ only in this file.
@@ -591,39 +592,6 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles
         }
 }
 
-// The log-sum-exp of a row, from what the softmax has summed up.
-
-// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
-// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
-constexpr float kEx2Lean = 5.0e-8f;
-
-// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
-__device__ __forceinline__ float log_near_one(float x) {
-    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
-    float q = kQ[0];
-#pragma unroll
-    for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
-    return fmaf(mul_rn(q, x), x, x);
-}
-
-// log(total) + reference * (natural + natural_low), to about one rounding. fp32 needs some care for that: the two terms are taken
-// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float reference, float total, float natural, float natural_low) {
-    constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
-    // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
-    const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
-    const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
-    const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
-    const float a = mul_rn(reference, natural), b = mul_rn(exponent, kLn2);
-    const float sum = a + b, b_in_sum = sum - a;
-    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(reference, natural, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = reference * natural_low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
-    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
-}
-
 // What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
 
 // How far above its reference a score may lie before a reference that follows the maximum does so: fp16 still holds a probability of 2^8.
@@ -631,6 +599,39 @@ constexpr float kHeadroom = 8.0f;
 
 // The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
 constexpr float kNoReference = -3.0e38f;
+
+// One fused multiply-add computes the exponent of a score S, S * scale_log2 - reference, where the reference is the scaled maximum, rounded. The
+// larger the maximum, the more that rounding is worth, in the end more than all the range of an exponent. So the scores of a huge row are first
+// shifted by the maximum itself: its exponent is (S - shift) * scale_log2. Other rows have a shift of 0, and huge ones a reference of 0.
+struct Origin {
+    float shift, reference;
+};
+
+// Scaled maxima from here on are huge. Below, rounding one changes an exponent by at most 2^-12: the maximum's own probability still rounds to 1 in fp16.
+constexpr float kHuge = 0x1p13f;
+
+// Whether a maximum is huge. That of a row that sees no key, -inf, is not.
+__device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
+
+// The origin for a maximum. One that fp32 cannot hold once it is scaled makes the row NaN, as in plain PyTorch.
+__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float natural) {
+    const float scaled = mul_rn(maximum, scale_log2);
+    if (!is_huge(maximum, scaled)) return {0.0f, scaled};
+    return {fmaf(0.0f, mul_rn(maximum, natural) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+}
+
+// Says that a condition hardly ever holds: what depends on it then lies apart from the code that is run all the time, and costs that nothing.
+__device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
+
+// Moves a row's origin to `maximum` if that lies above it. Returns by what the row's sums and output have to be multiplied.
+__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float natural) {
+    const bool unseen = origin.reference == kNoReference;
+    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.reference);
+    if (!(height > 0.0f)) return 1.0f;
+    const Origin before = origin;
+    origin = origin_at(maximum, scale_log2, natural);
+    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.reference - origin.reference));
+}
 
 // The highest of this lane's scores of row lane/4 + h*8. In two chains: one would be twice as long.
 template <int kKeyTiles>
@@ -660,6 +661,58 @@ __device__ __forceinline__ float normaliser(float total) {
     return total == 0.0f ? 0.0f : y;
 }
 
+// The log-sum-exp of a row, from what the softmax has summed up.
+
+// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
+// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
+constexpr float kEx2Lean = 5.0e-8f;
+
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+__device__ __forceinline__ float log_near_one(float x) {
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    float q = kQ[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
+    return fmaf(mul_rn(q, x), x, x);
+}
+
+// What turns a reference into a scaled score, in two floats.
+struct Unit {
+    float high, low;
+
+    // Of a reference that is a score itself, not yet scaled: the scale, which is scale_log2 * (natural + natural_low).
+    __device__ __forceinline__ static Unit of_score(float scale_log2, float natural, float natural_low) {
+        const float high = mul_rn(scale_log2, natural);
+        return {high, fmaf(scale_log2, natural, -high) + scale_log2 * natural_low};
+    }
+};
+
+// log(total) + reference * (unit.high + unit.low), to about one rounding. fp32 needs some care for that: the two terms are taken
+// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float reference, float total, const Unit& unit) {
+    constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
+    // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
+    const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
+    const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
+    const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
+    const float a = mul_rn(reference, unit.high), b = mul_rn(exponent, kLn2);
+    const float sum = a + b, b_in_sum = sum - a;
+    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
+    const float lost_in_products = fmaf(reference, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = reference * unit.low + exponent * kLn2Low;
+    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+}
+
+// The log-sum-exp of a row's scaled scores. natural + natural_low is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float natural, float natural_low) {
+    const bool huge = origin.shift != 0.0f;
+    const Unit unit = huge ? Unit::of_score(scale_log2, natural, natural_low) : Unit{natural, natural_low};
+    const float value = log_sum_exp(huge ? origin.shift : origin.reference, total, unit);
+    return total == 0.0f ? -infinity() : value;
+}
+
 // Online softmax in base 2: Milakov and Gimelshein 2018, in the form of FlashAttention-2, algorithm 1, with one change: a row's
 // reference follows its maximum only when that has outgrown it by 2^kHeadroom. Rescaling is rare then, and the usual step needs
 // neither the exact maximum nor an exchange between lanes.
@@ -678,24 +731,27 @@ struct RowSums {
     }
 };
 
-// The state of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4; the four lanes of a row hold the same reference,
+// The state of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4; the four lanes of a row hold the same origin,
 // and each the sum over its own columns until `finish` adds them up.
 template <int kRowTiles, int kThreads>
 struct OnlineSoftmax {
     static constexpr int kBytes = kRowTiles * kThreads * 16;
     float reference[kRowTiles][2];  // scale_log2 * maximum of the scores when they last outgrew it, rounded
-    float partial[kRowTiles][2];    // sums of exp2(scale_log2 * score - reference) since the last `add_partial`
+    float shift[kRowTiles][2];      // of a row that is huge, or 0; only where `huge`
+    float partial[kRowTiles][2];    // sums of exp2(scale_log2 * (score - shift) - reference) since the last `add_partial`
+    bool huge;                      // a row of the warp is
     SharedAddress sums;             // this thread's place for the sums of row tile 0; those of the others follow
-    float scale_log2;
+    float scale_log2, natural;
 
     // `memory` is kBytes of shared memory.
-    __device__ __forceinline__ OnlineSoftmax(float scale_log2, SharedAddress memory)
-        : sums(memory + thread_index() * 16), scale_log2(scale_log2) {
+    __device__ __forceinline__ OnlineSoftmax(float scale_log2, float natural, SharedAddress memory)
+        : huge(false), sums(memory + thread_index() * 16), scale_log2(scale_log2), natural(natural) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 reference[i][h] = kNoReference;
+                shift[i][h] = 0.0f;
                 partial[i][h] = 0.0f;
             }
             RowSums{}.store(place(i));
@@ -704,51 +760,92 @@ struct OnlineSoftmax {
 
     __device__ __forceinline__ SharedAddress place(int row_tile) const { return sums + row_tile * kThreads * 16; }
 
-    // Whether a score of this warp exceeds what its row's reference allows for.
+    // Whether a score of this warp exceeds what its row's reference allows for. `masked`: rows may see their first key, however low its score.
     template <int kKeyTiles>
-    __device__ __forceinline__ bool outgrown_by(const float (&scores)[kRowTiles][kKeyTiles][4]) const {
-        bool any = false;
+    __device__ __forceinline__ bool outgrown_by(const float (&scores)[kRowTiles][kKeyTiles][4], bool masked) const {
+        bool any = huge;
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) any |= fmaf(lane_maximum(scores[i], h), scale_log2, -reference[i][h]) > kHeadroom;
+            for (int h = 0; h < 2; ++h) {
+                const float maximum = lane_maximum(scores[i], h);
+                any |= fmaf(maximum, scale_log2, -reference[i][h]) > kHeadroom;
+                if (masked) any |= is_huge(maximum, maximum * scale_log2);
+            }
         return vote_sync_any(any);
     }
 
-    // The reference that row [i][h] gets from these scores, which are exchanged between its lanes: never lower than it was.
+    // Lets the references follow these scores, never down. `factor`: what sums and outputs have to be multiplied with. Scores of a huge warp are
+    // shifted.
     template <int kKeyTiles>
-    __device__ __forceinline__ float next_reference(const float (&scores)[kRowTiles][kKeyTiles][4], int i, int h) const {
-        return fmaxf(reference[i][h], mul_rn(row_maximum(lane_maximum(scores[i], h)), scale_log2));
+    __device__ __forceinline__ void follow(float (&scores)[kRowTiles][kKeyTiles][4], float (&factor)[kRowTiles][2]) {
+        float maximum[kRowTiles][2];
+        bool far = false;
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                maximum[i][h] = row_maximum(lane_maximum(scores[i], h));
+                far |= is_huge(maximum[i][h], mul_rn(maximum[i][h], scale_log2));
+            }
+        huge |= vote_sync_any(far);
+        if (unlikely(huge)) {
+            follow_huge(scores, maximum, factor);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const float next = fmaxf(reference[i][h], mul_rn(maximum[i][h], scale_log2));
+                    factor[i][h] = ex2_approx_ftz(reference[i][h] - next);
+                    reference[i][h] = next;
+                }
+        }
+    }
+    template <int kKeyTiles>
+    __device__ __forceinline__ void follow_huge(float (&scores)[kRowTiles][kKeyTiles][4], const float (&maximum)[kRowTiles][2],
+                                                float (&factor)[kRowTiles][2]) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                Origin origin{shift[i][h], reference[i][h]};
+                factor[i][h] = move_origin(origin, maximum[i][h], scale_log2, natural);
+                shift[i][h] = origin.shift;
+                reference[i][h] = origin.reference;
+#pragma unroll
+                for (int j = 0; j < kKeyTiles; ++j) {
+                    scores[i][j][h * 2] -= shift[i][h];
+                    scores[i][j][h * 2 + 1] -= shift[i][h];
+                }
+            }
     }
 
     // Takes the first scores for the reference.
     template <int kKeyTiles>
-    __device__ __forceinline__ void start(const float (&scores)[kRowTiles][kKeyTiles][4]) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) reference[i][h] = next_reference(scores, i, h);
+    __device__ __forceinline__ void start(float (&scores)[kRowTiles][kKeyTiles][4]) {
+        float factor[kRowTiles][2];
+        follow(scores, factor);
     }
 
     // Lets the references follow these scores, and rescales what was summed before.
     template <int kKeyTiles, int kOutTiles>
-    __device__ __forceinline__ void rescale(const float (&scores)[kRowTiles][kKeyTiles][4], float (&out)[kRowTiles][kOutTiles][4]) {
+    __device__ __forceinline__ void rescale(float (&scores)[kRowTiles][kKeyTiles][4], float (&out)[kRowTiles][kOutTiles][4]) {
+        float factor[kRowTiles][2];
+        follow(scores, factor);
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
             RowSums row = RowSums::load(place(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float before = reference[i][h];
-                reference[i][h] = next_reference(scores, i, h);
-                const float factor = ex2_approx_ftz(before - reference[i][h]);
-                const float factor_of_sum = fmaf(factor, kEx2Lean, factor);  // 1 for a factor of 1
+                const float factor_of_sum = fmaf(factor[i][h], kEx2Lean, factor[i][h]);  // 1 for a factor of 1
                 partial[i][h] *= factor_of_sum;
                 row.sum[h] *= factor_of_sum;
                 row.lost[h] *= factor_of_sum;
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
 #pragma unroll
-                    for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= factor;
+                    for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= factor[i][h];
             }
             row.store(place(i));
         }
@@ -791,10 +888,11 @@ struct OnlineSoftmax {
     // row [t / 2][t % 2], as far as there is one. natural + natural_low turns a reference into a scaled score: scale / scale_log2,
     // about ln 2. A row that saw no key gets 0 and -inf.
     template <int kOutTiles>
-    __device__ __forceinline__ float finish(float (&out)[kRowTiles][kOutTiles][4], float natural, float natural_low) {
+    __device__ __forceinline__ float finish(float (&out)[kRowTiles][kOutTiles][4], float natural_low) {
         add_partial();
         const int own = lane_index() % (kRowTiles * 2);
-        float own_total = 0.0f, own_reference = 0.0f;
+        float own_total = 0.0f;
+        Origin own_origin{};
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
             const RowSums row = RowSums::load(place(i));
@@ -803,7 +901,7 @@ struct OnlineSoftmax {
                 const float total = row_sum(row.sum[h] + row.lost[h]), inverse = normaliser(total);
                 if (own == i * 2 + h) {
                     own_total = total;
-                    own_reference = reference[i][h];
+                    own_origin = {shift[i][h], reference[i][h]};
                 }
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
@@ -811,7 +909,7 @@ struct OnlineSoftmax {
                     for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= inverse;
             }
         }
-        return own_total == 0.0f ? -infinity() : log_sum_exp(own_reference, own_total, natural, natural_low);
+        return log_sum_exp(own_origin, own_total, scale_log2, natural, natural_low);
     }
 };
 
@@ -905,7 +1003,7 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_foutput_bps1
     const int first_row = warp_index() * kRowsPerWarp;
     const OperandOffsets<kColumns, kColumnsV> offsets;
     const QueryInShared<kColumns> query_in_shared{offsets.keys(), query_tile.base + first_row * QueryTile::kRowBytes};
-    Softmax softmax(p.scale_log2, sums);
+    Softmax softmax(p.scale_log2, p.natural, sums);
     float accumulator[kRowTiles][kColumnsV / 8][4] = {};
     float scores[kRowTiles][kStepKv / 8][4];
 
@@ -942,8 +1040,9 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_foutput_bps1
             if (has_next) gemm_scores<Element, 2>(scores, chunk * 2, query, keys, offsets.keys());
         }
         if (!has_next) return;
-        if (next_masked && step > first_masked) mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);
-        if (softmax.outgrown_by(scores)) softmax.rescale(scores, accumulator);
+        const bool masked = next_masked && step > first_masked;
+        if (masked) mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);
+        if (softmax.outgrown_by(scores, masked)) softmax.rescale(scores, accumulator);
         if (--step_in_tile < 0) {
             step_in_tile = kSteps - 1;
             softmax.add_partial();
@@ -956,7 +1055,7 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_foutput_bps1
     if (step == 0) run_step(/*has_next=*/false, /*next_masked=*/false);
 
     Element* out = sequence_rows(p.out, work.batch, p.out_batch, work.head, p.out_head) + (first_query + first_row) * p.out_row;
-    const float lse = softmax.finish(accumulator, p.natural, p.natural_low);
+    const float lse = softmax.finish(accumulator, p.natural_low);
     if (p.lse != nullptr)
         store_lse<kRowTiles>(p.lse + (static_cast<i64>(work.batch) * p.heads_q + work.head) * p.len_q + first_query + first_row, queries - first_row, lse);
     const OutTile out_tile{query_tile.base + first_row * QueryTile::kRowBytes};

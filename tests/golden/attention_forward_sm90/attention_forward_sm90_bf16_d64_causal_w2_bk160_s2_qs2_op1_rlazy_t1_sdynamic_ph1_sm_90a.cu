@@ -462,7 +462,8 @@ __device__ __forceinline__ Work find_work(int block, const Order& order, int hea
     return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none.
+// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none. Each query that sees keys
+// sees one of [full, end), unless that is empty: what a row needs when it sees its first key is done there.
 struct KeySteps {
     int full, end;
 };
@@ -472,7 +473,7 @@ __device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, 
     // The first query sees keys [0, seen_by_first), the last one [0, seen_by_last).
     const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + diagonal)) : len_kv;
     const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + diagonal)) : len_kv;
-    return {seen_by_first / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
+    return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
 }
 
 // Stages of shared memory that producers fill, by asynchronous copies or themselves, and consumers use up: two mbarriers for each stage say whose it is.
@@ -588,70 +589,6 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles
         }
 }
 
-// The log-sum-exp of a row, from what the softmax has summed up.
-
-// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
-// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
-constexpr float kEx2Lean = 5.0e-8f;
-
-// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
-__device__ __forceinline__ float log_near_one(float x) {
-    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
-    float q = kQ[0];
-#pragma unroll
-    for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
-    return fmaf(mul_rn(q, x), x, x);
-}
-
-// log(total) + reference * (natural + natural_low), to about one rounding. fp32 needs some care for that: the two terms are taken
-// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float reference, float total, float natural, float natural_low) {
-    constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
-    // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
-    const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
-    const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
-    const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
-    const float a = mul_rn(reference, natural), b = mul_rn(exponent, kLn2);
-    const float sum = a + b, b_in_sum = sum - a;
-    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(reference, natural, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = reference * natural_low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
-    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
-}
-
-// What a row's log-sum-exp comes from, handed from the warpgroup that has summed it up to the warp that writes it.
-
-struct RowSum {
-    float total, reference;
-};
-
-// Of two rows of a warp's 16, eight apart. The warpgroup has 32 such pairs, in the order of its warps and rows.
-struct RowSums {
-    RowSum rows[2];
-
-    // By the warpgroup: of rows lane/4 and lane/4 + 8 of each warp, the same in the four lanes that have them.
-    __device__ __forceinline__ void store(SharedAddress sums) const {
-        if (lane_index() % 4) return;
-        const int pair = thread_index() / 32 % 4 * 8 + lane_index() / 4;
-        store_shared_v4(sums + pair * 16, {__float_as_uint(rows[0].total), __float_as_uint(rows[0].reference), __float_as_uint(rows[1].total),
-                                           __float_as_uint(rows[1].reference)});
-    }
-    // By one warp: a pair for each lane, of the rows from `first_row_of_pair` on.
-    __device__ __forceinline__ static RowSums load(SharedAddress sums) {
-        const uint4 v = load_shared_v4(sums + lane_index() * 16);
-        return {{{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}}};
-    }
-    __device__ __forceinline__ static int first_row_of_pair() { return lane_index() / 8 * 16 + lane_index() % 8; }
-};
-
-// natural + natural_low turns a reference into a scaled score: scale / scale_log2, about ln 2. A row that saw no key gets -inf.
-__device__ __forceinline__ float log_sum_exp(const RowSum& row, float natural, float natural_low) {
-    const float value = log_sum_exp(row.reference, row.total, natural, natural_low);
-    return row.total == 0.0f ? -infinity() : value;
-}
-
 // What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
 
 // How far above its reference a score may lie before a reference that follows the maximum does so: fp16 still holds a probability of 2^8.
@@ -659,6 +596,39 @@ constexpr float kHeadroom = 8.0f;
 
 // The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
 constexpr float kNoReference = -3.0e38f;
+
+// One fused multiply-add computes the exponent of a score S, S * scale_log2 - reference, where the reference is the scaled maximum, rounded. The
+// larger the maximum, the more that rounding is worth, in the end more than all the range of an exponent. So the scores of a huge row are first
+// shifted by the maximum itself: its exponent is (S - shift) * scale_log2. Other rows have a shift of 0, and huge ones a reference of 0.
+struct Origin {
+    float shift, reference;
+};
+
+// Scaled maxima from here on are huge. Below, rounding one changes an exponent by at most 2^-12: the maximum's own probability still rounds to 1 in fp16.
+constexpr float kHuge = 0x1p13f;
+
+// Whether a maximum is huge. That of a row that sees no key, -inf, is not.
+__device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
+
+// The origin for a maximum. One that fp32 cannot hold once it is scaled makes the row NaN, as in plain PyTorch.
+__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float natural) {
+    const float scaled = mul_rn(maximum, scale_log2);
+    if (!is_huge(maximum, scaled)) return {0.0f, scaled};
+    return {fmaf(0.0f, mul_rn(maximum, natural) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+}
+
+// Says that a condition hardly ever holds: what depends on it then lies apart from the code that is run all the time, and costs that nothing.
+__device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
+
+// Moves a row's origin to `maximum` if that lies above it. Returns by what the row's sums and output have to be multiplied.
+__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float natural) {
+    const bool unseen = origin.reference == kNoReference;
+    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.reference);
+    if (!(height > 0.0f)) return 1.0f;
+    const Origin before = origin;
+    origin = origin_at(maximum, scale_log2, natural);
+    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.reference - origin.reference));
+}
 
 // The highest of this lane's scores of row lane/4 + h*8. In two chains: one would be twice as long.
 template <int kKeyTiles>
@@ -688,6 +658,86 @@ __device__ __forceinline__ float normaliser(float total) {
     return total == 0.0f ? 0.0f : y;
 }
 
+// The log-sum-exp of a row, from what the softmax has summed up.
+
+// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
+// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
+constexpr float kEx2Lean = 5.0e-8f;
+
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+__device__ __forceinline__ float log_near_one(float x) {
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    float q = kQ[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
+    return fmaf(mul_rn(q, x), x, x);
+}
+
+// What turns a reference into a scaled score, in two floats.
+struct Unit {
+    float high, low;
+
+    // Of a reference that is a score itself, not yet scaled: the scale, which is scale_log2 * (natural + natural_low).
+    __device__ __forceinline__ static Unit of_score(float scale_log2, float natural, float natural_low) {
+        const float high = mul_rn(scale_log2, natural);
+        return {high, fmaf(scale_log2, natural, -high) + scale_log2 * natural_low};
+    }
+};
+
+// log(total) + reference * (unit.high + unit.low), to about one rounding. fp32 needs some care for that: the two terms are taken
+// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float reference, float total, const Unit& unit) {
+    constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
+    // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
+    const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
+    const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
+    const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
+    const float a = mul_rn(reference, unit.high), b = mul_rn(exponent, kLn2);
+    const float sum = a + b, b_in_sum = sum - a;
+    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
+    const float lost_in_products = fmaf(reference, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = reference * unit.low + exponent * kLn2Low;
+    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+}
+
+// The log-sum-exp of a row's scaled scores. natural + natural_low is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float natural, float natural_low) {
+    const bool huge = origin.shift != 0.0f;
+    const Unit unit = huge ? Unit::of_score(scale_log2, natural, natural_low) : Unit{natural, natural_low};
+    const float value = log_sum_exp(huge ? origin.shift : origin.reference, total, unit);
+    return total == 0.0f ? -infinity() : value;
+}
+
+// What a row's log-sum-exp comes from, handed from the warpgroup that has summed it up to the warp that writes it.
+
+// A huge row hands over its shift in place of the reference, and its total with the sign turned.
+struct RowSum {
+    float total, reference;
+
+    __device__ __forceinline__ Origin origin() const { return total < 0.0f ? Origin{reference, 0.0f} : Origin{0.0f, reference}; }
+};
+
+// Of two rows of a warp's 16, eight apart. The warpgroup has 32 such pairs, in the order of its warps and rows.
+struct RowSums {
+    RowSum rows[2];
+
+    // By the warpgroup: of rows lane/4 and lane/4 + 8 of each warp, the same in the four lanes that have them.
+    __device__ __forceinline__ void store(SharedAddress sums) const {
+        if (lane_index() % 4) return;
+        const int pair = thread_index() / 32 % 4 * 8 + lane_index() / 4;
+        store_shared_v4(sums + pair * 16, {__float_as_uint(rows[0].total), __float_as_uint(rows[0].reference), __float_as_uint(rows[1].total),
+                                           __float_as_uint(rows[1].reference)});
+    }
+    // By one warp: a pair for each lane, of the rows from `first_row_of_pair` on.
+    __device__ __forceinline__ static RowSums load(SharedAddress sums) {
+        const uint4 v = load_shared_v4(sums + lane_index() * 16);
+        return {{{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}}};
+    }
+    __device__ __forceinline__ static int first_row_of_pair() { return lane_index() / 8 * 16 + lane_index() % 8; }
+};
+
 // Online softmax in base 2 with a lazy reference: a row's probabilities are relative to a reference that an early key block gave, with no look
 // at the maximum of later ones. The sum, which is needed anyway, tells when scores have outgrown it: only then is the block done again with
 // a reference that follows the maximum, and what was summed before is rescaled. From there on the tile's reference follows the maximum of each
@@ -707,47 +757,79 @@ __device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
 template <class Element, bool kLazy>
 struct OnlineSoftmax {
     float reference[2];       // scale_log2 * maximum of the scores when they last outgrew it, rounded
+    float shift[2];           // of a row that is huge, or 0; only where `huge`
     float sum[2], lost[2];    // lost: what the additions to `sum` rounded away (Dekker 1971); over many blocks it adds up
     float factor[2];          // by which the output has to be multiplied, if it is `outgrown`
     bool outgrown;            // by the last block; the same in the whole warp
-    bool redone;              // a block of this tile was
-    float scale_log2;
+    bool redone;              // a block of this tile was, or a row of the warp is huge
+    bool huge;                // a row of the warp is
+    float scale_log2, natural;
 
-    __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2) : outgrown(false), scale_log2(scale_log2) { restart(); }
+    __device__ __forceinline__ OnlineSoftmax(float scale_log2, float natural) : outgrown(false), scale_log2(scale_log2), natural(natural) { restart(); }
 
     // A new tile begins.
     __device__ __forceinline__ void restart() {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             reference[h] = kNoReference;
+            shift[h] = 0.0f;
             sum[h] = lost[h] = 0.0f;
         }
-        redone = false;
+        redone = huge = false;
     }
 
-    // Lets the references follow these scores if one has outgrown them.
+    // Lets the references follow these scores if one has outgrown them. Scores of a huge warp are shifted.
     template <int kKeyTiles>
-    __device__ __forceinline__ void follow(const float (&scores)[kKeyTiles][4]) {
-        float highest[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) highest[h] = mul_rn(row_maximum(lane_maximum(scores, h)), scale_log2);
-        outgrown = vote_sync_any(highest[0] - reference[0] > kHeadroom || highest[1] - reference[1] > kHeadroom);
-        if (!outgrown) return;
+    __device__ __forceinline__ void follow(float (&scores)[kKeyTiles][4]) {
+        float maximum[2], highest[2];
+        bool above = false, far = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float next = fmaxf(reference[h], highest[h]);
-            factor[h] = ex2_approx_ftz(reference[h] - next);
-            const float factor_of_sum = fmaf(factor[h], kEx2Lean, factor[h]);  // 1 for a factor of 1
-            sum[h] *= factor_of_sum;
-            lost[h] *= factor_of_sum;
-            reference[h] = next;
+            maximum[h] = row_maximum(lane_maximum(scores, h));
+            highest[h] = mul_rn(maximum[h], scale_log2);
+            above |= highest[h] - reference[h] > kHeadroom;
+            far |= is_huge(maximum[h], highest[h]);
         }
+        huge |= vote_sync_any(far);
+        outgrown = vote_sync_any(above);
+        if (unlikely(huge)) {
+            follow_huge(scores, maximum);
+        } else if (outgrown) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float next = fmaxf(reference[h], highest[h]);
+                rescale_sum(h, ex2_approx_ftz(reference[h] - next));
+                reference[h] = next;
+            }
+        }
+    }
+    template <int kKeyTiles>
+    __device__ __forceinline__ void follow_huge(float (&scores)[kKeyTiles][4], const float (&maximum)[2]) {
+        outgrown = redone = true;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            Origin origin{shift[h], reference[h]};
+            rescale_sum(h, move_origin(origin, maximum[h], scale_log2, natural));
+            shift[h] = origin.shift;
+            reference[h] = origin.reference;
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j) {
+                scores[j][h * 2] -= shift[h];
+                scores[j][h * 2 + 1] -= shift[h];
+            }
+        }
+    }
+    __device__ __forceinline__ void rescale_sum(int h, float by) {
+        factor[h] = by;
+        const float factor_of_sum = fmaf(by, kEx2Lean, by);  // 1 for a factor of 1
+        sum[h] *= factor_of_sum;
+        lost[h] *= factor_of_sum;
     }
 
     // Probabilities of a key block, relative to the reference, as the operand of the product with V: two neighbouring column tiles of the
     // accumulator layout are one such operand, rounded to Element. Adds them to the sums. `begins`: rows may have seen no key before.
     template <int kKeyTiles>
-    __device__ __forceinline__ void probabilities(u32 (&p)[kKeyTiles / 2][4], const float (&scores)[kKeyTiles][4], bool begins) {
+    __device__ __forceinline__ void probabilities(u32 (&p)[kKeyTiles / 2][4], float (&scores)[kKeyTiles][4], bool begins) {
         bool follows = !kLazy || begins || redone;
         outgrown = false;
         float partial[2][2];
@@ -795,6 +877,7 @@ struct OnlineSoftmax {
         for (int h = 0; h < 2; ++h) {
             sums.rows[h] = {row_sum(sum[h] + lost[h]), reference[h]};
             inverse[h] = normaliser(sums.rows[h].total);
+            if (unlikely(huge) && shift[h] != 0.0f) sums.rows[h] = {-sums.rows[h].total, shift[h]};
         }
         return sums;
     }
@@ -971,7 +1054,7 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const Stages& sta
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int row = warpgroup * 64 + RowSums::first_row_of_pair() + i * 8, query = tile.first_query + row / kHeads;
-            const float lse = log_sum_exp(sums.rows[i], p.natural, p.natural_low);
+            const float lse = log_sum_exp(sums.rows[i].origin(), fabsf(sums.rows[i].total), p.scale_log2, p.natural, p.natural_low);
             if (query < p.len_q) p.lse[(first_head + row % kHeads) * p.len_q + query] = lse;
         }
     }
@@ -999,7 +1082,7 @@ struct Consumer {
     int value_in_use = -1;
 
     __device__ __forceinline__ Consumer(const Parameters& p, const Stages& stages, int warpgroup)
-        : p(p), stages(stages), warpgroup(warpgroup), elected(thread_index() % 128 == 0), softmax(p.scale_log2) {}
+        : p(p), stages(stages), warpgroup(warpgroup), elected(thread_index() % 128 == 0), softmax(p.scale_log2, p.natural) {}
 
     // This warp's first row within a tile. Computed anew where it is needed: a register kept for it would be missing elsewhere.
     __device__ __forceinline__ static int first_row() {
