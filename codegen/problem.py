@@ -46,21 +46,21 @@ class Mask(enum.Enum):
 class Problem:
     """Compile-time facts of the attention asked for.
 
-    `head_dim` is the width of q and k, `head_dim_v` the width of v and out (0 stands for `head_dim`), in elements.
+    `head_dim` is the width of q and k, `head_dim_v` the width of v and out (None stands for `head_dim`), in elements.
     What a family can do with a problem is the family's to say; here only what no attention kernel could mean is refused.
     """
 
     dtype: Dtype
     head_dim: int
-    head_dim_v: int = 0
+    head_dim_v: int = None  # type: ignore[assignment]  # __post_init__ puts a number here
     mask: Mask = Mask.FULL
     direction: Pass = Pass.FORWARD
 
     def __post_init__(self) -> None:
         require_int("head_dim", self.head_dim, 1)
-        require_int("head_dim_v", self.head_dim_v, 0)
-        if self.head_dim_v == 0:
+        if self.head_dim_v is None:
             object.__setattr__(self, "head_dim_v", self.head_dim)
+        require_int("head_dim_v", self.head_dim_v, 1)
         for name, kind in (("dtype", Dtype), ("mask", Mask), ("direction", Pass)):
             if not isinstance(getattr(self, name), kind):
                 raise choice_error(name, getattr(self, name), kind)

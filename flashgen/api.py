@@ -136,7 +136,7 @@ def unload() -> None:
 def warm(
     *,
     head_dim: int,
-    head_dim_v: int = 0,
+    head_dim_v: int | None = None,
     dtype: torch.dtype | str = "bf16",
     causal: bool = False,
     batch: int,
@@ -148,11 +148,12 @@ def warm(
 ) -> Kernel:
     """Chooses, compiles and loads the kernel for dense tensors of these sizes, and their bucket, now, so that no call has to. Returns it.
 
-    kv_heads: None for as many as heads; len_kv: None for len_q; device: None for the current one.
+    head_dim_v: None for head_dim; kv_heads: None for as many as heads; len_kv: None for len_q; device: None for the current one.
     """
     on = _gpu(device)
     name = str(dtype).removeprefix("torch.")
-    problem = Problem(Dtype.parse(name), head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL)
+    width_v = head_dim if head_dim_v is None else head_dim_v
+    problem = Problem(Dtype.parse(name), head_dim, width_v, Mask.CAUSAL if causal else Mask.FULL)
     workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv)
     without = selection.left_out(problem, workload, selection.dense_strides(problem, workload), on.device.target)
     return choose_kernel(problem, workload, on, without)

@@ -77,7 +77,7 @@ def bench(
         if grid is not None:
             raise ArgumentError(f"grid must stand without head_dim; got grid {grid} and head_dim {head_dim}")
         seqlens = tuple(seqlen or SEQLENS)
-        request = Request(head_dim, head_dim_v, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads)
+        request = Request(head_dim, head_dim_v or None, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads)
         cells = {bench_cells.BY_HAND: request.cells()}
     elif workload:
         raise ArgumentError(f"head_dim must be given with options of one workload; got {', '.join(workload)} without it")

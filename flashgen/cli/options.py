@@ -57,7 +57,7 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
 def problems(head_dim: int, head_dim_v: int, dtype: str, causal: bool | None) -> list[Problem]:
     """One problem, or one a mask if `causal` is None."""
     masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
-    return [Problem(Dtype.parse(dtype), head_dim, head_dim_v, mask) for mask in masks]
+    return [Problem(Dtype.parse(dtype), head_dim, head_dim_v or head_dim, mask) for mask in masks]
 
 
 def target_or_here(arch: str | None) -> Target:

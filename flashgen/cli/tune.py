@@ -66,7 +66,7 @@ def tune(
     """Find the fastest kernels for your GPU and shapes, and remember them."""
     request = Request(
         head_dim=head_dim,
-        head_dim_v=head_dim_v,
+        head_dim_v=head_dim_v or None,
         dtype=dtype,
         causal=causal,
         seqlens=tuple(seqlen or tuning.request.SEQLENS),

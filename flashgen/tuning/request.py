@@ -37,7 +37,7 @@ class Progress:
 class Request:
     """What to tune.
 
-    causal: None for both masks; seqlens: lengths of q; seqlen_kv: length of k and v, None for that of q;
+    head_dim_v: None for head_dim; causal: None for both masks; seqlens: lengths of q; seqlen_kv: length of k and v, None for that of q;
     batch: None for 16384 tokens in all, of the longer ones;
     heads: None for 2048 / head_dim; kv_heads: None for as many; device: a GPU's ordinal, the name of a known device, or None for the
     GPU that is here (h200 if there is none); arch: an architecture to predict for; jobs: compile threads, 0 for all cores;
@@ -46,7 +46,7 @@ class Request:
     """
 
     head_dim: int
-    head_dim_v: int = 0
+    head_dim_v: int | None = None
     dtype: str = "bf16"
     causal: bool | None = None
     seqlens: Sequence[int] = SEQLENS
@@ -81,7 +81,8 @@ class Request:
         """The (problem, workload) pairs asked for."""
         masks = list(Mask) if self.causal is None else [Mask.CAUSAL if self.causal else Mask.FULL]
         heads = self.heads or max(1, MODEL_DIM // self.head_dim)
-        problems = [Problem(Dtype.parse(self.dtype), self.head_dim, self.head_dim_v, mask) for mask in masks]
+        head_dim_v = self.head_dim if self.head_dim_v is None else self.head_dim_v
+        problems = [Problem(Dtype.parse(self.dtype), self.head_dim, head_dim_v, mask) for mask in masks]
         lengths = [(seqlen, self.seqlen_kv or seqlen) for seqlen in dict.fromkeys(self.seqlens)]
         return [
             Cell(problem, Workload(self.batch or max(1, TOKENS // max(len_q, len_kv)), heads, self.kv_heads or heads, len_q, len_kv))

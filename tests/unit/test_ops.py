@@ -54,6 +54,13 @@ def test_bad_arguments_are_named(change: Callable[[dict[str, Any]], None], messa
         flashgen.attention(**arguments)
 
 
+def test_a_v_without_width_is_refused_before_a_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    q, k, v = (tensors()[name] for name in "qkv")
+    with pytest.raises(ArgumentError, match=r"head_dim_v must be .*; got 0"):
+        flashgen.attention(q, k, v[..., :0])
+
+
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_fake_tensors_get_the_shapes(layout: str) -> None:
     with FakeTensorMode():

@@ -27,13 +27,14 @@ def test_an_unknown_dtype_lists_the_known(text: str) -> None:
 def test_head_dim_v_follows_head_dim() -> None:
     assert Problem(Dtype.BF16, 64).head_dim_v == 64
     assert Problem(Dtype.BF16, 64) == Problem(Dtype.BF16, 64, 64)
+    assert dataclasses.replace(Problem(Dtype.BF16, 64), head_dim=128).head_dim_v == 64
     assert Problem(Dtype.BF16, 192, 128).head_dim_v == 128
 
 
 def test_problem_names_tell_problems_apart() -> None:
     assert Problem(Dtype.BF16, 64, mask=Mask.CAUSAL).name == "bf16_d64_causal"
     assert Problem(Dtype.FP16, 192, 128).name == "fp16_d192x128_full"
-    every = [Problem(t, d, v, m) for t, d, v, m in itertools.product(Dtype, (8, 64, 128), (0, 8, 128), Mask)]
+    every = [Problem(t, d, v, m) for t, d, v, m in itertools.product(Dtype, (8, 64, 128), (64, 8, 128), Mask)]
     assert len({p.name for p in every}) == len(set(every))
 
 
@@ -44,7 +45,8 @@ def test_problem_names_tell_problems_apart() -> None:
         ({"head_dim": -8}, r"^head_dim must be an integer >= 1; got -8$"),
         ({"head_dim": 64.0}, r"^head_dim must be an integer >= 1; got 64\.0$"),
         ({"head_dim": True}, r"^head_dim must be an integer >= 1; got True$"),
-        ({"head_dim_v": -1}, r"^head_dim_v must be an integer >= 0; got -1$"),
+        ({"head_dim_v": 0}, r"^head_dim_v must be an integer >= 1; got 0$"),
+        ({"head_dim_v": -1}, r"^head_dim_v must be an integer >= 1; got -1$"),
         ({"dtype": "bf16"}, r"^dtype must be one of .*BF16.*; got 'bf16'$"),
         ({"mask": True}, r"^mask must be one of .*FULL.*CAUSAL.*; got True$"),
         ({"direction": "forward"}, r"^direction must be one of .*FORWARD.*; got 'forward'$"),
