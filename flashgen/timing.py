@@ -2,11 +2,12 @@
 
 Inputs from N(0, 1), as many sets in rotation as exceed twice the L2, at most `MAX_SETS`; every round times every call once, in
 shuffled order; the median over rounds counts. Calls under `GRAPH_BELOW` seconds are timed as replays of a CUDA graph of
-`GRAPH_CALLS` calls.
+`GRAPH_CALLS` calls or a few more: whole rotations, so that a replay continues where the one before ended.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -57,7 +58,10 @@ class CudaStopwatch:
 
 
 class Timer:
-    """One call on rotating inputs, warmed up, with as many repeats as fill a round."""
+    """One call on rotating inputs, warmed up, with as many repeats as fill a round.
+
+    Each call takes the set that was used longest ago, across warm-up, estimate, graph and rounds: one met early may still lie in the L2.
+    """
 
     def __init__(
         self,
@@ -75,12 +79,14 @@ class Timer:
         """
         self._call, self._sets, self._prepare = call, sets, prepare or (lambda: None)
         self._stopwatch = stopwatch or CudaStopwatch()
+        self._next_set = itertools.cycle(range(sets)).__next__
+        self._graph_calls = math.ceil(GRAPH_CALLS / sets) * sets
         self._replay: Callable[[], object] | None = None
         self._prepare()
         self._enqueue(2 * sets)
         estimate = self._measure(4)
         if graphs and estimate < GRAPH_BELOW:
-            self._replay = self._stopwatch.graph(partial(self._enqueue, GRAPH_CALLS))
+            self._replay = self._stopwatch.graph(partial(self._enqueue, self._graph_calls))
             estimate = self._measure(1)
         self.repeats = max(1, math.ceil(round_seconds / max(estimate, _SHORTEST) / self._step))
 
@@ -90,15 +96,18 @@ class Timer:
         return self._replay is not None
 
     def seconds(self) -> float:
-        """Seconds of one call, measured now, after one warm-up."""
+        """Seconds of one call, measured now.
+
+        The warm-up is a whole rotation: another timer of the same sets may have ended on the one that is next here.
+        """
         self._prepare()
-        self._measure(1)
+        self._measure(math.ceil(self._sets / self._step))
         return self._measure(self.repeats)
 
     @property
     def _step(self) -> int:
         """Calls in one step of `_run`."""
-        return GRAPH_CALLS if self._replay else 1
+        return self._graph_calls if self._replay else 1
 
     def _measure(self, steps: int) -> float:
         return self._stopwatch.seconds(partial(self._run, steps)) / (steps * self._step)
@@ -111,8 +120,8 @@ class Timer:
                 self._replay()
 
     def _enqueue(self, count: int) -> None:
-        for i in range(count):
-            self._call(i % self._sets)
+        for _ in range(count):
+            self._call(self._next_set())
 
 
 class Timed(Protocol):
@@ -134,5 +143,8 @@ def interleaved(timers: Mapping[str, Timed], rounds: int, seed: int) -> dict[str
 
 
 def input_sets(io_bytes: int, l2_bytes: int) -> int:
-    """How many sets of inputs and outputs of `io_bytes` are rotated, so that no call finds its data in the L2."""
+    """How many sets of inputs and outputs of `io_bytes` are rotated, so that no call finds its data in the L2.
+
+    Sets so small that more than `MAX_SETS` were needed stay in the L2, for all that are timed alike.
+    """
     return max(1, min(MAX_SETS, math.ceil(2 * l2_bytes / max(1, io_bytes))))

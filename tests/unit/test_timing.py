@@ -6,71 +6,111 @@ from collections.abc import Callable
 
 import pytest
 
-from flashgen import timing
 from flashgen.spread import Spread
 from flashgen.timing import Timer, input_sets, interleaved
 
 
 class FakeGpu:
-    """A stopwatch on which each call takes as long as it says, and a graph what its calls take."""
+    """A stopwatch on which each call takes as long as it says. `log` has the input sets in the order in which calls ran on them."""
 
     def __init__(self) -> None:
-        self.now, self.captured, self.timed = 0.0, 0, 0
+        self.now, self.captured, self.log = 0.0, 0, list[int]()
+
+    def call(self, seconds: float) -> Callable[[int], None]:
+        def call(i: int) -> None:
+            self.log.append(i)
+            self.now += seconds
+
+        return call
 
     def seconds(self, work: Callable[[], object]) -> float:
-        self.timed += 1
         begun = self.now
         work()
         return self.now - begun
 
     def graph(self, work: Callable[[], object]) -> Callable[[], object]:
+        """As CUDA does: `work` runs once for the libraries' sake, is then captured without running, and a replay repeats the captured."""
         self.captured += 1
-        return work
+        work()
+        before, begun = len(self.log), self.now
+        work()
+        calls, took = self.log[before:], self.now - begun
+        del self.log[before:]
+        self.now = begun
 
+        def replay() -> None:
+            self.log.extend(calls)
+            self.now += took
 
-def calls(gpu: FakeGpu, seconds: float, log: list[int]) -> Callable[[int], None]:
-    def call(i: int) -> None:
-        log.append(i)
-        gpu.now += seconds
-
-    return call
+        return replay
 
 
 def test_a_long_call_is_timed_one_by_one_on_rotating_sets() -> None:
-    gpu, log = FakeGpu(), list[int]()
-    timer = Timer(calls(gpu, 1e-3, log), 3, 4e-3, stopwatch=gpu)
-    assert log == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0], "two warm-ups of each set, and an estimate of four calls"
+    gpu = FakeGpu()
+    timer = Timer(gpu.call(1e-3), 3, 4e-3, stopwatch=gpu)
+    assert gpu.log == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0], "two warm-ups of each set, and an estimate of four calls"
     assert (timer.graphed, timer.repeats, gpu.captured) == (False, 4, 0)
-    log.clear()
+    gpu.log.clear()
     assert timer.seconds() == pytest.approx(1e-3)
-    assert log == [0, 0, 1, 2, 0], "one warm-up, then the repeats"
+    assert gpu.log == [1, 2, 0, 1, 2, 0, 1], "one warm-up of each set, then the repeats, from where the estimate ended"
 
 
-def test_a_short_call_is_timed_as_a_graph() -> None:
-    gpu, log = FakeGpu(), list[int]()
-    timer = Timer(calls(gpu, 10e-6, log), 8, 4e-3, stopwatch=gpu)
-    assert (timer.graphed, timer.repeats, gpu.captured) == (True, 20, 1)
-    log.clear()
+@pytest.mark.parametrize(("sets", "calls"), [(1, 20), (2, 20), (3, 21), (7, 21), (8, 24), (24, 24)])
+def test_a_short_call_is_timed_as_a_graph_of_whole_rotations(sets: int, calls: int) -> None:
+    gpu = FakeGpu()
+    timer = Timer(gpu.call(10e-6), sets, 4e-3, stopwatch=gpu)
+    assert (timer.graphed, gpu.captured) == (True, 1)
+    gpu.log.clear()
     assert timer.seconds() == pytest.approx(10e-6)
-    assert len(log) == timing.GRAPH_CALLS * 21
+    assert len(gpu.log) == calls * (1 + timer.repeats), "one warm-up, then the repeats"
+    assert 4e-3 <= calls * timer.repeats * 10e-6 < 4e-3 + calls * 10e-6
+
+
+@pytest.mark.parametrize("seconds", [10e-6, 150e-6, 1e-3, 5e-3])
+@pytest.mark.parametrize("sets", [1, 2, 3, 5, 7, 8])
+def test_a_set_comes_again_after_all_others_whatever_lies_between(sets: int, seconds: float) -> None:
+    gpu = FakeGpu()
+    timer = Timer(gpu.call(seconds), sets, 4e-3, stopwatch=gpu)
+    for _ in range(3):
+        timer.seconds()
+    assert gpu.log == [i % sets for i in range(len(gpu.log))]
+
+
+@pytest.mark.parametrize("seconds", [10e-6, 1e-3])
+def test_no_timed_call_finds_what_another_timer_left(seconds: float) -> None:
+    class Watched(FakeGpu):
+        """Notes where in the log each measurement began."""
+
+        def seconds(self, work: Callable[[], object]) -> float:
+            marks.append(len(self.log))
+            return super().seconds(work)
+
+    marks: list[int] = []
+    gpu, sets = Watched(), 8
+    timers = [Timer(gpu.call(seconds * (1 + i / 4)), sets, 4e-3, stopwatch=gpu) for i in range(3)]
+    for timer in (timers[i] for i in (0, 1, 2, 2, 0, 1, 0, 2, 1)):
+        timer.seconds()
+        begun = marks[-1]  # the measurement that counts is a round's last
+        for at in range(begun, len(gpu.log)):
+            assert len(set(gpu.log[at - sets + 1 : at + 1])) == sets, "a set was used again before all others were"
 
 
 @pytest.mark.parametrize(("seconds", "graphed"), [(199e-6, True), (201e-6, False)])
 def test_where_graphs_begin(seconds: float, graphed: bool) -> None:
     gpu = FakeGpu()
-    assert Timer(calls(gpu, seconds, []), 1, 4e-3, stopwatch=gpu).graphed is graphed
+    assert Timer(gpu.call(seconds), 1, 4e-3, stopwatch=gpu).graphed is graphed
 
 
 def test_graphs_can_be_refused() -> None:
     gpu = FakeGpu()
-    timer = Timer(calls(gpu, 1e-6, []), 1, 4e-3, graphs=False, stopwatch=gpu)
+    timer = Timer(gpu.call(1e-6), 1, 4e-3, graphs=False, stopwatch=gpu)
     assert (timer.graphed, gpu.captured) == (False, 0)
     assert timer.seconds() == pytest.approx(1e-6)
 
 
 def test_a_clock_that_stands_still_ends() -> None:
     gpu = FakeGpu()
-    assert Timer(calls(gpu, 0.0, []), 1, 1e-3, graphs=False, stopwatch=gpu).repeats == 10_000
+    assert Timer(gpu.call(0.0), 1, 1e-3, graphs=False, stopwatch=gpu).repeats == 10_000
 
 
 def test_preparing_is_not_timed() -> None:
@@ -81,7 +121,7 @@ def test_preparing_is_not_timed() -> None:
         prepared.append(gpu.now)
         gpu.now += 5.0
 
-    timer = Timer(calls(gpu, 1e-3, []), 1, 4e-3, prepare=prepare, stopwatch=gpu)
+    timer = Timer(gpu.call(1e-3), 1, 4e-3, prepare=prepare, stopwatch=gpu)
     assert timer.seconds() == pytest.approx(1e-3)
     assert timer.seconds() == pytest.approx(1e-3)
     assert len(prepared) == 3, "before the warm-up, and before each round"
