@@ -16,23 +16,37 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 
 import torch
 
 from flashgen import selection
+from flashgen.build.artifact import Report
 from flashgen.build.driver import gpu
 from flashgen.build.kernel import Kernel
 from flashgen.cli.options import parse_settings, problems, spec_for
-from flashgen.codegen.problem import Workload
+from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.problem import Problem, Workload
 from flashgen.codegen.render import Source, render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import Target
 from flashgen.measure import Bench, Tensors
 from flashgen.spread import Spread
 
 BASE = "unchanged"
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
+    options = arguments(argv)
+    try:
+        compare(options)
+    except FlashgenError as error:
+        sys.exit(f"error: {error}")
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dim", type=int, required=True)
     parser.add_argument("--head-dim-v", type=int, default=0)
@@ -47,42 +61,60 @@ def main() -> None:
     parser.add_argument("--lse", action="store_true")
     parser.add_argument("--logits", action="append")
     parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
+    return parser.parse_args(argv)
 
+
+def compare(options: argparse.Namespace) -> None:
+    """Compiles the candidates, times them in each workload with each kind of logits, and prints a line for each."""
     on = gpu(0)
     (problem,) = problems(options.head_dim, options.head_dim_v, options.dtype, options.causal)
-    settings = parse_settings(options.settings)
-    spec = spec_for(problem, on.device.target, settings)
-    sources = {BASE: (spec, render(spec))}
-    for name, find, replace in options.patch:
-        text = sources.get(name, sources[BASE])[1].text
-        if find not in text:
-            sys.exit(f"patch {name} must find its text in the kernel: {find!r}")
-        sources[name] = (spec, Source(spec.name, text.replace(find, replace)))
-    for name, fields in options.config:
-        other = spec_for(problem, on.device.target, {**settings, **parse_settings(fields.split(","))})
-        sources[name] = (other, render(other))
+    sources = candidates(problem, on.device.target, options)
     artifacts = {name: selection.store().get_or_compile(source, of.target.name) for name, (of, source) in sources.items()}
     kernels = {name: Kernel(of, artifacts[name], on) for name, (of, _) in sources.items()}
     with_lse = {f"{name}, lse": name for name in kernels} if options.lse else {}
     kernels |= {key: kernels[name] for key, name in with_lse.items()}
-    heads = options.heads or max(1, 2048 // options.head_dim)
-    heads_kv = options.kv_heads or heads
-    print(f"{on.device.name}, {spec.name}")
-    for seqlen in options.seqlen or (512, 4096, 16384):
-        workload = Workload(options.batch or max(1, 16384 // seqlen), heads, heads_kv, seqlen, options.seqlen_kv or seqlen)
+    print(f"{on.device.name}, {sources[BASE][0].name}")
+    for workload in workloads(problem, options):
         for logits in options.logits or ("x1",):
             bench = Bench(problem, workload, on.ordinal)
             for tensors in bench.sets:
                 change_logits(tensors, logits)
             rounds = bench.seconds(kernels, options.rounds, with_lse=with_lse)
             for name, seconds in rounds.items():
-                report = artifacts[with_lse.get(name, name)].report
-                ratio = Spread.of([a / b for a, b in zip(rounds[BASE], seconds, strict=True)])
-                tflops = workload.flops(problem) / Spread.of(seconds).median / 1e12
-                facts = f"{report.registers} registers, {report.spill_bytes} B spilled"
-                where = f"S {seqlen:6} {logits:10} {name:24}"
-                print(f"{where} {tflops:6.1f} TFLOP/s  x {ratio.median:.3f} [{ratio.low:.3f}..{ratio.high:.3f}]  {facts}")
+                result = line(workload.flops(problem), rounds[BASE], seconds, artifacts[with_lse.get(name, name)].report)
+                print(f"S {workload.len_q:6} {logits:10} {name:24} {result}")
+
+
+def candidates(problem: Problem, target: Target, options: argparse.Namespace) -> dict[str, tuple[KernelSpec, Source]]:
+    """Every candidate's spec and text by its name, the unpatched kernel first. Raises ArgumentError for a patch that finds nothing."""
+    settings = parse_settings(options.settings)
+    spec = spec_for(problem, target, settings)
+    sources = {BASE: (spec, render(spec))}
+    for name, find, replace in options.patch:
+        text = sources.get(name, sources[BASE])[1].text
+        if find not in text:
+            raise ArgumentError(f"patch {name} must find its text in the kernel; got {find!r}")
+        sources[name] = (spec, Source(spec.name, text.replace(find, replace)))
+    for name, fields in options.config:
+        other = spec_for(problem, target, {**settings, **parse_settings(fields.split(","))})
+        sources[name] = (other, render(other))
+    return sources
+
+
+def workloads(problem: Problem, options: argparse.Namespace) -> list[Workload]:
+    """One for each length; by default 16384 tokens in all, and heads * head_dim = 2048."""
+    heads = options.heads or max(1, 2048 // problem.head_dim)
+    return [
+        Workload(options.batch or max(1, 16384 // seqlen), heads, options.kv_heads or heads, seqlen, options.seqlen_kv or seqlen)
+        for seqlen in options.seqlen or (512, 4096, 16384)
+    ]
+
+
+def line(flops: float, base: Sequence[float], seconds: Sequence[float], report: Report) -> str:
+    """A candidate's speed, the ratio to the unpatched kernel of the same rounds, and what the compiler says."""
+    ratio = Spread.of([a / b for a, b in zip(base, seconds, strict=True)])
+    speed = f"{flops / Spread.of(seconds).median / 1e12:6.1f} TFLOP/s  x {ratio.median:.3f} [{ratio.low:.3f}..{ratio.high:.3f}]"
+    return f"{speed}  {report.registers} registers, {report.spill_bytes} B spilled"
 
 
 def change_logits(tensors: Tensors, how: str) -> None:

@@ -10,12 +10,17 @@ costs. `--arch sm_80` compiles only, without a GPU, and prints registers.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashgen import templates
 from flashgen.build.compiler import compile_source
+from flashgen.codegen.errors import FlashgenError
 from flashgen.codegen.render import Source
+from flashgen.codegen.target import find_target
 
 ATOMS = ("types", "register", "index", "shared_memory", "barrier", "ldmatrix", "mma_sync", "cvt", "ex2", "mul")
 PASSES, WARPS, SHARED_BYTES = 2000, (4, 8), 65536
@@ -34,17 +39,21 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Mix:
-    """Instructions of one pass, by kind."""
+    """Instructions of one pass, by kind, and the text that says so."""
 
+    text: str
     counts: dict[str, int]
 
     @classmethod
     def parse(cls, text: str) -> Mix:
-        """'mma=32,fma=16'. Raises SystemExit for an unknown kind."""
-        counts = {kind: int(count) for kind, _, count in (part.partition("=") for part in text.split(","))}
-        if unknown := counts.keys() - KINDS.keys():
-            raise SystemExit(f"mix must be of {', '.join(KINDS)}; got {', '.join(sorted(unknown))}")
-        return cls(counts)
+        """'mma=32,fma=16'. Raises ArgumentTypeError for anything else."""
+        counts = {}
+        for part in text.split(","):
+            kind, _, count = part.partition("=")
+            if kind not in KINDS or not re.fullmatch("[1-9][0-9]{0,3}", count):
+                raise argparse.ArgumentTypeError(f"must be like mma=32,fma=16, of {', '.join(KINDS)}; got {part!r}")
+            counts[kind] = int(count)
+        return cls(text, counts)
 
     def source(self) -> Source:
         """The kernel."""
@@ -114,19 +123,28 @@ def cycles_per_pass(source: Source) -> list[float]:
     return found
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mix", nargs="+", help="such as mma=32,fma=16; kinds: " + ", ".join(KINDS))
+    parser.add_argument("mix", nargs="+", type=Mix.parse, help="such as mma=32,fma=16; kinds: " + ", ".join(KINDS))
     parser.add_argument("--arch", help="compile for this architecture only")
-    options = parser.parse_args()
-    for text in options.mix:
-        source = Mix.parse(text).source()
-        if options.arch:
-            report = compile_source(source, options.arch).report
-            print(f"{text:40} {report.registers} registers, {report.spill_bytes} B spilled")
-        else:
-            print(f"{text:40} " + "  ".join(f"{warps} warps {c:6.1f}" for warps, c in zip(WARPS, cycles_per_pass(source), strict=True)))
+    options = parser.parse_args(argv)
+    try:
+        for mix in options.mix:
+            print(f"{mix.text:40} {compiled(mix.source(), options.arch) if options.arch else timed(mix.source())}")
+    except FlashgenError as error:
+        sys.exit(f"error: {error}")
+
+
+def compiled(source: Source, arch: str) -> str:
+    """What the compiler says of a mixture."""
+    report = compile_source(source, find_target(arch).name).report
+    return f"{report.registers} registers, {report.spill_bytes} B spilled"
+
+
+def timed(source: Source) -> str:
+    """The cycles of a mixture with each number of warps."""
+    return "  ".join(f"{warps} warps {cycles:6.1f}" for warps, cycles in zip(WARPS, cycles_per_pass(source), strict=True))
 
 
 if __name__ == "__main__":

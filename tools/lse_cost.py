@@ -10,32 +10,41 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
+from collections.abc import Sequence
 
 from flashgen import selection
 from flashgen.bench.cells import grids
 from flashgen.build.driver import gpu
+from flashgen.codegen.errors import FlashgenError
 from flashgen.measure import Bench
 from flashgen.spread import Spread
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grid", default="standard", help="as of flashgen bench")
     parser.add_argument("--rounds", type=int, default=11)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
+    try:
+        compare(options.grid, options.rounds)
+    except FlashgenError as error:
+        sys.exit(f"error: {error}")
+
+
+def compare(grid: str, rounds: int) -> None:
+    """Prints a line for each cell of the grid, and their mean."""
+    cells = [cell for some in grids(grid).values() for cell in some]
     on, medians = gpu(0), []
-    for cell in (cell for cells in grids(options.grid).values() for cell in cells):
+    for cell in cells:
         kernel = selection.kernels.choose(cell.problem, cell.workload, on)
-        times = Bench(cell.problem, cell.workload, on.ordinal).seconds(
-            {"without": kernel, "with": kernel}, options.rounds, with_lse=("with",)
-        )
+        bench = Bench(cell.problem, cell.workload, on.ordinal)
+        times = bench.seconds({"without": kernel, "with": kernel}, rounds, with_lse=("with",))
         ratio = Spread.of([a / b for a, b in zip(times["without"], times["with"], strict=True)])
         medians.append(ratio.median)
-        print(
-            f"{cell.problem.name:22} {cell.workload}  x {ratio.median:.4f} [{ratio.low:.4f}..{ratio.high:.4f}]  {kernel.spec.config.name}",
-            flush=True,
-        )
+        result = f"x {ratio.median:.4f} [{ratio.low:.4f}..{ratio.high:.4f}]"
+        print(f"{cell.problem.name:22} {cell.workload.name}  {result}  {kernel.spec.config.name}", flush=True)
     print(f"geometric mean x {statistics.geometric_mean(medians):.4f}, least {min(medians):.4f}, {len(medians)} cells")
 
 

@@ -18,8 +18,10 @@ import json
 import math
 import random
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ import numpy as np
 from flashgen import selection
 from flashgen.cli.options import problems
 from flashgen.codegen.device import Device, find_device
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.families.attention_forward import FAMILY, AttentionForwardConfig, QueryPlace, StepOrder
 from flashgen.codegen.models import attention_forward as model
 from flashgen.codegen.problem import Problem, Workload
@@ -63,7 +66,16 @@ def all_legal(problem: Problem, target: Target) -> Iterator[AttentionForwardConf
     for (warps, rows, step, steps), stages, query, first in itertools.product(sizes, (2, 3, 4), QueryPlace, StepOrder):
         caps = set()
         for blocks in (1, 2, 3, 4):
-            config = AttentionForwardConfig(warps * rows, step * steps, step, warps, stages, query, first, blocks)
+            config = AttentionForwardConfig(
+                block_q=warps * rows,
+                block_kv=step * steps,
+                step_kv=step,
+                warps=warps,
+                stages=stages,
+                query=query,
+                first=first,
+                blocks_per_sm=blocks,
+            )
             if FAMILY.registers_cap(config, target) not in caps and not FAMILY.check(problem, config, target):
                 yield config
             caps.add(FAMILY.registers_cap(config, target))
@@ -92,7 +104,6 @@ def measure(path: Path, head_dims: Sequence[int], masks: Sequence[bool], lengths
     from flashgen.build.compiler import compile_many
     from flashgen.build.driver import gpu
     from flashgen.build.kernel import Kernel
-    from flashgen.codegen.render import render
     from flashgen.codegen.spec import KernelSpec
     from flashgen.measure import Bench
 
@@ -103,7 +114,7 @@ def measure(path: Path, head_dims: Sequence[int], masks: Sequence[bool], lengths
         tried = (config for length in lengths for config in tuned((head_dim, causal, length), on.device))
         configs = dict.fromkeys((*sample(problem, target, count), *tried))
         specs = [KernelSpec(FAMILY, problem, config, target) for config in configs]
-        jobs = ((s, lambda s=s: selection.store().get_or_compile(render(s), target.name)) for s in specs)
+        jobs = ((s, partial(selection.compile_spec, s)) for s in specs)
         made = {s: a for s, a in compile_many(jobs) if isinstance(a, Artifact) and not a.report.defects}
         kernels = {s.config.name: Kernel(s, a, on) for s, a in made.items()}
         for length in lengths:
@@ -117,13 +128,15 @@ def measure(path: Path, head_dims: Sequence[int], masks: Sequence[bool], lengths
 
 
 def read(path: Path, head_dims: Sequence[int]) -> tuple[Device, dict[Cell, list[Measured]]]:
-    """What `measure` wrote, of these head dims."""
+    """What `measure` wrote, of these head dims. Raises ArgumentError if it holds none of them."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     cells: dict[Cell, list[Measured]] = defaultdict(list)
     for row in data["rows"]:
         if row["head_dim"] in head_dims:
             measured = Measured(AttentionForwardConfig.from_json(row["config"]), row["registers"], row["seconds"])
             cells[row["head_dim"], row["causal"], row["length"]].append(measured)
+    if not cells:
+        raise ArgumentError(f"head-dim must be one that {path} holds; got {', '.join(map(str, head_dims))}")
     return find_device(data["device"]), dict(cells)
 
 
@@ -195,7 +208,7 @@ def fit(device: Device, cells: dict[Cell, list[Measured]], seconds: float) -> mo
     deadline = time.monotonic() + seconds
 
     def weights(factors: np.ndarray) -> model.Weights:
-        return model.Weights(*(getattr(start, name) * float(f) for name, f in zip(names, factors, strict=True)))
+        return model.Weights(**{name: getattr(start, name) * float(f) for name, f in zip(names, factors, strict=True)})
 
     def cost(factors: np.ndarray) -> float:
         if (factors <= 0).any() or time.monotonic() > deadline:
@@ -216,7 +229,7 @@ def fit(device: Device, cells: dict[Cell, list[Measured]], seconds: float) -> mo
     return weights(best)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "fit", "judge"))
@@ -226,7 +239,15 @@ def main() -> None:
     parser.add_argument("--mask", choices=("full", "causal", "both"), default="both")
     parser.add_argument("--configs", type=int, default=320, help="sampled in each cell")
     parser.add_argument("--seconds", type=float, default=300.0, help="that fit may take")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
+    try:
+        run(options)
+    except (FlashgenError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+def run(options: argparse.Namespace) -> None:
+    """What the command line asks for."""
     if options.what == "measure":
         masks = {"full": (False,), "causal": (True,), "both": (False, True)}[options.mask]
         measure(options.file, options.head_dim, masks, options.seqlen or (512, 4096, 16384), options.configs)

@@ -8,41 +8,7 @@ import pytest
 
 from flashgen.spread import Spread
 from flashgen.timing import Timer, input_sets, interleaved
-
-
-class FakeGpu:
-    """A stopwatch on which each call takes as long as it says. `log` has the input sets in the order in which calls ran on them."""
-
-    def __init__(self) -> None:
-        self.now, self.captured, self.log = 0.0, 0, list[int]()
-
-    def call(self, seconds: float) -> Callable[[int], None]:
-        def call(i: int) -> None:
-            self.log.append(i)
-            self.now += seconds
-
-        return call
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        begun = self.now
-        work()
-        return self.now - begun
-
-    def graph(self, work: Callable[[], object]) -> Callable[[], object]:
-        """As CUDA does: `work` runs once for the libraries' sake, is then captured without running, and a replay repeats the captured."""
-        self.captured += 1
-        work()
-        before, begun = len(self.log), self.now
-        work()
-        calls, took = self.log[before:], self.now - begun
-        del self.log[before:]
-        self.now = begun
-
-        def replay() -> None:
-            self.log.extend(calls)
-            self.now += took
-
-        return replay
+from tests.unit.fake_gpu import FakeGpu
 
 
 def test_a_long_call_is_timed_one_by_one_on_rotating_sets() -> None:

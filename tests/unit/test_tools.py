@@ -1,0 +1,292 @@
+"""The tools for performance work on a made-up GPU: their command lines, texts, tables and fits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flashgen import measure, selection, timing
+from flashgen.build import driver, kernel
+from flashgen.build.artifact import Artifact, Report
+from flashgen.build.driver import Gpu, gpu_count
+from flashgen.codegen.device import find_device
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.families.attention_forward import FAMILY
+from flashgen.codegen.models.attention_forward import FITTED
+from flashgen.codegen.problem import Dtype, Problem, Workload
+from flashgen.codegen.render import Source
+from flashgen.codegen.spec import KernelSpec
+from flashgen.measure import Bench, Tensors
+from tests.unit.fake_gpu import FakeGpu
+from tools import ab, instruction_mix, lse_cost, model
+
+MAINS: dict[str, Callable[[list[str]], None]] = {m.__name__: m.main for m in (ab, instruction_mix, lse_cost, model)}
+H200 = find_device("h200")
+LOG = "ptxas info    : 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used 128 registers"
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """An H200 on which a call takes a microsecond for each stage of its config, and half as much again with lse. Nothing is compiled."""
+    clock, here = FakeGpu(), Gpu(0, H200, "uuid", "580.1")
+
+    class FakeKernel:
+        def __init__(self, spec: KernelSpec, artifact: Artifact, gpu: Gpu) -> None:
+            assert artifact.arch == gpu.device.target.name
+            self.spec, self.artifact = spec, artifact
+
+    class FakeBench(Bench):
+        def __init__(self, problem: Problem, workload: Workload, device: int, seed: int = 0) -> None:
+            self.problem, self.workload, self.seed = problem, workload, seed
+            small = Workload(1, 2, 2, 3, 5)
+            self.sets = [Tensors.random(problem, small, torch.Generator().manual_seed(i)) for i in range(2)]
+
+        def _timer(self, kernel: Any, round_seconds: float, with_lse: bool) -> timing.Timer:
+            seconds = 1e-6 * getattr(kernel.spec.config, "stages", 2) * (1.5 if with_lse else 1)
+            return timing.Timer(clock.call(seconds), len(self.sets), round_seconds, stopwatch=clock)
+
+    def compiled(source: Source, arch: str) -> Artifact:
+        return Artifact(source.entry, arch, source.text, b"", LOG, "13.0")
+
+    def choose(problem: Problem, workload: Workload, gpu: Gpu) -> FakeKernel:
+        spec = selection.default_spec(problem, gpu.device.target)
+        return FakeKernel(spec, compiled(Source(spec.name, ""), spec.target.name), gpu)
+
+    monkeypatch.setattr(selection, "store", lambda: SimpleNamespace(get_or_compile=compiled))
+    monkeypatch.setattr(selection, "kernels", SimpleNamespace(choose=choose))
+    for module in (ab, lse_cost, driver):
+        monkeypatch.setattr(module, "gpu", lambda ordinal: here)
+    for module in (ab, lse_cost, measure):
+        monkeypatch.setattr(module, "Bench", FakeBench)
+    for module in (ab, kernel):
+        monkeypatch.setattr(module, "Kernel", FakeKernel)
+    return clock
+
+
+@pytest.mark.parametrize("main", MAINS.values(), ids=MAINS)
+def test_help_shows_how_to_call_it(main: Callable[[list[str]], None], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    assert "    python tools/" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tool", "line", "message"),
+    [
+        ("ab", "", "required: --head-dim"),
+        ("ab", "--head-dim 64 --patch name find", "--patch: expected 3 arguments"),
+        ("instruction_mix", "", "required: mix"),
+        ("instruction_mix", "mma=32,add=x", "argument mix: must be like mma=32,fma=16, of mma, ldmatrix, ex2, fma, max, add; got 'add=x'"),
+        ("instruction_mix", "div=2", "got 'div=2'"),
+        ("lse_cost", "--rounds many", "argument --rounds: invalid int value"),
+        ("model", "judge times.json", "required: --head-dim"),
+        ("model", "guess times.json --head-dim 64", "invalid choice: 'guess'"),
+    ],
+)
+def test_a_command_line_that_means_nothing_is_misuse(tool: str, line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        MAINS[f"tools.{tool}"](line.split())
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tool", "line", "message"),
+    [
+        ("lse_cost", "--grid enormous", "error: grid must be one of standard, "),
+        ("instruction_mix", "--arch sm_70 mma=1", "error: arch must be one of sm_80, "),
+        ("model", "judge nowhere.json --head-dim 64", "error: [Errno 2] No such file or directory: 'nowhere.json'"),
+    ],
+)
+def test_a_wrong_value_is_said_in_a_sentence(tool: str, line: str, message: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        MAINS[f"tools.{tool}"](line.split())
+    assert str(stopped.value.code).startswith(message)
+
+
+@pytest.mark.skipif(gpu_count() > 0, reason="needs a machine without a GPU: there is one")
+@pytest.mark.parametrize(
+    "line",
+    ["ab --head-dim 64", "instruction_mix mma=1", "lse_cost", "model measure times.json --head-dim 64"],
+    ids=lambda line: line.split()[0],
+)
+def test_without_a_gpu_that_is_what_is_missing(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tool, *arguments = line.split()
+    with pytest.raises(SystemExit, match=r"^error: driver must be 580 or newer"):
+        MAINS[f"tools.{tool}"](arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ab
+
+
+def candidates(line: list[str], target: str = "h200") -> dict[str, tuple[KernelSpec, Source]]:
+    options = ab.arguments(["--head-dim", "64", *line])
+    return ab.candidates(Problem(Dtype.BF16, 64), find_device(target).target, options)
+
+
+def test_patches_of_one_name_are_one_candidate_and_configs_differ_in_their_fields() -> None:
+    patch = ["--patch", "both", "kBlockQ", "kRows", "--patch", "both", "kBlockKv", "kKeys", "--patch", "one", "kBlockQ", "kRows"]
+    made = candidates([*patch, "--config", "deep", "stages=3,block_kv=96", "--set", "block_q=128"], "a100")
+    spec, base = made["unchanged"]
+    assert list(made) == ["unchanged", "both", "one", "deep"]
+    assert made["one"][1].text == base.text.replace("kBlockQ", "kRows") != base.text
+    assert made["both"][1].text == made["one"][1].text.replace("kBlockKv", "kKeys") != made["one"][1].text
+    assert made["both"][0] is made["one"][0] is spec
+    assert spec.config.to_json()["block_q"] == 128
+    assert made["deep"][0].config.to_json() == {**spec.config.to_json(), "stages": 3, "block_kv": 96}
+    with pytest.raises(ArgumentError, match=r"^patch none must find its text in the kernel; got 'nothing of this kind'$"):
+        candidates(["--patch", "none", "nothing of this kind", ""])
+
+
+def test_the_workloads_of_a_comparison() -> None:
+    def workloads(line: str) -> list[Workload]:
+        return ab.workloads(Problem(Dtype.BF16, 64), ab.arguments(["--head-dim", "64", *line.split()]))
+
+    assert workloads("") == [Workload(32, 32, 32, 512, 512), Workload(4, 32, 32, 4096, 4096), Workload(1, 32, 32, 16384, 16384)]
+    assert workloads("--seqlen 64 --seqlen-kv 8192 --batch 3 --heads 8 --kv-heads 2") == [Workload(3, 8, 2, 64, 8192)]
+
+
+def test_a_line_has_the_median_of_the_ratios_of_the_rounds() -> None:
+    line = ab.line(4e9, [2e-3, 4e-3, 6e-3], [1e-3, 4e-3, 4e-3], Report(168, 12, 0))
+    assert line == "   1.0 TFLOP/s  x 1.500 [1.000..2.000]  168 registers, 12 B spilled"
+
+
+def test_logits_are_changed_as_said() -> None:
+    tensors = Tensors.random(Problem(Dtype.FP16, 64), Workload(1, 2, 1, 3, 101), torch.Generator().manual_seed(0))
+    before = tensors.q.clone()
+    ab.change_logits(tensors, "x4")
+    assert torch.equal(tensors.q, before * 4)
+    tensors.q.zero_()
+    ab.change_logits(tensors, "rising400")
+    logits = torch.einsum("bihd,bjd->bhij", tensors.q.double(), tensors.k[:, :, 0].double()) / 64**0.5
+    assert torch.allclose(logits, torch.linspace(400, 0, 101, dtype=torch.float64).expand_as(logits), atol=1)
+
+
+def test_a_comparison_is_printed_line_by_line(fake: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--head-dim 64 --seqlen 512 --rounds 3 --set stages=3 --config two stages=2 --lse --logits x1 --logits x16"
+    ab.main(line.split())
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("NVIDIA H200, attention_forward_sm90_bf16_d64_full_")
+    names = ["unchanged", "two", "unchanged, lse", "two, lse"]
+    assert [(line[9:19].strip(), line[20:44].strip()) for line in rest] == [(logits, name) for logits in ("x1", "x16") for name in names]
+    assert [line[line.index(" x ") : line.index(" [")] for line in rest[:4]] == [" x 1.000", " x 1.500", " x 0.667", " x 1.000"]
+    assert all(line.startswith("S    512") and line.endswith("128 registers, 0 B spilled") for line in rest)
+
+
+# lse_cost
+
+
+def test_what_lse_costs_is_the_ratio_of_the_times(fake: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
+    lse_cost.main(["--grid", "tutorial", "--rounds", "2"])
+    *cells, last = capsys.readouterr().out.splitlines()
+    assert len(cells) == 3
+    assert all("  x 0.6667 [0.6667..0.6667]  " in cell for cell in cells)
+    assert cells[0].startswith("fp16_d32_full          B64 H32 S256")
+    assert last == "geometric mean x 0.6667, least 0.6667, 3 cells"
+
+
+# instruction_mix
+
+
+def test_a_mixture_is_spread_evenly_and_compiles(capsys: pytest.CaptureFixture[str]) -> None:
+    text = instruction_mix.Mix.parse("mma=4,ex2=2").source().text
+    at = sorted(
+        (text.index(call), kind)
+        for kind, calls in (("mma", "d[{} % 16], a"), ("ex2", "e[{} % 8] ="))
+        for call in map(calls.format, range(2))
+    )
+    assert [kind for _, kind in at] == ["mma", "ex2", "mma", "ex2"]
+    everything = ",".join(f"{kind}=3" for kind in instruction_mix.KINDS)
+    instruction_mix.main(["--arch", "90", everything, "add=1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [everything, "add=1"]
+    assert all(line.endswith(" registers, 0 B spilled") for line in lines)
+
+
+# model
+
+
+def measured(cell: model.Cell, seconds: Callable[[float], float], count: int = 12) -> list[model.Measured]:
+    """Configs of a cell whose times are what the model says, changed by `seconds`."""
+    problem, workload = model.cell_of(cell)
+    configs: list[Any] = model.tuned(cell, H200)[:count]
+    return [model.Measured(c, 128, seconds(FAMILY.predict(problem, c, workload, H200, 128, FITTED).seconds)) for c in configs]
+
+
+def test_what_is_measured_can_be_judged(fake: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "times.json"
+    model.main(["measure", str(file), "--head-dim", "64", "--mask", "full", "--seqlen", "512", "--seqlen", "1024", "--configs", "6"])
+    device, cells = model.read(file, [64])
+    assert device == H200
+    assert sorted(cells) == [(64, False, 512), (64, False, 1024)]
+    for rows in cells.values():
+        assert [row.seconds for row in rows] == pytest.approx([row.config.stages * 1e-6 for row in rows])
+        assert {row.registers for row in rows} == {128}
+        assert len(rows) > 6, "those of a tune, too"
+    model.main(["judge", str(file), "--head-dim", "64"])
+    assert "cells" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"^error: head-dim must be one that .*times.json holds; got 72$"):
+        model.main(["judge", str(file), "--head-dim", "72"])
+    assert {row["head_dim"] for row in json.loads(file.read_text())["rows"]} == {64}
+
+
+def test_a_sample_is_legal_repeatable_and_half_of_the_space() -> None:
+    problem, _ = model.cell_of((72, True, 512))
+    sample = model.sample(problem, H200.target, 20)
+    assert len(set(sample)) == 20
+    assert sample == model.sample(problem, H200.target, 20)
+    assert all(FAMILY.check(problem, config, H200.target) == [] for config in sample)
+    assert len(set(sample) & set(FAMILY.legal_configs(problem, H200.target))) >= 10
+
+
+def test_a_score_tells_order_and_what_is_missed() -> None:
+    times = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    right = model.Score.of(times, times, times > 1)
+    assert (right.spearman, right.gap, right.tune_gap) == pytest.approx((1, 0, 1))
+    wrong = model.Score.of(-times, times, times > 9)
+    assert (wrong.spearman, wrong.gap, wrong.tune_gap) == pytest.approx((-1, 2, float("inf")))
+
+
+def test_the_model_is_judged_right_where_its_times_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = {cell: measured(cell, lambda s: 2 * s) for cell in ((64, False, 512), (128, True, 4096))}
+    scores = model.judge(H200, cells, FITTED)
+    assert [score.gap for score in scores] == [score.tune_gap for score in scores] == [0, 0]
+    assert all(score.spearman > 0.99 for score in scores)
+    out = capsys.readouterr().out
+    assert "d  64 full   S   512    12 configs  1.000" in out
+    assert "d 128 causal S  4096    12 configs  1.000" in out
+    assert out.endswith("best five within 3 % in 2 of 2 cells\n")
+    upside_down = {cell: measured(cell, lambda s: 1 / s) for cell in cells}
+    assert all(score.spearman < -0.99 for score in model.judge(H200, upside_down, FITTED))
+    exact, scaled = (model.loss(H200, {c: measured(c, f) for c in cells}, FITTED) for f in (lambda s: s, lambda s: 2 * s))
+    assert 0 <= exact < scaled < model.loss(H200, upside_down, FITTED)
+
+
+def test_a_fit_takes_the_best_weights_that_the_search_finds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A search that is made up: it tries all weights halved, and those first that make what was measured."""
+    cells = {(64, False, 512): measured((64, False, 512), lambda s: s)}
+    asked: list[float] = []
+
+    def minimize(cost: Callable[[np.ndarray], float], start: np.ndarray, **options: Any) -> Any:
+        tried = [start * factor for factor in (0.5, 1.0, -1.0)]
+        asked.extend(map(cost, tried))
+        best = min(tried, key=cost)
+        return SimpleNamespace(x=best, fun=cost(best))
+
+    monkeypatch.setitem(sys.modules, "scipy.optimize", SimpleNamespace(minimize=minimize))
+    assert model.fit(H200, cells, 60) == FITTED
+    assert asked[1] < asked[0] < asked[2] == float("inf"), "weights are positive"
+    out = capsys.readouterr().out
+    assert f"    arithmetic={FITTED.arithmetic:.4g}," in out
+    assert out.count("=") == len(FITTED.__dataclass_fields__)
