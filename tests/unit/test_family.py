@@ -194,6 +194,83 @@ class TestAttentionForward:
         reasons = self.reasons(Problem(Dtype.BF16, 8), target="sm_86", block_q=128, warps=8, block_kv=32, blocks_per_sm=7)
         assert any(r.startswith("blocks_per_sm 7 needs 1792 threads, sm_86 has 1536 an SM") for r in reasons)
 
+    @pytest.mark.parametrize(
+        ("problem", "changes", "needed"),
+        [
+            (BF16_64, {}, 2 * (64 // 2 + 32) + 46),  # output and scores of two row tiles
+            (BF16_64, {"block_q": 64}, 64 // 2 + 32 + 46),  # of one
+            (BF16_64, {"block_kv": 128, "stages": 3}, 2 * (64 // 2 + 32) + 46),
+            (BF16_64, {"query": QueryPlace.REGISTERS}, 2 * (64 // 2 + 32 + 64 // 4) + 46),
+            (Problem(Dtype.FP16, 192, 72), {"query": QueryPlace.REGISTERS, "block_q": 64}, 80 // 2 + 32 + 192 // 4 + 46),
+        ],
+    )
+    def test_registers_needed(self, problem: Problem, changes: dict[str, Any], needed: int) -> None:
+        assert FORWARD.registers_needed(problem, dataclasses.replace(self.good, **changes)) == needed  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize(
+        ("warps", "blocks", "cap"),
+        [(2, 4, 255), (4, 2, 255), (4, 3, 168), (8, 1, 255), (8, 2, 128), (12, 1, 168), (16, 1, 128), (16, 2, 64)],
+    )
+    def test_registers_that_are_left(self, warps: int, blocks: int, cap: int) -> None:
+        """65536 an SM, given to a thread by eights, and 255 at most."""
+        config = dataclasses.replace(self.good, warps=warps, block_q=16 * warps, blocks_per_sm=blocks)
+        assert FORWARD.registers_cap(config, SM_80) == cap  # type: ignore[attr-defined]
+
+    def test_registers(self) -> None:
+        """What is needed may be all that is left, and no more."""
+        (reason,) = self.reasons(blocks_per_sm=3, block_kv=32)
+        has = "168 are available with 128 threads and blocks_per_sm 3"
+        assert reason == f"needs about 174 registers a thread, {has}: lower block_kv, blocks_per_sm or the rows of a warp"
+        for needed, reasons in ((168, 0), (169, 1)):
+            beside = needed - (174 - 46)
+            changed = type("Changed", (type(FORWARD),), {"registers_beside": beside})()
+            config = dataclasses.replace(self.good, blocks_per_sm=3, block_kv=32)
+            assert len(changed.check(BF16_64, config, SM_80)) == reasons
+
+    @pytest.mark.parametrize(
+        ("problem", "changes", "needed"),
+        [
+            (BF16_64, {}, (128 * 64 + 2 * 64 * 2 * 64) * 2 + 2 * 128 * 16),  # queries, two stages of K and V, sums of two row tiles
+            (BF16_64, {"block_q": 64, "stages": 4, "block_kv": 32}, (64 * 64 + 4 * 32 * 2 * 64) * 2 + 128 * 16),
+            (Problem(Dtype.BF16, 192, 128), {}, (128 * 192 + 2 * 64 * (192 + 128)) * 2 + 2 * 128 * 16),
+            (Problem(Dtype.BF16, 64, 120), {}, (128 * 128 + 2 * 64 * (64 + 128)) * 2 + 2 * 128 * 16),  # the output takes the queries' place
+            (Problem(Dtype.FP16, 72, 8), {}, (128 * 80 + 2 * 64 * (80 + 16)) * 2 + 2 * 128 * 16),
+        ],
+    )
+    def test_shared_memory_needed(self, problem: Problem, changes: dict[str, Any], needed: int) -> None:
+        assert FORWARD.shared_bytes(problem, dataclasses.replace(self.good, **changes)) == needed
+
+    @pytest.mark.parametrize(("available", "reasons"), [(53248, 0), (53247, 1)])
+    def test_shared_memory_may_be_used_up(self, available: int, reasons: int) -> None:
+        assert FORWARD.shared_bytes(BF16_64, self.good) == 53248
+        for target in (
+            dataclasses.replace(SM_80, shared_memory_per_block=available),
+            dataclasses.replace(SM_80, shared_memory_per_sm=available + 1024),
+        ):
+            assert len(FORWARD.check(BF16_64, self.good, target)) == reasons
+
+    @pytest.mark.parametrize(("available", "reasons"), [(256, 0), (255, 1)])
+    def test_threads_may_be_used_up(self, available: int, reasons: int) -> None:
+        target = dataclasses.replace(SM_80, threads_per_sm=available)
+        config = dataclasses.replace(self.good, blocks_per_sm=2)
+        assert len(FORWARD.check(BF16_64, config, target)) == reasons
+
+    def test_targets_before_sm_80_are_refused(self) -> None:
+        old = dataclasses.replace(SM_80, name="sm_75", capability=(7, 5))
+        assert FORWARD.refusals(BF16_64, old) == ["target must be sm_80 or newer; got sm_75"]
+
+    @pytest.mark.parametrize(
+        ("target", "counts"),
+        [
+            ("sm_80", [534, 354, 320, 200, 152, 50]),
+            ("sm_86", [534, 302, 264, 98, 68, 20]),
+            ("sm_90a", [534, 382, 342, 220, 208, 72]),
+        ],
+    )
+    def test_how_many_configs_are_legal(self, target: str, counts: list[int]) -> None:
+        """Of the problems with a full mask. Another count is a change of what may be chosen: right only if that was meant."""
+        assert [len(FORWARD.legal_configs(problem, find_target(target))) for problem in PROBLEMS[::2]] == counts
+
     def test_all_reasons_at_once(self) -> None:
         reasons = self.reasons(Problem(Dtype.BF16, 60), warps=0, step_kv=24, block_kv=7, stages=9, blocks_per_sm=0)
         assert [r.split()[0] for r in reasons] == ["head_dim", "head_dim_v", "warps", "step_kv", "stages", "blocks_per_sm", "block_kv"]

@@ -151,6 +151,54 @@ def judged(request: pytest.FixtureRequest) -> Judged:
     return Judged(causal=request.param)
 
 
+@pytest.mark.parametrize("index", [0, 1], ids=["out", "lse"])
+@pytest.mark.parametrize(("bound", "factor"), [("max", 2.0), ("rms", 1.5)])
+def test_judge_allows_so_many_times_what_plain_errs_by(index: int, bound: str, factor: float) -> None:
+    """Plain errs by 2^-10 everywhere. An error at one place alone meets the bound of the maximum, one everywhere that of the mean."""
+    generator = torch.Generator().manual_seed(0)
+    ref = torch.randn(1, 64, 2, 32, generator=generator).double(), torch.randn(1, 2, 64, generator=generator).double()
+    rounded, unit = ref[index].float(), 2.0**-10
+    noise = 2 * float(((rounded + 0.3 - 0.3) - rounded).abs().max())
+    pt = ref[0] + unit, ref[1] - unit
+    where = torch.zeros_like(ref[index])
+    where.view(-1)[: 1 if bound == "max" else None] = 1
+    for times, passes in ((1.0, True), (factor * 0.999, True), (factor * 1.001, False)):
+        given = list(pt)
+        given[index] = ref[index] + times * unit * where
+        verdict = judge(given[0], given[1], ref, pt, torch.float32)
+        assert verdict.ok is passes, f"{times} times: {verdict.message}"
+    name = ("out", "lse")[index]
+    assert verdict.message.startswith(f"{name} {bound} error {times * unit:.3e} exceeds ")
+    assert ";" not in verdict.message, "the other bounds hold"
+    allowed = verdict.max_allowed, verdict.rms_allowed, verdict.lse_max_allowed, verdict.lse_rms_allowed
+    assert allowed[2 * index : 2 * index + 2] == pytest.approx((2 * unit + noise, 1.5 * unit + noise), rel=1e-9)
+    assert 0 < noise < 1e-3 * unit
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_judge_allows_the_rounding_of_the_element_type(dtype: torch.dtype) -> None:
+    """Where plain errs by nothing, noise is all that is allowed: of the element type for out, of fp32 for lse."""
+    generator = torch.Generator().manual_seed(0)
+    ref = torch.randn(1, 64, 2, 32, generator=generator).to(dtype).double(), torch.randn(1, 2, 64, generator=generator).double()
+    noise = 2 * float((((r := ref[0].to(dtype)) + 0.3 - 0.3) - r).double().abs().max())
+    noise_lse = 2 * float((((r := ref[1].float()) + 0.3 - 0.3) - r).double().abs().max())
+    verdict = judge(ref[0], ref[1], ref, ref, dtype)
+    assert (verdict.max_allowed, verdict.rms_allowed, verdict.lse_max_allowed, verdict.lse_rms_allowed) == (
+        noise,
+        noise,
+        noise_lse,
+        noise_lse,
+    )
+    assert 0 < noise_lse < noise
+    for index, allowed in ((0, noise), (1, noise_lse)):
+        given = list(ref)
+        given[index] = ref[index].clone()
+        given[index].view(-1)[7] += 0.99 * allowed
+        assert judge(given[0], given[1], ref, ref, dtype).ok
+        given[index].view(-1)[7] += 0.02 * allowed
+        assert not judge(given[0], given[1], ref, ref, dtype).ok
+
+
 def test_judge_accepts_plain_and_the_rounded_reference(judged: Judged) -> None:
     verdict = judged.of()
     assert verdict.ok, verdict.message

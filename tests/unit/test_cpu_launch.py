@@ -1,0 +1,78 @@
+"""What a kernel on the CPU is launched with: addresses, sizes, strides, and how far it may read."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen import host
+from flashgen.build.host_kernel import HostOrder
+from flashgen.codegen.device import device_of_target, find_device
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config
+from flashgen.codegen.family import families
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.spec import KernelSpec
+from flashgen.measure import Tensors
+
+PROBLEM = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL)
+WORKLOAD = Workload(2, 6, 3, 70, 130)
+SM_90 = find_device("h200").target
+
+
+class Launched:
+    """A kernel that keeps what it is launched with."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self.spec = spec
+
+    def launch(self, grid: int, values: Any, pointers: Any, order: Any = None, **more: Any) -> None:
+        names = [field.name for field in self.spec.family.parameters.values]
+        self.given = SimpleNamespace(grid=grid, values=dict(zip(names, values, strict=True)), pointers=list(pointers), order=order, **more)
+
+
+def launch(spec: KernelSpec, tensors: Tensors, scale: float | None = None, order: HostOrder | None = None) -> Any:
+    kernel: Any = Launched(spec)
+    host.run_on_host(kernel, tensors, scale, order)
+    return kernel.given
+
+
+@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+def test_a_launch_has_the_tensors_and_no_more(family: Any) -> None:
+    spec = KernelSpec(family, PROBLEM, family.default(PROBLEM, SM_90), SM_90)
+    tensors = Tensors.random(PROBLEM, WORKLOAD, torch.Generator().manual_seed(0))
+    tensors.out.zero_()
+    given = launch(spec, tensors)
+    inputs = tensors.q, tensors.k, tensors.v
+    assert given.pointers == [t.data_ptr() for t in (*inputs, tensors.out, tensors.lse)]
+    assert list(given.extents) == [(t.data_ptr(), t.numel() * 2) for t in inputs], "copies may read these bytes only"
+    assert tensors.out.isnan().all(), "what is not written shows"
+    assert tensors.lse.isnan().all()
+    assert given.grid == family.grid(PROBLEM, spec.config, WORKLOAD, device_of_target(SM_90))
+    assert [given.values[name] for name in ("len_q", "len_kv")] == [70, 130]
+    assert given.values["scale_log2"] == pytest.approx(64**-0.5 * 1.4426950408889634)
+    assert len(given.tensor_maps) == len(family.parameters.tensor_maps)
+    assert launch(spec, tensors, 0.3).values["scale_log2"] == pytest.approx(0.3 * 1.4426950408889634)
+    order = HostOrder(late_copies=False)
+    assert launch(spec, tensors, None, order).order is order
+
+
+def test_strides_are_those_of_the_tensors() -> None:
+    (family,) = (f for f in families().values() if f.name == "attention_forward")
+    spec = KernelSpec(family, PROBLEM, family.default(PROBLEM, SM_90), SM_90)
+    q, k, v = (torch.randn(2, n, h, w).bfloat16() for n, h, w in ((70, 6, 72), (130, 3, 80), (130, 3, 88)))
+    out, lse = torch.empty(2, 70, 6, 40).bfloat16(), torch.empty(2, 6, 70)
+    given = launch(spec, Tensors(q[..., :64], k[..., :64], v[..., :32], out[..., :32], lse))
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+        batch, row, head, _ = tensor.stride()
+        assert [given.values[f"{name}_{dim}"] for dim in ("batch", "head", "row")] == [batch, head, row]
+
+
+def test_heads_that_a_tile_cannot_pack_are_refused() -> None:
+    (family,) = (f for f in families().values() if f.name == "attention_forward_sm90")
+    spec = KernelSpec(family, PROBLEM, AttentionForwardSm90Config(2, 64, out_panels=1, packed_heads=4), SM_90)
+    with pytest.raises(ArgumentError, match="packed_heads must divide the 2 query heads"):
+        launch(spec, Tensors.random(PROBLEM, WORKLOAD, torch.Generator()))

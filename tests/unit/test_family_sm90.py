@@ -1,0 +1,321 @@
+"""What the Hopper family refuses, needs and launches: hand-counted numbers, and what is one beyond each limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+
+from flashgen.codegen.device import find_device
+from flashgen.codegen.errors import IllegalConfigError
+from flashgen.codegen.families.attention_forward_sm90 import FAMILY, AttentionForwardSm90Config, Reference, Scheduler
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.target import find_target, targets
+from flashgen.selection import dense_strides
+
+H200 = find_device("h200")
+SM_90 = find_target("sm_90a")
+D64, D128 = Problem(Dtype.BF16, 64), Problem(Dtype.BF16, 128)
+GOOD = AttentionForwardSm90Config(2, 128)
+BARRIERS = 512  # bytes of shared memory that barriers, and what a block knows of its tiles, take at most
+
+
+def config(**changes: Any) -> AttentionForwardSm90Config:
+    return dataclasses.replace(GOOD, **changes)
+
+
+def reasons(problem: Problem = D128, **changes: Any) -> list[str]:
+    return FAMILY.check(problem, config(**changes), SM_90)
+
+
+def values(chosen: AttentionForwardSm90Config, workload: Workload, problem: Problem = D128) -> dict[str, Any]:
+    names = [field.name for field in FAMILY.parameters.values]
+    given = FAMILY.values(problem, chosen, workload, H200, dense_strides(problem, workload), 0.125)
+    return dict(zip(names, given, strict=True))
+
+
+def test_legal() -> None:
+    assert reasons() == []
+
+
+@pytest.mark.parametrize("name", [name for name in targets() if name != "sm_90a"])
+def test_it_is_for_one_architecture(name: str) -> None:
+    assert FAMILY.refusals(D128, find_target(name)) == [f"target must be sm_90a; got {name}"]
+    assert FAMILY.check(D128, GOOD, find_target(name)) == [f"target must be sm_90a; got {name}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"warpgroups": 4, "scheduler": Scheduler.DYNAMIC}, "warpgroups must be from 1 to 3; got 4"),
+        ({"warpgroups": 0}, "warpgroups must be from 1 to 3; got 0"),
+        ({"block_kv": 16}, "block_kv must be a multiple of 16 from 32 to 256; got 16"),
+        ({"block_kv": 40}, "block_kv must be a multiple of 16 from 32 to 256; got 40"),
+        ({"block_kv": 272}, "block_kv must be a multiple of 16 from 32 to 256; got 272"),
+        ({"stages": 1}, "stages must be from 2 to 4; got 1"),
+        ({"stages": 5}, "stages must be from 2 to 4; got 5"),
+        ({"query_stages": 0}, "query_stages must be from 1 to 2; got 0"),
+        ({"query_stages": 3}, "query_stages must be from 1 to 2; got 3"),
+        ({"out_panels": 0}, "out_panels must be from 1 to 2; got 0"),
+        ({"out_panels": 3}, "out_panels must be from 1 to 2; got 3"),
+        ({"packed_heads": 3}, "packed_heads must be one of 1, 2, 4, 8, 16; got 3"),
+        ({"packed_heads": 32}, "packed_heads must be one of 1, 2, 4, 8, 16; got 32"),
+        ({"warpgroups": 1}, "turns must be false with warpgroups 1: there is nobody to take turns with; got true"),
+        (
+            {"warpgroups": 3, "block_kv": 64, "query_stages": 1},
+            "scheduler must be dynamic with warpgroups 3: the static one does not fit 160 registers; got static",
+        ),
+    ],
+)
+def test_fields(changes: dict[str, Any], reason: str) -> None:
+    assert reasons(**changes) == [reason]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_kv": 32},
+        {"stages": 4, "block_kv": 32},
+        {"query_stages": 1, "out_panels": 1},
+        {"packed_heads": 16},
+        {"turns": False},
+        {"warpgroups": 1, "turns": False},
+        {"warpgroups": 3, "block_kv": 64, "query_stages": 1, "scheduler": Scheduler.DYNAMIC},
+    ],
+)
+def test_what_is_at_a_limit_is_legal(changes: dict[str, Any]) -> None:
+    assert reasons(**changes) == []
+
+
+def test_all_reasons_at_once() -> None:
+    bad = config(warpgroups=4, block_kv=33, stages=9, query_stages=0, out_panels=9, packed_heads=5)
+    found = FAMILY.check(Problem(Dtype.BF16, 60), bad, SM_90)
+    assert [r.split()[0] for r in found] == [
+        *("head_dim", "head_dim_v", "warpgroups", "block_kv", "stages", "query_stages", "out_panels", "packed_heads")
+    ]
+    with pytest.raises(IllegalConfigError) as error:
+        FAMILY.require_legal(Problem(Dtype.BF16, 60), bad, SM_90)
+    assert list(error.value.reasons) == found
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes", "tiles"),
+    [
+        (D128, {}, 2 * 128 * 256 + 2 * 128 * (256 + 256) + 128 * 256),  # queries, keys and values, output
+        (D128, {"query_stages": 1}, 128 * 256 + 2 * 128 * (256 + 256) + 128 * 256),
+        (D128, {"stages": 3, "block_kv": 64}, 2 * 128 * 256 + 3 * 64 * (256 + 256) + 128 * 256),
+        (D128, {"out_panels": 1}, 2 * 128 * 256 + 2 * 128 * (256 + 256) + 128 * 128),
+        (D128, {"warpgroups": 3, "scheduler": Scheduler.DYNAMIC}, 2 * 192 * 256 + 2 * 128 * (256 + 256) + 192 * 256),
+        (Problem(Dtype.FP16, 72, 8), {"out_panels": 1}, 2 * 128 * 256 + 2 * 128 * (256 + 128) + 128 * 128),  # panels are whole
+        (Problem(Dtype.BF16, 192, 128), {}, 2 * 128 * 384 + 2 * 128 * (384 + 256) + 128 * 256),
+    ],
+)
+def test_shared_memory_needed(problem: Problem, changes: dict[str, Any], tiles: int) -> None:
+    chosen = config(**changes)
+    sums = 8 * chosen.block_q
+    assert tiles + sums < FAMILY.shared_bytes(problem, chosen) <= tiles + sums + BARRIERS
+
+
+def test_shared_memory() -> None:
+    (reason,) = reasons(Problem(Dtype.BF16, 256), block_kv=64)
+    needed = FAMILY.shared_bytes(Problem(Dtype.BF16, 256), config(block_kv=64))
+    cure = "lower block_kv, stages, query_stages, out_panels or warpgroups"
+    assert reason == f"needs {needed} B of shared memory, sm_90a has 232448 B a block: {cure}"
+    needed = FAMILY.shared_bytes(D128, GOOD)
+    for available, count in ((needed, 0), (needed - 1, 1)):
+        target = dataclasses.replace(SM_90, shared_memory_per_block=available)
+        assert len(FAMILY.check(D128, GOOD, target)) == count
+
+
+@pytest.mark.parametrize(
+    ("warpgroups", "block_kv", "head_dim_v", "needed"),
+    [
+        (1, 64, 128, 64 + 64 + 48),
+        (2, 128, 128, 128 + 64 + 40),
+        (3, 64, 128, 64 + 64 + 32),
+        (2, 64, 72, 64 + 40 + 40),
+        (2, 64, 256, 64 + 128 + 40),
+    ],
+)
+def test_registers_needed(warpgroups: int, block_kv: int, head_dim_v: int, needed: int) -> None:
+    """Scores, the probabilities of two blocks, the output, and the rest."""
+    chosen = config(warpgroups=warpgroups, block_kv=block_kv)
+    assert FAMILY.registers_needed(Problem(Dtype.BF16, 128, head_dim_v), chosen) == needed
+
+
+@pytest.mark.parametrize(
+    ("changes", "available"),
+    [({"warpgroups": 1, "block_kv": 144}, 255), ({"block_kv": 144}, 232), ({"warpgroups": 3, "block_kv": 80}, 160)],
+)
+def test_registers(changes: dict[str, Any], available: int) -> None:
+    changes = {"turns": False, "scheduler": Scheduler.DYNAMIC, "query_stages": 1, "out_panels": 1, **changes}
+    needed = FAMILY.registers_needed(D128, config(**changes))
+    has = f"{available} are available with warpgroups {config(**changes).warpgroups}"
+    assert needed > available
+    assert reasons(**changes) == [f"needs about {needed} registers a thread, {has}: lower block_kv"]
+    assert reasons(**{**changes, "block_kv": changes["block_kv"] - 16}) == [], "the next one fits"
+
+
+@pytest.mark.parametrize(("needed", "count"), [(232, 0), (233, 1)])
+def test_registers_may_be_used_up(needed: int, count: int) -> None:
+    changed = type("Changed", (type(FAMILY),), {"registers_beside": (0, needed - 128 - 64, 0)})()
+    assert len(changed.check(D128, GOOD, SM_90)) == count
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes", "blocks", "registers"),
+    [
+        (D64, {"warpgroups": 1}, 2, (40, 216)),
+        (D128, {"warpgroups": 1}, 1, (255, 255)),  # two do not fit the shared memory
+        (D128, {"warpgroups": 1, "block_kv": 64, "query_stages": 1, "out_panels": 1}, 2, (40, 216)),
+        (Problem(Dtype.BF16, 64, 192), {"warpgroups": 1, "block_kv": 32, "query_stages": 1, "out_panels": 1}, 2, (40, 216)),
+        (Problem(Dtype.BF16, 64, 200), {"warpgroups": 1, "block_kv": 32, "query_stages": 1, "out_panels": 1}, 1, (255, 255)),
+        (D64, {"warpgroups": 2, "block_kv": 32}, 1, (40, 232)),
+        (D64, {"warpgroups": 3, "block_kv": 32}, 1, (32, 160)),
+    ],
+)
+def test_blocks_that_share_an_sm(problem: Problem, changes: dict[str, Any], blocks: int, registers: tuple[int, int]) -> None:
+    chosen = config(**changes)
+    assert FAMILY.blocks_per_sm(problem, chosen) == blocks
+    assert FAMILY.registers(problem, chosen) == registers
+
+
+def test_blocks_share_an_sm_if_they_and_what_each_costs_fit() -> None:
+    """An SM has 228 KiB, of which each block costs 1 KiB beside what it asks for."""
+    sizes = itertools.product((32, 48, 64, 80, 96, 112, 128), (1, 2), (1, 2), (2, 3, 4), (64, 96, 128, 192))
+    shared = set()
+    for block_kv, queries, panels, stages, width in sizes:
+        chosen, problem = AttentionForwardSm90Config(1, block_kv, stages, queries, panels, turns=False), Problem(Dtype.BF16, width)
+        fit = 2 * (FAMILY.shared_bytes(problem, chosen) + 1024) <= 228 * 1024
+        assert FAMILY.blocks_per_sm(problem, chosen) == (2 if fit else 1)
+        shared.add(fit)
+    assert shared == {False, True}
+
+
+def test_registers_are_no_more_than_an_sm_has() -> None:
+    for head_dim in (64, 128, 192, 256):
+        for chosen in FAMILY.space(Problem(Dtype.BF16, head_dim), SM_90):
+            problem = Problem(Dtype.BF16, head_dim)
+            (producer, consumer), blocks = FAMILY.registers(problem, chosen), FAMILY.blocks_per_sm(problem, chosen)
+            if (producer, consumer) != (255, 255):
+                assert producer % 8 == consumer % 8 == 0, "setmaxnreg takes eights"
+                assert blocks * 128 * (producer + chosen.warpgroups * consumer) <= 65536
+            else:
+                assert blocks * 256 * 256 <= 65536
+
+
+@pytest.mark.parametrize(
+    ("changes", "workload", "tiles", "grid"),
+    [
+        ({}, Workload(2, 8, 2, 128, 500), 16, 16),
+        ({}, Workload(2, 8, 2, 129, 500), 32, 32),
+        ({}, Workload(2, 8, 2, 128 * 20, 500), 320, 132),
+        ({"warpgroups": 1, "turns": False, "block_kv": 64, "query_stages": 1, "out_panels": 1}, Workload(2, 8, 2, 64 * 20, 500), 320, 264),
+        ({"packed_heads": 4}, Workload(2, 8, 2, 33, 500), 2 * 2 * 2, 8),  # 32 queries a tile
+    ],
+)
+def test_grid(changes: dict[str, Any], workload: Workload, tiles: int, grid: int) -> None:
+    chosen = config(**changes)
+    assert FAMILY.grid(D128, chosen, workload, H200) == grid
+    given = values(chosen, workload)
+    assert (given["tiles"], given["launched_blocks"]) == (tiles, grid)
+    assert given["query_tiles"] == -(-workload.len_q // chosen.queries)
+    assert given["head_sets"] == workload.heads_q // chosen.packed_heads
+    assert given["group_reciprocal"] == -(-(2**64) // 4), "query heads of a key/value head, packed or not"
+    assert given["head_sets_reciprocal"] == -(-(2**64) // given["head_sets"])
+
+
+@pytest.mark.parametrize(
+    ("len_kv", "packed", "section"),
+    [
+        (2048, 1, 32),  # a head's K and V are 1 MiB, and 32 MiB are allowed
+        (2047, 1, 16),  # 16 MiB
+        (65536, 1, 1),
+        (2048, 2, 32),  # sets of heads, of which half as many share a head's K and V, which are 64 MiB together
+    ],
+)
+def test_sections_take_so_much_of_the_l2(len_kv: int, packed: int, section: int) -> None:
+    causal = Problem(Dtype.BF16, 128, mask=Mask.CAUSAL)
+    group = packed
+    workload = Workload(1, 64 * group, 64, 4096, len_kv)
+    given = values(config(packed_heads=packed), workload, causal)
+    assert given["section_heads"] == section
+    assert given["section_blocks"] == section * given["query_tiles"]
+    assert given["section_blocks_reciprocal"] == -(-(2**64) // given["section_blocks"])
+    assert values(config(packed_heads=packed), workload)["section_heads"] == 1, "without a mask"
+
+
+def test_threads() -> None:
+    assert [FAMILY.threads(config(warpgroups=n)) for n in (1, 2, 3)] == [256, 384, 512]
+
+
+@pytest.mark.parametrize("scheduler", Scheduler)
+def test_tiles_are_counted_where_they_are_claimed(scheduler: Scheduler) -> None:
+    assert FAMILY.counts_tiles(config(scheduler=scheduler)) is (scheduler is Scheduler.DYNAMIC)
+
+
+def test_maps_say_where_every_element_is() -> None:
+    problem, workload = Problem(Dtype.FP16, 72, 40), Workload(2, 8, 2, 5, 7)
+    strides = [(1000 * i, 100 * i, 10 * i) for i in (8, 16, 24, 32)]
+    boxes = [(64, 128, 1, 1), (64, 96, 1, 1), (64, 96, 1, 1), (64, 16, 1, 1)]
+    sizes = [(72, 5, 8, 2), (72, 7, 2, 2), (40, 7, 2, 2), (40, 5, 8, 2)]
+    maps = FAMILY.tensor_maps(problem, config(block_kv=96), workload, strides)
+    assert [m.dtype for m in maps] == [Dtype.FP16] * 4
+    assert [m.sizes for m in maps] == sizes
+    assert [m.box for m in maps] == boxes
+    assert [m.strides for m in maps] == [(2 * row, 2 * head, 2 * batch) for batch, head, row in strides]
+    packed = FAMILY.tensor_maps(problem, config(block_kv=96, packed_heads=4), workload, strides)
+    assert packed[1:3] == maps[1:3], "k and v are not packed"
+    assert [m.sizes for m in (packed[0], packed[3])] == [(72, 8, 5, 2), (40, 8, 5, 2)]
+    assert [m.box for m in (packed[0], packed[3])] == [(64, 4, 32, 1), (64, 4, 4, 1)]
+    assert [m.strides for m in (packed[0], packed[3])] == [(2 * h, 2 * r, 2 * b) for b, h, r in (strides[0], strides[3])]
+
+
+def test_launches_that_tensor_maps_cannot_describe_are_refused() -> None:
+    workload = Workload(1, 2, 2, 3, 4)
+    dense = dense_strides(D128, workload)
+    assert FAMILY.launch_refusals(D128, workload, dense) == []
+    assert FAMILY.launch_refusals(D128, Workload(1, 2, 2, 3, 0), dense) == ["len_kv must be at least 1 for tensor copies; got 0"]
+    for at, name in enumerate(("q", "k", "v", "out")):
+        for dim in range(3):
+            for stride, refused in ((2**39 - 8, False), (2**39, True)):
+                own = [list(some) for some in dense]
+                own[at][dim] = stride
+                found = FAMILY.launch_refusals(D128, workload, [(a, b, c) for a, b, c in own])
+                assert found == ([f"strides of {name} must be below {2**39} elements; got {stride}"] if refused else [])
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "count"), [((8, 8), 640), ((64, 64), 520), ((72, 72), 500), ((128, 128), 400), ((192, 128), 400), ((256, 256), 120)]
+)
+def test_how_many_configs_are_legal(head_dims: tuple[int, int], count: int) -> None:
+    """Another count is a change of what may be chosen: right only if that was meant."""
+    problem = Problem(Dtype.BF16, *head_dims)
+    space = list(FAMILY.space(problem, SM_90))
+    assert len(space) == count
+    assert all(FAMILY.check(problem, chosen, SM_90) == [] for chosen in space)
+    assert {chosen.packed_heads for chosen in space} == {1, 2, 4, 8, 16}
+    assert {chosen.reference for chosen in space} == set(Reference)
+    assert {chosen.scheduler for chosen in space} == set(Scheduler)
+    bare = {dataclasses.replace(chosen, query_stages=1, out_panels=1) for chosen in space}
+    assert len(bare) == len(space), "of buffers, one choice each"
+
+
+def test_the_space_has_the_most_buffers_that_fit() -> None:
+    two: list[dict[str, Any]] = [{"query_stages": 2}, {"out_panels": 2}]
+    for problem in (D64, D128, Problem(Dtype.BF16, 256)):
+        for chosen in FAMILY.space(problem, SM_90):
+            more = {dataclasses.replace(chosen, **changes) for changes in two} - {chosen}
+            for other in more:
+                alone = FAMILY.blocks_per_sm(problem, other) < FAMILY.blocks_per_sm(problem, chosen)
+                assert alone or FAMILY.check(problem, other, SM_90), f"{chosen.name} could have another buffer"
+
+
+def test_the_default_is_the_model_s_pick_of_those_that_pack_nothing() -> None:
+    for problem in (D64, D128, Problem(Dtype.FP16, 192, 128, Mask.CAUSAL)):
+        default = FAMILY.default(problem, SM_90)
+        long = Workload(4, 16, 16, 4096, 4096)
+        seconds = {c: FAMILY.predict(problem, c, long, H200).seconds for c in FAMILY.space(problem, SM_90) if c.packed_heads == 1}
+        assert seconds[default] == min(seconds.values())

@@ -1,0 +1,234 @@
+"""Plans without a GPU: which calls share one, and what a plan binds its kernel to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flashgen import ops, selection
+from flashgen.build.driver import Gpu
+from flashgen.codegen.config import Config
+from flashgen.codegen.device import find_device
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config, Scheduler
+from flashgen.codegen.family import find_family
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.spec import KernelSpec
+
+H200 = find_device("h200")
+GPU = Gpu(3, H200, "uuid", "580.1")
+GENERIC, SM90 = find_family("attention_forward"), find_family("attention_forward_sm90")
+
+Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool, float | None, str]
+
+
+def call(**changes: Any) -> Arguments:
+    """The arguments of a call: q, k and v with sizes that all differ, and strides of their own."""
+    sizes = {"batch": 2, "len_q": 5, "len_kv": 7, "heads_q": 6, "heads_kv": 3, "head_dim": 64, "head_dim_v": 32, "dtype": torch.bfloat16}
+    given: dict[str, Any] = {
+        **sizes,
+        "layout": "bshd",
+        "causal": True,
+        "scale": None,
+        "device": "cpu",
+        "padding": (8, 16, 24),
+        "step": 1,
+        **changes,
+    }
+
+    def tensor(name: str, length: str, heads: str, width: str) -> torch.Tensor:
+        padding = given["padding"]["qkv".index(name)]
+        inner = [given[length], given[heads]] if given["layout"] == "bshd" else [given[heads], given[length]]
+        row = given[width] + padding
+        strides = (inner[0] * inner[1] * row, inner[1] * row, row, given["step"])
+        return torch.empty_strided((given["batch"], *inner, given[width]), strides, dtype=given["dtype"], device=given["device"])
+
+    q, k = tensor("q", "len_q", "heads_q", "head_dim"), tensor("k", "len_kv", "heads_kv", "head_dim")
+    return q, k, tensor("v", "len_kv", "heads_kv", "head_dim_v"), given["causal"], given["scale"], given["layout"]
+
+
+DIFFERENT: dict[str, Callable[[], Arguments]] = {
+    "q's batch": lambda: call(batch=3),
+    "q's length": lambda: call(len_q=6),
+    "k's length": lambda: call(len_kv=8),
+    "q's heads": lambda: call(heads_q=9),
+    "k's heads": lambda: call(heads_kv=2),
+    "k's width": lambda: call(head_dim=72),
+    "v's width": lambda: call(head_dim_v=40),
+    "q's strides": lambda: call(padding=(16, 16, 24)),
+    "k's strides": lambda: call(padding=(8, 24, 24)),
+    "v's strides": lambda: call(padding=(8, 16, 32)),
+    "the element type": lambda: call(dtype=torch.float16),
+    "the device": lambda: call(device="meta"),
+    "the mask": lambda: call(causal=False),
+    "a scale": lambda: call(scale=0.125),
+    "another scale": lambda: call(scale=0.25),
+    "the layout": lambda: (*call()[:5], "bhsd"),
+}
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has called nothing yet, and plans that are objects of no use."""
+    monkeypatch.setattr(ops, "_LOCAL", SimpleNamespace())
+    monkeypatch.setattr(ops, "Plan", lambda *arguments: SimpleNamespace(arguments=arguments))
+
+
+@pytest.mark.usefixtures("plans")
+def test_a_call_that_differs_in_anything_has_a_plan_of_its_own() -> None:
+    first = ops._plan(*call())
+    assert ops._plan(*call()) is first, "other tensors of the same signature"
+    made: list[object] = [first]
+    for what, different in DIFFERENT.items():
+        assert ops.plan_at_hand(*different()) is None, what
+        plan = ops._plan(*different())
+        assert all(plan is not other for other in made), what
+        assert ops._plan(*different()) is plan, what
+        assert ops.plan_at_hand(*different()) is plan, what
+        made.append(plan)
+    assert ops._plan(*call()) is first
+
+
+@pytest.mark.usefixtures("plans")
+def test_a_plan_is_made_anew_once_another_kernel_may_be_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = selection.Kernels()
+    monkeypatch.setattr(selection, "kernels", kernels)
+    first = ops._plan(*call())
+    kernels.forget()
+    assert ops.plan_at_hand(*call()) is None
+    assert ops._plan(*call()) is not first
+
+
+@pytest.mark.usefixtures("plans")
+def test_a_thread_keeps_so_many_plans_and_forgets_the_oldest_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_MAX_PLANS", 4)
+    made = [ops._plan(*call(len_q=n)) for n in range(1, 5)]
+    assert [ops.plan_at_hand(*call(len_q=n)) for n in range(1, 5)] == made
+    newest = ops._plan(*call(len_q=5))
+    assert [ops.plan_at_hand(*call(len_q=n)) for n in range(1, 6)] == [None, None, *made[2:], newest]
+
+
+class Bound:
+    """A kernel that keeps what it is bound to, by the names of the family's parameters."""
+
+    def __init__(self, family: str, config: Config | None = None, **problem: Any) -> None:
+        asked = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL) if not problem else Problem(**problem)
+        chosen = find_family(family)
+        self.spec = KernelSpec(chosen, asked, config or chosen.default(asked, H200.target), H200.target)
+        self.gpu = GPU
+        self.launched: list[tuple[int, ...]] = []
+
+    def bind(self, grid: int, values: tuple[int | float, ...], tensor_maps: Any) -> Callable[..., None]:
+        names = [field.name for field in self.spec.family.parameters.values]
+        self.grid, self.values, self.maps = grid, dict(zip(names, values, strict=True)), tensor_maps
+        return lambda *addresses: self.launched.append(addresses)
+
+
+@pytest.fixture(autouse=True)
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "gpu", lambda ordinal: GPU)
+    monkeypatch.setattr(ops, "_require_context", lambda ordinal: None)
+
+
+def plan(arguments: dict[str, Any], kernel: Any) -> ops.Plan:
+    with FakeTensorMode():
+        return ops.Plan(*call(device="cuda:3", **arguments), kernel)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_a_plan_binds_sizes_strides_and_scale(layout: str) -> None:
+    kernel = Bound("attention_forward")
+    made = plan({"layout": layout}, kernel)
+    rows, heads = ("row", "head") if layout == "bshd" else ("head", "row")  # which of them is the outer dimension
+    widths = {"q": 72, "k": 80, "v": 56, "out": 32}
+    inner = {"q": 6, "k": 3, "v": 3, "out": 6} if layout == "bshd" else {"q": 5, "k": 7, "v": 7, "out": 5}
+    outer = {"q": 5, "k": 7, "v": 7, "out": 5} if layout == "bshd" else {"q": 6, "k": 3, "v": 3, "out": 6}
+    for tensor, width in widths.items():
+        assert kernel.values[f"{tensor}_{heads}"] == width
+        assert kernel.values[f"{tensor}_{rows}"] == width * inner[tensor]
+        assert kernel.values[f"{tensor}_batch"] == width * inner[tensor] * outer[tensor]
+    assert [kernel.values[name] for name in ("heads_q", "len_q", "len_kv")] == [6, 5, 7]
+    assert kernel.values["scale_log2"] == pytest.approx(64**-0.5 * 1.4426950408889634)
+    assert kernel.grid == 12
+    assert made.index == 3
+    assert made.out_shape == ((2, 5, 6, 32) if layout == "bshd" else (2, 6, 5, 32))
+    assert made.lse_shape == (2, 6, 5)
+    plan({"layout": layout, "scale": 0.3}, kernel)
+    assert kernel.values["scale_log2"] == pytest.approx(0.3 * 1.4426950408889634)
+
+
+def test_a_plan_binds_the_maps_of_its_tensors() -> None:
+    kernel = Bound("attention_forward_sm90")
+    plan({}, kernel)
+    assert [m.sizes for m in kernel.maps] == [(64, 5, 6, 2), (64, 7, 3, 2), (32, 7, 3, 2), (32, 5, 6, 2)]
+    rows = [m.strides for m in kernel.maps]
+    assert rows == [(864, 144, 4320), (480, 160, 3360), (336, 112, 2352), (384, 64, 1920)], "of rows, heads, batches in bytes"
+
+
+@pytest.mark.parametrize("scheduler", Scheduler)
+def test_a_plan_gives_a_tile_counter_to_those_that_count(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Bound("attention_forward_sm90", AttentionForwardSm90Config(2, 64, out_panels=1, scheduler=scheduler))
+    made = plan({}, kernel)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
+    monkeypatch.setattr(ops, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
+    q, k, v, out, lse = (SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64, 80))
+    counter = 3077 if scheduler is Scheduler.DYNAMIC else 0
+    made.into(q, k, v, out, lse)  # type: ignore[arg-type]
+    made.into(q, k, v, out, None)  # type: ignore[arg-type]
+    assert kernel.launched == [(77, 16, 32, 48, 64, 80, counter), (77, 16, 32, 48, 64, 0, counter)]
+    for at in range(3):
+        tensors: list[Any] = [q, k, v, out, lse]
+        tensors[at] = SimpleNamespace(data_ptr=lambda: 24)
+        with pytest.raises(
+            ArgumentError, match=rf"^{'qkv'[at]} must begin at an address that is a multiple of 16 bytes; got one 8 past it$"
+        ):
+            made.into(*tensors)
+    assert len(kernel.launched) == 2
+
+
+def test_a_plan_without_rows_launches_nothing() -> None:
+    for empty in ({"batch": 0}, {"len_q": 0}, {"heads_q": 0}):
+        made = plan(empty, None)
+        assert made.launch is None
+
+
+def test_a_plan_asks_for_a_kernel_that_takes_its_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def choose(problem: Problem, workload: Workload, on: Gpu, without: frozenset[str]) -> Any:
+        asked.append((problem, workload, on, without))
+        return Bound("attention_forward")
+
+    monkeypatch.setattr(ops, "choose_kernel", choose)
+    plan({}, None)
+    plan({"len_kv": 0}, None)
+    problem = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL)
+    assert asked[0] == (problem, Workload(2, 6, 3, 5, 7), GPU, frozenset())
+    assert asked[1] == (problem, Workload(2, 6, 3, 5, 0), GPU, frozenset({"attention_forward_sm90"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": 2}, r"^q must be contiguous in its last dimension \(stride 1\); got stride 2$"),
+        ({"padding": (4, 8, 8)}, r"^q must have rows aligned to 16 bytes .*; got stride 68 in dimension 2$"),
+        ({"padding": (8, 4, 8)}, r"^k must have rows aligned to 16 bytes .*; got stride 1428 in dimension 0$"),
+        ({"padding": (8, 8, 4)}, r"^v must have rows aligned to 16 bytes .*; got stride 756 in dimension 0$"),
+        ({"heads_q": 4}, r"^q must have a number of heads that is a multiple of k's 3; got 4$"),
+        ({"head_dim": 60, "padding": (4, 4, 8)}, r"head_dim must be a multiple of 8 from 8 to 256; got 60"),
+    ],
+)
+def test_a_plan_refuses_what_no_kernel_can_take(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        plan(changes, None)
+
+
+def test_a_plan_refuses_a_kernel_whose_tiles_hold_too_many_heads() -> None:
+    packed = AttentionForwardSm90Config(2, 64, out_panels=1, packed_heads=4)
+    with pytest.raises(ArgumentError, match="packed_heads must divide the 2 query heads of a key/value head; got 4"):
+        plan({}, Bound("attention_forward_sm90", packed))
