@@ -172,6 +172,8 @@ class TestAttentionForward:
             ({"warps": 1, "block_q": 32}, "warps must be from 2 to 16; got 1"),
             ({"warps": 17, "block_q": 272}, "warps must be from 2 to 16; got 17"),
             ({"blocks_per_sm": 9}, "blocks_per_sm must be from 1 to 8; got 9"),
+            ({"block_q": 192}, "block_q must give each warp 16 or 32 rows, so 64 or 128 with warps 4; got 192"),
+            ({"block_q": 32}, "block_q must give each warp 16 or 32 rows, so 64 or 128 with warps 4; got 32"),
             ({"block_q": 96}, "block_q must give each warp 16 or 32 rows, so 64 or 128 with warps 4; got 96"),
         ],
     )
@@ -281,6 +283,10 @@ class TestAttentionForward:
         assert all(r in str(error.value) for r in reasons)
         assert str(error.value).startswith(f"config {config.name} is illegal: ")
 
+    @pytest.mark.parametrize(("head_dims", "fits"), [((64, 64), True), ((192, 128), True), ((72, 80), True), ((64, 72), False)])
+    def test_the_output_takes_the_queries_place_where_it_fits(self, head_dims: tuple[int, int], fits: bool) -> None:
+        assert FORWARD.context(Problem(Dtype.BF16, *head_dims), self.good, SM_80)["output_over_queries"] is fits
+
     def test_grid_covers_every_row_once(self) -> None:
         assert FORWARD.grid(Problem(Dtype.BF16, 64), self.good, Workload(3, 8, 2, 1, 99), H200) == 24
         assert FORWARD.grid(Problem(Dtype.BF16, 64), self.good, Workload(3, 8, 2, 128, 99), H200) == 24
@@ -319,6 +325,7 @@ class TestAttentionForward:
             (Workload(1, 32, 4, 2000, 65536), 8),  # groups of 8 share their 16 MiB: 15 would fit
             (Workload(1, 3, 3, 100, 0), 3),
             (Workload(1, 2, 2, 64, 2**20), 1),  # not even one fits
+            (Workload(4096, 1, 1, 8, 8), 1024),  # more would fit
         ],
     )
     def test_order_takes_every_block_once_and_the_longest_first(self, workload: Workload, section: int) -> None:

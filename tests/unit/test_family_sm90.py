@@ -89,6 +89,12 @@ def test_what_is_at_a_limit_is_legal(changes: dict[str, Any]) -> None:
     assert reasons(**changes) == []
 
 
+@pytest.mark.parametrize(("head_dims", "panels"), [((192, 64), 1), ((64, 72), 2), ((64, 192), 3)])
+def test_the_output_has_so_many_panels(head_dims: tuple[int, int], panels: int) -> None:
+    for given, found in ((panels, []), (panels + 1, [f"out_panels must be from 1 to {panels}; got {panels + 1}"])):
+        assert reasons(Problem(Dtype.BF16, *head_dims), block_kv=48, out_panels=given) == found
+
+
 def test_all_reasons_at_once() -> None:
     bad = config(warpgroups=4, block_kv=33, stages=9, query_stages=0, out_panels=9, packed_heads=5)
     found = FAMILY.check(Problem(Dtype.BF16, 60), bad, SM_90)

@@ -107,3 +107,9 @@ def test_flops_follow_the_convention() -> None:
     assert workload.flops(Problem(Dtype.BF16, 64)) == 4 * 2 * 8 * 100 * 300 * 64
     assert workload.flops(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL)) == 2 * 2 * 8 * 100 * 300 * 64
     assert workload.flops(Problem(Dtype.BF16, 192, 128)) == 2 * 2 * 8 * 100 * 300 * (192 + 128)
+
+
+def test_what_the_memory_moves_at_least() -> None:
+    workload = Workload(2, 8, 2, 100, 300)
+    rows, keys = 2 * 8 * 100, 2 * 2 * 300
+    assert workload.io_bytes(Problem(Dtype.BF16, 192, 128)) == 2 * (rows * 192 + keys * 192 + keys * 128 + rows * 128)

@@ -119,6 +119,17 @@ def test_plain_keeps_scores_and_rounds_results() -> None:
     assert 0 < float((out - ref[0]).abs().max()) < 2e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_plain_rounds_probabilities_and_nothing_before(dtype: torch.dtype) -> None:
+    q, k, v = (t[:1, :, :1].to(dtype) for t in inputs(30, 40, heads=(1, 1)))
+    scores = q[0, :, 0].float() @ k[0, :, 0].float().T * 0.25
+    probabilities = torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True))
+    out, lse = plain(q, k, v, causal=False, scale=0.25)
+    assert torch.equal(out[0, :, 0], (probabilities.to(dtype).float() @ v[0, :, 0].float()).to(dtype))
+    assert not torch.equal(out[0, :, 0], (probabilities @ v[0, :, 0].float()).to(dtype))
+    torch.testing.assert_close(lse[0, 0], torch.logsumexp(scores, -1), rtol=1e-6, atol=1e-6)
+
+
 def test_bad_shapes_name_the_argument() -> None:
     q, k, v = inputs(4, 4)
     for bad, message in (
@@ -253,6 +264,16 @@ def test_judge_rejects_one_nan(judged: Judged) -> None:
         verdict = judged.of(*spoilt)
         assert not verdict.ok
         assert f"{name} is NaN in 1 of" in verdict.message
+
+
+def test_judge_passes_nothing_by_bounds_that_are_no_numbers() -> None:
+    judged = Judged()
+    for index in range(2):
+        pt = [x.clone() for x in judged.pt]
+        pt[index].view(-1)[-1] = torch.nan
+        verdict = judge(*judged.pt, judged.ref, (pt[0], pt[1]), torch.float16)
+        assert not verdict.ok
+        assert f"{('out', 'lse')[index]} max error" in verdict.message
 
 
 def test_judge_wants_infinities_in_their_places() -> None:

@@ -104,6 +104,7 @@ def test_problem_json_round_trip() -> None:
     ("change", "message"),
     [
         ({"revision": FAMILY.revision + 1}, rf"^revision of attention_forward must be {FAMILY.revision}; got {FAMILY.revision + 1}"),
+        ({"revision": FAMILY.revision - 1}, rf"^revision of attention_forward must be {FAMILY.revision}; got {FAMILY.revision - 1}"),
         ({"family": "nonsense"}, r"^family must be one of .*; got 'nonsense'$"),
         ({"target": "sm_75"}, r"^arch must be one of .*; got 'sm_75'$"),
         ({"target": None}, r"^arch must be one of .*; got None$"),

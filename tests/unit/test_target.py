@@ -71,6 +71,7 @@ def test_a_target_refuses_a_name_that_the_compiler_would(name: str) -> None:
         (128, 255, 0, 2, "registers: 4 warps of 8192 twice"),
         (128, 128, 0, 4, "registers"),
         (128, 129, 0, 3, "registers, given out in units of 256 a warp: 129 cost as much as 136"),
+        (128, 73, 0, 6, "registers, as if 80 a thread: 73 would be 7 blocks"),
         (1024, 32, 0, 2, "threads"),
         (32, 8, 0, 32, "blocks"),
         (128, 32, 81 * 1024, 2, "shared memory with what each block reserves"),

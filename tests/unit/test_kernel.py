@@ -1,0 +1,190 @@
+"""Loading, binding and launching on a driver that is made up: what it is asked for, in which order, and what becomes of its errors."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as binding
+
+from flashgen.build import driver, kernel, tensor_map
+from flashgen.build.artifact import Artifact
+from flashgen.build.driver import DriverError, Gpu
+from flashgen.build.kernel import MAX_GRID, Kernel
+from flashgen.build.tensor_map import Encoder
+from flashgen.codegen.device import find_device
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.family import find_family
+from flashgen.codegen.parameters import ADDRESSES, TENSOR_MAP_BYTES
+from flashgen.codegen.problem import Dtype, Problem, Workload
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.tensor_map import TensorMapShape
+from flashgen.selection import dense_strides
+
+H200 = find_device("h200")
+PROBLEM, WORKLOAD = Problem(Dtype.BF16, 64, 32), Workload(2, 6, 3, 70, 130)
+SHAPE = TensorMapShape(Dtype.FP16, (64, 1000, 3), (128, 2**20), (32, 8, 1), 64)
+
+
+class FakeDriver:
+    """The binding's types and names, and functions that keep what they are given. `failing` names the one that fails."""
+
+    def __init__(self) -> None:
+        self.failing, self.asked, self.launches = "", list[tuple[Any, ...]](), list[SimpleNamespace]()
+        self.kept: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu") or name.startswith("cuuint"):
+            return getattr(binding, name)
+        results = {"cuLibraryLoadData": 11, "cuLibraryGetKernel": 12, "cuDeviceGet": 13}
+        return lambda *given: (self.status(name, *given), *([results[name]] if name in results else []))
+
+    def status(self, name: str, *given: Any) -> Any:
+        self.asked.append((name, *given))
+        return binding.CUresult.CUDA_ERROR_INVALID_VALUE if name == self.failing else binding.CUresult.CUDA_SUCCESS
+
+    def cuTensorMapEncodeTiled(self, *given: Any) -> tuple[Any, Any]:
+        """A map that says which address it is of."""
+        status = self.status("cuTensorMapEncodeTiled", *given)
+        encoded = ctypes.create_string_buffer(struct.pack("=16Q", *[given[2]] * 16), TENSOR_MAP_BYTES)
+        self.kept.append(encoded)
+        return status, SimpleNamespace(getPtr=lambda: ctypes.addressof(encoded))
+
+    def cuLaunchKernel(self, function: Any, *given: Any) -> tuple[Any]:
+        *shape, shared, stream, arguments, extra = given
+        (address,) = struct.unpack("=Q", ctypes.string_at(arguments, 8))
+        self.launches.append(SimpleNamespace(function=int(function), shape=shape, shared=shared, stream=stream, at=address, extra=extra))
+        return (self.status("cuLaunchKernel"),)
+
+
+@pytest.fixture
+def cu(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    fake = FakeDriver()
+    for module in (driver, kernel, tensor_map):
+        monkeypatch.setattr(module, "driver", lambda: fake)
+    return fake
+
+
+def load(family: str, arch: str = "sm_90a") -> Kernel:
+    chosen = find_family(family)
+    spec = KernelSpec(chosen, PROBLEM, chosen.default(PROBLEM, H200.target), H200.target)
+    return Kernel(spec, Artifact("entry", arch, "text", b"code", "log", "13.0"), Gpu(3, H200, "uuid", "580.1"))
+
+
+def bind(loaded: Kernel) -> kernel.Launch:
+    family, config, strides = loaded.spec.family, loaded.spec.config, dense_strides(PROBLEM, WORKLOAD)
+    values = family.values(PROBLEM, config, WORKLOAD, H200, strides, 0.125)
+    maps = family.tensor_maps(PROBLEM, config, WORKLOAD, strides)
+    return loaded.bind(family.grid(PROBLEM, config, WORKLOAD, H200), values, maps)
+
+
+def test_a_kernel_is_loaded_and_may_use_its_shared_memory(cu: FakeDriver) -> None:
+    loaded = load("attention_forward_sm90")
+    shared = loaded.spec.family.shared_bytes(PROBLEM, loaded.spec.config)
+    limit = binding.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    assert cu.asked == [
+        ("cuLibraryLoadData", b"code", [], [], 0, [], [], 0),
+        ("cuLibraryGetKernel", 11, b"entry"),
+        ("cuDeviceGet", 3),
+        ("cuKernelSetAttribute", limit, shared, 12, 13),
+    ]
+    del loaded
+    assert cu.asked[-1] == ("cuLibraryUnload", 11), "with the last reference"
+
+
+@pytest.mark.parametrize(
+    ("failing", "message"),
+    [
+        ("cuLibraryLoadData", "loading entry failed: CUDA_ERROR_INVALID_VALUE"),
+        ("cuLibraryGetKernel", "finding entry failed: "),
+        ("cuKernelSetAttribute", r"allowing \d+ B of shared memory failed: "),
+    ],
+)
+def test_what_the_driver_refuses_is_said(cu: FakeDriver, failing: str, message: str) -> None:
+    cu.failing = failing
+    with pytest.raises(DriverError, match=f"^{message}"):
+        load("attention_forward")
+
+
+def test_machine_code_of_another_architecture_is_not_loaded(cu: FakeDriver) -> None:
+    with pytest.raises(ArgumentError, match=r"^artifact must be for sm_90a, the architecture of device 3; got sm_80$"):
+        load("attention_forward", "sm_80")
+    assert cu.asked == []
+
+
+@pytest.mark.parametrize("grid", [-1, 0, MAX_GRID + 1])
+def test_a_grid_has_blocks(cu: FakeDriver, grid: int) -> None:
+    loaded = load("attention_forward")
+    values = [0] * len(loaded.spec.family.parameters.values)
+    with pytest.raises(ArgumentError, match=rf"^workload must need from 1 to {MAX_GRID} blocks; got {grid}$"):
+        loaded.bind(grid, tuple(values))
+    assert [loaded.bind(n, tuple(values)).grid for n in (1, MAX_GRID)] == [1, MAX_GRID]
+
+
+@pytest.mark.parametrize("family", ["attention_forward", "attention_forward_sm90"])
+def test_a_launch_writes_each_address_into_its_field(cu: FakeDriver, family: str) -> None:
+    loaded = load(family)
+    launch, block, spec = bind(loaded), loaded.spec.family.parameters, loaded.spec
+    for round, stream in ((1, 77), (2, 78), (3, 77)):
+        addresses = [1024 * (round + 10 * i) for i in range(len(ADDRESSES))]
+        launch(stream, *addresses)
+        made = cu.launches[-1]
+        threads, shared = spec.family.threads(spec.config), spec.family.shared_bytes(PROBLEM, spec.config)
+        assert (made.function, made.stream, made.extra) == (12, stream, 0)
+        assert made.shape == [spec.family.grid(PROBLEM, spec.config, WORKLOAD, H200), 1, 1, threads, 1, 1]
+        assert made.shared == shared
+        parameters = ctypes.string_at(made.at, len(launch.parameters))
+        expected = bytearray(launch.parameters)
+        for place in block.pointers:
+            struct.pack_into("=Q", expected, place.offset, addresses[place.index])
+        for place in block.tensor_maps:
+            struct.pack_into("=16Q", expected, place.offset, *[addresses[place.index]] * 16)
+        assert parameters == expected
+        assert made.at % 64 == 0
+    assert len(block.tensor_maps) + len(block.pointers) >= 5
+
+
+def test_a_refused_launch_is_said(cu: FakeDriver) -> None:
+    launch = bind(load("attention_forward"))
+    cu.failing = "cuLaunchKernel"
+    with pytest.raises(DriverError, match=r"^launching entry failed: CUDA_ERROR_INVALID_VALUE$"):
+        launch(0, *range(16, 112, 16))
+    cu.failing = ""
+    launch(0, *range(16, 112, 16))
+
+
+def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:
+    encoded = Encoder(SHAPE)(0x7F00)
+    ((name, dtype, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill),) = cu.asked
+    assert (name, dtype, rank, address) == (
+        "cuTensorMapEncodeTiled",
+        binding.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        3,
+        0x7F00,
+    )
+    assert [[int(n) for n in numbers] for numbers in (sizes, strides, box, steps)] == [[64, 1000, 3], [128, 2**20], [32, 8, 1], [1, 1, 1]]
+    assert interleave == binding.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE
+    assert swizzle == binding.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B
+    assert promotion == binding.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+    assert fill == binding.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE, "0 beyond the tensor"
+    assert encoded == struct.pack("=16Q", *[0x7F00] * 16)
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+def test_element_types_and_swizzles_have_the_driver_s_names(cu: FakeDriver, dtype: Dtype, swizzle: int) -> None:
+    Encoder(TensorMapShape(dtype, (64, 8), (128,), (16, 8), swizzle))(16)
+    names = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16"}, {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+    assert cu.asked[0][1].name == f"CU_TENSOR_MAP_DATA_TYPE_{names[0][dtype]}"
+    assert cu.asked[0][9].name == f"CU_TENSOR_MAP_SWIZZLE_{names[1][swizzle]}"
+
+
+def test_a_refused_map_says_what_was_asked_for(cu: FakeDriver) -> None:
+    cu.failing = "cuTensorMapEncodeTiled"
+    with pytest.raises(
+        DriverError, match=r"^encoding a tensor map of TensorMapShape\(.*\) at address 0x7f00 failed: CUDA_ERROR_INVALID_VALUE$"
+    ):
+        Encoder(SHAPE)(0x7F00)
