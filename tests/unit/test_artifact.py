@@ -25,6 +25,12 @@ def test_spills_are_a_defect() -> None:
     assert report.defects == ["spills 40 B a thread"]
 
 
+def test_spills_are_what_is_stored_and_loaded() -> None:
+    log = CLEAN.replace("0 bytes spill stores, 0 bytes spill loads", "16 bytes spill stores, 24 bytes spill loads")
+    assert Report.from_log(log).spill_bytes == 40
+    assert Report.from_log(CLEAN.replace("0 bytes spill loads", "8 bytes spill loads")).defects == ["spills 8 B a thread"]
+
+
 def test_local_memory_is_a_defect() -> None:
     assert Report.from_log(CLEAN.replace("0 bytes stack", "64 bytes stack")).defects == ["keeps 64 B a thread in local memory"]
 
