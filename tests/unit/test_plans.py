@@ -52,6 +52,15 @@ def call(**changes: Any) -> Arguments:
     return q, k, tensor("v", "len_kv", "heads_kv", "head_dim_v"), given["causal"], given["scale"], given["layout"]
 
 
+def with_another(at: int, **options: Any) -> Arguments:
+    """The same call but for the element type or device of one tensor."""
+    arguments: list[Any] = list(call())
+    tensor = arguments[at]
+    arguments[at] = torch.empty_strided(tensor.shape, tensor.stride(), **{"dtype": tensor.dtype, **options})
+    q, k, v, *rest = arguments
+    return q, k, v, *rest
+
+
 DIFFERENT: dict[str, Callable[[], Arguments]] = {
     "q's batch": lambda: call(batch=3),
     "q's length": lambda: call(len_q=6),
@@ -64,7 +73,13 @@ DIFFERENT: dict[str, Callable[[], Arguments]] = {
     "k's strides": lambda: call(padding=(8, 24, 24)),
     "v's strides": lambda: call(padding=(8, 16, 32)),
     "the element type": lambda: call(dtype=torch.float16),
+    "q's element type": lambda: with_another(0, dtype=torch.float16),
+    "k's element type": lambda: with_another(1, dtype=torch.float16),
+    "v's element type": lambda: with_another(2, dtype=torch.float16),
     "the device": lambda: call(device="meta"),
+    "q's device": lambda: with_another(0, device="meta"),
+    "k's device": lambda: with_another(1, device="meta"),
+    "v's device": lambda: with_another(2, device="meta"),
     "the mask": lambda: call(causal=False),
     "a scale": lambda: call(scale=0.125),
     "another scale": lambda: call(scale=0.25),
@@ -232,3 +247,14 @@ def test_a_plan_refuses_a_kernel_whose_tiles_hold_too_many_heads() -> None:
     packed = AttentionForwardSm90Config(2, 64, out_panels=1, packed_heads=4)
     with pytest.raises(ArgumentError, match="packed_heads must divide the 2 query heads of a key/value head; got 4"):
         plan({}, Bound("attention_forward_sm90", packed))
+
+
+def test_strides_that_are_never_used_are_0() -> None:
+    """PyTorch lets them be anything: one past 2^31 of a dimension of size 1 must not reach a kernel."""
+    tensor = torch.empty_strided((1, 5, 1, 8), (2**40, 8, 2**41, 1), device="meta")
+    assert ops.strides_of(tensor, *ops.LAYOUTS["bshd"]) == (0, 0, 8)
+    assert ops.strides_of(tensor, *ops.LAYOUTS["bhsd"]) == (0, 8, 0)
+    kernel = Bound("attention_forward")
+    plan({"batch": 1, "len_q": 1}, kernel)
+    assert [kernel.values[f"{name}_batch"] for name in ("q", "k", "v", "out")] == [0] * 4
+    assert [kernel.values[f"{name}_row"] for name in ("q", "k", "v", "out")] == [0, 240, 168, 0]
