@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 
 # "C7508: setmaxnreg ignored", "C7510 ... wgmma serialized": the assembler did not do what the text asks for.
 _IGNORED = re.compile(r"^.*\b(C75\d\d)\b.*$|^.*(?:ignored|serializ).*$", re.IGNORECASE | re.MULTILINE)
@@ -69,6 +68,9 @@ class Artifact:
         return {"entry": self.entry, "arch": self.arch, "log": self.log, "compiler_version": self.compiler_version}
 
     @classmethod
-    def from_parts(cls, meta: Mapping[str, Any], source: str, cubin: bytes) -> Artifact:
-        """The reverse of `meta`. Raises KeyError or TypeError if something is missing."""
-        return cls(meta["entry"], meta["arch"], source, cubin, meta["log"], meta["compiler_version"])
+    def from_parts(cls, meta: object, source: str, cubin: bytes) -> Artifact:
+        """The reverse of `meta`. Raises ArgumentError unless it has the fields of `meta` and no others, all of them texts."""
+        fields = ("entry", "arch", "log", "compiler_version")
+        if not isinstance(meta, dict) or meta.keys() != set(fields) or not all(isinstance(value, str) for value in meta.values()):
+            raise ArgumentError(f"artifact must have the texts {', '.join(fields)}, and nothing else")
+        return cls(source=source, cubin=cubin, **meta)

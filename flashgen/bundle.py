@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -20,12 +19,8 @@ from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 
-SCHEMA = 1
-MANIFEST = "manifest.json"
-_FIELDS = {
-    "name", "source", "source_sha256", "cubin", "cubin_sha256", "spec", "parameters", "threads", "shared_bytes", "registers",
-    "spill_bytes", "artifact",
-}  # fmt: skip
+from . import manifest
+from .manifest import ManifestError
 
 T = TypeVar("T")
 
@@ -41,9 +36,9 @@ def require_place(folder: Path) -> Path:
         if folder.is_symlink():
             raise _refused(folder, f"which is a link to {place}")
         if place in (here := Path.cwd(), *here.parents):
-            raise _refused(folder, "in which this command runs: it cannot be replaced by another one")
+            raise _refused(folder, "in which this command runs: name a folder in it")
         if os.path.ismount(place):
-            raise _refused(folder, "where a file system is mounted: it cannot be replaced by another one")
+            raise _refused(folder, "where a file system is mounted: name a folder in it")
         require_writable(nearest(place.parent))
         with suppress(FileNotFoundError):
             _steadily(place, lambda: _names_of(place, folder))
@@ -58,14 +53,17 @@ def write(folder: Path, kernels: Sequence[tuple[KernelSpec, Artifact]]) -> list[
     The folder is made whole beside its place and then put there: it is there complete or not at all. A generated one that is as it was
     written is replaced. Raises ArgumentError as `require_place`, and FlashgenError if it cannot be written: what was there stays.
     """
+    files = {f"{spec.name}.cu": artifact.source.encode() for spec, artifact in kernels}
+    files |= {f"{spec.name}.cubin": artifact.cubin for spec, artifact in kernels}
+    files[manifest.FILE] = manifest.to_bytes([manifest.entry_of(spec, artifact) for spec, artifact in kernels])
     place = require_place(folder)
     try:
         make_folders(place.parent)
         staging = place.with_name(f".flashgen-{secrets.token_hex(8)}")
         staging.mkdir(0o755)
         try:
-            entries = [_write_kernel(staging, spec, artifact) for spec, artifact in kernels]
-            write_new(staging / MANIFEST, (json.dumps({"schema": SCHEMA, "kernels": entries}, indent=2) + "\n").encode(), 0o644)
+            for name, data in files.items():
+                write_new(staging / name, data, 0o644)
             sync_folder(staging)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
@@ -73,7 +71,7 @@ def write(folder: Path, kernels: Sequence[tuple[KernelSpec, Artifact]]) -> list[
         put_folder(staging, place, partial(_names_of, folder=folder))
     except OSError as error:
         raise FlashgenError(f"{folder} cannot be written: {error.strerror or error}") from error
-    return [folder / entry[part] for entry in entries for part in ("source", "cubin")] + [folder / MANIFEST]
+    return [folder / name for name in files]
 
 
 def _steadily(folder: Path, look: Callable[[], T]) -> T:
@@ -111,30 +109,18 @@ def _names_of(place: Path, folder: Path) -> list[str]:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
     if not names:
         return names
-    sums = _checksums(place / MANIFEST)
-    if sums is None:
-        raise _refused(folder, f"which has no {MANIFEST} of that command")
-    for name in set(names) - {MANIFEST}:
+    if not _is_plain(place / manifest.FILE):
+        raise _refused(folder, f"which has no {manifest.FILE} of that command")
+    try:
+        sums = manifest.checksums((place / manifest.FILE).read_bytes())
+    except ManifestError as error:
+        raise _refused(folder, f"in which {folder / manifest.FILE} {error}") from error
+    for name in sorted({*names} - {manifest.FILE}):
         if name not in sums:
             raise _refused(folder, f"which holds {folder / name}, too: move that away")
         if sums[name] != _checksum(place / name):
             raise _refused(folder, f"in which {folder / name} was altered: move that away")
     return names
-
-
-def _checksums(manifest: Path) -> dict[str, str] | None:
-    """The checksum of each file that a manifest names; None if it is not one that `write` wrote."""
-    if not _is_plain(manifest):
-        return None
-    try:
-        values = json.loads(manifest.read_bytes())
-        if not isinstance(values, dict) or values.keys() != {"schema", "kernels"} or values["schema"] != SCHEMA:
-            return None
-        if not all(entry.keys() == _FIELDS for entry in values["kernels"]):
-            return None
-        return {entry[part]: entry[f"{part}_sha256"] for entry in values["kernels"] for part in ("source", "cubin")}
-    except (AttributeError, TypeError, ValueError, RecursionError):
-        return None
 
 
 def _checksum(path: Path) -> str | None:
@@ -144,27 +130,6 @@ def _checksum(path: Path) -> str | None:
 
 def _is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
-
-
-def _write_kernel(folder: Path, spec: KernelSpec, artifact: Artifact) -> dict[str, Any]:
-    source, cubin = f"{spec.name}.cu", f"{spec.name}.cubin"
-    write_new(folder / source, artifact.source.encode(), 0o644)
-    write_new(folder / cubin, artifact.cubin, 0o644)
-    report = artifact.report
-    return {
-        "name": spec.name,
-        "source": source,
-        "source_sha256": hashlib.sha256(artifact.source.encode()).hexdigest(),
-        "cubin": cubin,
-        "cubin_sha256": hashlib.sha256(artifact.cubin).hexdigest(),
-        "spec": spec.to_json(),
-        "parameters": spec.family.parameters.signature,
-        "threads": spec.family.threads(spec.config),
-        "shared_bytes": spec.family.shared_bytes(spec.problem, spec.config),
-        "registers": report.registers,
-        "spill_bytes": report.spill_bytes,
-        "artifact": artifact.meta(),
-    }
 
 
 def read(folder: Path, target: Target) -> list[tuple[KernelSpec, Artifact]]:
@@ -178,35 +143,32 @@ def read(folder: Path, target: Target) -> list[tuple[KernelSpec, Artifact]]:
 
 def _read(folder: Path, target: Target) -> list[tuple[KernelSpec, Artifact]]:
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["schema"] != SCHEMA:
-            raise ArgumentError(f"folder {folder} must have a manifest of schema {SCHEMA}; got {manifest['schema']!r}: generate it again")
-        entries = [e for e in manifest["kernels"] if e["spec"]["target"] == target.name]
-        archs = sorted({e["spec"]["target"] for e in manifest["kernels"]})
-        kernels = [_read_kernel(folder, entry) for entry in entries]
+        entries = manifest.read((folder / manifest.FILE).read_bytes())
+        archs = [(entry["spec"]["target"], entry["artifact"]["arch"]) for entry in entries]  # the same twice, unless one was altered
+        kernels = [_read_kernel(folder, entry, target) for entry, both in zip(entries, archs, strict=True) if target.name in both]
     except OSError as error:
         raise ArgumentError(f"folder must hold what `flashgen generate` wrote; got {folder}: {error}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ArgumentError):
-            raise
+    except ManifestError as error:
+        raise ArgumentError(f"folder {folder} must be as it was generated; {manifest.FILE} {error}: generate it again") from error
+    except FlashgenError as error:
+        raise ArgumentError(f"folder {folder} must hold kernels of this version of flashgen, unaltered: {error}") from error
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise ArgumentError(f"folder {folder} must hold a whole manifest; {type(error).__name__}: {error}") from error
     if not kernels:
-        raise ArgumentError(f"folder {folder} must hold a kernel for {target.name}; got kernels for {', '.join(archs) or 'nothing'}")
+        there = ", ".join(sorted({str(arch) for arch, _ in archs})) or "nothing"
+        raise ArgumentError(f"folder {folder} must hold a kernel for {target.name}; got kernels for {there}")
     return kernels
 
 
-def _read_kernel(folder: Path, entry: dict[str, Any]) -> tuple[KernelSpec, Artifact]:
-    spec = KernelSpec.from_json(entry["spec"])
-    if entry["parameters"] != spec.family.parameters.signature:
-        raise ArgumentError(
-            f"folder {folder} must hold kernels of this version of flashgen; {entry['name']} takes other parameters: generate it again"
-        )
-    files = {}
-    for part in ("source", "cubin"):
-        name = entry[part]
-        if Path(name).name != name:
-            raise ArgumentError(f"folder {folder} must hold its files itself; the manifest names {name!r}")
-        files[part] = (folder / name).read_bytes()
-        if hashlib.sha256(files[part]).hexdigest() != entry[f"{part}_sha256"]:
-            raise ArgumentError(f"folder {folder} must be as it was generated; {name} was altered: generate it again")
-    return spec, Artifact.from_parts(entry["artifact"], files["source"].decode(), files["cubin"])
+def _read_kernel(folder: Path, entry: dict[str, Any], target: Target) -> tuple[KernelSpec, Artifact]:
+    """One kernel. Its spec decides all else that the manifest says of it: whatever differs was altered, or made by another version."""
+    spec = KernelSpec.from_json(entry["spec"], target)
+    if entry["name"] != spec.name:
+        raise ArgumentError(f"spec of {entry['name']} must be that of the kernel; got that of {spec.name}: generate it again")
+    source, cubin = ((folder / f"{spec.name}.{suffix}").read_bytes() for suffix in ("cu", "cubin"))
+    artifact = Artifact.from_parts(entry["artifact"], source.decode(), cubin)
+    if differing := manifest.differences(entry, manifest.entry_of(spec, artifact)):
+        raise ArgumentError(f"{', '.join(differing)} of {spec.name} must be as it was generated: generate it again")
+    if (artifact.entry, artifact.arch) != (spec.name, spec.target.name) or f".text.{spec.name}\0".encode() not in cubin:
+        raise ArgumentError(f"{spec.name}.cubin must hold the kernel {spec.name} for {spec.target.name}: generate it again")
+    return spec, artifact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flashgen import bundle, selection
+from flashgen import bundle, manifest, selection
 from flashgen.build import files
 from flashgen.build.artifact import Artifact
 from flashgen.codegen.errors import ArgumentError, FlashgenError
@@ -70,23 +71,74 @@ def relink(path: Path) -> None:
     path.symlink_to(path.parent.parent / "moved")
 
 
+def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Alters the manifest, and nothing else."""
+
+    def apply(folder: Path) -> None:
+        values = json.loads((folder / "manifest.json").read_text())
+        change(values)
+        (folder / "manifest.json").write_text(json.dumps(values, indent=2) + "\n")
+
+    return apply
+
+
+def forge(change: Callable[[list[Any]], object]) -> Callable[[Path], None]:
+    """Alters the kernels in the manifest, and its own checksum with them."""
+
+    def apply(folder: Path) -> None:
+        entries = json.loads((folder / "manifest.json").read_text())["kernels"]
+        change(entries)
+        (folder / "manifest.json").write_bytes(manifest.to_bytes(entries))
+
+    return apply
+
+
+def as_schema_1(folder: Path) -> None:
+    values = json.loads((folder / "manifest.json").read_text())
+    del values["sha256"]
+    (folder / "manifest.json").write_text(json.dumps(values | {"schema": 1}, indent=2) + "\n")
+
+
+def swap_machine_code(folder: Path) -> None:
+    """Each kernel gets the other one's machine code, and all checksums are right."""
+    first, second = sorted(folder.glob("*.cubin"))
+    data = first.read_bytes(), second.read_bytes()
+    first.write_bytes(data[1])
+    second.write_bytes(data[0])
+
+    def change(entries: list[Any]) -> None:
+        for entry in entries:
+            entry["cubin_sha256"] = hashlib.sha256((folder / entry["cubin"]).read_bytes()).hexdigest()
+
+    forge(change)(folder)
+
+
+def flip_last_byte(folder: Path) -> None:
+    cubin = next(folder.glob("*.cubin"))
+    data = cubin.read_bytes()
+    cubin.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
 # What is done to a generated folder, and the path that the refusal must name.
 FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a web app": (web_app, "out, which has no manifest.json of that command"),
+    "a web app": (web_app, "out/manifest.json is not one of flashgen"),
     "a file": (lambda folder: (folder / "thesis.txt").write_text("years of work"), "out/thesis.txt"),
     "a hidden file": (lambda folder: (folder / ".env").write_text("secret"), "out/.env"),
     "a folder": (lambda folder: (folder / "notes").mkdir(), "out/notes"),
     "a link": (lambda folder: (folder / "link").symlink_to("manifest.json"), "out/link"),
     "a dangling link": (lambda folder: (folder / "link").symlink_to("nowhere"), "out/link"),
     "altered text": (lambda folder: next(folder.glob("*.cu")).write_text("by hand"), ".cu was altered"),
-    "altered machine code": (lambda folder: flip_last_byte(folder), ".cubin was altered"),
+    "altered machine code": (flip_last_byte, ".cubin was altered"),
     "a text that is a link": (lambda folder: relink(next(folder.glob("*.cu"))), ".cu was altered"),
     "a text that is a folder": (lambda folder: refolder(next(folder.glob("*.cu"))), ".cu was altered"),
     "a manifest that is a link": (lambda folder: relink(folder / "manifest.json"), "out, which has no manifest.json"),
-    "a torn manifest": (lambda folder: (folder / "manifest.json").write_text('{"schema": 1'), "out, which has no manifest.json"),
-    "a deep manifest": (lambda folder: (folder / "manifest.json").write_text("[" * 100_000), "out, which has no manifest.json"),
-    "a manifest with more in it": (lambda folder: edit(lambda m: m.update(notes="mine"))(folder), "out, which has no manifest.json"),
-    "a kernel with more to it": (lambda folder: edit(lambda m: m["kernels"][0].update(notes="mine"))(folder), "out, which has no manifest"),
+    "a torn manifest": (lambda folder: (folder / "manifest.json").write_text('{"schema": 1'), "out/manifest.json is no JSON text"),
+    "a deep manifest": (lambda folder: (folder / "manifest.json").write_text("[" * 100_000), "out/manifest.json is no JSON text"),
+    "a manifest with more in it": (edit(lambda m: m.update(notes="mine")), "out/manifest.json was altered"),
+    "a kernel with more to it": (
+        edit(lambda m: m["kernels"][0].update(notes="mine")),
+        "out/manifest.json was altered",
+    ),
     "no manifest": (lambda folder: (folder / "manifest.json").unlink(), "out, which has no manifest.json"),
 }
 
@@ -233,46 +285,81 @@ def test_nobody_else_may_write_what_is_made(kernels: list[tuple[KernelSpec, Arti
         assert path.stat().st_mode & 0o777 == (0o644 if path.is_file() else 0o755) & ~umask
 
 
-def edit(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        change(manifest)
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-
-    return apply
-
-
-def flip_last_byte(folder: Path) -> None:
-    cubin = next(folder.glob("*.cubin"))
-    data = cubin.read_bytes()
-    cubin.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (flip_last_byte, "was altered"),
-        (lambda folder: next(folder.glob("*.cu")).write_text("int x;"), "was altered"),
+        (flip_last_byte, "cubin_sha256 of attention_forward_sm90_bf16_d8_"),
+        (lambda folder: next(folder.glob("*.cu")).write_text("int x;"), "source_sha256 of attention_forward_sm90_bf16_d8_"),
         (lambda folder: next(folder.glob("*.cubin")).unlink(), "must hold what `flashgen generate` wrote"),
         (lambda folder: (folder / "manifest.json").unlink(), "must hold what `flashgen generate` wrote"),
-        (lambda folder: (folder / "manifest.json").write_text("{"), "must hold a whole manifest"),
-        (lambda folder: (folder / "manifest.json").write_text("[]"), "must hold a whole manifest"),
-        (edit(lambda m: m.update(schema=99)), "schema 1; got 99"),
-        (edit(lambda m: m["kernels"][0].pop("cubin_sha256")), "must hold a whole manifest"),
-        (edit(lambda m: m["kernels"][0].update(parameters="int q")), "takes other parameters"),
-        (edit(lambda m: m["kernels"][0].update(cubin="../secret")), "must hold its files itself"),
-        (edit(lambda m: m["kernels"][0]["spec"].update(revision=0)), "revision of attention_forward_sm90 must be"),
-        (edit(lambda m: m["kernels"][0]["spec"]["config"].update(block_q=7)), "block_q"),
-        (edit(lambda m: m["kernels"].clear()), "got kernels for nothing"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is no JSON text"),
+        (lambda folder: (folder / "manifest.json").write_text("[" * 100_000), "manifest.json is no JSON text"),
+        (lambda folder: (folder / "manifest.json").write_bytes(b"\xff"), "manifest.json is no JSON text"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json is not one of flashgen"),
+        (edit(lambda m: m.update(schema=99)), "manifest.json is of schema 99, not 2"),
+        (as_schema_1, "manifest.json is of schema 1, not 2: generate it again"),
+        (edit(lambda m: m.update(more=1)), "manifest.json was altered"),
+        (edit(lambda m: m["kernels"][0]["spec"]["problem"].update(mask="causal")), "manifest.json was altered"),
+        (forge(lambda kernels: kernels[0]["spec"]["problem"].update(mask="causal")), "must be that of the kernel"),
+        (forge(lambda kernels: kernels[0]["artifact"].update(entry=kernels[1]["name"])), "must hold the kernel"),
+        (forge(lambda kernels: kernels[0]["artifact"].update(arch="sm_100a")), "for sm_90a: generate it again"),
+        (swap_machine_code, "must hold the kernel"),
+        (forge(lambda kernels: kernels[0].pop("cubin_sha256")), "manifest.json does not hold kernels"),
+        (forge(lambda kernels: kernels[0].update(more=1)), "manifest.json does not hold kernels"),
+        (forge(lambda kernels: kernels[0].update(parameters="int q")), "parameters of attention_forward_sm90_bf16_d8_"),
+        (forge(lambda kernels: kernels[0].update(cubin="../secret")), "cubin of attention_forward_sm90_bf16_d8_"),
+        (forge(lambda kernels: kernels[0]["artifact"].update(log="")), "log of the compiler has no report"),
+        (forge(lambda kernels: kernels[0]["artifact"].update(log=["Used 1 registers"])), "artifact must have the texts"),
+        (forge(lambda kernels: kernels[0]["spec"].update(revision=0)), "revision of attention_forward_sm90 must be"),
+        (forge(lambda kernels: kernels[0]["spec"]["config"].update(block_q=7)), "block_q"),
+        (forge(lambda kernels: kernels.clear()), "got kernels for nothing"),
     ],
 )
 def test_damage_is_refused(
-    kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path, damage: Callable[[Path], None], message: str
+    kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     bundle.write(tmp_path / "out", kernels)
     damage(tmp_path / "out")
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ArgumentError, match=message) as caught:
         bundle.read(tmp_path / "out", TARGET)
+    assert str(caught.value).startswith("folder ")
+    assert str(tmp_path / "out") in str(caught.value)
+
+
+def test_no_value_of_a_manifest_can_be_altered(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path) -> None:
+    """Not even by somebody who sets the manifest's own checksum right, but for the compiler's log and version, which decide nothing."""
+    bundle.write(tmp_path / "out", kernels)
+    entries = json.loads((tmp_path / "out/manifest.json").read_text())["kernels"]
+    paths = [path for path in leaves(entries) if path[-1] not in ("log", "compiler_version")]
+    assert len(paths) > 40
+    for path in paths:
+        forged = json.loads(json.dumps(entries))
+        *above, last = path
+        holder = forged
+        for key in above:
+            holder = holder[key]
+        holder[last] = {str: "other", int: holder[last] + 1 if isinstance(holder[last], int) else 0, bool: 2}[type(holder[last])]
+        (tmp_path / "out/manifest.json").write_bytes(manifest.to_bytes(forged))
+        with pytest.raises(ArgumentError, match=r"^folder "):
+            pytest.fail(f"{path} was altered, and this was loaded: {bundle.read(tmp_path / 'out', TARGET)}")
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if not isinstance(value, dict | list):
+        return [path]
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return [leaf for key, item in items for leaf in leaves(item, (*path, key))]
+
+
+def test_folders_of_the_schema_before_are_replaced(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path) -> None:
+    bundle.write(tmp_path / "out", kernels)
+    as_schema_1(tmp_path / "out")
+    bundle.write(tmp_path / "out", kernels)
+    assert bundle.read(tmp_path / "out", TARGET) == kernels
+    as_schema_1(tmp_path / "out")
+    edit(lambda values: values["kernels"][0].update(notes="mine"))(tmp_path / "out")
+    with pytest.raises(ArgumentError, match=r"manifest\.json does not hold kernels"):
+        bundle.write(tmp_path / "out", kernels)
 
 
 def test_the_architectures_that_are_there_are_named(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path) -> None:
