@@ -1,10 +1,11 @@
-"""Files and folders that are there whole or not at all: new files, missing folders, and a folder put in the place of another."""
+"""Files and folders that are there whole or not at all: a file written or replaced, and a folder put in the place of another."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
+import secrets
 import shutil
 import tempfile
 import warnings
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 _CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
@@ -44,6 +47,31 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Writes a file beside its place and renames it; what was there stays until then. A link's file is written, not the link.
+
+    Raises ArgumentError, which starts with `file`, for a path that holds anything but a file, or whose folder is missing; FlashgenError
+    if it cannot be written.
+    """
+    staged = None
+    try:
+        place = Path(os.path.realpath(path))
+        if place.exists() and not place.is_file():
+            raise ArgumentError(f"file must be a new or an ordinary one; got {path}")
+        if not place.parent.is_dir():
+            raise ArgumentError(f"file must be in a folder that is there; got {path}")
+        staged = place.with_name(f".flashgen-{secrets.token_hex(8)}")
+        write_new(staged, data, 0o666)
+        os.replace(staged, place)
+        sync_folder(place.parent)
+    except OSError as error:
+        raise FlashgenError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        if staged is not None:
+            with suppress(OSError):
+                staged.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
+from flashgen.build.files import make_folders, require_writable, write_file
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 
 from .report import markdown
@@ -23,17 +21,16 @@ class PlotError(FlashgenError):
 def make_folder(folder: Path) -> None:
     """Makes the folder, and finds out now rather than after an hour whether it can be written. Raises ArgumentError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        make_folders(folder)
+        require_writable(folder)
     except OSError as error:
         raise ArgumentError(f"out must be a folder that can be written; got {folder}: {error.strerror}") from error
 
 
 def save(result: BenchResult, folder: Path) -> list[Path]:
     """Writes the JSON and the Markdown; those of an earlier run are replaced."""
-    _write(folder / JSON, (json.dumps(result.to_json(), indent=2) + "\n").encode())
-    _write(folder / MARKDOWN, markdown(result).encode())
+    write_file(folder / JSON, (json.dumps(result.to_json(), indent=2) + "\n").encode())
+    write_file(folder / MARKDOWN, markdown(result).encode())
     return [folder / JSON, folder / MARKDOWN]
 
 
@@ -45,7 +42,7 @@ def draw(result: BenchResult, folder: Path) -> list[Path]:
         raise PlotError(f"plots need matplotlib: pip install 'flashgen[plot]'; {error}") from error
     images = {folder / PLOTS.replace("*", name): image for name, image in figures(result).items()}
     for path, image in images.items():
-        _write(path, image)
+        write_file(path, image)
     for path in set(folder.glob(PLOTS)) - set(images):
         path.unlink()
     return list(images)
@@ -59,16 +56,3 @@ def read(path: Path) -> BenchResult:
         raise ArgumentError(f"from must be a {JSON} that can be read; got {path}: {error.strerror}") from error
     except (ValueError, TypeError) as error:  # an ArgumentError is a ValueError, too
         raise ArgumentError(f"from must be a {JSON} that `flashgen bench` wrote; got {path}: {error}") from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    handle, staged = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with open(handle, "wb") as file:
-            file.write(data)
-        os.chmod(staged, 0o644)  # mkstemp's files are for their owner alone
-        os.replace(staged, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(staged)
-        raise

@@ -51,7 +51,7 @@ def export(
 ) -> None:
     """Write tuning records to a JSON file, for `flashgen cache import` on another machine."""
     from flashgen import record_exchange, selection
-    from flashgen.atomic_file import write_text
+    from flashgen.build.files import write_file
 
     records = selection.records().all()
     if device_name is not None:
@@ -65,7 +65,7 @@ def export(
         print(text, end="")
         print(f"{len(records)} records exported", file=sys.stderr)
         return
-    write_text(file, text)
+    write_file(file, text.encode())
     if json:
         print_json({"file": str(file), "records": len(records)})
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import stat
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from flashgen.bench import files, report
 from flashgen.bench.result import BenchResult, CellResult, PeerTimes, result_from_json
-from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.spread import Spread
 from tests.unit.bench_results import CAUSAL, DECODE, FULL, cell, result
 
@@ -199,15 +200,16 @@ def test_saving_reads_back_and_leaves_nothing_else(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "bench.json").stat().st_mode) == 0o644
 
 
-def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     files.save(result(), tmp_path)
     before = (tmp_path / "bench.json").read_bytes()
 
     def broken(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("flashgen.bench.files.os.replace", broken)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(os, call, broken)
+    with pytest.raises(FlashgenError, match=r"bench\.json cannot be written: disk full"):
         files.save(result(), tmp_path)
     assert (tmp_path / "bench.json").read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bench.json", "bench.md"]

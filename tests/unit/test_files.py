@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashgen.atomic_file import write_text
+from flashgen.build.files import make_folders, write_file
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 
 
@@ -15,8 +15,8 @@ def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     before = os.umask(0o022)
     try:
-        write_text(path, "first\n")
-        write_text(path, "sécond\n")
+        write_file(path, b"first\n")
+        write_file(path, "sécond\n".encode())
     finally:
         os.umask(before)
     assert path.read_text(encoding="utf-8") == "sécond\n"
@@ -27,7 +27,7 @@ def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
 def test_a_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("first")
     (tmp_path / "link").symlink_to("real")
-    write_text(tmp_path / "link", "second")
+    write_file(tmp_path / "link", b"second")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_text() == "second"
 
@@ -42,7 +42,7 @@ def test_what_was_there_survives_a_failure(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, call, full)
     with pytest.raises(FlashgenError, match=r"a\.json cannot be written: No space left on device") as caught:
-        write_text(path, "second")
+        write_file(path, b"second")
     assert not isinstance(caught.value, ArgumentError)
     assert path.read_text() == "first"
     assert os.listdir(tmp_path) == ["a.json"]
@@ -52,7 +52,18 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
         with pytest.raises(ArgumentError, match=r"^file must be a new or an ordinary one; got "):
-            write_text(path, "text")
+            write_file(path, b"text")
     with pytest.raises(ArgumentError, match=r"^file must be in a folder that is there; got "):
-        write_text(tmp_path / "nowhere/a.json", "text")
+        write_file(tmp_path / "nowhere/a.json", b"text")
     assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_folders_are_made_for_their_owner_to_write(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        make_folders(tmp_path / "a/b")
+        make_folders(tmp_path / "a/b/c")
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in sorted(tmp_path.rglob("*"))] == [0o755 & ~umask] * 3
