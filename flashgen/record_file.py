@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from flashgen.build.cache_dir import UnsafeCacheError, make_safe_dir, require_safe
+from flashgen.build.lock import locked
 
 SCHEMA = 1  # raise when the table, or what it means, changes
-BUSY_SECONDS = 10.0  # how long to wait for another process that writes
+BUSY_SECONDS = 10.0  # how long to wait for another process that writes or makes the file
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ class RecordFile:
     def _open(self, thorough: bool) -> sqlite3.Connection:
         """Opens the file, made new if there is none or it is not sound. `thorough`: reads all of it to find damage."""
         make_safe_dir(self.path.parent)
-        with _exclusive(self.path.parent):  # one process at a time makes the file or sets it aside
+        with locked(self.path.parent, str(self.path.parent), BUSY_SECONDS):  # one process at a time makes the file or sets it aside
             connection = _connect_file(self.path)
             try:
                 if fault := _fault(connection, thorough):
@@ -272,17 +272,6 @@ def _read_only_rows(path: Path) -> list[tuple[Any, ...]]:
                 if _contents(connection) == _OURS:
                     return connection.execute(_SELECT).fetchall()
     return []
-
-
-@contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock, which the other processes that open a file in it wait for."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 # SQLite connections must not be carried across a fork: its locks would be believed held where they are not. So all files are
