@@ -257,7 +257,7 @@ def _read(entry: Path) -> Artifact:
             if values["sha256"][part] != _sha256(data):
                 raise _TornError(f"{part} does not match its checksum")
         return Artifact.from_parts(values["artifact"], source.decode(), cubin)
-    except (OSError, UnsafeCacheError, KeyError, TypeError, ValueError) as error:
+    except (OSError, UnsafeCacheError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise _TornError(f"{type(error).__name__}: {error}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import multiprocessing
 import os
@@ -185,6 +186,10 @@ def replace_with_link(path: Path) -> None:
     path.symlink_to("real")
 
 
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "tampered cubin": lambda e: (e / "kernel.cubin").write_bytes(b"x" + (e / "kernel.cubin").read_bytes()[1:]),
     "torn cubin": lambda e: truncate(e / "kernel.cubin"),
@@ -192,6 +197,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "text that is no UTF-8": lambda e: (e / "kernel.cu").write_bytes(b"\xff"),
     "torn meta": lambda e: truncate(e / "meta.json"),
     "empty meta": lambda e: (e / "meta.json").write_bytes(b""),
+    "deep meta": lambda e: (e / "meta.json").write_text("[" * 100_000),
+    "deep artifact": lambda e: (e / "meta.json").write_text('{"schema": 2, "artifact": ' + "[" * 100_000),
+    "artifact is a list": lambda e: edit_meta(e, lambda m: m.update(artifact=[], sha256=m["sha256"] | {"artifact": digest("[]")})),
     "meta is a list": lambda e: (e / "meta.json").write_text("[]"),
     "foreign schema": lambda e: edit_meta(e, lambda m: m.update(schema=99)),
     "no checksums": lambda e: edit_meta(e, lambda m: m.pop("sha256")),
