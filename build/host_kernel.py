@@ -16,6 +16,7 @@ from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.tensor_map import TensorMapShape
 
 from .host_compiler import HOST
+from .host_folder import program_folder
 from .parameter_buffer import parameter_buffer
 from .tensor_map import host_map
 
@@ -87,7 +88,7 @@ class HostLibrary:
 
     def __init__(self, library: bytes) -> None:
         # Under a name of its own: the loader takes a library of the same name for the same library.
-        with tempfile.NamedTemporaryFile(prefix="flashgen-", suffix=".so") as file:
+        with tempfile.NamedTemporaryFile(prefix="flashgen-", suffix=".so", dir=program_folder()) as file:
             file.write(library)
             file.flush()
             self._run = ctypes.CDLL(file.name).flashgen_host_run

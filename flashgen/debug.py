@@ -11,7 +11,9 @@ from typing import IO
 
 import torch
 
+from flashgen.build.files import make_folders, require_writable
 from flashgen.build.host_compiler import HOST_PROGRAM, HOST_SANITIZED
+from flashgen.build.host_folder import allows_programs, program_folder
 from flashgen.build.host_kernel import HostFaultError, HostOrder
 from flashgen.build.host_program import HostProgram, ProgramLaunch
 from flashgen.build.tensor_map import host_map
@@ -86,8 +88,8 @@ def run(
     tensors: on the CPU, any strides; each gets an allocation of exactly what it spans. source: a text in place of the rendered one.
     order: by default copies happen where they are issued, so that a bad one is found at its line. output: where the kernel's printf
     goes, stdout by default.
-    Raises ArgumentError for heads that the config cannot take and blocks that are not there, HostCompilerMissingError,
-    SanitizerMissingError, and CompileError.
+    Raises ArgumentError for heads that the config cannot take, blocks that are not there and a folder in which no program can be written
+    and run, HostCompilerMissingError, SanitizerMissingError, and CompileError.
     """
     workload = workload_of(tensors)
     spec.family.require_workload(spec.config, workload)
@@ -95,9 +97,8 @@ def run(
     require_int("block", block, 0, grid - 1)
     require_int("blocks", blocks, 1, grid - block)
     some = range(block, block + blocks)
+    folder = _make_folder(folder)
     artifact = selection.store().get_or_compile(source or render_program(spec), HOST_SANITIZED if sanitize else HOST_PROGRAM)
-    folder = folder or Path(tempfile.mkdtemp(prefix="flashgen-debug-"))
-    folder.mkdir(parents=True, exist_ok=True)
     program = HostProgram(artifact, folder)
     _poison(tensors)
     given = {field.name: _bytes(getattr(tensors, field.name)) for field in dataclasses.fields(tensors)}
@@ -115,6 +116,20 @@ def run(
         missing.append(f"{tensors.lse.numel() - len(rows)} rows were not written" if len(rows) else "no row was written")
     expected = Expected.of(tensors, spec.problem.mask is Mask.CAUSAL, _scale(spec), rows) if len(rows) else None
     return Debugged(program, some, grid, None, rows, expected.judge(tensors) if expected else None, "; ".join(missing))
+
+
+def _make_folder(folder: Path | None) -> Path:
+    """The folder, absolute and there; a new temporary one for None."""
+    if folder is None:
+        return Path(tempfile.mkdtemp(prefix="flashgen-debug-", dir=program_folder()))
+    try:
+        make_folders(folder)
+        require_writable(folder)
+    except OSError as error:
+        raise ArgumentError(f"out must be a folder that can be written; got {folder}: {error.strerror or error}") from error
+    if not allows_programs(folder):
+        raise ArgumentError(f"out must be a folder in which programs may be run; got {folder}, which is mounted noexec")
+    return folder.absolute()
 
 
 def _scale(spec: KernelSpec) -> float:

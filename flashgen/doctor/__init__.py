@@ -35,6 +35,7 @@ def checks() -> list[Check]:
         Check("NVRTC", machine.nvrtc),
         Check("cuda-python", machine.bindings),
         Check("PyTorch", machine.torch),
+        Check("kernels on the CPU", machine.cpu),
         Check("environment", machine.environment),
         Check("cache folder", stored.folder),
         Check("compiled kernels", stored.kernels),

@@ -1,14 +1,19 @@
-"""Checks of what flashgen stands on: versions, driver, GPUs and their targets, NVRTC, cuda-python, PyTorch, the environment."""
+"""Checks of what flashgen stands on: versions, driver, GPUs and their targets, NVRTC, cuda-python, PyTorch, the host, the environment."""
 
 from __future__ import annotations
 
 import os
 import platform
+import tempfile
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
+from flashgen.build.cache_dir import cache_dir
 from flashgen.build.compiler import CompilerMissingError, nvrtc_architectures, nvrtc_path, nvrtc_version
 from flashgen.build.driver import CUDA_MAJOR, MINIMUM_DRIVER, DriverState, Gpu, cuda_name, driver_state, gpu, gpu_count, memory_bytes
+from flashgen.build.host_compiler import HostCompilerMissingError, host_compiler
+from flashgen.build.host_folder import allows_programs
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.target import target_for_capability, targets
@@ -139,6 +144,21 @@ def bindings(name: str) -> Finding:
     if version.split(".")[0] != str(CUDA_MAJOR):
         return Finding(name, Status.WRONG, f"cuda-bindings {version}", f"flashgen is made for version {CUDA_MAJOR}", cure)
     return Finding(name, Status.OK, f"cuda-bindings {version}")
+
+
+def cpu(name: str) -> Finding:
+    """What kernels on the CPU need: a C++ compiler, and a folder from which its programs may be run."""
+    meaning = "kernels cannot run on the CPU: no verify --device cpu, no debug, no CPU tensors; tune without a GPU does not verify"
+    try:
+        compiler = host_compiler()
+    except HostCompilerMissingError as error:
+        return Finding(name, Status.NOTE, str(error), meaning, "apt install g++, or name a compiler in CXX")
+    places = {place: allows_programs(place) for place in (Path(tempfile.gettempdir()), cache_dir())}
+    refused = ", ".join(f"{place} is mounted noexec" for place, allowed in places.items() if not allowed)
+    found = f"{compiler.version}{refused and f'; {refused}'}"
+    if not any(places.values()):
+        return Finding(name, Status.NOTE, found, meaning, "set TMPDIR to a folder in which programs may be run")
+    return Finding(name, Status.OK, found)
 
 
 @dataclass(frozen=True)

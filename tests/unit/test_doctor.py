@@ -24,6 +24,7 @@ from flashgen import doctor, selection
 from flashgen.build.artifact import Report
 from flashgen.build.compiler import CompilerMissingError, nvrtc_version
 from flashgen.build.driver import DriverError, DriverState, Gpu
+from flashgen.build.host_compiler import HostCompiler, HostCompilerMissingError
 from flashgen.build.store import ArtifactStore
 from flashgen.codegen.errors import FlashgenError
 from flashgen.codegen.problem import Workload
@@ -204,6 +205,25 @@ def test_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "torch" in str(machine.torch_state())
     seems(machine.torch("PyTorch"), WRONG, "cannot be imported", "flashgen.attention does not work", "pip install 'torch")
     seems(trial.launching("launch", GPU), NOTE, "not tried", "not known", "see PyTorch")
+
+
+def test_kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "host_compiler", lambda: HostCompiler(Path("/usr/bin/g++"), "g++ 13.2.0 for x86_64"))
+    monkeypatch.setattr(tempfile, "tempdir", "/noexec")
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", "/cache")
+    for allowed, status, *found in (
+        ({"/noexec", "/cache"}, OK, "g++ 13.2.0 for x86_64"),
+        ({"/cache"}, OK, "g++ 13.2.0 for x86_64; /noexec is mounted noexec"),
+        (set(), NOTE, "/noexec is mounted noexec, /cache is mounted noexec", "verify --device cpu", "set TMPDIR"),
+    ):
+        monkeypatch.setattr(machine, "allows_programs", lambda folder, allowed=allowed: str(folder) in allowed)
+        seems(machine.cpu("c"), status, *found)
+
+    def missing() -> None:
+        raise HostCompilerMissingError("a C++ compiler must be there; got g++: not found")
+
+    monkeypatch.setattr(machine, "host_compiler", missing)
+    seems(machine.cpu("c"), NOTE, "g++: not found", "verify --device cpu", "apt install g++")
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
