@@ -38,13 +38,15 @@ def chosen_by() -> str:
 
 
 def require_safe(path: Path) -> None:
-    """Raises UnsafeCacheError if `path` is a symbolic link, belongs to another user or is writable by group or others.
+    """Raises UnsafeCacheError if `path` is no file or folder, belongs to another user or is writable by group or others.
 
     Raises OSError if it is not there or cannot be looked at.
     """
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise UnsafeCacheError(f"{path} is a symbolic link: set FLASHGEN_CACHE_DIR to the folder that is meant, or remove the link")
+    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+        raise UnsafeCacheError(f"{path} is neither a folder nor a file: set FLASHGEN_CACHE_DIR to a folder of your own")
     if found.st_uid != os.geteuid():
         owner = f"{path} belongs to user {found.st_uid}, this process runs as {os.geteuid()}"
         raise UnsafeCacheError(f"{owner}: remove it, or set FLASHGEN_CACHE_DIR to a folder of your own")
@@ -58,7 +60,7 @@ def make_safe_dir(path: Path) -> Path:
     with suppress(FileExistsError):
         make_folders(path.parent)
         path.mkdir(mode=0o700)
-    require_safe(path)
-    if not path.is_dir():
+    if path.is_file():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    require_safe(path)
     return path

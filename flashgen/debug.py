@@ -123,12 +123,12 @@ def _make_folder(folder: Path | None) -> Path:
     if folder is None:
         return Path(tempfile.mkdtemp(prefix="flashgen-debug-", dir=program_folder()))
     try:
+        if not allows_programs(folder):
+            raise ArgumentError(f"out must be a folder in which programs may be run; got {folder}, which is mounted noexec")
         make_folders(folder)
         require_writable(folder)
     except OSError as error:
         raise ArgumentError(f"out must be a folder that can be written; got {folder}: {error.strerror or error}") from error
-    if not allows_programs(folder):
-        raise ArgumentError(f"out must be a folder in which programs may be run; got {folder}, which is mounted noexec")
     return folder.absolute()
 
 

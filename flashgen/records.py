@@ -106,11 +106,14 @@ class Records:
         return len(self._file)
 
     def clear(self) -> int:
-        """Removes all records; says how many."""
+        """Removes all records; says how many. Raises FlashgenError where those on disk must stay."""
         with self._file.lock:
             self._rows.clear()
             self._fastest.clear()
-            return self._file.clear()
+            removed = self._file.clear()
+        if self._file.in_memory and self.path.exists():
+            raise FlashgenError(f"{self.path} cannot be written: its records stay")
+        return removed
 
     def _find_fastest(self, problem: Problem, device: Device, benchmark_version: int, without: frozenset[str]) -> Fastest:
         """Goes through the rows in order of time. Of tens of thousands of them only those that it returns are made records."""

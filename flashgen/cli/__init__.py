@@ -6,23 +6,34 @@ Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 fai
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
+from typing import Annotated
 
 import typer
 
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 
+from ..version import __version__
 from . import bench, cache, debug, doctor, kernels, tune
+from .terminal import guard_streams, printable
 
 app = typer.Typer(
     name="flashgen",
-    help="Generates FlashAttention kernels, tunes them on your GPU, and hands them to PyTorch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"flashgen {__version__}")
+        raise typer.Exit
+
+
 app.command("tune")(tune.tune)
 app.command("generate")(kernels.generate)
 app.command("compile")(kernels.compile_)
@@ -34,14 +45,35 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(cache.app, name="cache")
 
 
+@app.callback()
+def _flashgen(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
+    ] = False,
+) -> None:
+    """Generates FlashAttention kernels, tunes them on your GPU, and hands them to PyTorch."""
+
+
 def main() -> None:
     """Entry point of the `flashgen` script."""
+    if sys.stderr is None:  # closed: print() would take stdout in its place
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
+    if sys.stdout is None:
+        print("flashgen: stdout is closed, and results go there: send it to /dev/null if none are wanted", file=sys.stderr)
+        sys.exit(1)
+    guard_streams()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    warnings.showwarning = lambda message, *_args, **_options: print(f"flashgen: warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_args, **_options: print(f"flashgen: warning: {printable(str(message))}", file=sys.stderr)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except FlashgenError as error:
         print(f"flashgen: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ArgumentError) else 1)
-    except BrokenPipeError:
+    except OSError as error:  # a full disk, a pipe that nobody reads, a file system that went read-only: no fault of ours
+        if not isinstance(error, BrokenPipeError):
+            print(f"flashgen: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written must not be tried again at exit
         sys.exit(1)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 
 from .options import Json, print_json, print_table
 
@@ -36,7 +36,10 @@ def clear(records: Annotated[bool, typer.Option("--records", help="Also forget a
     """Remove compiled kernels; they are compiled again when needed. Tuning records stay unless --records is given."""
     from flashgen import selection
 
-    print(f"{selection.store().clear()} kernels removed")
+    try:
+        print(f"{selection.store().clear()} kernels removed")
+    except OSError as error:
+        raise FlashgenError(f"{selection.store().root} cannot be cleared: {error.strerror or error}") from error
     if records:
         print(f"{selection.records().clear()} records removed")
 

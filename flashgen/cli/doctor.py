@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from .options import Json, print_json, print_table, stderr
+from .terminal import printable
 
 
 def doctor(json: Json = False) -> None:
@@ -14,7 +15,7 @@ def doctor(json: Json = False) -> None:
     findings = []
     with stderr.status("looking") as status:  # drawn on terminals only
         for check in checks():
-            status.update(f"checking {check.name}")
+            status.update(printable(f"checking {check.name}"))
             findings.append(check.run())
     wrong, notes = (sum(finding.status is kind for finding in findings) for kind in (Status.WRONG, Status.NOTE))
     if json:

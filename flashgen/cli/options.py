@@ -89,7 +89,7 @@ def print_table(columns: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=True, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))  # as it is: brackets are no markup
-    console = Console(width=10_000)  # as wide as it needs to be: a value cut short would be worse than a line that wraps
+    console = Console(width=10_000, color_system=None)  # as wide as it needs to be: a value cut short would be worse than a line that wraps
     with console.capture() as captured:
         console.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -8,6 +8,7 @@ from rich.progress import Progress as RichProgress
 from flashgen.tuning import Progress
 
 from .options import stderr
+from .terminal import printable
 
 
 class Bars(Progress):
@@ -34,6 +35,7 @@ class Bars(Progress):
 
     def begin(self, stage: str, total: int) -> None:
         """See Progress."""
+        stage = printable(stage)
         self._task = self._bars.add_task(stage, total=total)
         if not self._quiet and not stderr.is_terminal:
             stderr.print(f"{stage}: {total}", highlight=False)
@@ -46,4 +48,4 @@ class Bars(Progress):
     def say(self, text: str) -> None:
         """See Progress."""
         if not self._quiet:
-            stderr.print(text, highlight=False, markup=False)
+            stderr.print(printable(text), highlight=False, markup=False)

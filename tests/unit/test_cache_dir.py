@@ -97,6 +97,17 @@ def test_other_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         require_safe(path)
 
 
+def test_a_device_is_refused_without_bad_advice(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/null"), tmp_path / "pipe"):
+        for refuse in (require_safe, make_safe_dir):
+            with pytest.raises(
+                UnsafeCacheError, match=f"^{path} is neither a folder nor a file: set FLASHGEN_CACHE_DIR to a folder"
+            ) as caught:
+                refuse(path)
+            assert "chmod" not in str(caught.value)
+
+
 def test_what_is_no_folder(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch(mode=0o600)
