@@ -51,7 +51,7 @@ def driver_state() -> DriverState:
         (status,) = binding.cuInit(0)
         _, version = binding.cuDriverGetVersion()  # works without cuInit
     except Exception as error:  # no libcuda: the binding raises RuntimeError or its own types, by version
-        return DriverState(_kernel_module(), None, (str(error) or type(error).__name__).splitlines()[0])
+        return DriverState(_kernel_module(), None, (str(error) or type(error).__name__).splitlines()[0].rstrip("."))
     return DriverState(_kernel_module(), int(version), None if status == binding.CUresult.CUDA_SUCCESS else status.name)
 
 
