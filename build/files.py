@@ -127,7 +127,10 @@ def _taken_over(staging: Path, folder: Path, removable: Callable[[Path], Iterabl
         names = list(removable(old))
         done = old == staging or _placed(staging, folder)
     except BaseException:
-        undo()
+        try:
+            undo()
+        except OSError as error:
+            raise FlashgenError(f"{folder} was replaced by another process meanwhile; what it held before is in {old}") from error
         raise
     try:
         for name in names:

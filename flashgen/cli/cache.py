@@ -85,6 +85,8 @@ def import_(
     """Add another machine's tuning records to those here. What was measured here stays; doing it twice changes nothing."""
     from flashgen import record_exchange, selection
 
+    if str(file) == "-" and sys.stdin is None:
+        raise ArgumentError("file must be one that can be read; got -, and stdin is closed")
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:

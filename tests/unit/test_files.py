@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flashgen.build import files
 from flashgen.build.files import make_folders, write_file
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 
@@ -67,3 +68,46 @@ def test_folders_are_made_for_their_owner_to_write(tmp_path: Path, umask: int) -
     finally:
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in sorted(tmp_path.rglob("*"))] == [0o755 & ~umask] * 3
+
+
+def test_what_cannot_go_back_is_kept_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, staging = tmp_path / "folder", tmp_path / "staging"
+    for path in (folder, staging):
+        path.mkdir()
+        (path / "mine").touch()
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)
+
+    def refuse(_: Path) -> list[str]:
+        folder.mkdir()  # another process puts its own one there
+        (folder / "other").touch()
+        raise ArgumentError("no")
+
+    with pytest.raises(FlashgenError, match=rf"^{folder} was replaced by another process .* is in {staging}\.old$"):
+        files.put_folder(staging, folder, refuse)
+    assert os.listdir(folder) == ["other"]
+    assert os.listdir(f"{staging}.old") == ["mine"]
+
+
+def test_what_cannot_be_removed_is_told_and_the_new_folder_stands(tmp_path: Path) -> None:
+    folder, staging = tmp_path / "folder", tmp_path / "staging"
+    for path in (folder, staging):
+        path.mkdir()
+        (path / path.name).touch()
+    with pytest.warns(RuntimeWarning, match=rf"{staging}, which {folder} replaces, cannot be removed: Directory not empty"):
+        files.put_folder(staging, folder, lambda _: [])
+    assert os.listdir(folder) == ["staging"]
+
+
+def test_a_folder_that_another_process_moves_away_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, staging = tmp_path / "folder", tmp_path / "staging"
+    for path in (folder, staging):
+        path.mkdir()
+        (path / path.name).touch()
+
+    def too_late(_: Path, other: Path) -> bool:
+        other.rename(tmp_path / "away")
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(files, "_exchange", too_late)
+    files.put_folder(staging, folder, os.listdir)
+    assert os.listdir(folder) == ["staging"]

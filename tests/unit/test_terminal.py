@@ -111,6 +111,12 @@ def test_closed_streams(stream: int) -> None:
         assert done.stdout.startswith("// attention_forward")
 
 
+def test_records_are_not_read_from_a_closed_stdin() -> None:
+    command = [sys.executable, "-m", "flashgen", "cache", "import", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=lambda: os.close(0))
+    assert (done.returncode, done.stderr) == (2, "flashgen: file must be one that can be read; got -, and stdin is closed\n")
+
+
 def test_a_pipe_that_nobody_reads_is_no_error_to_tell() -> None:
     with subprocess.Popen(SHOW, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
