@@ -143,7 +143,7 @@ def read(folder: Path, target: Target) -> list[tuple[KernelSpec, Artifact]]:
 
 def _read(folder: Path, target: Target) -> list[tuple[KernelSpec, Artifact]]:
     try:
-        entries = manifest.read((folder / manifest.FILE).read_bytes())
+        entries = manifest.read(_bytes_of(folder / manifest.FILE))
         archs = [(entry["spec"]["target"], entry["artifact"]["arch"]) for entry in entries]  # the same twice, unless one was altered
         kernels = [_read_kernel(folder, entry, target) for entry, both in zip(entries, archs, strict=True) if target.name in both]
     except OSError as error:
@@ -165,10 +165,17 @@ def _read_kernel(folder: Path, entry: dict[str, Any], target: Target) -> tuple[K
     spec = KernelSpec.from_json(entry["spec"], target)
     if entry["name"] != spec.name:
         raise ArgumentError(f"spec of {entry['name']} must be that of the kernel; got that of {spec.name}: generate it again")
-    source, cubin = ((folder / f"{spec.name}.{suffix}").read_bytes() for suffix in ("cu", "cubin"))
+    source, cubin = (_bytes_of(folder / f"{spec.name}.{suffix}") for suffix in ("cu", "cubin"))
     artifact = Artifact.from_parts(entry["artifact"], source.decode(), cubin)
     if differing := manifest.differences(entry, manifest.entry_of(spec, artifact)):
         raise ArgumentError(f"{', '.join(differing)} of {spec.name} must be as it was generated: generate it again")
     if (artifact.entry, artifact.arch) != (spec.name, spec.target.name) or f".text.{spec.name}\0".encode() not in cubin:
         raise ArgumentError(f"{spec.name}.cubin must hold the kernel {spec.name} for {spec.target.name}: generate it again")
     return spec, artifact
+
+
+def _bytes_of(path: Path) -> bytes:
+    """What a file holds. Raises OSError for anything else: a pipe would be waited for, a device may have no end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is no file", str(path))
+    return path.read_bytes()

@@ -75,5 +75,4 @@ def main() -> None:
     except OSError as error:  # a full disk, a pipe that nobody reads, a file system that went read-only: no fault of ours
         if not isinstance(error, BrokenPipeError):
             print(f"flashgen: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written must not be tried again at exit
         sys.exit(1)

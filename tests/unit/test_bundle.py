@@ -66,6 +66,11 @@ def refolder(path: Path) -> None:
     path.mkdir()
 
 
+def repipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def relink(path: Path) -> None:
     path.rename(path.parent.parent / "moved")
     path.symlink_to(path.parent.parent / "moved")
@@ -130,6 +135,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "altered text": (lambda folder: next(folder.glob("*.cu")).write_text("by hand"), ".cu was altered"),
     "altered machine code": (flip_last_byte, ".cubin was altered"),
     "a text that is a link": (lambda folder: relink(next(folder.glob("*.cu"))), ".cu was altered"),
+    "a text that is a pipe": (lambda folder: repipe(next(folder.glob("*.cu"))), ".cu was altered"),
     "a text that is a folder": (lambda folder: refolder(next(folder.glob("*.cu"))), ".cu was altered"),
     "a manifest that is a link": (lambda folder: relink(folder / "manifest.json"), "out, which has no manifest.json"),
     "a torn manifest": (lambda folder: (folder / "manifest.json").write_text('{"schema": 1'), "out/manifest.json is no JSON text"),
@@ -292,6 +298,8 @@ def test_nobody_else_may_write_what_is_made(kernels: list[tuple[KernelSpec, Arti
         (lambda folder: next(folder.glob("*.cu")).write_text("int x;"), "source_sha256 of attention_forward_sm90_bf16_d8_"),
         (lambda folder: next(folder.glob("*.cubin")).unlink(), "must hold what `flashgen generate` wrote"),
         (lambda folder: (folder / "manifest.json").unlink(), "must hold what `flashgen generate` wrote"),
+        (lambda folder: repipe(folder / "manifest.json"), "must hold what `flashgen generate` wrote; .* is no file"),
+        (lambda folder: repipe(next(folder.glob("*.cubin"))), "must hold what `flashgen generate` wrote; .* is no file"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is no JSON text"),
         (lambda folder: (folder / "manifest.json").write_text("[" * 100_000), "manifest.json is no JSON text"),
         (lambda folder: (folder / "manifest.json").write_bytes(b"\xff"), "manifest.json is no JSON text"),

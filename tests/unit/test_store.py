@@ -186,6 +186,11 @@ def replace_with_link(path: Path) -> None:
     path.symlink_to("real")
 
 
+def replace_with_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -197,6 +202,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "text that is no UTF-8": lambda e: (e / "kernel.cu").write_bytes(b"\xff"),
     "torn meta": lambda e: truncate(e / "meta.json"),
     "empty meta": lambda e: (e / "meta.json").write_bytes(b""),
+    "meta is a pipe": lambda e: replace_with_pipe(e / "meta.json"),
     "deep meta": lambda e: (e / "meta.json").write_text("[" * 100_000),
     "deep artifact": lambda e: (e / "meta.json").write_text('{"schema": 2, "artifact": ' + "[" * 100_000),
     "artifact is a list": lambda e: edit_meta(e, lambda m: m.update(artifact=[], sha256=m["sha256"] | {"artifact": digest("[]")})),
