@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from typing import Any, TextIO, cast
@@ -36,6 +37,9 @@ class PrintableStream:
 
 
 def guard_streams() -> None:
-    """From here on, stdout and stderr of this process get printable text only."""
+    """From here on, stdout and stderr of this process get printable text only, and escapes for what their encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.stdout = cast(TextIO, PrintableStream(sys.stdout))
     sys.stderr = cast(TextIO, PrintableStream(sys.stderr))

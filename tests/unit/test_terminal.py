@@ -101,6 +101,14 @@ def test_a_full_disk_behind_stdout_is_a_sentence(command: list[str]) -> None:
     assert (done.returncode, done.stderr) == (1, "flashgen: output: No space left on device\n")
 
 
+def test_what_the_encoding_lacks_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "caché"))
+    done = subprocess.run([*SHOW[:3], "cache"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/cach\\xe9\n" in done.stdout
+
+
 @pytest.mark.parametrize("stream", [1, 2])
 def test_closed_streams(stream: int) -> None:
     done = subprocess.run(SHOW, capture_output=True, text=True, preexec_fn=lambda: os.close(stream))
