@@ -71,7 +71,10 @@ def bench(
         measuring = {"grid": grid, "head-dim": head_dim, "peers": peers, "baseline": baseline, "host": host, "tune": tune}
         if others := _given(measuring | {"dry-run": dry_run}) + workload:
             raise ArgumentError(f"from must stand without options of measuring; got {', '.join(others)} as well")
-        _finish(files.read(source), out, json)
+        result = files.read(source)
+        if out is not None:
+            files.make_folder(out)
+        _finish(result, out, json)
         return
     if head_dim is not None:
         if grid is not None:
@@ -127,16 +130,26 @@ def _failed(result: BenchResult) -> bool:
 
 
 def _finish(result: BenchResult, out: Path | None, json: bool) -> None:
-    """The tables or the JSON on stdout, and everything in the folder."""
-    if out is not None:
-        files.make_folder(out)
-        written = files.save(result, out)
-        try:
-            written += files.draw(result, out)
-        except files.PlotError as error:
-            print(f"flashgen: {error}", file=sys.stderr)
-        for path in written:
-            print(f"wrote {path}", file=sys.stderr)
+    """The tables or the JSON on stdout, and everything in the folder: the one, too, where the other cannot be written."""
+    try:
+        _show(result, json)
+        sys.stdout.flush()
+    finally:
+        if out is not None:
+            _save(result, out)
+
+
+def _save(result: BenchResult, out: Path) -> None:
+    written = files.save(result, out)
+    try:
+        written += files.draw(result, out)
+    except files.PlotError as error:
+        print(f"flashgen: {error}", file=sys.stderr)
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def _show(result: BenchResult, json: bool) -> None:
     if json:
         print_json(result.to_json())
         return

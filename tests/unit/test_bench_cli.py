@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,26 @@ def test_a_saved_result_is_drawn(saved: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == names
     assert all(f"wrote {folder / name}" in err for name in names)
     assert (folder / "bench.json").read_text() == saved.read_text()
+
+
+def test_what_cannot_be_written_is_shown(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> list[Path]:
+        raise FlashgenError("bench.json cannot be written: No space left on device")
+
+    monkeypatch.setattr(files, "save", full)
+    with pytest.raises(FlashgenError, match="No space left"):
+        command.bench(source=saved, out=tmp_path / "new")
+    assert "geometric mean" in capsys.readouterr().out
+
+
+def test_what_cannot_be_shown_is_written(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))  # noqa: SIM115 (until the test ends)
+    with pytest.raises(OSError, match="No space left"):
+        command.bench(source=saved, out=tmp_path / "new")
+    monkeypatch.undo()
+    assert (tmp_path / "new/bench.json").read_text() == saved.read_text()
 
 
 def test_without_matplotlib_everything_else_is_written(
