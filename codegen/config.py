@@ -6,9 +6,10 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, get_type_hints
+from typing import Self, get_type_hints
 
 from .errors import ArgumentError, choice_error
+from .plain import from_plain, to_plain
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,13 @@ class Config:
 
     def to_json(self) -> dict[str, int | bool | str]:
         """Field values as JSON values, enums by value."""
-        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        values: dict[str, int | bool | str] = to_plain(self)
+        return values
 
     @classmethod
-    def from_json(cls, values: Mapping[str, object]) -> Self:
+    def from_json(cls, values: object) -> Self:
         """The reverse of `to_json`. Raises ArgumentError for a field that is unknown, missing or of the wrong type."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        if set(values) != names:
-            raise ArgumentError(f"config must have the fields {', '.join(sorted(names))}; got {', '.join(sorted(values)) or 'none'}")
-        return cls(**{name: _typed(cls, name, value) for name, value in values.items()})
+        return from_plain(cls, values, "config")
 
     def replace_from_text(self, settings: Mapping[str, str]) -> Self:
         """A copy with fields set from text, as `--set block_q=128` gives them.
@@ -55,11 +54,6 @@ def _initials(field: str) -> str:
     return "".join(word[0] for word in field.split("_"))
 
 
-def _plain(value: Any) -> int | bool | str:
-    plain: int | bool | str = value.value if isinstance(value, enum.Enum) else value
-    return plain
-
-
 def _field_type(cls: type[Config], name: str) -> type:
     hints = get_type_hints(cls)
     fields = [f.name for f in dataclasses.fields(cls)]
@@ -67,17 +61,6 @@ def _field_type(cls: type[Config], name: str) -> type:
         raise choice_error("config field", name, fields)
     kind: type = hints[name]
     return kind
-
-
-def _typed(cls: type[Config], name: str, value: object) -> object:
-    kind = _field_type(cls, name)
-    if issubclass(kind, enum.Enum):
-        if value not in [k.value for k in kind]:
-            raise choice_error(f"config field {name}", value, (k.value for k in kind))
-        return kind(value)
-    if type(value) is not kind:
-        raise ArgumentError(f"config field {name} must be of type {kind.__name__}; got {value!r}")
-    return value
 
 
 def _from_text(name: str, kind: type, text: str) -> object:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .errors import ArgumentError, choice_error, require_int
+from .plain import named
 
 
 class Pass(enum.Enum):
@@ -54,7 +55,7 @@ class Problem:
     head_dim: int
     head_dim_v: int = None  # type: ignore[assignment]  # __post_init__ puts a number here
     mask: Mask = Mask.FULL
-    direction: Pass = Pass.FORWARD
+    direction: Pass = field(default=Pass.FORWARD, metadata=named("pass", first=True))
 
     def __post_init__(self) -> None:
         require_int("head_dim", self.head_dim, 1)

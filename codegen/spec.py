@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +9,8 @@ from typing import Any
 from .config import Config
 from .errors import ArgumentError
 from .family import Family, find_family
-from .problem import Dtype, Mask, Pass, Problem
+from .plain import digest, from_plain, to_plain
+from .problem import Problem
 from .target import Target, find_target
 
 
@@ -35,18 +34,13 @@ class KernelSpec:
     @property
     def digest(self) -> str:
         """sha256 of the canonical JSON, as hex digits."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return digest(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """The spec as JSON values, the family's revision included."""
-        return {
-            "family": self.family.name,
-            "revision": self.family.revision,
-            "problem": problem_to_json(self.problem),
-            "config": self.config.to_json(),
-            "target": self.target.name,
-        }
+        plain = PlainSpec(self.family.name, self.family.revision, self.problem, self.config.to_json(), self.target.name)
+        values: dict[str, Any] = to_plain(plain)
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], target: Target | None = None) -> KernelSpec:
@@ -54,35 +48,41 @@ class KernelSpec:
 
         Raises ArgumentError if the family's revision is another, or a value is not allowed.
         """
-        try:
-            family = find_family(values["family"])
-            if values["revision"] != family.revision:
-                raise ArgumentError(
-                    f"revision of {family.name} must be {family.revision}; got {values['revision']!r}: generate the kernel again"
-                )
-            problem = problem_from_json(values["problem"])
-            named = target if target and target.name == values["target"] else find_target(values["target"])
-            return cls(family, problem, family.config_type.from_json(values["config"]), named)
-        except (KeyError, TypeError) as error:
-            raise ArgumentError(f"spec must have family, revision, problem, config and target; got {dict(values)!r}") from error
+        plain = PlainSpec.from_json(values)
+        family = find_family(plain.family)
+        if plain.revision != family.revision:
+            raise ArgumentError(f"revision of {family.name} must be {family.revision}; got {plain.revision}: generate the kernel again")
+        return plain.as_of_now(target)
+
+
+@dataclass(frozen=True)
+class PlainSpec:
+    """What the JSON of a spec holds, of any revision: the config is the family's of then, so it is only known to be an object."""
+
+    family: str
+    revision: int
+    problem: Problem
+    config: dict[str, Any]
+    target: str
+
+    @classmethod
+    def from_json(cls, values: object) -> PlainSpec:
+        """Reads what `KernelSpec.to_json` gave. Raises ArgumentError for a field that is unknown, missing or not allowed."""
+        return from_plain(cls, values, "spec")
+
+    def as_of_now(self, target: Target | None = None) -> KernelSpec:
+        """The spec of that problem, config and target in the family's present revision. Raises ArgumentError if there is none."""
+        family = find_family(self.family)
+        named = target if target and target.name == self.target else find_target(self.target)
+        return KernelSpec(family, self.problem, family.config_type.from_json(self.config), named)
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:
     """A problem as JSON values."""
-    return {
-        "pass": problem.direction.value,
-        "dtype": problem.dtype.value,
-        "head_dim": problem.head_dim,
-        "head_dim_v": problem.head_dim_v,
-        "mask": problem.mask.value,
-    }
+    values: dict[str, Any] = to_plain(problem)
+    return values
 
 
-def problem_from_json(values: Mapping[str, Any]) -> Problem:
-    """The reverse of `problem_to_json`. Raises ArgumentError for a value that is not allowed."""
-    try:
-        dtype, mask, direction = Dtype(values["dtype"]), Mask(values["mask"]), Pass(values["pass"])
-        widths = values["head_dim"], values["head_dim_v"]
-    except (KeyError, ValueError) as error:
-        raise ArgumentError(f"problem must have pass, dtype, head_dim, head_dim_v and mask; got {dict(values)!r}") from error
-    return Problem(dtype, *widths, mask, direction)
+def problem_from_json(values: object) -> Problem:
+    """The reverse of `problem_to_json`. Raises ArgumentError for a field that is unknown, missing or not allowed."""
+    return from_plain(Problem, values, "problem")

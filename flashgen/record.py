@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import enum
-import hashlib
-import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from flashgen.codegen.errors import ArgumentError, choice_error, require_int
+from flashgen.codegen.plain import INLINE, digest, from_plain, named, to_plain
 from flashgen.codegen.problem import Problem, Workload
-from flashgen.codegen.spec import problem_from_json
+from flashgen.codegen.spec import PlainSpec
 
 _INT_MAX = 2**31 - 1
 
@@ -49,7 +47,7 @@ class FailureKind(enum.Enum):
 class Failure:
     """A candidate that cannot be used, and why."""
 
-    kind: FailureKind
+    kind: FailureKind = field(metadata=named("failure"))
     message: str
 
     def __post_init__(self) -> None:
@@ -91,7 +89,7 @@ class Record:
     `spec` is `KernelSpec.to_json()`, of any revision. Raises ArgumentError unless the key's spec_digest is its digest.
     """
 
-    key: RecordKey
+    key: RecordKey = field(metadata=INLINE)
     spec: dict[str, Any]
     outcome: Timing | Failure
     registers: int | None
@@ -101,75 +99,31 @@ class Record:
     def __post_init__(self) -> None:
         if not isinstance(self.key, RecordKey):
             raise ArgumentError(f"key must be a RecordKey; got {self.key!r}")
-        problem_of(self.spec)
-        if self.key.spec_digest != hashlib.sha256(canonical(self.spec).encode()).hexdigest():
+        PlainSpec.from_json(self.spec)
+        if self.key.spec_digest != digest(self.spec):
             raise ArgumentError(f"spec_digest must be the digest of the spec; got {self.key.spec_digest!r}")
         if not isinstance(self.outcome, (Timing, Failure)):
             raise ArgumentError(f"outcome must be a Timing or a Failure; got {self.outcome!r}")
-        for name in _SIZES:
+        for name in ("registers", "spill_bytes", "shared_bytes"):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 0, _INT_MAX)
 
     @property
     def problem(self) -> Problem:
         """The problem of its spec."""
-        return problem_of(self.spec)
+        return PlainSpec.from_json(self.spec).problem
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values; times in seconds, sizes in bytes."""
-        if isinstance(self.outcome, Timing):
-            outcome = asdict(self.outcome)
-        else:
-            outcome = {"failure": self.outcome.kind.value, "message": self.outcome.message}
-        sizes = {name: getattr(self, name) for name in _SIZES}
-        return {**asdict(self.key), "spec": self.spec, "outcome": outcome, **sizes}
+        values: dict[str, Any] = to_plain(self)
+        return values
 
     @classmethod
-    def from_json(cls, values: Any) -> Record:
+    def from_json(cls, values: object) -> Record:
         """The reverse of `to_json`. Raises ArgumentError for a field that is unknown, missing, of a wrong type or not allowed."""
-        given = _fields("record", values, (*_KEY, "spec", "outcome", *_SIZES))
-        sizes = _fields("workload", given["workload"], [f.name for f in fields(Workload)])
-        key = RecordKey(**{**{name: given[name] for name in _KEY}, "workload": Workload(**sizes)})
-        return cls(key, given["spec"], _outcome_from_json(given["outcome"]), *(given[name] for name in _SIZES))
-
-
-_KEY = tuple(f.name for f in fields(RecordKey))
-_SIZES = ("registers", "spill_bytes", "shared_bytes")
-
-
-def _outcome_from_json(values: Any) -> Timing | Failure:
-    if not isinstance(values, dict) or "failure" not in values:
-        return Timing(**_fields("outcome", values, [f.name for f in fields(Timing)]))
-    failure = _fields("outcome", values, ("failure", "message"))
-    if failure["failure"] not in (kinds := [kind.value for kind in FailureKind]):
-        raise choice_error("failure", failure["failure"], kinds)
-    return Failure(FailureKind(failure["failure"]), failure["message"])
-
-
-def _fields(what: str, values: Any, names: Iterable[str]) -> dict[str, Any]:
-    """`values` if it is an object of exactly these fields."""
-    if not isinstance(values, dict) or values.keys() != set(names):
-        got = ", ".join(sorted(values)) or "none" if isinstance(values, dict) else type(values).__name__
-        raise ArgumentError(f"{what} must have the fields {', '.join(names)}; got {got}")
-    return values
+        return from_plain(cls, values, "record")
 
 
 def _require_text(name: str, value: object, empty: bool = False) -> None:
     if not isinstance(value, str) or not (value or empty):
         raise ArgumentError(f"{name} must be {'' if empty else 'non-empty '}text; got {value!r}")
-
-
-def canonical(spec: Any) -> str:
-    """The text that `KernelSpec.digest` is of. Raises ArgumentError if `spec` holds anything but JSON values."""
-    try:
-        return json.dumps(spec, sort_keys=True, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"spec must hold JSON values; got {spec!r}") from error
-
-
-def problem_of(spec: Any) -> Problem:
-    """The problem of a spec of any revision. Raises ArgumentError if it is no spec."""
-    kinds = {"family": str, "revision": int, "problem": dict, "config": dict, "target": str}
-    if not isinstance(spec, dict) or spec.keys() != kinds.keys() or not all(isinstance(spec[name], kind) for name, kind in kinds.items()):
-        raise ArgumentError(f"spec must have family, revision, problem, config and target, as KernelSpec.to_json gives them; got {spec!r}")
-    return problem_from_json(spec["problem"])

@@ -10,10 +10,10 @@ from typing import Any
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Problem, Workload
-from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.spec import KernelSpec, PlainSpec
 from flashgen.codegen.target import Target, targets
 
-from .record import Record, Timing, problem_of
+from .record import Record, Timing
 
 FARTHEST = 3.0  # how far, by `distance`, a record may be from the workload that it is to speak for
 
@@ -75,7 +75,7 @@ def is_usable(spec: Any, problem: Problem, target: Target, without: frozenset[st
 
     `without`: names of families that do not count.
     """
-    if problem_of(spec) != problem or spec["family"] in without:
+    if PlainSpec.from_json(spec).problem != problem or spec["family"] in without:
         return False
     try:
         return KernelSpec.from_json(spec, target).target == target

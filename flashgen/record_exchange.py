@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import find_family
+from flashgen.codegen.plain import from_plain
+from flashgen.codegen.plain import parse as parse_json
 
 from .record import Record, RecordKey, Timing
 from .record_choice import why_useless
@@ -50,26 +52,28 @@ def parse(data: bytes) -> Contents:
             if record.key in found:
                 raise ArgumentError("key must be of one record; got it twice")
             found[record.key] = record
-        except (ArgumentError, RecursionError) as error:
+        except ArgumentError as error:
             bad.append(f"record {number}: {error}")
     return Contents(list(found.values()), bad)
 
 
+@dataclass(frozen=True)
+class _File:
+    format: str
+    schema: int
+    records: list[Any]
+
+
 def _entries(data: bytes) -> list[Any]:
     try:
-        whole = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ArgumentError(
-            f"file must be whole JSON, as `flashgen cache export` writes it; got {error or type(error).__name__}"
-        ) from error
+        whole = parse_json(data, "file")
+    except ArgumentError as error:
+        raise ArgumentError(f"{error}: `flashgen cache export` writes such files") from error
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
         raise ArgumentError(f"file must be of the format {FORMAT!r}, as `flashgen cache export` writes it; got something else")
     if whole.get("schema") != SCHEMA:
         raise ArgumentError(f"file must be of schema {SCHEMA}; got {whole.get('schema')!r}: another version of flashgen wrote it")
-    if not isinstance(whole.get("records"), list):
-        raise ArgumentError("file must have a list of records; got none")
-    entries: list[Any] = whole["records"]
-    return entries
+    return from_plain(_File, whole, "file").records
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -15,9 +14,10 @@ from typing import Any
 from flashgen.build.cache_dir import cache_dir
 from flashgen.codegen.device import Device
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.plain import canonical, keys, parse
 from flashgen.codegen.problem import Problem, Workload
 
-from .record import Failure, FailureKind, Record, RecordKey, Timing, canonical
+from .record import Failure, FailureKind, Record, RecordKey, Timing
 from .record_choice import Choice, Fastest, choose, distance, is_usable
 from .record_file import RecordFile, Row
 
@@ -121,7 +121,7 @@ class Records:
         if name not in self._rows:
             self._rows[name] = {row.key: row for row in self._file.of_device(*name)}
         timed = [r for r in self._rows[name].values() if r.benchmark_version == benchmark_version and isinstance(r.seconds, float)]
-        usable = cache(lambda text: is_usable(json.loads(text), problem, device.target, without))  # many rows are of one spec
+        usable = cache(lambda text: is_usable(_spec_of(text), problem, device.target, without))  # many rows are of one spec
         found: Fastest = defaultdict(dict)
         done = set()
         for row in sorted(timed, key=lambda row: row.seconds):
@@ -145,7 +145,7 @@ class Records:
         """Goes on after a row that holds no valid record, with a warning the first time."""
         try:
             yield
-        except (ValueError, TypeError, RecursionError) as error:  # what our types, and JSON that is torn or too deep, raise
+        except ArgumentError as error:
             if not self._warned:
                 self._warned = True
                 message = f"{self.path}: skipping each row that holds no valid record (the first: {error})"
@@ -157,21 +157,24 @@ def _key_values(key: RecordKey) -> tuple[Any, ...]:
     return (*before, *workload, benchmark_version)
 
 
+_WORKLOAD, _OUTCOME = keys(Workload), (*keys(Timing), *keys(Failure))
+
+
 def _row_of(record: Record) -> Row:
-    if isinstance(record.outcome, Timing):
-        outcome = (*astuple(record.outcome), None, None)
-    else:
-        outcome = (None, None, None, None, record.outcome.kind.value, record.outcome.message)
-    sizes = (record.registers, record.spill_bytes, record.shared_bytes)
-    return Row._make((*_key_values(record.key), canonical(record.spec), *outcome, *sizes))
+    values = record.to_json()
+    values |= dict.fromkeys(_OUTCOME) | values.pop("workload") | values.pop("outcome")
+    return Row(**{**values, "spec": canonical(record.spec)})
 
 
 def _record_of(row: Row) -> Record:
-    """The reverse of `_row_of`. Raises ValueError, TypeError or RecursionError if the row holds no valid record."""
-    name, sm_count, driver, nvrtc, digest, *sizes, benchmark = row.key
-    key = RecordKey(name, sm_count, driver, nvrtc, digest, Workload(*sizes), benchmark)
-    timing, failure = (row.seconds, row.low, row.high, row.rounds), (row.failure, row.message)
-    if any(v is not None for v in timing) == any(v is not None for v in failure):
-        raise ArgumentError(f"outcome must be either a time or a failure; got {(*timing, *failure)}")
-    outcome = Timing(*timing) if row.failure is None else Failure(FailureKind(row.failure), row.message)
-    return Record(key, json.loads(row.spec), outcome, row.registers, row.spill_bytes, row.shared_bytes)
+    """The reverse of `_row_of`. Raises ArgumentError if the row holds no valid record."""
+    values = row._asdict()
+    workload = {name: values.pop(name) for name in _WORKLOAD}
+    outcome = {name: value for name in _OUTCOME if (value := values.pop(name)) is not None}
+    return Record.from_json({**values, "workload": workload, "outcome": outcome, "spec": _spec_of(row.spec)})
+
+
+def _spec_of(text: Any) -> Any:
+    if not isinstance(text, str):
+        raise ArgumentError(f"spec must be text of JSON; got {type(text).__name__}")
+    return parse(text, "spec")

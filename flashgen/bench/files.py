@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flashgen.build.files import make_folders, require_writable, write_file
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.plain import parse
 
 from .report import markdown
 from .result import BenchResult, result_from_json
@@ -51,8 +52,8 @@ def draw(result: BenchResult, folder: Path) -> list[Path]:
 def read(path: Path) -> BenchResult:
     """A result that `save` wrote. Raises ArgumentError, which starts with `from`, if it is not one."""
     try:
-        return result_from_json(json.loads(path.read_text(encoding="utf-8")))
+        return result_from_json(parse(path.read_bytes(), "text"))
     except OSError as error:
         raise ArgumentError(f"from must be a {JSON} that can be read; got {path}: {error.strerror}") from error
-    except (ValueError, TypeError) as error:  # an ArgumentError is a ValueError, too
+    except ArgumentError as error:
         raise ArgumentError(f"from must be a {JSON} that `flashgen bench` wrote; got {path}: {error}") from error

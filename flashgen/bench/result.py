@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.problem import Workload
-from flashgen.codegen.spec import problem_from_json, problem_to_json
+from flashgen.codegen.plain import INLINE, from_plain, named, to_plain
 
 from ..spread import Spread
 from ..tuning.request import Cell
@@ -63,8 +61,8 @@ class CellResult:
     """One cell: the peers that were timed, why others were not, and what else is to be said of some."""
 
     grid: str
-    cell: Cell
-    times: dict[str, PeerTimes] = field(default_factory=dict)
+    cell: Cell = field(metadata=INLINE)
+    times: dict[str, PeerTimes] = field(default_factory=dict, metadata=named("peers"))
     errors: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -132,37 +130,34 @@ class BenchResult:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, with what follows from the times beside them."""
-        names = ("rounds", "peers", "absent", "baseline", "complete", "host_errors")
+        plain = to_plain(self)
         return {
             "schema": SCHEMA,
-            "environment": asdict(self.environment),
-            **{name: getattr(self, name) for name in names},
+            **{name: plain[name] for name in ("environment", "rounds", "peers", "absent", "baseline", "complete", "host_errors")},
             "subject": self.subject,
-            "host": {peer: asdict(cost) for peer, cost in self.host.items()},
+            "host": plain["host"],
             "cells": [self._cell_to_json(cell) for cell in self.cells],
-            "ratios": [asdict(summary) for summary in self.summaries()],
+            "ratios": to_plain(self.summaries()),
         }
 
     def _cell_to_json(self, result: CellResult) -> dict[str, Any]:
-        best = result.best(self.subject)
+        plain, best = to_plain(result), result.best(self.subject)
         return {
-            "grid": result.grid,
-            "problem": problem_to_json(result.cell.problem),
-            "workload": asdict(result.cell.workload),
+            **{name: plain[name] for name in ("grid", "problem", "workload")},
             "unit": result.unit,
             "best_other": best,
-            "ratio_to_best_other": _spread_to_json(result.ratio(self.subject, best)),
+            "ratio_to_best_other": to_plain(result.ratio(self.subject, best)),
             "peers": {
                 peer: {
-                    **asdict(times),
+                    **plain["peers"][peer],
                     "ms": times.ms.median,
-                    "speed": _spread_to_json(result.speed(peer)),
-                    "ratio_to_baseline": _spread_to_json(result.ratio(peer, self.baseline)),
+                    "speed": to_plain(result.speed(peer)),
+                    "ratio_to_baseline": to_plain(result.ratio(peer, self.baseline)),
                 }
                 for peer, times in result.times.items()
             },
-            "errors": result.errors,
-            "notes": result.notes,
+            "errors": plain["errors"],
+            "notes": plain["notes"],
         }
 
     def summaries(self) -> list[Summary]:
@@ -190,26 +185,22 @@ class Summary:
     worst_cell: str
 
 
-def result_from_json(values: Mapping[str, Any]) -> BenchResult:
+_FOLLOWS = {  # what `to_json` adds, at each of its levels: it follows from the rest
+    "result": ("schema", "subject", "ratios"),
+    "cell": ("unit", "best_other", "ratio_to_best_other"),
+    "peer": ("ms", "speed", "ratio_to_baseline"),
+}
+
+
+def result_from_json(values: object) -> BenchResult:
     """The reverse of `BenchResult.to_json`. Raises ArgumentError that says what is wrong with the values."""
-    try:
-        if values["schema"] != SCHEMA:
-            raise ArgumentError(f"schema must be {SCHEMA}; got {values['schema']!r}")
-        result = BenchResult(
-            Environment(**values["environment"]),
-            values["rounds"],
-            list(values["peers"]),
-            dict(values["absent"]),
-            values["baseline"],
-            [_cell_from_json(cell) for cell in values["cells"]],
-            {peer: HostCost(**cost) for peer, cost in values["host"].items()},
-            dict(values["host_errors"]),
-            values["complete"],
-        )
-    except ArgumentError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArgumentError(f"values must be what `flashgen bench` wrote; {type(error).__name__}: {error}") from error
+    schema = values.get("schema") if isinstance(values, dict) else None
+    if schema != SCHEMA:
+        raise ArgumentError(f"schema must be {SCHEMA}; got {schema!r}")
+    given = _without("result", values)
+    if isinstance(cells := given.get("cells"), list):
+        given["cells"] = [_given_of_cell(cell) for cell in cells]
+    result = from_plain(BenchResult, given, "result")
     for cell in result.cells:
         for peer, times in cell.times.items():
             if len(times.rounds_ms) != result.rounds:
@@ -217,11 +208,12 @@ def result_from_json(values: Mapping[str, Any]) -> BenchResult:
     return result
 
 
-def _cell_from_json(values: Mapping[str, Any]) -> CellResult:
-    times = {peer: PeerTimes(tuple(t["rounds_ms"]), t["graph"], t["first_call_s"]) for peer, t in values["peers"].items()}
-    cell = Cell(problem_from_json(values["problem"]), Workload(**values["workload"]))
-    return CellResult(values["grid"], cell, times, dict(values["errors"]), dict(values["notes"]))
+def _given_of_cell(values: Any) -> Any:
+    given = _without("cell", values)
+    if isinstance(given, dict) and isinstance(peers := given.get("peers"), dict):
+        given["peers"] = {peer: _without("peer", times) for peer, times in peers.items()}
+    return given
 
 
-def _spread_to_json(spread: Spread | None) -> dict[str, float] | None:
-    return asdict(spread) if spread else None
+def _without(level: str, values: Any) -> Any:
+    return {key: value for key, value in values.items() if key not in _FOLLOWS[level]} if isinstance(values, dict) else values

@@ -143,11 +143,11 @@ def test_bad_and_useless_records_are_told(cache: Path, tmp_path: Path) -> None:
     out, err = flashgen("cache", "import", str(file), code=2)
     assert not out
     assert err.startswith("flashgen: file must hold sound records only; got 1 bad of 2, and none were imported")
-    assert "record 1: sm_count must be an integer" in err
+    assert "record 1: record field sm_count must be of type int" in err
     out, _ = flashgen("cache", "import", str(file), "--skip-bad")
     assert "0 records imported" in out
     assert "1 left out, which nothing here could use: measured by benchmark version 99" in out
-    assert "left out as bad: record 1: sm_count" in out
+    assert "left out as bad: record 1: record field sm_count" in out
 
 
 def test_doctor(cache: Path) -> None:

@@ -40,7 +40,7 @@ def test_json_round_trip() -> None:
         ({"block_q": "64"}, r"^config field block_q must be of type int; got '64'$"),
         ({"block_q": True}, r"^config field block_q must be of type int; got True$"),
         ({"persistent": 1}, r"^config field persistent must be of type bool; got 1$"),
-        ({"warps": 4}, r"^config must have the fields block_q, persistent, query; got block_q, persistent, query, warps$"),
+        ({"warps": 4}, r"^config must have the fields block_q, query, persistent; got block_q, query, persistent, warps$"),
     ],
 )
 def test_from_json_refuses(change: dict[str, object], message: str) -> None:
@@ -49,7 +49,7 @@ def test_from_json_refuses(change: dict[str, object], message: str) -> None:
 
 
 def test_from_json_refuses_a_missing_field() -> None:
-    with pytest.raises(ArgumentError, match=r"^config must have the fields block_q, persistent, query; got none$"):
+    with pytest.raises(ArgumentError, match=r"^config must have the fields block_q, query, persistent; got none$"):
         MadeUp.from_json({})
 
 

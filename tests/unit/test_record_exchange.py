@@ -64,7 +64,12 @@ FILES: dict[str, tuple[bytes, str]] = {
     "somebody's": (b'{"schema": 1, "kernels": []}', "must be of the format 'flashgen tuning records'"),
     "later schema": (file_of().replace(b'"schema": 1', b'"schema": 2'), "must be of schema 1; got 2: another version"),
     "no schema": (file_of().replace(b'"schema": 1, ', b""), "must be of schema 1; got None"),
-    "no records": (file_of().replace(b'"records"', b'"rows"'), "must have a list of records"),
+    "a field more": (file_of().replace(b'"schema"', b'"note": "", "schema"'), "must have the fields format, schema, records; got "),
+    "NaN": (file_of(make()).replace(b"0.001,", b"NaN,"), "must be whole JSON; got NaN, which is no number"),
+    "beyond a float": (file_of(make()).replace(b"0.001,", b"1e999,"), "must be whole JSON; got 1e999, which is no number"),
+    "key twice": (file_of(make()).replace(b'"sm_count"', b'"sm_count": 7, "sm_count"'), "must be whole JSON; got the key 'sm_count' twice"),
+    "half a character": (file_of(make()).replace(b"NVIDIA", b"\\ud800"), "must be whole JSON; got .*surrogates not allowed"),
+    "no records": (file_of().replace(b'"records"', b'"rows"'), "must have the fields format, schema, records; got format, schema, rows"),
 }
 
 
@@ -80,27 +85,39 @@ def forged_family(values: dict[str, Any]) -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "no object": ([1, 2], "record must have the fields device_name, .*; got list"),
+    "no object": ([1, 2], r"record must have the fields device_name, .*; got \[1, 2\]"),
     "field missing": (changed(lambda v: v.pop("sm_count")), "record must have the fields"),
     "field unknown": (changed(lambda v: v.update(speed=1)), "record must have the fields"),
-    "name is no text": (changed(lambda v: v.update(device_name=7)), "device_name must be non-empty text; got 7"),
-    "size is text": (changed(lambda v: v["workload"].update(batch="2")), "batch must be an integer"),
+    "name is no text": (changed(lambda v: v.update(device_name=7)), "record field device_name must be of type str; got 7"),
+    "size is text": (changed(lambda v: v["workload"].update(batch="2")), "workload field batch must be of type int; got '2'"),
     "workload is a list": (changed(lambda v: v.update(workload=[1, 1, 1, 1, 1])), "workload must have the fields"),
     "time is negative": (changed(lambda v: v["outcome"].update(low=-1.0)), "low must be a finite number of seconds > 0"),
-    "time is infinite": (changed(lambda v: v["outcome"].update(high=float("inf"))), "high must be a finite"),
-    "time is NaN": (changed(lambda v: v["outcome"].update(seconds=float("nan"))), "seconds must be a finite"),
+    "time is an int": (changed(lambda v: v["outcome"].update(high=1)), "outcome field high must be of type float; got 1"),
     "time is zero": (changed(lambda v: v["outcome"].update(seconds=0.0)), "seconds must be a finite"),
     "times out of order": (changed(lambda v: v["outcome"].update(low=1.0)), "seconds must be from low"),
     "no outcome": (changed(lambda v: v.update(outcome=None)), "outcome must have the fields seconds"),
-    "two outcomes": (changed(lambda v: v["outcome"].update(failure="wrong", message="")), "outcome must have the fields failure, message"),
-    "unknown failure": (changed(lambda v: v.update(outcome={"failure": "x", "message": ""})), "failure must be one of compile, "),
-    "failure is a list": (changed(lambda v: v.update(outcome={"failure": [], "message": ""})), "failure must be one of compile, "),
+    "two outcomes": (
+        changed(lambda v: v["outcome"].update(failure="wrong", message="")),
+        "outcome must have the fields seconds, low, high, rounds; got .*, failure, message",
+    ),
+    "unknown failure": (
+        changed(lambda v: v.update(outcome={"failure": "x", "message": ""})),
+        "outcome field failure must be one of compile, ",
+    ),
+    "failure is a list": (
+        changed(lambda v: v.update(outcome={"failure": [], "message": ""})),
+        "outcome field failure must be one of compile, ",
+    ),
     "another spec": (changed(lambda v: v["spec"]["config"].update(warps=8)), "spec_digest must be the digest of the spec"),
     "another digest": (changed(lambda v: v.update(spec_digest="0" * 64)), "spec_digest must be the digest of the spec"),
-    "spec is no object": (changed(lambda v: v.update(spec=[])), "spec must have family"),
-    "problem is torn": (changed(lambda v: v["spec"].update(problem={})), "problem must have pass"),
+    "spec is no object": (changed(lambda v: v.update(spec=[])), "record field spec must be of type dict"),
+    "problem is torn": (changed(lambda v: v["spec"].update(problem={})), "problem must have the fields pass"),
+    "problem of a later version": (
+        changed(lambda v: v["spec"]["problem"].update(window=128)),
+        "problem must have the fields .*; got .*, window",
+    ),
     "unknown family": (changed(forged_family), "family must be one of attention_forward, attention_forward_sm90; got 'no_such_family'"),
-    "registers are text": (changed(lambda v: v.update(registers="many")), "registers must be an integer"),
+    "registers are text": (changed(lambda v: v.update(registers="many")), "record field registers must be of type int"),
     "key twice": (make(2e-3, config=CONFIGS[3]).to_json(), "key must be of one record; got it twice"),
 }
 

@@ -38,7 +38,9 @@ def ship(folder: Path, *records: Record, name: str = "gpu") -> ShippedRecords:
 
 def test_all_that_is_shipped_is_sound() -> None:
     for file in FOLDER.glob("*.json"):
-        assert parse(file.read_bytes()).bad == [], file
+        contents = parse(file.read_bytes())
+        assert contents.bad == [], file
+        assert to_text(contents.records) == file.read_text(), "byte for byte as it was written"
 
 
 def test_without_files_there_is_none(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""The digests of 20 recorded specs: they may change only together with a family's revision, or users' records would be lost.
+
+`digests.json` holds each spec's JSON, with the revision it was recorded at, and its digest. The digest is checked with that revision in
+place of today's, so raising a revision changes nothing here. Where a revision was raised and the JSON has another form, too,
+`pytest --update-golden` records that family's specs anew; within a revision it does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashgen.codegen.config import Config
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.family import families, find_family
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import find_target
+
+FILE = Path(__file__).with_name("digests.json")
+RECORDED: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
+EACH = 10  # specs a family
+TARGETS = {"attention_forward": ("sm_80", "sm_86", "sm_90a", "sm_120a"), "attention_forward_sm90": ("sm_90a",)}
+WIDTHS = ((64, 64), (128, 128), (40, 40), (192, 128), (8, 256))
+
+
+def digest_at(spec: KernelSpec, revision: int) -> str:
+    """The spec's digest, were its family of that revision: written out, so that it shares no code with the one that is tested."""
+    text = json.dumps({**spec.to_json(), "revision": revision}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def drawn(name: str) -> list[KernelSpec]:
+    """Specs of one family over its problems, configs and targets."""
+    family, found = find_family(name), []
+    for i in range(EACH):
+        problem = Problem(list(Dtype)[i % 2], *WIDTHS[i // 2 % len(WIDTHS)], list(Mask)[i // 3 % 2])
+        target = find_target(TARGETS[name][i % len(TARGETS[name])])
+        legal = family.legal_configs(problem, target)
+        found.append(KernelSpec(family, problem, legal[i * 7919 % len(legal)], target))
+    return found
+
+
+def entry(spec: KernelSpec) -> dict[str, Any]:
+    return {"spec": spec.to_json(), "digest": digest_at(spec, spec.family.revision)}
+
+
+def fault(recorded: dict[str, Any]) -> str:
+    """What is wrong with a recorded spec; empty if nothing is."""
+    values, family = recorded["spec"], find_family(recorded["spec"]["family"])
+    try:
+        spec = KernelSpec.from_json({**values, "revision": family.revision})
+    except ArgumentError as error:
+        return f"cannot be read any more: {error}"
+    if digest_at(spec, values["revision"]) != recorded["digest"]:
+        return f"digest has changed: its JSON is {spec.to_json()}, recorded is {values}"
+    if spec.digest != digest_at(spec, family.revision):
+        return f"digest is none of its JSON: {spec.digest}"
+    return ""
+
+
+def renewed(recorded: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries, those anew whose family has been given another revision since."""
+    fresh = {name: map(entry, drawn(name)) for name in TARGETS}
+    kept = [e for e in recorded if e["spec"]["revision"] == find_family(e["spec"]["family"]).revision]
+    done = {e["spec"]["family"] for e in kept}
+    return kept + [e for name in TARGETS if name not in done for e in fresh[name]]
+
+
+def test_digests_are_as_recorded(request: pytest.FixtureRequest) -> None:
+    recorded = RECORDED
+    if request.config.getoption("--update-golden"):
+        recorded = renewed(recorded)
+        FILE.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
+    faults = [f"{e['spec']}: {why}" for e in recorded if (why := fault(e))]
+    if faults:
+        cure = "restore the JSON, or raise the family's revision and run pytest --update-golden"
+        pytest.fail("\n".join([*faults, cure]), pytrace=False)
+
+
+def test_the_recorded_specs_cover_the_families() -> None:
+    assert {e["spec"]["family"] for e in RECORDED} == set(families()) == set(TARGETS)
+    assert len(RECORDED) == EACH * len(TARGETS) == len({e["digest"] for e in RECORDED})
+    for name, targets in TARGETS.items():
+        mine = [e["spec"] for e in RECORDED if e["spec"]["family"] == name]
+        assert {spec["target"] for spec in mine} == set(targets)
+        assert len({json.dumps(spec["config"]) for spec in mine}) > EACH // 2
+        for field, values in (("dtype", 2), ("mask", 2), ("head_dim", 4)):
+            assert len({spec["problem"][field] for spec in mine}) >= values
+
+
+class TestRules:
+    """The rule above, seen to refuse."""
+
+    def test_a_change_of_the_json_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(KernelSpec, "to_json", lambda self: {"family": self.family.name, "name": self.name})
+        assert all("digest has changed" in fault(e) for e in RECORDED)
+
+    def test_a_change_of_a_config_s_json_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        plain = Config.to_json
+        monkeypatch.setattr(Config, "to_json", lambda self: {**plain(self), "added": 0})
+        assert all("digest has changed" in fault(e) for e in RECORDED)
+
+    def test_a_raised_revision_changes_nothing_and_lets_the_form_change(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        family = find_family("attention_forward")
+        assert renewed(RECORDED) == RECORDED, "within a revision nothing is recorded anew"
+        monkeypatch.setattr(type(family), "revision", family.revision + 1)
+        assert [fault(e) for e in RECORDED] == [""] * len(RECORDED)
+        assert {e["spec"]["revision"] for e in renewed(RECORDED) if e["spec"]["family"] == family.name} == {family.revision}
