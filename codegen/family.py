@@ -107,7 +107,10 @@ class Family(ABC):
         return []
 
     def workload_refusals(self, config: Config, workload: Workload) -> list[str]:
-        """Why no kernel of this config can take a workload, though another config may."""
+        """Why no kernel of this config can take a workload, though another config may.
+
+        It may depend on the group, the query heads of a key/value head, alone: one kernel is chosen for a whole bucket of workloads.
+        """
         group = workload.heads_q // max(1, workload.heads_kv)
         if group % config.packed_heads:
             return [f"packed_heads must divide the {group} query heads of a key/value head; got {config.packed_heads}"]

@@ -14,7 +14,7 @@ from flashgen.codegen.plain import from_plain
 from flashgen.codegen.plain import parse as parse_json
 
 from .record import Record, RecordKey, Timing
-from .record_choice import why_useless
+from .record_choice import tells_time, why_useless
 from .records import Records
 
 FORMAT = "flashgen tuning records"
@@ -133,10 +133,10 @@ def _only(argument: str, records: Iterable[Record], wanted: T, value: Callable[[
 
 
 def winners(records: Iterable[Record], benchmark_version: int) -> list[Record]:
-    """The fastest record of each device, driver, compiler, problem and workload, of those that a look-up could take."""
+    """The fastest record of each device, driver, compiler, problem and workload, of those whose times count today."""
     fastest: dict[tuple[Any, ...], tuple[float, Record]] = {}
     for record in records:
-        if isinstance(record.outcome, Timing) and why_useless(record, benchmark_version) is None:
+        if isinstance(record.outcome, Timing) and tells_time(record, benchmark_version):
             key = record.key
             cell = (key.device_name, key.sm_count, *key.toolchain, record.problem, key.workload)
             if cell not in fastest or record.outcome.seconds < fastest[cell][0]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from flashgen.codegen.plain import canonical, keys, parse
 from flashgen.codegen.problem import Problem, Workload
 
 from .record import Failure, FailureKind, Record, RecordKey, Timing
-from .record_choice import Choice, Fastest, choose, distance, is_usable
+from .record_choice import Choice, Entry, Known, choose, distance, known_of
 from .record_file import RecordFile, Row
 
 __all__ = ["Choice", "Failure", "FailureKind", "Record", "RecordKey", "Records", "Timing", "distance"]
@@ -36,9 +35,9 @@ class Records:
         self._file = RecordFile(path if path is not None else cache_dir() / "records.sqlite3")
         self.path = self._file.path
         self._warned = False
-        # Rows, by key, of the devices that `best` was asked for, and what it found in them; others' later writes are not seen.
+        # Rows, by key, of the devices that `known` was asked for, and what it found in them; others' later writes are not seen.
         self._rows: dict[tuple[str, int], dict[tuple[Any, ...], Row]] = {}
-        self._fastest: dict[tuple[Problem, Device, int, frozenset[str]], Fastest] = {}
+        self._known: dict[tuple[Problem, Device, int, frozenset[str]], Known] = {}
 
     def get(self, key: RecordKey) -> Record | None:
         """The record with that key, read from the file."""
@@ -56,7 +55,7 @@ class Records:
             device = (record.key.device_name, record.key.sm_count)
             if device in self._rows:
                 self._rows[device][row.key] = row
-                self._fastest.clear()
+                self._known.clear()
 
     def add(self, records: Iterable[Record]) -> int:
         """Adds the records whose keys are not here yet, all or none, and says how many; those that are here stay as they are.
@@ -67,7 +66,7 @@ class Records:
         with self._file.lock:
             added = self._file.add(rows)
             self._rows.clear()
-            self._fastest.clear()
+            self._known.clear()
         if self._file.in_memory:
             raise FlashgenError(f"{self.path} cannot be written: the records were not kept")
         return added
@@ -90,17 +89,24 @@ class Records:
         benchmark_version: int,
         without: frozenset[str] = frozenset(),
     ) -> Choice | None:
-        """The fastest kernel known for a workload on a device, or None. `without`: names of families that do not count.
+        """The fastest kernel of today that is known for a workload on a device, or None: see `choose` for the order."""
+        known = self.known(problem, device, benchmark_version, without)
+        return choose(known.present, workload, (driver_version, nvrtc_version))
 
-        See `choose` for the order. Only specs that the families of today can make, and times of the same benchmark, count. The first
-        call for a device reads its rows, later ones do not.
+    def known(self, problem: Problem, device: Device, benchmark_version: int, without: frozenset[str] = frozenset()) -> Known:
+        """What the records say of a problem on a device: see `known_of`. `without`: names of families that do not count.
+
+        The first call for a device reads its rows, later ones do not.
         """
         wanted = (problem, device, benchmark_version, without)
         with self._file.lock:
-            if wanted not in self._fastest:
-                self._fastest[wanted] = self._find_fastest(*wanted)
-            fastest = self._fastest[wanted]
-        return choose(fastest, workload, (driver_version, nvrtc_version))
+            if wanted not in self._known:
+                name = (device.name, device.sm_count)
+                if name not in self._rows:
+                    self._rows[name] = {row.key: row for row in self._file.of_device(*name)}
+                entries = (entry for row in self._rows[name].values() if (entry := _entry_of(row)))
+                self._known[wanted] = known_of(entries, problem, device.target, benchmark_version, without, self._skip)
+            return self._known[wanted]
 
     def __len__(self) -> int:
         return len(self._file)
@@ -109,31 +115,11 @@ class Records:
         """Removes all records; says how many. Raises FlashgenError where those on disk must stay."""
         with self._file.lock:
             self._rows.clear()
-            self._fastest.clear()
+            self._known.clear()
             removed = self._file.clear()
         if self._file.in_memory and self.path.exists():
             raise FlashgenError(f"{self.path} cannot be written: its records stay")
         return removed
-
-    def _find_fastest(self, problem: Problem, device: Device, benchmark_version: int, without: frozenset[str]) -> Fastest:
-        """Goes through the rows in order of time. Of tens of thousands of them only those that it returns are made records."""
-        name = (device.name, device.sm_count)
-        if name not in self._rows:
-            self._rows[name] = {row.key: row for row in self._file.of_device(*name)}
-        timed = [r for r in self._rows[name].values() if r.benchmark_version == benchmark_version and isinstance(r.seconds, float)]
-        usable = cache(lambda text: is_usable(_spec_of(text), problem, device.target, without))  # many rows are of one spec
-        found: Fastest = defaultdict(dict)
-        done = set()
-        for row in sorted(timed, key=lambda row: row.seconds):
-            place = (row.driver_version, row.nvrtc_version, row.batch, row.heads_q, row.heads_kv, row.len_q, row.len_kv)
-            if place in done:
-                continue
-            with self._skipping():
-                if usable(row.spec):
-                    record = _record_of(row)
-                    found[record.key.workload][record.key.toolchain] = record
-                    done.add(place)
-        return dict(found)
 
     def _valid(self, rows: Iterable[Row]) -> Iterator[Record]:
         for row in rows:
@@ -146,10 +132,13 @@ class Records:
         try:
             yield
         except ArgumentError as error:
-            if not self._warned:
-                self._warned = True
-                message = f"{self.path}: skipping each row that holds no valid record (the first: {error})"
-                warnings.warn(message, RuntimeWarning, stacklevel=5)
+            self._skip(error)
+
+    def _skip(self, error: ArgumentError) -> None:
+        if not self._warned:
+            self._warned = True
+            message = f"{self.path}: skipping each row that holds no valid record (the first: {error})"
+            warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 def _key_values(key: RecordKey) -> tuple[Any, ...]:
@@ -164,6 +153,14 @@ def _row_of(record: Record) -> Row:
     values = record.to_json()
     values |= dict.fromkeys(_OUTCOME) | values.pop("workload") | values.pop("outcome")
     return Row(**{**values, "spec": canonical(record.spec)})
+
+
+def _entry_of(row: Row) -> Entry | None:
+    """The row's time, before it is checked; None if there is none, or of values that cannot be compared."""
+    if not isinstance(row.seconds, float) or type(row.benchmark_version) is not int or not isinstance(row.spec, str):
+        return None
+    place = (row.driver_version, row.nvrtc_version, row.batch, row.heads_q, row.heads_kv, row.len_q, row.len_kv)
+    return Entry(row.seconds, row.benchmark_version, place, row.spec, partial(_record_of, row))
 
 
 def _record_of(row: Row) -> Record:

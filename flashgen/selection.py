@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,7 +22,10 @@ from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 
-from .records import Choice, Records
+from .imports import Imports
+from .record_choice import Choice
+from .record_choice import bucket as bucket
+from .records import Records
 from .shipped_records import ShippedRecords
 
 logger = logging.getLogger("flashgen")
@@ -136,62 +139,92 @@ def default_spec(problem: Problem, target: Target, without: frozenset[str] = fro
     return KernelSpec(chosen, problem, chosen.default(problem, target), target)
 
 
-def bucket(workload: Workload) -> Workload:
-    """The workload that stands for all of its size: lengths and batch * heads rounded up to powers of two.
+@dataclass(frozen=True)
+class Pick:
+    """A record that speaks for a workload: whose it is, and its choice."""
 
-    One kernel is chosen per bucket, so a length not seen before costs at most one compile per bucket.
+    whose: str
+    choice: Choice
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        toolchain = "" if self.choice.same_toolchain else " of another driver or compiler"
+        return f"{self.whose} record{toolchain} for {self.choice.record.key.workload.name}"
+
+
+def picks(
+    problem: Problem, workload: Workload, device: Device, toolchain: tuple[str, str], without: frozenset[str] = frozenset()
+) -> Iterator[Pick]:
+    """The records that speak for a workload on a device, the best first; `toolchain` is the versions of driver and compiler.
+
+    In this order: the user's own of that very workload, his own for its bucket, then so of those that come with the package, then so the
+    configs of older ones of either. All but the exact ones are chosen for the bucket, so no choice depends on what was called before.
     """
-    group = workload.heads_q // max(1, workload.heads_kv)
-    heads = _power_of_two(workload.batch * workload.heads_kv)
-    return Workload(1, heads * group, heads, _power_of_two(workload.len_q), _power_of_two(workload.len_kv))
-
-
-def _power_of_two(size: int) -> int:
-    return 1 << max(0, size - 1).bit_length()
-
-
-def _recorded(problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Iterator[tuple[str, Choice]]:
-    """The best of the user's own records, then the best of those that come with the package; says whose each is."""
-    for whose, known in (("own", records()), ("shipped", shipped_records())):
-        choice = known.best(problem, workload, gpu.device, gpu.driver_version, nvrtc_version(), BENCHMARK_VERSION, without)
-        if choice is not None:
-            yield whose, choice
+    for older in (False, True):
+        for whose, source in (("own", records), ("shipped", shipped_records)):
+            known = source().known(problem, device, BENCHMARK_VERSION, without)
+            for choice in (known.exact(workload, toolchain, older), known.nearest(bucket(workload), toolchain, older)):
+                if choice is not None:
+                    yield Pick(whose, choice)
 
 
 class Kernels:
-    """The kernels that this process has loaded, and the choice among them. Safe to use from several threads."""
+    """The kernels that this process has loaded, and the choice among them. Safe to use from several threads.
+
+    A kernel is compiled once, and threads that want different ones do not wait for each other.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._chosen: dict[tuple[Problem, Workload, int, frozenset[str]], Kernel] = {}
+        self._lock = threading.Lock()  # of what is here; never held during a compile
+        self._locks: dict[Hashable, threading.Lock] = {}
+        self._chosen: dict[Hashable, Kernel] = {}
         self._loaded: dict[tuple[str, int], Kernel] = {}
-        self._said: set[str] = set()
+        self._broken: set[Hashable] = set()
+        self._said: set[Hashable] = set()
         self.generation = 0  # raised whenever an earlier choice may no longer be the right one
 
     def choose(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset()) -> Kernel:
         """The kernel for this call; compiles it if it is not in the store. `without`: the call's `left_out`.
 
-        Raises ArgumentError if no family can.
+        What is chosen depends on the call, the imports and the records alone, not on earlier calls. Raises ArgumentError if no family can.
         """
-        key = (problem, bucket(workload), gpu.ordinal, without)
-        kernel = self._chosen.get(key)
-        if kernel is None:
-            with self._lock:
-                kernel = self._chosen.get(key) or self._choose(problem, workload, gpu, without)
-                self._chosen[key] = kernel
-        return kernel
+        while True:
+            generation = self.generation
+            imported = imports.find(problem, workload, gpu, without)
+            if imported is not None:
+                return imported
+            pick = self._pick(problem, workload, gpu, without)
+            key = self._key(pick, problem, workload, gpu, without)
+            with self._locked(key):
+                kernel = self._chosen.get(key)
+                if kernel is None:
+                    kernel = self._load_pick(pick, gpu) if pick else self._model_pick(problem, bucket(workload), gpu, without)
+                with self._lock:
+                    if kernel is None:
+                        self._broken.add(key)
+                    elif generation == self.generation:
+                        self._chosen[key] = kernel
+            self._tell(pick, kernel, problem, workload, gpu)
+            if kernel is not None:
+                return kernel
 
     def is_chosen(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset()) -> bool:
         """Whether `choose` would return at once."""
-        return (problem, bucket(workload), gpu.ordinal, without) in self._chosen
+        if imports.find(problem, workload, gpu, without) is not None:
+            return True
+        return self._key(self._pick(problem, workload, gpu, without), problem, workload, gpu, without) in self._chosen
 
     def load(self, spec: KernelSpec, gpu: Gpu) -> Kernel:
         """One kernel by its spec, from memory, the store or the compiler."""
-        with self._lock:
-            key = (spec.digest, gpu.ordinal)
-            if key not in self._loaded:
-                self._loaded[key] = Kernel(spec, compile_spec(spec), gpu)
-            return self._loaded[key]
+        key = (spec.digest, gpu.ordinal)
+        kernel = self._loaded.get(key)
+        if kernel is None:
+            with self._locked(key):
+                kernel = self._loaded.get(key)
+                if kernel is None:
+                    kernel = self._loaded[key] = Kernel(spec, compile_spec(spec), gpu)
+        return kernel
 
     def forget(self) -> None:
         """Drops the choices made, so that new records or imports are heard. Kernels in use stay alive."""
@@ -199,23 +232,29 @@ class Kernels:
             self._chosen.clear()
             self.generation += 1
 
-    def _choose(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Kernel:
-        imported = imports.find(problem, workload, gpu, without)
-        if imported is not None:
-            return imported
+    def _locked(self, key: Hashable) -> threading.Lock:
+        with self._lock:
+            return self._locks.setdefault(key, threading.Lock())
+
+    def _pick(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Pick | None:
+        """The best record whose kernel is not known to be broken here."""
         families_for(problem, gpu.device.target)
-        for whose, choice in _recorded(problem, workload, gpu, without):
-            kernel = self.load(KernelSpec.from_json(choice.record.spec, gpu.device.target), gpu)
-            toolchain = "" if choice.same_toolchain else " of another driver or compiler"
-            record = f"{whose} record{toolchain} for {choice.record.key.workload.name}"
-            if not choice.same_toolchain and kernel.artifact.report.defects:
-                self._say(f"{problem.name} {workload.name}: not using the {record}, whose kernel this compiler breaks")
-                continue
-            if whose != "own" or not choice.exact_workload or not choice.same_toolchain:
-                self._say(f"{problem.name} {workload.name}: using the {record}")
-            return kernel
-        self._say(f"{problem.name} {workload.name}: no tuning record for {gpu.device.name}, using the model's pick; try `flashgen tune`")
-        return self._model_pick(problem, workload, gpu, without)
+        found = picks(problem, workload, gpu.device, (gpu.driver_version, nvrtc_version()), without)
+        return next((pick for pick in found if self._key(pick, problem, workload, gpu, without) not in self._broken), None)
+
+    @staticmethod
+    def _key(pick: Pick | None, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Hashable:
+        """What a choice is kept under: what the record's kernel follows from, or where there is none what the model is asked."""
+        if pick is not None:
+            choice = pick.choice
+            return (choice.record.key.spec_digest, choice.same_toolchain, choice.older, gpu.ordinal)
+        return (problem, bucket(workload), gpu.ordinal, without)
+
+    def _load_pick(self, pick: Pick, gpu: Gpu) -> Kernel | None:
+        """None if this compiler breaks the kernel, which only one that was measured here and now is known to be sound of."""
+        kernel = self.load(pick.choice.spec(gpu.device.target), gpu)
+        sound = pick.choice.same_toolchain and not pick.choice.older
+        return kernel if sound or not kernel.artifact.report.defects else None
 
     def _model_pick(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Kernel:
         """Of the family preferred: the models of two families need not err in the same direction."""
@@ -226,43 +265,23 @@ class Kernels:
                 return kernel
         return self.load(default, gpu)
 
-    def _say(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
+    def _tell(self, pick: Pick | None, kernel: Kernel | None, problem: Problem, workload: Workload, gpu: Gpu) -> None:
+        """Says once a bucket where something other than an own record of that very workload decides, and what could be done."""
+        about, of = f"{problem.name} {workload.name}: ", (problem, bucket(workload))
+        if pick is None:
+            self._say(of, f"{about}no tuning record for {gpu.device.name}, using the model's pick; try `flashgen tune`")
+        elif kernel is None:
+            self._say((*of, pick.name), f"{about}not using the {pick.name}, whose kernel this compiler breaks")
+        elif pick.choice.older:
+            self._say((*of, pick.name), f"{about}using the config of the {pick.name}, measured by an older version; try `flashgen tune`")
+        elif pick.whose != "own" or not pick.choice.same_toolchain or pick.choice.record.key.workload != workload:
+            self._say((*of, pick.name), f"{about}using the {pick.name}")
+
+    def _say(self, once: Hashable, message: str) -> None:
+        if once not in self._said:
+            self._said.add(once)
             logger.info(message)
 
 
-class Imports:
-    """Kernels imported with `flashgen.load`, preferred over everything else for their problem and architecture."""
-
-    def __init__(self) -> None:
-        self._kernels: dict[tuple[Problem, str, int], dict[str, Kernel]] = {}
-        self._lock = threading.Lock()
-
-    def add(self, kernel: Kernel) -> None:
-        """Makes a loaded kernel the preferred one for its problem on its GPU."""
-        spec = kernel.spec
-        with self._lock:
-            self._kernels.setdefault((spec.problem, spec.target.name, kernel.gpu.ordinal), {})[spec.family.name] = kernel
-        kernels.forget()
-
-    def find(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset()) -> Kernel | None:
-        """The imported kernel that takes the workload, if there is one; of several families that preferred. `without`: names of others."""
-        with self._lock:
-            of_families = dict(self._kernels.get((problem, gpu.device.target.name, gpu.ordinal), {}))
-        able = [
-            kernel
-            for name, kernel in of_families.items()
-            if name not in without and not kernel.spec.family.workload_refusals(kernel.spec.config, workload)
-        ]
-        return max(able, key=lambda kernel: kernel.spec.family.preference, default=None)
-
-    def clear(self) -> None:
-        """Forgets all imported kernels."""
-        with self._lock:
-            self._kernels.clear()
-        kernels.forget()
-
-
-imports = Imports()
 kernels = Kernels()
+imports = Imports(changed=kernels.forget)

@@ -14,8 +14,8 @@ from flashgen.build.driver import Gpu
 from flashgen.build.files import nearest, require_writable
 
 from .. import selection
-from ..record import Record, Timing
-from ..record_choice import why_useless
+from ..record import Record
+from ..record_choice import tells_time
 from ..record_file import fault_of
 from .finding import Finding, Status
 
@@ -100,7 +100,7 @@ def records_of(name: str, on: Gpu) -> Finding:
 
 def judge_records(name: str, own: list[Record], shipped: list[Record], toolchain: tuple[str, str]) -> Finding:
     """What to say of a GPU's own and shipped records; `toolchain` is the versions of driver and compiler here."""
-    usable = [record for record in (*own, *shipped) if _is_time(record)]
+    usable = [record for record in (*own, *shipped) if tells_time(record, selection.BENCHMARK_VERSION)]
     exact = sum(record.key.toolchain == toolchain for record in usable)
     found = f"{len(own)} own, {len(shipped)} shipped; {len(usable)} times can be used, {exact} of them of this driver and compiler"
     if not usable:
@@ -110,10 +110,6 @@ def judge_records(name: str, own: list[Record], shipped: list[Record], toolchain
         meaning = f"they were measured by others than driver {toolchain[0]} and NVRTC {toolchain[1]}: used, but perhaps no longer the best"
         return Finding(name, Status.NOTE, found, meaning, "flashgen tune --head-dim 64")
     return Finding(name, Status.OK, found)
-
-
-def _is_time(record: Record) -> bool:
-    return isinstance(record.outcome, Timing) and why_useless(record, selection.BENCHMARK_VERSION) is None
 
 
 def _coverage(usable: list[Record]) -> list[str]:

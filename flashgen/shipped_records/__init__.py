@@ -17,7 +17,7 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Problem, Workload
 
 from ..record import Record
-from ..record_choice import Choice, Fastest, choose, fastest_of
+from ..record_choice import Choice, Entry, Known, choose, known_of
 from ..record_exchange import parse
 
 logger = logging.getLogger("flashgen")
@@ -30,7 +30,7 @@ class ShippedRecords:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self.folder = folder
-        self._fastest: dict[tuple[Problem, Device, int, frozenset[str]], Fastest] = {}
+        self._known: dict[tuple[Problem, Device, int, frozenset[str]], Known] = {}
 
     def for_device(self, device_name: str, sm_count: int) -> list[Record]:
         """The records of a device."""
@@ -47,11 +47,16 @@ class ShippedRecords:
         without: frozenset[str] = frozenset(),
     ) -> Choice | None:
         """The fastest kernel known for a workload on a device, or None: as `Records.best`, by the same rule."""
+        known = self.known(problem, device, benchmark_version, without)
+        return choose(known.present, workload, (driver_version, nvrtc_version))
+
+    def known(self, problem: Problem, device: Device, benchmark_version: int, without: frozenset[str] = frozenset()) -> Known:
+        """What the records say of a problem on a device: as `Records.known`."""
         wanted = (problem, device, benchmark_version, without)
-        if wanted not in self._fastest:
-            records = self.for_device(device.name, device.sm_count)
-            self._fastest[wanted] = fastest_of(records, problem, device.target, benchmark_version, without)
-        return choose(self._fastest[wanted], workload, (driver_version, nvrtc_version))
+        if wanted not in self._known:
+            entries = (entry for r in self.for_device(device.name, device.sm_count) if (entry := Entry.of(r)))
+            self._known[wanted] = known_of(entries, problem, device.target, benchmark_version, without)
+        return self._known[wanted]
 
     @cached_property
     def _by_device(self) -> dict[tuple[str, int], list[Record]]:

@@ -21,7 +21,7 @@ from flashgen.codegen.families.attention_forward import AttentionForwardConfig, 
 from flashgen.codegen.family import Family, families, find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.target import find_target, targets
-from flashgen.selection import dense_strides
+from flashgen.selection import bucket, dense_strides
 
 PROBLEMS = tuple(
     Problem(Dtype.BF16, d, v, m) for (d, v), m in itertools.product(((8, 8), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256)), Mask)
@@ -357,3 +357,28 @@ class TestAttentionForward:
         assert scale_log2 == pytest.approx(scale * math.log2(math.e), rel=2**-24)
         assert (natural + low) * scale_log2 == pytest.approx(scale, rel=2**-46)
         assert abs(low) <= 2**-24 * natural
+
+
+def refusals_beyond_the_group(family: Family) -> list[str]:
+    """Configs that take a workload and not its bucket, or the other way round: one kernel is chosen for both."""
+    found = []
+    for problem, target in ((p, t) for p in PROBLEMS[2:4] for t in targets().values() if not family.refusals(p, t)):
+        for config in {family.default(problem, target), *family.legal_configs(problem, target)[::7]}:
+            for batch, heads_kv, group, len_q, len_kv in itertools.product((1, 3), (1, 5), (1, 3, 8, 12), (1, 100), (0, 1, 3000)):
+                workload = Workload(batch, heads_kv * group, heads_kv, len_q, len_kv)
+                if bool(family.workload_refusals(config, workload)) != bool(family.workload_refusals(config, bucket(workload))):
+                    found.append(f"{config.name} {workload.name}")
+    return found
+
+
+@every_family
+def test_whether_a_config_takes_a_workload_depends_on_the_group_alone(family: Family) -> None:
+    assert refusals_beyond_the_group(family) == []
+
+
+def test_a_refusal_that_depends_on_a_length_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusals(config: Config, workload: Workload) -> list[str]:
+        return [] if workload.len_kv % 128 == 0 else ["k must have a multiple of 128 rows"]
+
+    monkeypatch.setattr(FORWARD, "workload_refusals", refusals)
+    assert refusals_beyond_the_group(FORWARD)

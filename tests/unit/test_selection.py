@@ -21,6 +21,7 @@ H200 = find_device("h200")
         (Workload(3, 32, 8, 1, 1), Workload(1, 128, 32, 1, 1)),
         (Workload(2, 4, 4, 512, 0), Workload(1, 8, 8, 512, 1)),
         (Workload(1, 3, 3, 4096, 4097), Workload(1, 4, 4, 4096, 8192)),
+        (Workload(2**21, 7 * 2**9, 2**9, 2**31 - 1, 1), Workload(1, (2**31 - 1) // 7 * 7, (2**31 - 1) // 7, 2**31 - 1, 1)),
     ],
 )
 def test_bucket(workload: Workload, expected: Workload) -> None:
