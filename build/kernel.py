@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
+import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,25 @@ if TYPE_CHECKING:
 MAX_GRID = 2**31 - 1
 
 
+_libraries: dict[bytes, Any] = {}
+_loading = threading.Lock()
+
+
+def _library(artifact: Artifact) -> Any:
+    """The driver's library of an artifact's machine code, loaded once and never unloaded.
+
+    A CUDA graph does not keep alive the kernels that it captured, and nothing tells when it is gone: unloading one of them would let a
+    replay launch freed code. What that costs is the size of each machine code once a process, 50 to 100 KB.
+    """
+    key = hashlib.sha256(artifact.cubin).digest()
+    with _loading:
+        if key not in _libraries:
+            _libraries[key] = check(driver().cuLibraryLoadData(artifact.cubin, [], [], 0, [], [], 0), f"loading {artifact.entry}")
+        return _libraries[key]
+
+
 class Kernel:
-    """An artifact loaded on one GPU. Independent of CUDA contexts; safe to share between threads."""
+    """An artifact loaded on one GPU, for as long as the process lives. Independent of CUDA contexts; safe to share between threads."""
 
     def __init__(self, spec: KernelSpec, artifact: Artifact, gpu: Gpu) -> None:
         """Loads the machine code. Raises DriverError if the driver refuses it, ArgumentError if it is for another architecture."""
@@ -37,9 +55,7 @@ class Kernel:
         self.spec, self.artifact, self.gpu = spec, artifact, gpu
         self.threads = spec.family.threads(spec.config)
         self.shared_bytes = spec.family.shared_bytes(spec.problem, spec.config)
-        library = check(cu.cuLibraryLoadData(artifact.cubin, [], [], 0, [], [], 0), f"loading {artifact.entry}")
-        self._unload = weakref.finalize(self, cu.cuLibraryUnload, library)
-        self._unload.atexit = False  # the driver is gone by then
+        library = _library(artifact)
         kernel = check(cu.cuLibraryGetKernel(library, artifact.entry.encode()), f"finding {artifact.entry}")
         device = check(cu.cuDeviceGet(gpu.ordinal), "finding the GPU")
         limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
