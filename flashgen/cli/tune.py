@@ -100,14 +100,20 @@ def tune(
 
 
 def _print_result(result: TuneResult) -> None:
-    print_table(COLUMNS, [_cells(row) for row in result.rows])
+    columns, rows = list(COLUMNS), [_cells(row) for row in result.rows]
+    if not result.timed:
+        columns.insert(3, ("time is", False))
+        rows = [[*cells[:3], "measured" if row.measured else "predicted", *cells[3:]] for row, cells in zip(result.rows, rows, strict=True)]
+    print_table(columns, rows)
     print()
     if result.timed:
         print(f"{result.device}: {result.measured} candidates measured now, the rest from the records, in {result.seconds:.1f} s.")
         print("Gain is the untuned default's time over the winner's.")
     else:
         print(f"{result.device}: nothing was timed; ranked and compiled in {result.seconds:.1f} s.")
-        print("Times are the model's predictions; registers, spills and shared memory are the compiler's.")
+        if measured := sum(row.measured for row in result.rows):
+            print(f"{measured} of {len(result.rows)} times were measured on such a GPU and come from the tuning records.")
+        print("Predicted times are the model's; registers, spills and shared memory are the compiler's.")
         print(f"{result.verified_on_cpu} winners ran on the CPU, thread for thread, and agree with the reference.")
         if result.not_verified:
             print(f"Others were not verified: {result.not_verified}")

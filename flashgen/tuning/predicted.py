@@ -1,4 +1,4 @@
-"""Tuning for a GPU that is not here: the model ranks, NVRTC compiles the best and corrects the ranking, the CPU verifies the winners."""
+"""Tuning for a GPU that is not here: NVRTC compiles what records and model know to be best, the CPU verifies the winners."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from functools import partial
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.compiler import compile_many
 from flashgen.codegen.device import Device
+from flashgen.codegen.family import families
 from flashgen.codegen.spec import KernelSpec
 
 from .. import selection
+from ..record import Timing
 from .on_host import HostScreen
 from .request import Cell, Progress, Request, Row, TuneResult
 
 BUDGET_SECONDS = 45.0  # of compiling and verifying
+ANY_TOOLCHAIN = ("", "")  # of driver and compiler: there are none to compare with
 COMPILED = 8  # candidates a cell, the default beside them
 
 
 def run(request: Request, device: Device, progress: Progress) -> TuneResult:
-    """Predicted winners, each compiled cleanly. Nothing is timed, and nothing goes into the tuning records."""
+    """Winners, each compiled cleanly: the measured one where a tuning record of such a device is of the cell, else the model's.
+
+    Nothing is timed, and nothing goes into the tuning records.
+    """
     begun = time.monotonic()
-    cells = {cell: _shortlist(request, cell, device) for cell in request.cells()}
+    known = {cell: _measured(request, cell, device) for cell in request.cells()}
+    cells = {cell: _shortlist(request, cell, device, measured) for cell, measured in known.items()}
     specs = list(
         dict.fromkeys(spec for rank in range(max(map(len, cells.values()))) for specs in cells.values() for spec in specs[rank : rank + 1])
     )
@@ -31,17 +38,33 @@ def run(request: Request, device: Device, progress: Progress) -> TuneResult:
     progress.begin("verifying on the CPU", len(cells))
     rows = []
     for cell, shortlist in cells.items():
-        rows.append(_row(cell, [s for s in shortlist if s in artifacts], artifacts, device, screen, failures))
+        rows.append(_row(cell, [s for s in shortlist if s in artifacts], artifacts, device, screen, failures, known[cell]))
         progress.advance()
     complete, seconds = len(artifacts) == len(specs), time.monotonic() - begun
     return TuneResult(device.name, False, complete, rows, failures, 0, seconds, device.measured, screen.verified, screen.skipped)
 
 
-def _shortlist(request: Request, cell: Cell, device: Device) -> list[KernelSpec]:
-    """The default first: there is a sound kernel for every cell however short the budget."""
+Measured = tuple[KernelSpec, float]
+"""What a record of the cell holds: the fastest kernel, and its time in seconds."""
+
+
+def _measured(request: Request, cell: Cell, device: Device) -> Measured | None:
+    """From the user's records, else from those that come with the package, whatever driver and compiler they were measured with."""
+    others = frozenset(families()) - {request.family} if request.family else frozenset()
+    for pick in selection.picks(cell.problem, cell.workload, device, ANY_TOOLCHAIN, others):
+        record, spec = pick.choice.record, pick.choice.spec(device.target)
+        asked = not request.settings or spec in request.candidates(cell, device)
+        if asked and not pick.choice.older and record.key.workload == cell.workload and isinstance(record.outcome, Timing):
+            return spec, record.outcome.seconds
+    return None
+
+
+def _shortlist(request: Request, cell: Cell, device: Device, measured: Measured | None) -> list[KernelSpec]:
+    """The default first: there is a sound kernel for every cell however short the budget. Then what was measured."""
     default = selection.default_spec(cell.problem, device.target)
     others = [spec for spec in request.candidates(cell, device) if spec != default]
-    return [default, *(others if request.exhaustive else others[:COMPILED])]
+    chosen = [default, *([measured[0]] if measured else []), *(others if request.exhaustive else others[:COMPILED])]
+    return list(dict.fromkeys(chosen))
 
 
 def _compile(
@@ -71,34 +94,32 @@ def _row(
     device: Device,
     screen: HostScreen,
     failures: dict[str, str],
+    measured: Measured | None,
 ) -> Row:
-    """The best sound candidate by the model, now that the compiler has said how many registers each takes, that is right on the CPU."""
+    """The measured kernel, else the best sound candidate by the model, now that the compiler has said how many registers each takes.
+
+    It is right on the CPU.
+    """
+    winner = measured[0] if measured else None
     sound = []
     for spec in specs:
         artifact = artifacts[spec]
         if isinstance(artifact, Artifact) and not artifact.report.defects:
             prediction = spec.family.predict(spec.problem, spec.config, cell.workload, device, artifact.report.registers)
             sound.append((prediction.seconds, spec, prediction.bound_by, artifact.report))
-    sound.sort(key=lambda item: (item[0], item[1].name))
+    sound.sort(key=lambda item: (item[1] != winner, item[0], item[1].name))
     while sound and (fault := screen.fault(sound[0][1])):
         failures[sound[0][1].name] = f"wrong on the CPU: {fault}"
         del sound[0]
     failed = len(specs) - len(sound)
     if not sound:
         return Row(cell, None, None, None, None, None, None, "", len(specs), failed)
-    seconds, spec, bound_by, report = sound[0]
+    predicted, spec, bound_by, report = sound[0]
+    known = measured is not None and spec == winner
+    seconds = measured[1] if measured and known else predicted
     default = selection.default_spec(cell.problem, device.target)
     untuned = next((s for s, candidate, _, _ in sound if candidate == default), None)
+    gain = untuned / predicted if untuned and (not known or spec == default) else None  # a prediction over a measurement would tell nothing
     shared = spec.family.shared_bytes(spec.problem, spec.config)
-    return Row(
-        cell,
-        spec,
-        seconds,
-        untuned / seconds if untuned else None,
-        report.registers,
-        report.spill_bytes,
-        shared,
-        bound_by,
-        len(specs),
-        failed,
-    )
+    resources = (report.registers, report.spill_bytes, shared)
+    return Row(cell, spec, seconds, gain, *resources, bound_by, len(specs), failed, known)

@@ -116,7 +116,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """The winner of one cell. `gain` is the untuned default's time over the winner's; `seconds` is None if nothing was sound."""
+    """The winner of one cell. `gain` is the untuned default's time over the winner's; `seconds` is None if nothing was sound.
+
+    measured: whether `seconds` was measured, now or by a tuning record; else it is the model's
+    """
 
     cell: Cell
     spec: KernelSpec | None
@@ -128,6 +131,7 @@ class Row:
     bound_by: str
     tried: int
     failed: int
+    measured: bool = False
 
     @property
     def tflops(self) -> float | None:
@@ -143,7 +147,18 @@ class Row:
             "kernel": self.spec.name if self.spec else None,
             **{
                 n: getattr(self, n)
-                for n in ("seconds", "tflops", "gain", "registers", "spill_bytes", "shared_bytes", "bound_by", "tried", "failed")
+                for n in (
+                    "seconds",
+                    "tflops",
+                    "gain",
+                    "registers",
+                    "spill_bytes",
+                    "shared_bytes",
+                    "bound_by",
+                    "tried",
+                    "failed",
+                    "measured",
+                )
             },
         }
 

@@ -186,4 +186,4 @@ class TimedRun:
         seconds = choice.record.outcome.seconds
         gain = untuned.outcome.seconds / seconds if untuned and isinstance(untuned.outcome, Timing) else None
         bound_by = spec.family.predict(spec.problem, spec.config, cell.workload, self.gpu.device, best.registers).bound_by
-        return Row(cell, spec, seconds, gain, best.registers, best.spill_bytes, best.shared_bytes, bound_by, len(recorded), failed)
+        return Row(cell, spec, seconds, gain, best.registers, best.spill_bytes, best.shared_bytes, bound_by, len(recorded), failed, True)
