@@ -118,14 +118,15 @@ def _spec(problem: Problem, config: Config | None, target: Target) -> KernelSpec
 def load(folder: str | Path, *, device: int | None = None) -> list[Kernel]:
     """Imports the kernels that `flashgen generate` wrote to `folder` for the architecture of `device` (None: the current GPU).
 
-    From then on `flashgen.attention` prefers them. Neither NVRTC nor templates are needed. Returns them.
+    From then on `flashgen.attention` prefers them: those that were generated for a length in its bucket, the others for all lengths.
+    Neither NVRTC nor templates are needed. Returns them.
     Raises ArgumentError for a folder that is incomplete, altered or written by another version, or has none for this GPU.
     """
     on = _gpu(device)
-    loaded = [Kernel(spec, artifact, on) for spec, artifact in bundle.read(Path(folder), on.device.target)]
-    for kernel in loaded:
-        selection.imports.add(kernel)
-    return loaded
+    loaded = [(Kernel(spec, artifact, on), bucket) for spec, artifact, bucket in bundle.read(Path(folder), on.device.target)]
+    for kernel, bucket in loaded:
+        selection.imports.add(kernel, bucket)
+    return [kernel for kernel, _ in loaded]
 
 
 def unload() -> None:

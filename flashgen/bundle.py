@@ -11,18 +11,29 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from flashgen.build.artifact import Artifact
 from flashgen.build.files import make_folders, nearest, put_folder, require_writable, sync_folder, write_new
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.plain import from_plain
+from flashgen.codegen.problem import Workload
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 
 from . import manifest
 from .manifest import ManifestError
+from .record_choice import bucket as bucket_of
 
 T = TypeVar("T")
+
+
+class Generated(NamedTuple):
+    """A kernel of a generated folder; `bucket` is the only one that it is for, None if it is for workloads of all sizes."""
+
+    spec: KernelSpec
+    artifact: Artifact
+    bucket: Workload | None = None
 
 
 def require_place(folder: Path) -> Path:
@@ -47,15 +58,15 @@ def require_place(folder: Path) -> Path:
     return place
 
 
-def write(folder: Path, kernels: Sequence[tuple[KernelSpec, Artifact]]) -> list[Path]:
+def write(folder: Path, kernels: Sequence[Generated]) -> list[Path]:
     """Writes the kernels and their manifest; returns the paths, manifest last.
 
     The folder is made whole beside its place and then put there: it is there complete or not at all. A generated one that is as it was
     written is replaced. Raises ArgumentError as `require_place`, and FlashgenError if it cannot be written: what was there stays.
     """
-    files = {f"{spec.name}.cu": artifact.source.encode() for spec, artifact in kernels}
-    files |= {f"{spec.name}.cubin": artifact.cubin for spec, artifact in kernels}
-    files[manifest.FILE] = manifest.to_bytes([manifest.entry_of(spec, artifact) for spec, artifact in kernels])
+    files = {f"{spec.name}.cu": artifact.source.encode() for spec, artifact, _ in kernels}
+    files |= {f"{spec.name}.cubin": artifact.cubin for spec, artifact, _ in kernels}
+    files[manifest.FILE] = manifest.to_bytes([manifest.entry_of(*kernel) for kernel in kernels])
     place = require_place(folder)
     try:
         make_folders(place.parent)
@@ -132,7 +143,7 @@ def _is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def read(folder: Path, target: Target) -> list[tuple[KernelSpec, Artifact]]:
+def read(folder: Path, target: Target) -> list[Generated]:
     """The kernels of a generated folder that are for `target`.
 
     Raises ArgumentError, which starts with `folder`, if the manifest or a file is missing, altered or of another version,
@@ -141,7 +152,7 @@ def read(folder: Path, target: Target) -> list[tuple[KernelSpec, Artifact]]:
     return _steadily(folder, lambda: _read(folder, target))
 
 
-def _read(folder: Path, target: Target) -> list[tuple[KernelSpec, Artifact]]:
+def _read(folder: Path, target: Target) -> list[Generated]:
     try:
         entries = manifest.read(_bytes_of(folder / manifest.FILE))
         archs = [(entry["spec"]["target"], entry["artifact"]["arch"]) for entry in entries]  # the same twice, unless one was altered
@@ -160,18 +171,21 @@ def _read(folder: Path, target: Target) -> list[tuple[KernelSpec, Artifact]]:
     return kernels
 
 
-def _read_kernel(folder: Path, entry: dict[str, Any], target: Target) -> tuple[KernelSpec, Artifact]:
+def _read_kernel(folder: Path, entry: dict[str, Any], target: Target) -> Generated:
     """One kernel. Its spec decides all else that the manifest says of it: whatever differs was altered, or made by another version."""
     spec = KernelSpec.from_json(entry["spec"], target)
     if entry["name"] != spec.name:
         raise ArgumentError(f"spec of {entry['name']} must be that of the kernel; got that of {spec.name}: generate it again")
     source, cubin = (_bytes_of(folder / f"{spec.name}.{suffix}") for suffix in ("cu", "cubin"))
     artifact = Artifact.from_parts(entry["artifact"], source.decode(), cubin)
-    if differing := manifest.differences(entry, manifest.entry_of(spec, artifact)):
+    bucket = None if entry["bucket"] is None else from_plain(Workload, entry["bucket"], "bucket")
+    if bucket is not None and bucket != bucket_of(bucket):
+        raise ArgumentError(f"bucket of {spec.name} must be {bucket_of(bucket).name}; got {bucket.name}: generate it again")
+    if differing := manifest.differences(entry, manifest.entry_of(spec, artifact, bucket)):
         raise ArgumentError(f"{', '.join(differing)} of {spec.name} must be as it was generated: generate it again")
     if (artifact.entry, artifact.arch) != (spec.name, spec.target.name) or f".text.{spec.name}\0".encode() not in cubin:
         raise ArgumentError(f"{spec.name}.cubin must hold the kernel {spec.name} for {spec.target.name}: generate it again")
-    return spec, artifact
+    return Generated(spec, artifact, bucket)
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -9,6 +9,8 @@ from typing import Any
 
 from flashgen.build.artifact import Artifact
 from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.plain import to_plain
+from flashgen.codegen.problem import Workload
 from flashgen.codegen.spec import KernelSpec
 
 SCHEMA = 2
@@ -18,16 +20,20 @@ FILE = "manifest.json"
 _UNSIGNED = 1
 _FIELDS = {
     "name", "source", "source_sha256", "cubin", "cubin_sha256", "spec", "parameters", "threads", "shared_bytes", "registers",
-    "spill_bytes", "artifact",
+    "spill_bytes", "artifact", "bucket",
 }  # fmt: skip
+_UNSIGNED_FIELDS = _FIELDS - {"bucket"}
 
 
 class ManifestError(FlashgenError):
     """A text is not a manifest as it was written. The message goes on from 'manifest.json ...'."""
 
 
-def entry_of(spec: KernelSpec, artifact: Artifact) -> dict[str, Any]:
-    """All that a manifest says of one kernel, as JSON values. It follows from the two: whoever reads an entry can compare."""
+def entry_of(spec: KernelSpec, artifact: Artifact, bucket: Workload | None = None) -> dict[str, Any]:
+    """All that a manifest says of one kernel, as JSON values. It follows from these: whoever reads an entry can compare.
+
+    bucket: the only one that the kernel is for, None if it is for workloads of all sizes
+    """
     return {
         "name": spec.name,
         "source": f"{spec.name}.cu",
@@ -41,6 +47,7 @@ def entry_of(spec: KernelSpec, artifact: Artifact) -> dict[str, Any]:
         "registers": artifact.report.registers,
         "spill_bytes": artifact.report.spill_bytes,
         "artifact": artifact.meta(),
+        "bucket": to_plain(bucket),
     }
 
 
@@ -71,12 +78,14 @@ def read(data: bytes) -> list[dict[str, Any]]:
 def checksums(data: bytes) -> dict[str, str]:
     """The sha256 of each file that a manifest, also one of schema 1, names. Raises ManifestError unless it is as it was written."""
     values = _object(data)
-    entries = values.get("kernels")
+    entries, fields = values.get("kernels"), _FIELDS
     if values["schema"] != _UNSIGNED:
         entries = read(data)
     elif values.keys() != {"schema", "kernels"} or not isinstance(entries, list) or _text(values) != data:
         raise ManifestError("was altered")
-    if not all(isinstance(entry, dict) and entry.keys() == _FIELDS for entry in entries):
+    else:
+        fields = _UNSIGNED_FIELDS
+    if not all(isinstance(entry, dict) and entry.keys() == fields for entry in entries):
         raise ManifestError("does not hold kernels")
     return {str(entry[part]): str(entry[f"{part}_sha256"]) for entry in entries for part in ("source", "cubin")}
 

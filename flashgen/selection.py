@@ -169,6 +169,17 @@ def picks(
                     yield Pick(whose, choice)
 
 
+def model_picks(problem: Problem, workload: Workload, device: Device, without: frozenset[str] = frozenset()) -> Iterator[KernelSpec]:
+    """What the model takes for a workload's bucket, the best first, then the default.
+
+    All are of the family preferred: the models of two families need not err in the same direction.
+    """
+    default = default_spec(problem, device.target, without)
+    for candidate in shortlist(problem, bucket(workload), device, _MODEL_TRIES, [default.family]):
+        yield KernelSpec(candidate.family, problem, candidate.config, device.target)
+    yield default
+
+
 class Kernels:
     """The kernels that this process has loaded, and the choice among them. Safe to use from several threads.
 
@@ -199,7 +210,7 @@ class Kernels:
             with self._locked(key):
                 kernel = self._chosen.get(key)
                 if kernel is None:
-                    kernel = self._load_pick(pick, gpu) if pick else self._model_pick(problem, bucket(workload), gpu, without)
+                    kernel = self._load_pick(pick, gpu) if pick else self._model_pick(problem, workload, gpu, without)
                 with self._lock:
                     if kernel is None:
                         self._broken.add(key)
@@ -257,13 +268,12 @@ class Kernels:
         return kernel if sound or not kernel.artifact.report.defects else None
 
     def _model_pick(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Kernel:
-        """Of the family preferred: the models of two families need not err in the same direction."""
-        default = default_spec(problem, gpu.device.target, without)
-        for candidate in shortlist(problem, workload, gpu.device, _MODEL_TRIES, [default.family]):
-            kernel = self.load(KernelSpec(candidate.family, problem, candidate.config, gpu.device.target), gpu)
+        """The first that compiles without defects; the default, which comes last, does everywhere."""
+        for spec in model_picks(problem, workload, gpu.device, without):
+            kernel = self.load(spec, gpu)
             if not kernel.artifact.report.defects:
-                return kernel
-        return self.load(default, gpu)
+                break
+        return kernel
 
     def _tell(self, pick: Pick | None, kernel: Kernel | None, problem: Problem, workload: Workload, gpu: Gpu) -> None:
         """Says once a bucket where something other than an own record of that very workload decides, and what could be done."""

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from functools import partial
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.plain import to_plain
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 
 from .options import (
     Arch,
+    Batch,
     Causal,
     CausalOrBoth,
     DtypeName,
     FamilyName,
     HeadDim,
     HeadDimV,
+    Heads,
     Json,
+    KvHeads,
+    SeqlenKv,
     Settings,
     parse_settings,
     print_json,
@@ -47,33 +52,44 @@ def generate(
     head_dim_v: HeadDimV = 0,
     dtype: DtypeName = "bf16",
     causal: CausalOrBoth = None,
+    seqlen: Annotated[
+        list[int] | None,
+        typer.Option("--seqlen", help="Length of q, and of k/v unless given: kernels for its bucket alone; default: for all lengths."),
+    ] = None,
+    seqlen_kv: SeqlenKv = None,
+    batch: Batch = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="Whose records count with --seqlen: a known device, such as h200; default: by --arch."),
+    ] = None,
     family: FamilyName = None,
     settings: Settings = None,
     json: Json = False,
 ) -> None:
-    """Write .cu, .cubin and a manifest for other GPUs; `flashgen.load(DIR)` imports them. Needs no GPU."""
-    from flashgen import bundle, selection
-    from flashgen.build.artifact import CompileError
-    from flashgen.build.compiler import compile_many
+    """Write .cu, .cubin and a manifest for other GPUs; `flashgen.load(DIR)` imports them. Needs no GPU.
+
+    With --seqlen the kernels are those that tuning records, or else the model, choose for that length and its bucket, and
+    flashgen.load uses them there alone.
+    """
+    from flashgen import bundle, generation
+    from flashgen.codegen.device import find_device
 
     bundle.require_place(out)  # before minutes of compiling
-    targets = [find_target(name.strip()) for name in arch.split(",")]
-    by_hand = parse_settings(settings)
-    specs = [
-        spec_for(problem, target, by_hand, family)
-        for problem in problems(head_dim, head_dim_v, dtype, causal)
-        for target in dict.fromkeys(targets)
-    ]
-    made = {}
-    for spec, artifact in compile_many([(spec, partial(selection.compile_spec, spec)) for spec in specs]):
-        if isinstance(artifact, CompileError):
-            raise artifact
-        if artifact.report.defects:
-            raise FlashgenError(f"{spec.name} is broken: {'; '.join(artifact.report.defects)}")
-        made[spec] = artifact
-    paths = bundle.write(out, [(spec, made[spec]) for spec in specs])
+    kernels = generation.generate(
+        problems(head_dim, head_dim_v, dtype, causal),
+        list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),
+        generation.workload_of(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads),
+        find_device(device) if device is not None else None,
+        parse_settings(settings),
+        family,
+        say=lambda text: print(text, file=sys.stderr),
+    )
+    paths = bundle.write(out, kernels)
     if json:
-        print_json({"folder": str(out), "files": [path.name for path in paths], "kernels": [spec.name for spec in specs]})
+        names = [kernel.spec.name for kernel in kernels]
+        print_json({"folder": str(out), "files": [path.name for path in paths], "kernels": names, "bucket": to_plain(kernels[0].bucket)})
     else:
         for path in paths:
             print(path)

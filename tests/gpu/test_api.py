@@ -219,7 +219,7 @@ def test_imported_kernels_are_preferred_and_need_neither_nvrtc_nor_templates(tmp
     target = gpu(0).device.target
     problem = Problem(Dtype.BF16, 88, mask=Mask.CAUSAL)
     spec = selection.default_spec(problem, target)
-    bundle.write(tmp_path / "out", [(spec, selection.compile_spec(spec))])
+    bundle.write(tmp_path / "out", [bundle.Generated(spec, selection.compile_spec(spec))])
     q, k, v = inputs(d=88)
 
     def broken(*_: object) -> None:

@@ -15,30 +15,29 @@ import pytest
 
 from flashgen import bundle, manifest, selection
 from flashgen.build import files
-from flashgen.build.artifact import Artifact
+from flashgen.bundle import Generated
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 
 TARGET = find_target("sm_90a")
 
 
 @pytest.fixture(scope="module")
-def kernels() -> list[tuple[KernelSpec, Artifact]]:
+def kernels() -> list[Generated]:
     problems = [Problem(Dtype.BF16, 8, mask=mask) for mask in Mask]
     specs = [selection.default_spec(problem, TARGET) for problem in problems]
-    return [(spec, selection.compile_spec(spec)) for spec in specs]
+    return [Generated(spec, selection.compile_spec(spec)) for spec in specs]
 
 
-def test_what_is_written_is_read_back(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path) -> None:
+def test_what_is_written_is_read_back(kernels: list[Generated], tmp_path: Path) -> None:
     paths = bundle.write(tmp_path / "out", kernels)
     assert all(path.is_file() for path in paths)
     assert bundle.read(tmp_path / "out", TARGET) == kernels
     assert [p.name for p in tmp_path.iterdir()] == ["out"], "staging is left over"
 
 
-def test_a_generated_folder_is_replaced(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path) -> None:
+def test_a_generated_folder_is_replaced(kernels: list[Generated], tmp_path: Path) -> None:
     bundle.write(tmp_path / "out", kernels)
     bundle.write(tmp_path / "out", kernels[:1])
     assert bundle.read(tmp_path / "out", TARGET) == kernels[:1]
@@ -101,6 +100,8 @@ def forge(change: Callable[[list[Any]], object]) -> Callable[[Path], None]:
 def as_schema_1(folder: Path) -> None:
     values = json.loads((folder / "manifest.json").read_text())
     del values["sha256"]
+    for entry in values["kernels"]:
+        del entry["bucket"]
     (folder / "manifest.json").write_text(json.dumps(values | {"schema": 1}, indent=2) + "\n")
 
 
@@ -150,7 +151,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)
-def test_what_was_not_generated_is_never_removed(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path, foreign: str) -> None:
+def test_what_was_not_generated_is_never_removed(kernels: list[Generated], tmp_path: Path, foreign: str) -> None:
     folder = tmp_path / "out"
     bundle.write(folder, kernels)
     change, named = FOREIGN[foreign]
@@ -163,9 +164,7 @@ def test_what_was_not_generated_is_never_removed(kernels: list[tuple[KernelSpec,
         assert tree(tmp_path) == before
 
 
-def test_what_arrives_just_before_the_exchange_stays(
-    kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_arrives_just_before_the_exchange_stays(kernels: list[Generated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "out"
     bundle.write(folder, kernels)
     monkeypatch.setattr(bundle, "sync_folder", lambda _: (folder / "thesis.txt").write_text("years of work"))
@@ -179,7 +178,7 @@ def test_what_arrives_just_before_the_exchange_stays(
         assert bundle.read(folder, TARGET) == kernels
 
 
-def test_a_missing_file_is_generated_again(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path) -> None:
+def test_a_missing_file_is_generated_again(kernels: list[Generated], tmp_path: Path) -> None:
     bundle.write(tmp_path / "out", kernels)
     next((tmp_path / "out").glob("*.cubin")).unlink()
     bundle.write(tmp_path / "out", kernels)
@@ -189,7 +188,7 @@ def test_a_missing_file_is_generated_again(kernels: list[tuple[KernelSpec, Artif
 @pytest.mark.parametrize("exchange", [True, False])
 @pytest.mark.parametrize("call", ["fsync", "mkdir", "rename"])
 def test_a_failed_write_leaves_the_old_folder(
-    kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, exchange: bool
+    kernels: list[Generated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, exchange: bool
 ) -> None:
     bundle.write(tmp_path / "out", kernels)
 
@@ -207,7 +206,7 @@ def test_a_failed_write_leaves_the_old_folder(
 
 
 def test_where_folders_cannot_be_exchanged_a_failed_rename_puts_the_old_one_back(
-    kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernels: list[Generated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle.write(tmp_path / "out", kernels)
     placed = iter([False])
@@ -221,7 +220,7 @@ def test_where_folders_cannot_be_exchanged_a_failed_rename_puts_the_old_one_back
 
 @pytest.mark.parametrize("exchange", [True, False])
 def test_processes_that_write_one_folder_leave_one(
-    kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+    kernels: list[Generated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:
     if not exchange:
         monkeypatch.setattr(files, "_exchange", lambda *_: False)
@@ -236,14 +235,14 @@ def test_processes_that_write_one_folder_leave_one(
     assert bundle.read(tmp_path / "out", TARGET) in (kernels, kernels[1:])
 
 
-def write_often(folder: Path, kernels: list[tuple[KernelSpec, Artifact]], never_missing: bool) -> None:
+def write_often(folder: Path, kernels: list[Generated], never_missing: bool) -> None:
     for _ in range(10):
         bundle.write(folder, kernels)
         if never_missing:
             assert len(bundle.read(folder, TARGET)) in (1, 2)
 
 
-def test_places_that_cannot_be(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_that_cannot_be(kernels: list[Generated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder")
@@ -281,7 +280,7 @@ def test_places_that_cannot_be(kernels: list[tuple[KernelSpec, Artifact]], tmp_p
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_nobody_else_may_write_what_is_made(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path, umask: int) -> None:
+def test_nobody_else_may_write_what_is_made(kernels: list[Generated], tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         paths = bundle.write(tmp_path / "a/b/out", kernels)
@@ -323,9 +322,7 @@ def test_nobody_else_may_write_what_is_made(kernels: list[tuple[KernelSpec, Arti
         (forge(lambda kernels: kernels.clear()), "got kernels for nothing"),
     ],
 )
-def test_damage_is_refused(
-    kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path, damage: Callable[[Path], object], message: str
-) -> None:
+def test_damage_is_refused(kernels: list[Generated], tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
     bundle.write(tmp_path / "out", kernels)
     damage(tmp_path / "out")
     with pytest.raises(ArgumentError, match=message) as caught:
@@ -334,7 +331,7 @@ def test_damage_is_refused(
     assert str(tmp_path / "out") in str(caught.value)
 
 
-def test_no_value_of_a_manifest_can_be_altered(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path) -> None:
+def test_no_value_of_a_manifest_can_be_altered(kernels: list[Generated], tmp_path: Path) -> None:
     """Not even by somebody who sets the manifest's own checksum right, but for the compiler's log and version, which decide nothing."""
     bundle.write(tmp_path / "out", kernels)
     entries = json.loads((tmp_path / "out/manifest.json").read_text())["kernels"]
@@ -346,7 +343,8 @@ def test_no_value_of_a_manifest_can_be_altered(kernels: list[tuple[KernelSpec, A
         holder = forged
         for key in above:
             holder = holder[key]
-        holder[last] = {str: "other", int: holder[last] + 1 if isinstance(holder[last], int) else 0, bool: 2}[type(holder[last])]
+        other = {str: "other", int: holder[last] + 1 if isinstance(holder[last], int) else 0, bool: 2, type(None): "other"}
+        holder[last] = other[type(holder[last])]
         (tmp_path / "out/manifest.json").write_bytes(manifest.to_bytes(forged))
         with pytest.raises(ArgumentError, match=r"^folder "):
             pytest.fail(f"{path} was altered, and this was loaded: {bundle.read(tmp_path / 'out', TARGET)}")
@@ -359,7 +357,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [leaf for key, item in items for leaf in leaves(item, (*path, key))]
 
 
-def test_folders_of_the_schema_before_are_replaced(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path) -> None:
+def test_folders_of_the_schema_before_are_replaced(kernels: list[Generated], tmp_path: Path) -> None:
     bundle.write(tmp_path / "out", kernels)
     as_schema_1(tmp_path / "out")
     bundle.write(tmp_path / "out", kernels)
@@ -370,7 +368,7 @@ def test_folders_of_the_schema_before_are_replaced(kernels: list[tuple[KernelSpe
         bundle.write(tmp_path / "out", kernels)
 
 
-def test_the_architectures_that_are_there_are_named(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path) -> None:
+def test_the_architectures_that_are_there_are_named(kernels: list[Generated], tmp_path: Path) -> None:
     bundle.write(tmp_path / "out", kernels)
     with pytest.raises(ArgumentError, match="a kernel for sm_80; got kernels for sm_90a"):
         bundle.read(tmp_path / "out", find_target("sm_80"))

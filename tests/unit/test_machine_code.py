@@ -16,6 +16,7 @@ from flashgen.build import kernel as kernel_module
 from flashgen.build.artifact import Artifact
 from flashgen.build.driver import DriverError, Gpu
 from flashgen.build.kernel import Kernel
+from flashgen.bundle import Generated
 from flashgen.codegen.spec import KernelSpec
 from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD
 
@@ -82,7 +83,7 @@ def test_machine_code_stays_loaded_once_nobody_holds_the_kernel(driver: Driver) 
 
 def test_an_import_that_is_dropped_stays_loaded_and_coming_back_costs_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flashgen.api._gpu", lambda device: GPU)
-    monkeypatch.setattr("flashgen.bundle.read", lambda folder, target: [(SPEC, ARTIFACT)])
+    monkeypatch.setattr("flashgen.bundle.read", lambda folder, target: [Generated(SPEC, ARTIFACT)])
     for _ in range(3):
         assert [kernel.spec for kernel in load("folder")] == [SPEC]
         unload()
