@@ -149,6 +149,8 @@ def warm(
 ) -> Kernel:
     """Chooses, compiles and loads the kernel for dense tensors of these sizes, and their bucket, now, so that no call has to. Returns it.
 
+    Other lengths of the bucket may have another kernel, which is made ready, too; those that have a tuning record of their own need
+    a `warm` of their own.
     head_dim_v: None for head_dim; kv_heads: None for as many as heads; len_kv: None for len_q; device: None for the current one.
     """
     on = _gpu(device)
@@ -157,6 +159,7 @@ def warm(
     problem = Problem(Dtype.parse(name), head_dim, width_v, Mask.CAUSAL if causal else Mask.FULL)
     workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv)
     without = selection.left_out(problem, workload, selection.dense_strides(problem, workload), on.device.target)
+    choose_kernel(problem, workload, on, without, any_length=True)
     return choose_kernel(problem, workload, on, without)
 
 

@@ -173,17 +173,17 @@ def strides_of(tensor: torch.Tensor, row: int, head: int) -> Strides:
     return tuple(strides[dim] if shape[dim] > 1 else 0 for dim in (0, head, row))  # type: ignore[return-value]
 
 
-def choose_kernel(problem: Problem, workload: Workload, on: Gpu, without: frozenset[str]) -> Kernel:
-    """The selection's kernel; `without`: names of the families that the call leaves out.
+def choose_kernel(problem: Problem, workload: Workload, on: Gpu, without: frozenset[str], any_length: bool = False) -> Kernel:
+    """The selection's kernel; `without`: names of the families that the call leaves out; `any_length`: see `selection.picks`.
 
     Raises CaptureError if it would have to be made while a CUDA graph is being captured.
     """
-    if torch.cuda.is_current_stream_capturing() and not selection.kernels.is_chosen(problem, workload, on, without):
+    if torch.cuda.is_current_stream_capturing() and not selection.kernels.is_chosen(problem, workload, on, without, any_length):
         raise CaptureError(
             f"flashgen.attention has no kernel yet for {problem.name} {workload.name}, and none can be made during a CUDA graph's capture: "
             "call flashgen.warm(...), or the same attention once, before the capture"
         )
-    return selection.kernels.choose(problem, workload, on, without)
+    return selection.kernels.choose(problem, workload, on, without, any_length)
 
 
 def _require_context(ordinal: int) -> None:

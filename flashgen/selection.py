@@ -154,19 +154,26 @@ class Pick:
 
 
 def picks(
-    problem: Problem, workload: Workload, device: Device, toolchain: tuple[str, str], without: frozenset[str] = frozenset()
+    problem: Problem,
+    workload: Workload,
+    device: Device,
+    toolchain: tuple[str, str],
+    without: frozenset[str] = frozenset(),
+    any_length: bool = False,
 ) -> Iterator[Pick]:
     """The records that speak for a workload on a device, the best first; `toolchain` is the versions of driver and compiler.
 
+    `any_length`: those that speak for the lengths of its bucket without a record of their own.
     In this order: the user's own of that very workload, his own for its bucket, then so of those that come with the package, then so the
     configs of older ones of either. All but the exact ones are chosen for the bucket, so no choice depends on what was called before.
     """
     for older in (False, True):
         for whose, source in (("own", records), ("shipped", shipped_records)):
             known = source().known(problem, device, BENCHMARK_VERSION, without)
-            for choice in (known.exact(workload, toolchain, older), known.nearest(bucket(workload), toolchain, older)):
-                if choice is not None:
-                    yield Pick(whose, choice)
+            if not any_length and (choice := known.exact(workload, toolchain, older)):
+                yield Pick(whose, choice)
+            if choice := known.nearest(bucket(workload), toolchain, older):
+                yield Pick(whose, choice)
 
 
 def model_picks(problem: Problem, workload: Workload, device: Device, without: frozenset[str] = frozenset()) -> Iterator[KernelSpec]:
@@ -195,8 +202,10 @@ class Kernels:
         self._said: set[Hashable] = set()
         self.generation = 0  # raised whenever an earlier choice may no longer be the right one
 
-    def choose(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset()) -> Kernel:
-        """The kernel for this call; compiles it if it is not in the store. `without`: the call's `left_out`.
+    def choose(
+        self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset(), any_length: bool = False
+    ) -> Kernel:
+        """The kernel for this call; compiles it if it is not in the store. `without`: the call's `left_out`; `any_length`: see `picks`.
 
         What is chosen depends on the call, the imports and the records alone, not on earlier calls. Raises ArgumentError if no family can.
         """
@@ -205,7 +214,7 @@ class Kernels:
             imported = imports.find(problem, workload, gpu, without)
             if imported is not None:
                 return imported
-            pick = self._pick(problem, workload, gpu, without)
+            pick = self._pick(problem, workload, gpu, without, any_length)
             key = self._key(pick, problem, workload, gpu, without)
             with self._locked(key):
                 kernel = self._chosen.get(key)
@@ -220,11 +229,14 @@ class Kernels:
             if kernel is not None:
                 return kernel
 
-    def is_chosen(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset()) -> bool:
+    def is_chosen(
+        self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset(), any_length: bool = False
+    ) -> bool:
         """Whether `choose` would return at once."""
         if imports.find(problem, workload, gpu, without) is not None:
             return True
-        return self._key(self._pick(problem, workload, gpu, without), problem, workload, gpu, without) in self._chosen
+        pick = self._pick(problem, workload, gpu, without, any_length)
+        return self._key(pick, problem, workload, gpu, without) in self._chosen
 
     def load(self, spec: KernelSpec, gpu: Gpu) -> Kernel:
         """One kernel by its spec, from memory, the store or the compiler."""
@@ -247,10 +259,10 @@ class Kernels:
         with self._lock:
             return self._locks.setdefault(key, threading.Lock())
 
-    def _pick(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Pick | None:
+    def _pick(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str], any_length: bool) -> Pick | None:
         """The best record whose kernel is not known to be broken here."""
         families_for(problem, gpu.device.target)
-        found = picks(problem, workload, gpu.device, (gpu.driver_version, nvrtc_version()), without)
+        found = picks(problem, workload, gpu.device, (gpu.driver_version, nvrtc_version()), without, any_length)
         return next((pick for pick in found if self._key(pick, problem, workload, gpu, without) not in self._broken), None)
 
     @staticmethod

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import flashgen
 from flashgen import selection
 from flashgen.build.artifact import Report
 from flashgen.build.driver import Gpu
@@ -144,6 +145,29 @@ def test_a_broken_kernel_leaves_the_choice_to_the_next_whatever_was_called_first
         kernels = FakeKernels()
         kernels.broken = (ONE,)
         assert {w.len_q: chosen(w, kernels) for w in order} == {1000: TWO, 1024: THREE, 999: THREE}
+
+
+def test_a_bucket_can_be_made_ready_beside_a_length_of_its_own_record(own: Records) -> None:
+    own.put(make(2e-3, of(3072), ONE))
+    own.put(make(3e-3, of(4096), TWO))
+    kernels = FakeKernels()
+    assert kernels.choose(PROBLEM, of(3072), GPU).spec.config == ONE
+    assert kernels.is_chosen(PROBLEM, of(3072), GPU)
+    assert not kernels.is_chosen(PROBLEM, of(3072), GPU, any_length=True)
+    assert not kernels.is_chosen(PROBLEM, of(3000), GPU)
+    assert kernels.choose(PROBLEM, of(3072), GPU, any_length=True).spec.config == TWO
+    assert kernels.is_chosen(PROBLEM, of(3000), GPU)
+
+
+def test_warm_makes_the_bucket_ready_too(own: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    own.put(make(2e-3, of(3072), ONE))
+    own.put(make(3e-3, of(4096), TWO))
+    kernels = FakeKernels()
+    monkeypatch.setattr(selection, "kernels", kernels)
+    monkeypatch.setattr("flashgen.api._gpu", lambda device: GPU)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
+    assert flashgen.warm(head_dim=64, batch=2, heads=16, len_q=3072).spec.config == ONE
+    assert all(kernels.is_chosen(PROBLEM, of(length), GPU) for length in (3072, 3000, 2049))
 
 
 # Older records
