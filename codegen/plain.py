@@ -191,7 +191,9 @@ def _read(kind: Any, value: Any, what: str) -> Any:
         return _read_array(kind, value, what)
     if isinstance(origin or kind, type) and issubclass(origin or kind, Mapping):
         items = _typed(dict, value, what).items()
-        return {_typed(str, key, f"key of {what}"): _read((arguments or (str, Any))[1], item, f"{what} {key}") for key, item in items}
+        return {
+            _typed(str, key, f"key of {what}"): _read((arguments or (str, Any))[1], item, f"{what} {_name(key)}") for key, item in items
+        }
     if kind in (int, float, bool, str, types.NoneType):
         return _typed(kind, value, what)
     raise TypeError(f"{what} has type {kind!r}, which has no JSON")
@@ -242,7 +244,7 @@ def _read_object(kind: Any, value: Any, what: str) -> Any:
     tag = () if _tag(kind) is None else ("kind",)
     allowed = (*tag, *keys(kind))
     if not isinstance(value, dict) or not set(_required(kind)) | set(tag) <= value.keys() <= set(allowed):
-        got = ", ".join(map(str, value)) or "none" if isinstance(value, dict) else _shown(value)
+        got = ", ".join(map(_name, value)) or "none" if isinstance(value, dict) else _shown(value)
         raise ArgumentError(f"{what} must have the fields {', '.join(allowed)}; got {_brief(got)}")
     if tag:
         _one_of([_tag(kind)], value["kind"], f"kind of {what}")
@@ -271,6 +273,10 @@ def _required(kind: Any) -> Iterator[str]:
             yield from _required(field.kind)
         elif field.default is dataclasses.MISSING:
             yield field.key
+
+
+def _name(key: Any) -> str:
+    return key if isinstance(key, str) and key.isprintable() else _shown(key)  # what a terminal could take for a command is escaped
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from .errors import ArgumentError, choice_error, require_int
 from .plain import named
 
+_MOST = 2**31 - 1  # of any size: what an int of a kernel holds
+
 
 class Pass(enum.Enum):
     """Which pass of attention."""
@@ -58,10 +60,10 @@ class Problem:
     direction: Pass = field(default=Pass.FORWARD, metadata=named("pass", first=True))
 
     def __post_init__(self) -> None:
-        require_int("head_dim", self.head_dim, 1)
+        require_int("head_dim", self.head_dim, 1, _MOST)
         if self.head_dim_v is None:
             object.__setattr__(self, "head_dim_v", self.head_dim)
-        require_int("head_dim_v", self.head_dim_v, 1)
+        require_int("head_dim_v", self.head_dim_v, 1, _MOST)
         for name, kind in (("dtype", Dtype), ("mask", Mask), ("direction", Pass)):
             if not isinstance(getattr(self, name), kind):
                 raise choice_error(name, getattr(self, name), kind)
@@ -88,7 +90,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads_q", "heads_kv", "len_q", "len_kv"):
-            require_int(name, getattr(self, name), 0, 2**31 - 1)
+            require_int(name, getattr(self, name), 0, _MOST)
         if self.heads_q and (not self.heads_kv or self.heads_q % self.heads_kv):
             raise ArgumentError(f"heads_q must be a multiple of heads_kv; got heads_q {self.heads_q}, heads_kv {self.heads_kv}")
 

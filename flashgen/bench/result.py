@@ -201,6 +201,10 @@ def result_from_json(values: object) -> BenchResult:
     if isinstance(cells := given.get("cells"), list):
         given["cells"] = [_given_of_cell(cell) for cell in cells]
     result = from_plain(BenchResult, given, "result")
+    named = [result.baseline] if result.baseline is not None else []
+    unknown = [peer for peer in (*named, *(peer for cell in result.cells for peer in cell.times)) if peer not in result.peers]
+    if not result.peers or unknown:
+        raise ArgumentError(f"peers must name all that were timed, at least one; got {result.peers}, and times of {unknown or 'none'}")
     for cell in result.cells:
         for peer, times in cell.times.items():
             if len(times.rounds_ms) != result.rounds:
