@@ -10,11 +10,15 @@ from typing import Self, get_type_hints
 
 from .errors import ArgumentError, choice_error
 from .plain import from_plain, to_plain
+from .typed import require_field_types
 
 
 @dataclass(frozen=True)
 class Config:
     """Base of the config types. A subclass is a frozen dataclass whose fields are ints, bools or enums, each documented."""
+
+    def __post_init__(self) -> None:
+        require_field_types(self, "config field ")
 
     @property
     def packed_heads(self) -> int:

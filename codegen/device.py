@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from .devices import DEVICES, KnownDevice
 from .errors import choice_error
 from .target import Target, find_target
+from .typed import require_field_types
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Device:
     mma_rate: float = 1.0
     measured: bool = False
 
+    def __post_init__(self) -> None:
+        require_field_types(self)
+
 
 def named_devices() -> dict[str, Device]:
     """The devices that `--device` knows, by the name that it lists them under."""
@@ -40,7 +44,7 @@ def named_devices() -> dict[str, Device]:
 
 def find_device(text: str) -> Device:
     """The named device: 'h200', 'H100-SXM', 'RTX 4090', or as the driver reports it. Raises ArgumentError that lists the known ones."""
-    for known in DEVICES:
+    for known in DEVICES if isinstance(text, str) else ():
         if _plain(text) in map(_plain, (known.key, *known.aliases, *known.names)):
             return _device(known, known.names[0])
     raise choice_error("device", text, [known.key for known in DEVICES])

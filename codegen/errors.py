@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
+
+_LONGEST = 200  # characters of a value that an error repeats
 
 
 class FlashgenError(Exception):
@@ -21,13 +24,25 @@ class IllegalConfigError(ArgumentError):
         super().__init__(f"config {what} is illegal: " + "; ".join(reasons))
 
 
+def shown(given: object) -> str:
+    """A value as an error repeats it: of Python's own types as it is written, cut if long; of others the type (tensors may be on a GPU)."""
+    kind = type(given)
+    try:
+        if kind.__module__ == "builtins" or isinstance(given, enum.Enum):
+            text = repr(given)
+            return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    except Exception:  # an integer of thousands of digits, nesting without end, an item that cannot say what it is
+        pass
+    return f"a value of type {kind.__module__}.{kind.__qualname__}"
+
+
 def choice_error(argument: str, given: object, allowed: Iterable[object]) -> ArgumentError:
     """The error for a value outside a fixed set of choices."""
-    return ArgumentError(f"{argument} must be one of {', '.join(str(a) for a in allowed)}; got {given!r}")
+    return ArgumentError(f"{argument} must be one of {', '.join(str(a) for a in allowed) or 'none'}; got {shown(given)}")
 
 
 def require_int(argument: str, given: object, low: int, high: int | None = None) -> None:
-    """Raises ArgumentError unless `given` is an int (not a bool) in [low, high]."""
+    """Raises ArgumentError unless `given` is an int (neither a bool nor of another subclass) in [low, high]."""
     allowed = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
-    if not isinstance(given, int) or isinstance(given, bool) or given < low or (high is not None and given > high):
-        raise ArgumentError(f"{argument} must be {allowed}; got {given!r}")
+    if type(given) is not int or given < low or (high is not None and given > high):
+        raise ArgumentError(f"{argument} must be {allowed}; got {shown(given)}")

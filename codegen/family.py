@@ -135,7 +135,7 @@ class Family(ABC):
 
     def require_legal(self, problem: Problem, config: Config, target: Target) -> None:
         """Raises IllegalConfigError with all reasons unless the combination is legal."""
-        if not isinstance(config, self.config_type):
+        if type(config) is not self.config_type:  # a subclass could say anything of itself in the rendered text
             raise choice_error("config", type(config).__name__, [self.config_type.__name__])
         if reasons := self.check(problem, config, target):
             raise IllegalConfigError(config.name, reasons)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from .errors import ArgumentError, choice_error, require_int
 from .plain import named
+from .typed import require_field_types, require_type
 
 _MOST = 2**31 - 1  # of any size: what an int of a kernel holds
 
@@ -31,6 +32,7 @@ class Dtype(enum.Enum):
     @classmethod
     def parse(cls, text: str) -> Dtype:
         """Accepts 'bf16', 'bfloat16', 'fp16', 'float16', 'half'."""
+        require_type("dtype", text, str)
         aliases = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
         try:
             return cls(aliases.get(text, text))
@@ -64,9 +66,7 @@ class Problem:
         if self.head_dim_v is None:
             object.__setattr__(self, "head_dim_v", self.head_dim)
         require_int("head_dim_v", self.head_dim_v, 1, _MOST)
-        for name, kind in (("dtype", Dtype), ("mask", Mask), ("direction", Pass)):
-            if not isinstance(getattr(self, name), kind):
-                raise choice_error(name, getattr(self, name), kind)
+        require_field_types(self)
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from .family import Family, find_family
 from .plain import digest, from_plain, to_plain
 from .problem import Problem
 from .target import Target, find_target
+from .typed import require_field_types
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class KernelSpec:
     target: Target
 
     def __post_init__(self) -> None:
+        require_field_types(self)
         self.family.require_legal(self.problem, self.config, self.target)
 
     @property

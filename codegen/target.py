@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from .errors import ArgumentError, choice_error
+from .typed import require_field_types
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Target:
     shared_memory_reserved: int = 1024
 
     def __post_init__(self) -> None:
+        require_field_types(self)
         if not re.fullmatch(r"sm_[1-9][0-9]{1,2}[af]?", self.name):
             raise ArgumentError(f"name must look like sm_80 or sm_90a; got {self.name!r}")
 
@@ -63,7 +65,7 @@ def targets() -> dict[str, Target]:
 
 def find_target(text: str) -> Target:
     """The target for 'sm_90a', 'sm_90', '90a', '90' or '9.0'. Raises ArgumentError that lists the known ones."""
-    match = re.fullmatch(r"(?:sm_)?(\d{1,2})\.?(\d)([af]?)", text) if isinstance(text, str) else None
+    match = re.fullmatch(r"(?:sm_)?([0-9]{1,2})\.?([0-9])([af]?)", text) if isinstance(text, str) else None
     if match:
         capability = (int(match[1]), int(match[2]))
         for target in targets().values():

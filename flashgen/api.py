@@ -14,8 +14,10 @@ from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
+from flashgen.codegen.typed import checked
 
 from . import bundle, selection
+from .arguments import check_types
 from .ops import CaptureError, attention_forward, attention_output, attention_with_autograd, choose_kernel, plan_at_hand, refuse_tangents
 
 if TYPE_CHECKING:
@@ -72,13 +74,14 @@ def attention(
     Raises ArgumentError for bad arguments, DriverError and CompileError for the machine's faults, CaptureError for a first
     call while a CUDA graph is captured. There is no backward and no forward-mode derivative yet: asking for one raises FlashgenError.
     """
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if not (needs_grad or torch.compiler.is_compiling()):
+    if not torch.compiler.is_compiling():
         plan = plan_at_hand(q, k, v, causal, scale, layout)
         if plan is not None:
             both = plan(q, k, v, return_lse)
             return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
+    check_types(q, k, v, causal, scale, layout, return_lse)
     refuse_tangents(q, k, v)
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if not (needs_grad or return_lse):
         return attention_output(q, k, v, causal, scale, layout)  # type: ignore[no-any-return]
     operator = attention_with_autograd if needs_grad else attention_forward
@@ -93,6 +96,7 @@ def _gpu(device: int | None) -> Gpu:
     return gpu(device)
 
 
+@checked
 def compile(problem: Problem, config: Config | None = None, target: Target | str | None = None, *, device: int | None = None) -> Kernel:
     """The kernel for (problem, config, target), compiled or from the store, loaded on a GPU of that architecture.
 
@@ -115,6 +119,7 @@ def _spec(problem: Problem, config: Config | None, target: Target) -> KernelSpec
     return KernelSpec(selection.family_of(config), problem, config, target)
 
 
+@checked
 def load(folder: str | Path, *, device: int | None = None) -> list[Kernel]:
     """Imports the kernels that `flashgen generate` wrote to `folder` for the architecture of `device` (None: the current GPU).
 
@@ -134,6 +139,7 @@ def unload() -> None:
     selection.imports.clear()
 
 
+@checked
 def warm(
     *,
     head_dim: int,
@@ -163,6 +169,7 @@ def warm(
     return choose_kernel(problem, workload, on, without)
 
 
+@checked
 def tune(*, head_dim: int, **options: Any) -> TuneResult:
     """What `flashgen tune` does, with the same options as keywords: see `flashgen.tuning.Request`."""
     from . import tuning
@@ -173,6 +180,7 @@ def tune(*, head_dim: int, **options: Any) -> TuneResult:
     return tuning.run(tuning.Request(head_dim=head_dim, **options))
 
 
+@checked
 def verify(
     problem: Problem, config: Config | None = None, target: Target | str | None = None, *, device: int | str | None = None
 ) -> list[CaseResult]:

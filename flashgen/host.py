@@ -14,7 +14,7 @@ from flashgen.codegen.render import Atoms, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 
-from . import ops, selection
+from . import arguments, selection
 from .measure import Tensors
 
 ARCHITECTURE = "sm_90a"  # whose kernels the CPU runs where nothing else is said
@@ -28,15 +28,15 @@ def load(spec: KernelSpec) -> HostKernel:
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of CPU tensors that have passed `ops.check_shapes`, by the default kernel.
+    """(out, lse) of CPU tensors that have passed `arguments.check_shapes`, by the default kernel.
 
     Raises ArgumentError for strides or addresses that a kernel cannot take.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        ops.check_strides(name, tensor)
-    if any(t.data_ptr() % ops.ALIGNMENT for t in (q, k, v)):
-        raise ops.misaligned([t.data_ptr() for t in (q, k, v)])
-    problem, workload = ops.problem_and_workload(q, k, v, causal, layout)
+        arguments.check_strides(name, tensor)
+    if any(t.data_ptr() % arguments.ALIGNMENT for t in (q, k, v)):
+        raise arguments.misaligned([t.data_ptr() for t in (q, k, v)])
+    problem, workload = arguments.problem_and_workload(q, k, v, causal, layout)
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty((workload.batch, workload.heads_q, workload.len_q), dtype=torch.float32)
     if lse.numel():

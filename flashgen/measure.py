@@ -18,7 +18,8 @@ from flashgen.codegen.family import Strides
 from flashgen.codegen.problem import Mask, Problem, Workload
 
 from . import reference
-from .ops import LAYOUTS, TORCH_DTYPES, Plan, strides_of
+from .arguments import LAYOUTS, TORCH_DTYPES, strides_of
+from .ops import Plan
 from .records import Timing
 from .spread import ROUNDS, Spread
 from .timing import Timer, input_sets, interleaved

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,17 +19,13 @@ from torch.autograd import forward_ad, profiler
 
 from flashgen.build.driver import Gpu, check, driver, gpu
 from flashgen.build.kernel import Kernel, Launch
-from flashgen.codegen.errors import ArgumentError, FlashgenError, choice_error
-from flashgen.codegen.family import Strides
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.problem import Problem, Workload
 
 from . import selection
+from .arguments import ALIGNMENT, LAYOUTS, check_shapes, check_strides, misaligned, problem_and_workload, strides_of
 from .scratch import tile_counters
 
-LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimension)
-DTYPES = {torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
-TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
-ALIGNMENT = 16  # bytes: what one asynchronous copy moves
 _MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
 
 LIBRARY = torch.library.Library("flashgen", "DEF")
@@ -42,57 +37,6 @@ LIBRARY.define(f"attention{_ARGUMENTS} -> (Tensor out, Tensor lse)")
 
 class CaptureError(FlashgenError, RuntimeError):
     """A kernel would have to be compiled or loaded while a CUDA graph is being captured."""
-
-
-def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, scale: float | None) -> None:
-    """Raises ArgumentError unless ranks, sizes, dtypes and scale go together. Works on fake tensors."""
-    if layout not in LAYOUTS:
-        raise choice_error("layout", layout, LAYOUTS)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
-            raise ArgumentError(f"{name} must have 4 dimensions ({', '.join(layout)}); got {tensor.dim()}")
-        if tensor.dtype not in DTYPES:
-            raise ArgumentError(f"{name} must be torch.bfloat16 or torch.float16; got {tensor.dtype}")
-        if tensor.dtype != q.dtype:
-            raise ArgumentError(f"{name} must have q's dtype {q.dtype}; got {tensor.dtype}")
-        if tensor.device != q.device:
-            raise ArgumentError(f"{name} must be on q's device {q.device}; got {tensor.device}")
-        if tensor.shape[0] != q.shape[0]:
-            raise ArgumentError(f"{name} must have q's batch size {q.shape[0]}; got {tensor.shape[0]}")
-    row, head = LAYOUTS[layout]
-    if k.shape[3] != q.shape[3]:
-        raise ArgumentError(f"k must have q's head_dim {q.shape[3]}; got {k.shape[3]}")
-    if v.shape[row] != k.shape[row]:
-        raise ArgumentError(f"v must have k's length {k.shape[row]}; got {v.shape[row]}")
-    if v.shape[head] != k.shape[head]:
-        raise ArgumentError(f"v must have k's number of heads {k.shape[head]}; got {v.shape[head]}")
-    if q.shape[head] and (not k.shape[head] or q.shape[head] % k.shape[head]):
-        raise ArgumentError(f"q must have a number of heads that is a multiple of k's {k.shape[head]}; got {q.shape[head]}")
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
-        raise ArgumentError(f"scale must be finite and > 0; got {scale}")
-
-
-def check_strides(name: str, tensor: torch.Tensor) -> None:
-    """Raises ArgumentError unless the last dimension is contiguous and rows are aligned."""
-    strides = tensor.stride()
-    if tensor.numel() == 0:
-        return
-    if strides[3] != 1:
-        raise ArgumentError(f"{name} must be contiguous in its last dimension (stride 1); got stride {strides[3]}")
-    for dim in range(3):
-        if tensor.shape[dim] > 1 and strides[dim] * tensor.element_size() % ALIGNMENT:
-            raise ArgumentError(
-                f"{name} must have rows aligned to {ALIGNMENT} bytes (strides of a multiple of 8 elements); "
-                f"got stride {strides[dim]} in dimension {dim}"
-            )
-
-
-def problem_and_workload(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str) -> tuple[Problem, Workload]:
-    """The types of `codegen` for these tensors, which have passed `check_shapes`."""
-    row, head = LAYOUTS[layout]
-    mask = Mask.CAUSAL if causal else Mask.FULL
-    problem = Problem(DTYPES[q.dtype], q.shape[3], v.shape[3], mask)
-    return problem, Workload(q.shape[0], q.shape[head], k.shape[head], q.shape[row], k.shape[row])
 
 
 class Plan:
@@ -161,18 +105,6 @@ class Plan:
             self.launch(stream, *pointers, out.data_ptr(), 0 if lse is None else lse.data_ptr(), counter)
 
 
-def misaligned(pointers: Sequence[int]) -> ArgumentError:
-    """What to raise for addresses of q, k and v of which one is not aligned."""
-    name, past = next((n, p % ALIGNMENT) for n, p in zip("qkv", pointers, strict=True) if p % ALIGNMENT)
-    return ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
-
-
-def strides_of(tensor: torch.Tensor, row: int, head: int) -> Strides:
-    """(batch, head, row) strides in elements; 0 where the size is 1, so that a stride that is never used cannot overflow."""
-    shape, strides = tensor.shape, tensor.stride()
-    return tuple(strides[dim] if shape[dim] > 1 else 0 for dim in (0, head, row))  # type: ignore[return-value]
-
-
 def choose_kernel(problem: Problem, workload: Workload, on: Gpu, without: frozenset[str], any_length: bool = False) -> Kernel:
     """The selection's kernel; `without`: names of the families that the call leaves out; `any_length`: see `selection.picks`.
 
@@ -222,11 +154,12 @@ def _signature(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, 
 def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan | None:
     """This thread's plan for a signature that it has called before, if the dispatcher would do nothing but call it.
 
-    So it is where nothing wants to see the call: no subclass, mode, transform, tracer or profiler, and no forward-mode gradient; the
-    caller knows of other gradients. The way through the dispatcher costs a fifth of a call.
+    So it is where nothing wants to see the call: no subclass, mode, transform, tracer or profiler, and no gradient. The way through the
+    dispatcher costs a fifth of a call.
     """
     if (
         type(q) is type(k) is type(v) is torch.Tensor
+        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._is_torch_function_mode_enabled()
         and torch._C._functorch.peek_interpreter_stack() is None
@@ -236,7 +169,7 @@ def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
     ):
         try:
             return _LOCAL.plans.get(_signature(q, k, v, causal, scale, layout))  # type: ignore[no-any-return]
-        except (AttributeError, TypeError):  # this thread's first call; an argument of another type, of which the dispatcher will speak
+        except (AttributeError, TypeError, RuntimeError):  # this thread's first call; an argument that `check_types` will speak of
             return None
     return None
 

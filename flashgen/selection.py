@@ -15,7 +15,7 @@ from flashgen.build.kernel import Kernel
 from flashgen.build.store import ArtifactStore
 from flashgen.codegen.config import Config
 from flashgen.codegen.device import Device
-from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import Family, Strides, families, find_family
 from flashgen.codegen.problem import Problem, Workload
 from flashgen.codegen.render import render
@@ -126,8 +126,11 @@ def compile_spec(spec: KernelSpec) -> Artifact:
 
 
 def family_of(config: Config) -> Family:
-    """The family that a config belongs to."""
-    return next(family for family in families().values() if type(config) is family.config_type)
+    """The family that a config belongs to. Raises ArgumentError if there is none."""
+    owners = {family.config_type: family for family in families().values()}
+    if type(config) not in owners:
+        raise choice_error("config", type(config).__name__, [kind.__name__ for kind in owners])
+    return owners[type(config)]
 
 
 def default_spec(problem: Problem, target: Target, without: frozenset[str] = frozenset(), family: str | None = None) -> KernelSpec:

@@ -10,7 +10,7 @@ import torch
 
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 
-from ..ops import TORCH_DTYPES
+from ..arguments import TORCH_DTYPES
 from ..tuning.request import Cell
 from .peers import Peer
 from .result import HostCost

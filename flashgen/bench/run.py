@@ -14,7 +14,7 @@ from torch import Tensor
 from flashgen.codegen.errors import FlashgenError
 
 from .. import timing
-from ..ops import TORCH_DTYPES
+from ..arguments import TORCH_DTYPES
 from ..tuning.request import Cell
 from .check import Check, poison
 from .peers import Call, Peer, reason

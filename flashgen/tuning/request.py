@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from flashgen.codegen.device import Device
 from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.typed import require_field_types
 
 from .. import selection
 
@@ -60,9 +61,10 @@ class Request:
     budget_seconds: float | None = None
     exhaustive: bool = False
     family: str | None = None
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        require_field_types(self)
         require_int("head_dim", self.head_dim, 1)
         require_int("jobs", self.jobs, 0, 256)
         for name in ("batch", "heads", "kv_heads"):

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashgen
-from flashgen import bundle, ops, reference, selection
+from flashgen import arguments, bundle, reference, selection
 from flashgen.build.driver import gpu
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.problem import Dtype, Mask, Problem
@@ -232,7 +232,8 @@ def test_imported_kernels_are_preferred_and_need_neither_nvrtc_nor_templates(tmp
         assert kernel.spec == spec
         out, lse = flashgen.attention(q, k, v, causal=True, return_lse=True)
         assert_right(out, lse, q, k, v, True, 88**-0.5)
-        assert selection.kernels.choose(problem, selection.bucket(ops.problem_and_workload(q, k, v, True, "bshd")[1]), gpu(0)) is kernel
+        _, workload = arguments.problem_and_workload(q, k, v, True, "bshd")
+        assert selection.kernels.choose(problem, selection.bucket(workload), gpu(0)) is kernel
     finally:
         flashgen.unload()
 

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashgen
-from flashgen import ops
+from flashgen import arguments, ops
 from flashgen.build.driver import DriverError
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 
@@ -29,6 +29,24 @@ def tensors(layout: str = "bshd", dtype: torch.dtype = torch.bfloat16) -> dict[s
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda a: a.update(q=None), r"^q must be of type Tensor; got None"),
+        (lambda a: a.update(k=a["k"].float().numpy()), r"^k must be of type Tensor; got a value of type numpy\.ndarray"),
+        (lambda a: a.update(v=[a["v"]]), r"^v must be of type Tensor; got "),
+        (lambda a: a.update(k=a["k"].to_sparse()), r"^k must be dense \(torch\.strided\); got torch\.sparse_coo"),
+        (lambda a: a.update(q=a["q"].float().to_mkldnn()), r"^q must be dense \(torch\.strided\); got torch\._mkldnn"),
+        (lambda a: a.update(q=torch.nested.nested_tensor(list(a["q"]))), r"^q must be one dense tensor; got a nested one"),
+        (
+            lambda a: a.update(q=torch.nested.nested_tensor(list(a["q"]), layout=torch.jagged)),
+            r"^q must be one dense tensor; got a nested one",
+        ),
+        (lambda a: a.update(causal="yes"), r"^causal must be of type bool; got 'yes'"),
+        (lambda a: a.update(causal=None), r"^causal must be of type bool; got None"),
+        (lambda a: a.update(return_lse=1), r"^return_lse must be of type bool; got 1"),
+        (lambda a: a.update(scale="0.5"), r"^scale must be of type float or None; got '0\.5'"),
+        (lambda a: a.update(scale=True), r"^scale must be of type float or None; got True"),
+        (lambda a: a.update(scale=torch.tensor(0.5)), r"^scale must be of type float or None; got a value of type torch\.Tensor"),
+        (lambda a: a.update(layout=5), r"^layout must be of type str; got 5"),
+        (lambda a: a.update(layout=None), r"^layout must be of type str; got None"),
         (lambda a: a.update(layout="bsd"), r"^layout must be one of bshd, bhsd; got 'bsd'"),
         (lambda a: a.update(q=a["q"][0]), r"^q must have 4 dimensions \(b, s, h, d\); got 3"),
         (lambda a: a.update(v=a["v"][..., None]), r"^v must have 4 dimensions \(b, s, h, d\); got 5"),
@@ -47,10 +65,11 @@ def tensors(layout: str = "bshd", dtype: torch.dtype = torch.bfloat16) -> dict[s
         (lambda a: None, r"^q must be on a CUDA device; got cpu"),
     ],
 )
-def test_bad_arguments_are_named(change: Callable[[dict[str, Any]], None], message: str) -> None:
+@pytest.mark.parametrize("grad", [False, True])
+def test_bad_arguments_are_named(change: Callable[[dict[str, Any]], None], message: str, grad: bool) -> None:
     arguments = tensors()
     change(arguments)
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ArgumentError, match=message), torch.set_grad_enabled(grad):
         flashgen.attention(**arguments)
 
 
@@ -128,16 +147,16 @@ def test_tangents_are_not_dropped() -> None:
 
 def test_a_last_dimension_that_is_not_contiguous_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"^k must be contiguous in its last dimension \(stride 1\); got stride 2"):
-        ops.check_strides("k", torch.empty(1, 4, 2, 128, dtype=torch.bfloat16)[..., ::2])
+        arguments.check_strides("k", torch.empty(1, 4, 2, 128, dtype=torch.bfloat16)[..., ::2])
 
 
 def test_rows_that_are_not_aligned_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"^k must have rows aligned to 16 bytes .*; got stride 68 in dimension 2"):
-        ops.check_strides("k", torch.empty(1, 4, 2, 68, dtype=torch.bfloat16)[..., :64])
+        arguments.check_strides("k", torch.empty(1, 4, 2, 68, dtype=torch.bfloat16)[..., :64])
 
 
 def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
-    ops.check_strides("k", torch.empty(64, dtype=torch.bfloat16).as_strided((1, 1, 1, 64), (3, 5, 7, 1)))
+    arguments.check_strides("k", torch.empty(64, dtype=torch.bfloat16).as_strided((1, 1, 1, 64), (3, 5, 7, 1)))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU: PyTorch finds one")

@@ -1,0 +1,107 @@
+"""What the arguments of a call of attention must be: one set of checks for tensors on a GPU, on the CPU, fake and empty ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any
+
+import torch
+
+from flashgen.codegen.errors import ArgumentError, choice_error
+from flashgen.codegen.family import Strides
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.typed import require_type
+
+LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimension)
+DTYPES = {torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
+TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
+_SCALES = (float, int, NoneType, torch.SymFloat, torch.SymInt)  # symbolic: numbers that a tracer stands for
+ALIGNMENT = 16  # bytes: what one asynchronous copy moves
+
+
+def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, return_lse: Any) -> None:
+    """Raises ArgumentError unless these have the types that `attention` takes, and tensors lie in memory by strides.
+
+    torch.compile traces this, but not `require_type`: so that is not asked about what has the usual type.
+    """
+    for name, value, usual, annotation in (
+        ("q", q, torch.Tensor, torch.Tensor),
+        ("k", k, torch.Tensor, torch.Tensor),
+        ("v", v, torch.Tensor, torch.Tensor),
+        ("causal", causal, bool, bool),
+        ("scale", scale, _SCALES, float | None),
+        ("layout", layout, str, str),
+        ("return_lse", return_lse, bool, bool),
+    ):
+        if not isinstance(value, usual) or isinstance(value, bool) is not (annotation is bool):
+            require_type(name, value, annotation)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.is_nested:
+            raise ArgumentError(f"{name} must be one dense tensor; got a nested one: pad its sequences, or make a call for each")
+        if tensor.layout is not torch.strided:
+            raise ArgumentError(f"{name} must be dense (torch.strided); got {tensor.layout}")
+
+
+def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, scale: float | None) -> None:
+    """Raises ArgumentError unless ranks, sizes, dtypes and scale go together. Works on fake tensors."""
+    if layout not in LAYOUTS:
+        raise choice_error("layout", layout, LAYOUTS)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ArgumentError(f"{name} must have 4 dimensions ({', '.join(layout)}); got {tensor.dim()}")
+        if tensor.dtype not in DTYPES:
+            raise ArgumentError(f"{name} must be torch.bfloat16 or torch.float16; got {tensor.dtype}")
+        if tensor.dtype != q.dtype:
+            raise ArgumentError(f"{name} must have q's dtype {q.dtype}; got {tensor.dtype}")
+        if tensor.device != q.device:
+            raise ArgumentError(f"{name} must be on q's device {q.device}; got {tensor.device}")
+        if tensor.shape[0] != q.shape[0]:
+            raise ArgumentError(f"{name} must have q's batch size {q.shape[0]}; got {tensor.shape[0]}")
+    row, head = LAYOUTS[layout]
+    if k.shape[3] != q.shape[3]:
+        raise ArgumentError(f"k must have q's head_dim {q.shape[3]}; got {k.shape[3]}")
+    if v.shape[row] != k.shape[row]:
+        raise ArgumentError(f"v must have k's length {k.shape[row]}; got {v.shape[row]}")
+    if v.shape[head] != k.shape[head]:
+        raise ArgumentError(f"v must have k's number of heads {k.shape[head]}; got {v.shape[head]}")
+    if q.shape[head] and (not k.shape[head] or q.shape[head] % k.shape[head]):
+        raise ArgumentError(f"q must have a number of heads that is a multiple of k's {k.shape[head]}; got {q.shape[head]}")
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        raise ArgumentError(f"scale must be finite and > 0; got {scale}")
+
+
+def check_strides(name: str, tensor: torch.Tensor) -> None:
+    """Raises ArgumentError unless the last dimension is contiguous and rows are aligned."""
+    strides = tensor.stride()
+    if tensor.numel() == 0:
+        return
+    if strides[3] != 1:
+        raise ArgumentError(f"{name} must be contiguous in its last dimension (stride 1); got stride {strides[3]}")
+    for dim in range(3):
+        if tensor.shape[dim] > 1 and strides[dim] * tensor.element_size() % ALIGNMENT:
+            raise ArgumentError(
+                f"{name} must have rows aligned to {ALIGNMENT} bytes (strides of a multiple of 8 elements); "
+                f"got stride {strides[dim]} in dimension {dim}"
+            )
+
+
+def problem_and_workload(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str) -> tuple[Problem, Workload]:
+    """The types of `codegen` for these tensors, which have passed `check_shapes`."""
+    row, head = LAYOUTS[layout]
+    mask = Mask.CAUSAL if causal else Mask.FULL
+    problem = Problem(DTYPES[q.dtype], q.shape[3], v.shape[3], mask)
+    return problem, Workload(q.shape[0], q.shape[head], k.shape[head], q.shape[row], k.shape[row])
+
+
+def misaligned(pointers: Sequence[int]) -> ArgumentError:
+    """What to raise for addresses of q, k and v of which one is not aligned."""
+    name, past = next((n, p % ALIGNMENT) for n, p in zip("qkv", pointers, strict=True) if p % ALIGNMENT)
+    return ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
+
+
+def strides_of(tensor: torch.Tensor, row: int, head: int) -> Strides:
+    """(batch, head, row) strides in elements; 0 where the size is 1, so that a stride that is never used cannot overflow."""
+    shape, strides = tensor.shape, tensor.stride()
+    return tuple(strides[dim] if shape[dim] > 1 else 0 for dim in (0, head, row))  # type: ignore[return-value]
