@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import struct
 
+from .errors import ArgumentError, shown
 from .problem import Mask, Problem, Workload
 
 MAX_SECTION_HEADS = 1024
+MIN_SCALE = 2.0**-126  # the smallest normal fp32 number
+MAX_SCALE = float.fromhex("0x1.62e42ep127")  # the largest one whose product with log2(e) is one, too
 
 
 def float32(value: float) -> float:
@@ -35,11 +38,22 @@ def section_heads(problem: Problem, workload: Workload, section_bytes: int) -> i
     return next(n for n in range(largest, 0, -1) if heads % n == 0)
 
 
+def require_scale(scale: float) -> None:
+    """Raises ArgumentError unless a kernel can multiply scores by `scale` in fp32, and in base 2. Works on the numbers of a tracer."""
+    if not MIN_SCALE <= scale <= MAX_SCALE:
+        given = shown(scale) if isinstance(scale, int) else float(scale)  # not every int has a float
+        raise ArgumentError(
+            f"scale must be from {MIN_SCALE:.5g} to {MAX_SCALE:.5g}, so that it is normal in fp32 and finite times log2(e); got {given}"
+        )
+
+
 def scale_values(scale: float) -> tuple[float, float, float]:
     """scale_log2, natural, natural_low: scores times the first are base-2 logarithms, and the other two turn those back into scaled scores.
 
     The scale is an fp32 number, as in plain PyTorch, which multiplies fp32 scores by it: lse is that of the same scaled scores.
+    Raises ArgumentError as `require_scale` does.
     """
+    require_scale(scale)
     scale = float32(scale)
     scale_log2 = float32(scale * math.log2(math.e))
     natural = scale / scale_log2

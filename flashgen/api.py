@@ -65,7 +65,7 @@ def attention(
     k: the same with len_kv and heads_kv; v: as k, with head_dim_v. heads_q is a multiple of heads_kv.
        Any strides with a contiguous last dimension and rows aligned to 16 bytes; head dims are multiples of 8 up to 256.
     causal: query i sees keys j <= i + len_kv - len_q (aligned bottom-right)
-    scale: finite and > 0; None stands for head_dim ** -0.5
+    scale: from 1.1755e-38 to 2.3587e+38, what fp32 can multiply by; None stands for head_dim ** -0.5
     Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
     fp32 [batch, heads_q, len_q]. A row that sees no key gives 0 and -inf. On Hopper, bf16 values of v beyond 2^41 may overflow in rows
     whose scaled scores rise by some 50 from their last keys to earlier ones.

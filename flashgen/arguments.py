@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from types import NoneType
 from typing import Any
 
 import torch
 
+from flashgen.codegen.attention_launch import require_scale
 from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import Strides
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
@@ -42,12 +42,14 @@ def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, re
             raise ArgumentError(f"{name} must be one dense tensor; got a nested one: pad its sequences, or make a call for each")
         if tensor.layout is not torch.strided:
             raise ArgumentError(f"{name} must be dense (torch.strided); got {tensor.layout}")
+    _require_layout(layout)
+    if type(scale) is int:  # the operators take a float, which not every int has
+        require_scale(scale)
 
 
 def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, scale: float | None) -> None:
     """Raises ArgumentError unless ranks, sizes, dtypes and scale go together. Works on fake tensors."""
-    if layout not in LAYOUTS:
-        raise choice_error("layout", layout, LAYOUTS)
+    _require_layout(layout)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
             raise ArgumentError(f"{name} must have 4 dimensions ({', '.join(layout)}); got {tensor.dim()}")
@@ -68,8 +70,13 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str,
         raise ArgumentError(f"v must have k's number of heads {k.shape[head]}; got {v.shape[head]}")
     if q.shape[head] and (not k.shape[head] or q.shape[head] % k.shape[head]):
         raise ArgumentError(f"q must have a number of heads that is a multiple of k's {k.shape[head]}; got {q.shape[head]}")
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
-        raise ArgumentError(f"scale must be finite and > 0; got {scale}")
+    if scale is not None:
+        require_scale(scale)
+
+
+def _require_layout(layout: str) -> None:
+    if layout not in LAYOUTS:
+        raise choice_error("layout", layout, LAYOUTS)
 
 
 def check_strides(name: str, tensor: torch.Tensor) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -58,10 +60,22 @@ def tensors(layout: str = "bshd", dtype: torch.dtype = torch.bfloat16) -> dict[s
         (lambda a: a.update(v=a["v"][:, :6]), r"^v must have k's length 7; got 6"),
         (lambda a: a.update(v=a["v"][:, :, :1]), r"^v must have k's number of heads 2; got 1"),
         (lambda a: a.update(q=a["q"][:, :, :3]), r"^q must have a number of heads that is a multiple of k's 2; got 3"),
-        (lambda a: a.update(scale=0.0), r"^scale must be finite and > 0; got 0.0"),
-        (lambda a: a.update(scale=-1.0), r"^scale must be finite and > 0; got -1.0"),
-        (lambda a: a.update(scale=math.inf), r"^scale must be finite and > 0; got inf"),
-        (lambda a: a.update(scale=math.nan), r"^scale must be finite and > 0; got nan"),
+        *(
+            (lambda a, scale=scale: a.update(scale=scale), rf"^scale must be from 1\.1755e-38 to 2\.3587e\+38, .*; got {re.escape(told)}")
+            for scale, told in (
+                (0.0, "0.0"),
+                (-1.0, "-1.0"),
+                (-3, "-3"),
+                (math.inf, "inf"),
+                (math.nan, "nan"),
+                (1e-46, "1e-46"),
+                (math.nextafter(2.0**-126, 0), "1.1754943508222874e-38"),
+                (2.36e38, "2.36e+38"),
+                (3e38, "3e+38"),
+                (10**400, "1" + 99 * "0"),
+                (np.float64(0), "0.0"),
+            )
+        ),
         (lambda a: None, r"^q must be on a CUDA device; got cpu"),
     ],
 )
