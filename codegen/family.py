@@ -15,7 +15,7 @@ from .device import Device
 from .errors import ArgumentError, IllegalConfigError, choice_error
 from .parameters import ParameterBlock
 from .problem import Problem, Workload
-from .target import Target
+from .target import Target, targets
 from .tensor_map import TensorMapShape
 
 Strides = tuple[int, int, int]
@@ -148,6 +148,23 @@ def families() -> dict[str, Family]:
 
     found = [importlib.import_module(f"{package.__name__}.{m.name}").FAMILY for m in pkgutil.iter_modules(package.__path__)]
     return {f.name: f for f in found}
+
+
+def require_possible(problem: Problem) -> None:
+    """Raises ArgumentError, with the reasons that hold everywhere, if no family can compute `problem` on any target."""
+    if reasons := _refusals_everywhere(problem):
+        raise ArgumentError("; ".join(reasons))
+
+
+@cache
+def _refusals_everywhere(problem: Problem) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for family in families().values():
+        refusals = [family.refusals(problem, target) for target in targets().values()]
+        if not all(refusals):
+            return ()
+        found |= dict.fromkeys(reason for reason in refusals[0] if all(reason in others for others in refusals))
+    return tuple(found)
 
 
 def find_family(name: str) -> Family:

@@ -10,7 +10,7 @@ import torch
 
 from flashgen.codegen.attention_launch import require_scale
 from flashgen.codegen.errors import ArgumentError, choice_error
-from flashgen.codegen.family import Strides
+from flashgen.codegen.family import Strides, require_possible
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.typed import require_type
 
@@ -47,8 +47,21 @@ def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, re
         require_scale(scale)
 
 
-def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, scale: float | None) -> None:
-    """Raises ArgumentError unless ranks, sizes, dtypes and scale go together. Works on fake tensors."""
+def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> None:
+    """Raises ArgumentError unless a kernel for some GPU could take this call; only where tensors are, and begin, is left to look at.
+
+    Works on fake tensors; a symbolic head dim becomes a number, since kernels are made for one.
+    """
+    _check_shapes(q, k, v, layout)
+    if scale is not None:
+        require_scale(scale)
+    require_possible(_problem(q, v, causal))
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_strides(name, tensor)
+
+
+def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> None:
+    """Ranks, dtypes, devices and sizes go together."""
     _require_layout(layout)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
@@ -70,8 +83,6 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str,
         raise ArgumentError(f"v must have k's number of heads {k.shape[head]}; got {v.shape[head]}")
     if q.shape[head] and (not k.shape[head] or q.shape[head] % k.shape[head]):
         raise ArgumentError(f"q must have a number of heads that is a multiple of k's {k.shape[head]}; got {q.shape[head]}")
-    if scale is not None:
-        require_scale(scale)
 
 
 def _require_layout(layout: str) -> None:
@@ -79,27 +90,27 @@ def _require_layout(layout: str) -> None:
         raise choice_error("layout", layout, LAYOUTS)
 
 
-def check_strides(name: str, tensor: torch.Tensor) -> None:
-    """Raises ArgumentError unless the last dimension is contiguous and rows are aligned."""
+def _check_strides(name: str, tensor: torch.Tensor) -> None:
+    """The last dimension is contiguous and rows are aligned. An empty tensor may have any strides: `contiguous` could not mend them."""
     strides = tensor.stride()
-    if tensor.numel() == 0:
-        return
-    if strides[3] != 1:
+    if strides[3] != 1 and tensor.numel():
         raise ArgumentError(f"{name} must be contiguous in its last dimension (stride 1); got stride {strides[3]}")
     for dim in range(3):
-        if tensor.shape[dim] > 1 and strides[dim] * tensor.element_size() % ALIGNMENT:
+        if strides[dim] * tensor.element_size() % ALIGNMENT and tensor.shape[dim] > 1 and tensor.numel():
             raise ArgumentError(
                 f"{name} must have rows aligned to {ALIGNMENT} bytes (strides of a multiple of 8 elements); "
                 f"got stride {strides[dim]} in dimension {dim}"
             )
 
 
+def _problem(q: torch.Tensor, v: torch.Tensor, causal: bool) -> Problem:
+    return Problem(DTYPES[q.dtype], int(q.shape[3]), int(v.shape[3]), Mask.CAUSAL if causal else Mask.FULL)
+
+
 def problem_and_workload(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str) -> tuple[Problem, Workload]:
-    """The types of `codegen` for these tensors, which have passed `check_shapes`."""
+    """The types of `codegen` for these tensors, which have passed `check_call`."""
     row, head = LAYOUTS[layout]
-    mask = Mask.CAUSAL if causal else Mask.FULL
-    problem = Problem(DTYPES[q.dtype], q.shape[3], v.shape[3], mask)
-    return problem, Workload(q.shape[0], q.shape[head], k.shape[head], q.shape[row], k.shape[row])
+    return _problem(q, v, causal), Workload(q.shape[0], q.shape[head], k.shape[head], q.shape[row], k.shape[row])
 
 
 def misaligned(pointers: Sequence[int]) -> ArgumentError:

@@ -28,12 +28,10 @@ def load(spec: KernelSpec) -> HostKernel:
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of CPU tensors that have passed `arguments.check_shapes`, by the default kernel.
+    """(out, lse) of CPU tensors that have passed `arguments.check_call`, by the default kernel.
 
-    Raises ArgumentError for strides or addresses that a kernel cannot take.
+    Raises ArgumentError for addresses that a kernel cannot take.
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        arguments.check_strides(name, tensor)
     if any(t.data_ptr() % arguments.ALIGNMENT for t in (q, k, v)):
         raise arguments.misaligned([t.data_ptr() for t in (q, k, v)])
     problem, workload = arguments.problem_and_workload(q, k, v, causal, layout)

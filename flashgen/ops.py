@@ -23,7 +23,7 @@ from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.problem import Problem, Workload
 
 from . import selection
-from .arguments import ALIGNMENT, LAYOUTS, check_shapes, check_strides, misaligned, problem_and_workload, strides_of
+from .arguments import ALIGNMENT, LAYOUTS, check_call, misaligned, problem_and_workload, strides_of
 from .scratch import tile_counters
 
 _MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
@@ -53,11 +53,9 @@ class Plan:
         kernel: Kernel | None = None,
     ) -> None:
         """Checks the arguments and binds a kernel: `kernel`, which must be able to take them, or else the selection's choice."""
-        check_shapes(q, k, v, layout, scale)
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if tensor.device.type != "cuda":
-                raise ArgumentError(f"{name} must be on a CUDA device; got {tensor.device}")
-            check_strides(name, tensor)
+        check_call(q, k, v, causal, scale, layout)
+        if q.device.type != "cuda":
+            raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
         row, head = LAYOUTS[layout]
         problem, workload = problem_and_workload(q, k, v, causal, layout)
         on = gpu(q.device.index)
@@ -201,7 +199,7 @@ def _output_cuda(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 def _forward_elsewhere(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_shapes(q, k, v, layout, scale)
+    check_call(q, k, v, causal, scale, layout)
     if q.device.type != "cpu":
         raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
     if os.environ.get("FLASHGEN_CPU") != "1":
@@ -217,7 +215,7 @@ def _forward_elsewhere(
 def _forward_fake(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_shapes(q, k, v, layout, scale)
+    check_call(q, k, v, causal, scale, layout)
     row, head = LAYOUTS[layout]
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     return out, q.new_empty((q.shape[0], q.shape[head], q.shape[row]), dtype=torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable
@@ -159,18 +160,69 @@ def test_tangents_are_not_dropped() -> None:
         flashgen.attention(q, k, forward_ad.make_dual(v, v))
 
 
-def test_a_last_dimension_that_is_not_contiguous_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"^k must be contiguous in its last dimension \(stride 1\); got stride 2"):
-        arguments.check_strides("k", torch.empty(1, 4, 2, 128, dtype=torch.bfloat16)[..., ::2])
+def made(*shape: int, stride: tuple[int, ...] | None = None) -> torch.Tensor:
+    tensor = torch.empty(shape, dtype=torch.bfloat16)
+    return tensor if stride is None else torch.empty(4096, dtype=torch.bfloat16).as_strided(shape, stride)
 
 
-def test_rows_that_are_not_aligned_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"^k must have rows aligned to 16 bytes .*; got stride 68 in dimension 2"):
-        arguments.check_strides("k", torch.empty(1, 4, 2, 68, dtype=torch.bfloat16)[..., :64])
+UNFIT = [
+    (lambda: 3 * [made(1, 4, 2, 12)], r"^head_dim must be a multiple of 8 from 8 to 256; got 12 \(nearest: 16\)"),
+    (lambda: 3 * [made(1, 4, 2, 264)], r"^head_dim must be a multiple of 8 from 8 to 256; got 264 \(nearest: 256\)"),
+    (lambda: [made(1, 4, 2, 64), made(1, 4, 2, 64), made(1, 4, 2, 12)], r"^head_dim_v must be a multiple of 8 from 8 to 256; got 12"),
+    (lambda: [made(1, 4, 2, 64), made(1, 4, 2, 64), made(1, 4, 2, 0)], r"^head_dim_v must be an integer >= 1; got 0"),
+    (lambda: 3 * [made(1, 4, 2, 0)], r"^head_dim must be an integer >= 1; got 0"),
+    (lambda: 3 * [made(0, 4, 2, 264)], r"^head_dim must be a multiple of 8 from 8 to 256; got 264"),
+    (lambda: [made(1, 0, 2, 12), made(1, 4, 2, 12), made(1, 4, 2, 12)], r"^head_dim must be a multiple of 8 from 8 to 256; got 12"),
+    (lambda: [made(1, 4, 2, 64), *2 * [made(1, 4, 2, 128)[..., ::2]]], r"^k must be contiguous in its last dimension .*; got stride 2"),
+    (
+        lambda: [made(1, 4, 2, 64), made(1, 4, 2, 64), made(1, 4, 2, 68)[..., :64]],
+        r"^v must have rows aligned to 16 bytes .*; got stride 68 in dimension 2",
+    ),
+]
 
 
-def test_strides_of_dimensions_of_size_one_do_not_matter() -> None:
-    arguments.check_strides("k", torch.empty(64, dtype=torch.bfloat16).as_strided((1, 1, 1, 64), (3, 5, 7, 1)))
+@pytest.mark.parametrize("how", ["real", "fake", "meta", "compiled"])
+@pytest.mark.parametrize(("make", "message"), UNFIT)
+def test_real_empty_fake_and_traced_tensors_get_the_same_refusals(
+    make: Callable[[], list[torch.Tensor]], message: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    if how == "compiled":
+        torch.compiler.reset()
+        with pytest.raises(Exception, match=message.removeprefix("^")):
+            torch.compile(flashgen.attention, fullgraph=True, backend="eager")(*make())
+        return
+    where: Any = {"real": contextlib.nullcontext, "fake": FakeTensorMode, "meta": lambda: torch.device("meta")}[how]
+    with where(), pytest.raises(ArgumentError, match=message):
+        flashgen.attention(*make())
+
+
+def test_strides_that_are_never_used_do_not_matter() -> None:
+    strange = made(1, 1, 1, 64, stride=(3, 5, 7, 1))
+    empty = made(1, 0, 2, 64, stride=(3, 5, 7, 2))
+    with torch.device("meta"):
+        q = made(1, 5, 2, 64)
+    flashgen.attention(*(t.to("meta") for t in (strange, strange, strange)))
+    arguments.check_call(strange, strange, strange, False, None, "bshd")
+    arguments.check_call(q.new_empty(q.shape, device="cpu"), empty, empty, False, None, "bshd")
+
+
+def test_a_traced_call_may_have_other_sizes_and_scales() -> None:
+    torch.compiler.reset()
+    graphs = []
+
+    def count(module: Any, inputs: Any) -> Any:
+        graphs.append(module)
+        return module
+
+    call = torch.compile(flashgen.attention, fullgraph=True, dynamic=True, backend=count)
+    for batch, length in ((3, 4), (4, 5), (5, 9)):
+        q = torch.empty(batch, length, 2, 16, dtype=torch.bfloat16, device="meta")
+        assert call(q, q, q).shape == q.shape
+    assert len(graphs) == 1
+    for head_dim, scale in ((24, None), (32, 0.3), (32, 0.4), (32, 2)):
+        q = torch.empty(2, 3, 2, head_dim, dtype=torch.bfloat16, device="meta")
+        assert call(q, q, q, scale=scale).shape == q.shape
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU: PyTorch finds one")
