@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ class Plan:
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Allocates out, and lse if it is wanted, and enqueues the kernel on the current stream."""
-        if torch._C._cuda_getDevice() != self.index:
+        if _current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self(q, k, v, with_lse)
         out = torch.empty_like(q) if self.out_like_q else q.new_empty(self.out_shape)
@@ -98,7 +99,7 @@ class Plan:
             pointers = q.data_ptr(), k.data_ptr(), v.data_ptr()
             if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT:
                 raise misaligned(pointers)
-            stream = torch._C._cuda_getCurrentRawStream(self.index)
+            stream = _current_stream(self.index)
             counter = tile_counters.address(self.index, stream) if self.counts_tiles else 0
             self.launch(stream, *pointers, out.data_ptr(), 0 if lse is None else lse.data_ptr(), counter)
 
@@ -149,6 +150,36 @@ def _signature(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, 
     )
 
 
+def _listeners() -> Callable[[], bool]:
+    """What tells that nobody but the kernel has an interest in a call: no mode, transform, tracer, profiler or forward-mode gradient.
+
+    PyTorch tells by private names, which may go. Without one of them the answer is always no: the dispatcher asks by itself.
+    """
+    try:
+        dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled
+        transforms, tracer = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+
+        def nobody_listens() -> bool:
+            return (
+                not dispatch_modes()
+                and not function_modes()
+                and transforms() is None
+                and tracer() is None
+                and forward_ad._current_level < 0
+                and not profiler._is_profiler_enabled
+            )
+
+        nobody_listens()
+    except (AttributeError, TypeError):
+        return lambda: False
+    return nobody_listens
+
+
+_nobody_listens = _listeners()
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+
+
 def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan | None:
     """This thread's plan for a signature that it has called before, if the dispatcher would do nothing but call it.
 
@@ -158,12 +189,7 @@ def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
     if (
         type(q) is type(k) is type(v) is torch.Tensor
         and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._is_torch_function_mode_enabled()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._get_tracing_state() is None
-        and forward_ad._current_level < 0
-        and not profiler._is_profiler_enabled
+        and _nobody_listens()
     ):
         try:
             return _LOCAL.plans.get(_signature(q, k, v, causal, scale, layout))  # type: ignore[no-any-return]
@@ -231,7 +257,7 @@ def _output_fake(*arguments: Any) -> torch.Tensor:
 
 def refuse_tangents(*tensors: torch.Tensor) -> None:
     """Raises FlashgenError for dual tensors: PyTorch would drop their tangents without a word."""
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    if getattr(forward_ad, "_current_level", 0) >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise FlashgenError("flashgen.attention has no forward-mode derivative: call it with the primals of its inputs")
 
 

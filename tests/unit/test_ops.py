@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashgen
@@ -145,6 +149,51 @@ def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Calla
     torch.vmap(call)(torch.stack([q, q]))
     torch.jit.trace(call, q, check_trace=False)
     assert seen == [None, None]
+
+
+PRIVATE = (
+    (torch._C, "_len_torch_dispatch_stack"),
+    (torch._C, "_is_torch_function_mode_enabled"),
+    (torch._C._functorch, "peek_interpreter_stack"),
+    (torch._C, "_get_tracing_state"),
+    (forward_ad, "_current_level"),
+    (profiler, "_is_profiler_enabled"),
+)
+
+
+@pytest.mark.parametrize(("owner", "name"), PRIVATE)
+def test_without_a_private_name_of_pytorch_every_call_goes_to_the_dispatcher(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ops._listeners()()
+    monkeypatch.delattr(owner, name)
+    assert not ops._listeners()()
+
+
+def test_attention_works_without_any_of_them(tmp_path: Path) -> None:
+    code = """
+import torch
+from torch.autograd import forward_ad, profiler
+for owner, name in ((torch._C, "_len_torch_dispatch_stack"), (torch._C, "_is_torch_function_mode_enabled"),
+                    (torch._C._functorch, "peek_interpreter_stack"), (torch._C, "_get_tracing_state"),
+                    (forward_ad, "_current_level"), (profiler, "_is_profiler_enabled")):
+    delattr(owner, name)
+for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream"):  # not there in builds without CUDA
+    if hasattr(torch._C, name):
+        delattr(torch._C, name)
+forward_ad.unpack_dual = lambda tensor: forward_ad.UnpackedDualTensor(tensor, None)  # which asks for the level
+import flashgen
+q = torch.empty(1, 4, 2, 64, dtype=torch.bfloat16)
+try:
+    flashgen.attention(q, q, q)
+except flashgen.ArgumentError as error:
+    print(error)
+print(flashgen.attention(*3 * [q.to("meta")]).shape)
+"""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(Path(flashgen.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("q must be on a CUDA device; got cpu"), done.stderr
+    assert done.stdout.endswith("torch.Size([1, 4, 2, 64])\n"), done.stderr
 
 
 def test_fake_tensors_are_checked_too() -> None:
