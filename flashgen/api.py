@@ -18,7 +18,16 @@ from flashgen.codegen.typed import checked
 
 from . import bundle, selection
 from .arguments import check_types
-from .ops import CaptureError, attention_forward, attention_output, attention_with_autograd, choose_kernel, plan_at_hand, refuse_tangents
+from .ops import (
+    CaptureError,
+    attention_forward,
+    attention_output,
+    attention_with_autograd,
+    choose_kernel,
+    is_transformed,
+    plan_at_hand,
+    refuse_tangents,
+)
 
 if TYPE_CHECKING:
     from .tuning import TuneResult
@@ -81,7 +90,7 @@ def attention(
             return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
     check_types(q, k, v, causal, scale, layout, return_lse)
     refuse_tangents(q, k, v)
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    needs_grad = is_transformed() or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
     if not (needs_grad or return_lse):
         return attention_output(q, k, v, causal, scale, layout)  # type: ignore[no-any-return]
     operator = attention_with_autograd if needs_grad else attention_forward

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad, profiler
@@ -29,11 +29,14 @@ from .scratch import tile_counters
 
 _MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
 
+_NO_BACKWARD = "flashgen.attention has no backward yet: call it under torch.no_grad(), or detach its inputs"
+
 LIBRARY = torch.library.Library("flashgen", "DEF")
 _ARGUMENTS = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout)"
 LIBRARY.define(f"attention_output{_ARGUMENTS} -> Tensor out")
 LIBRARY.define(f"attention_forward{_ARGUMENTS} -> (Tensor out, Tensor lse)")
 LIBRARY.define(f"attention{_ARGUMENTS} -> (Tensor out, Tensor lse)")
+LIBRARY.define("no_backward(Tensor d_out, SymInt[] q, SymInt[] k, SymInt[] v) -> (Tensor d_q, Tensor d_k, Tensor d_v)")
 
 
 class CaptureError(FlashgenError, RuntimeError):
@@ -176,6 +179,7 @@ def _listeners() -> Callable[[], bool]:
 
 
 _nobody_listens = _listeners()
+_transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
 
@@ -261,8 +265,26 @@ def refuse_tangents(*tensors: torch.Tensor) -> None:
         raise FlashgenError("flashgen.attention has no forward-mode derivative: call it with the primals of its inputs")
 
 
-def _no_backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
-    raise FlashgenError("flashgen.attention has no backward yet: call it under torch.no_grad(), or detach its inputs")
+def is_transformed() -> bool:
+    """Whether a transform of torch.func holds: its tensors do not say whether a gradient is asked for."""
+    return _transforms() is not None
+
+
+def _keep_shapes(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.shapes = [tensor.shape for tensor in inputs[:3]]
+
+
+def _backward(ctx: Any, d_out: torch.Tensor, d_lse: torch.Tensor) -> tuple[Any, ...]:
+    return (*torch.ops.flashgen.no_backward(d_out, *ctx.shapes), None, None, None)
+
+
+def _no_backward(d_out: torch.Tensor, *shapes: Sequence[int]) -> NoReturn:
+    """An operator, so that a model can be compiled for training and run forward: gradients are traced along with it."""
+    raise FlashgenError(_NO_BACKWARD)
+
+
+def _no_backward_fake(d_out: torch.Tensor, *shapes: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    return tuple(d_out.new_empty(shape) for shape in shapes)
 
 
 for _name, _cuda, _elsewhere, _fake in (
@@ -273,8 +295,22 @@ for _name, _cuda, _elsewhere, _fake in (
     LIBRARY.impl(_name, _cuda, "CUDA")
     LIBRARY.impl(_name, _elsewhere, "CPU")
     torch.library.register_fake(f"flashgen::{_name}", _fake, lib=LIBRARY)
-torch.library.register_autograd("flashgen::attention", _no_backward, lib=LIBRARY)
+torch.library.register_autograd("flashgen::attention", _backward, setup_context=_keep_shapes, lib=LIBRARY)
+LIBRARY.impl("no_backward", _no_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("flashgen::no_backward", _no_backward_fake, lib=LIBRARY)
 
 attention_output = torch.ops.flashgen.attention_output.default
 attention_forward = torch.ops.flashgen.attention_forward.default
-attention_with_autograd = torch.ops.flashgen.attention.default
+_attention = torch.ops.flashgen.attention.default
+
+
+def attention_with_autograd(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator `flashgen::attention`. Raises FlashgenError where torch.func asks for gradients."""
+    try:
+        return _attention(q, k, v, causal, scale, layout)  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if "setup_context" in str(error):  # what PyTorch says of operators whose backward its transforms cannot take
+            raise FlashgenError(_NO_BACKWARD) from error
+        raise
