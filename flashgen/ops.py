@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad, profiler
+from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.build.driver import Gpu, check, driver, gpu
 from flashgen.build.kernel import Kernel, Launch
 from flashgen.codegen.errors import ArgumentError, FlashgenError
-from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 
 from . import selection
 from .arguments import ALIGNMENT, LAYOUTS, check_call, misaligned, problem_and_workload, strides_of
@@ -298,6 +299,15 @@ for _name, _cuda, _elsewhere, _fake in (
 torch.library.register_autograd("flashgen::attention", _backward, setup_context=_keep_shapes, lib=LIBRARY)
 LIBRARY.impl("no_backward", _no_backward, "CompositeExplicitAutograd")
 torch.library.register_fake("flashgen::no_backward", _no_backward_fake, lib=LIBRARY)
+
+
+@register_flop_formula([torch.ops.flashgen.attention_output, torch.ops.flashgen.attention_forward, torch.ops.flashgen.attention])
+def _flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, scale: float | None, layout: str, **_: Any) -> int:
+    """For `torch.utils.flop_counter`; shapes in place of tensors."""
+    row, head = LAYOUTS[layout]
+    problem = Problem(Dtype.BF16, q[3], v[3], Mask.CAUSAL if causal else Mask.FULL)  # the dtype does not matter
+    return int(Workload(q[0], q[head], k[head], q[row], k[row]).flops(problem))
+
 
 attention_output = torch.ops.flashgen.attention_output.default
 attention_forward = torch.ops.flashgen.attention_forward.default

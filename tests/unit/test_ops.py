@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad, profiler
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import flashgen
 from flashgen import arguments, ops
@@ -149,6 +150,21 @@ def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Calla
     torch.vmap(call)(torch.stack([q, q]))
     torch.jit.trace(call, q, check_trace=False)
     assert seen == [None, None]
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_pytorchs_counter_counts_flops_as_the_field_does(layout: str, causal: bool) -> None:
+    with torch.device("meta"):
+        arguments = tensors(layout)
+    expected = 2 * 2 * 4 * 5 * 7 * (64 + 32) // (2 if causal else 1)
+    for return_lse in (False, True):
+        with FlopCounterMode(display=False) as counter:
+            flashgen.attention(**arguments, causal=causal, return_lse=return_lse)
+        assert counter.get_total_flops() == expected
+    with FlopCounterMode(display=False) as counter:
+        flashgen.attention(arguments["q"].requires_grad_(), arguments["k"], arguments["v"], layout=layout, causal=causal)
+    assert counter.get_total_flops() == expected
 
 
 PRIVATE = (
