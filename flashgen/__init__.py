@@ -3,17 +3,19 @@
     import flashgen
     out = flashgen.attention(q, k, v, causal=True)
 
-Importing this package alone loads neither PyTorch nor CUDA: every name is loaded on first use.
+Importing this package alone loads neither PyTorch nor CUDA: every name is loaded on first use, and the operators of
+`torch.ops.flashgen` once PyTorch is imported as well.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .registration import register_operators
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import attention, compile, load, tune, unload, verify, warm
+    from .api import CaptureError, attention, compile, load, tune, unload, verify, warm
     from .codegen.device import Device, find_device
     from .codegen.errors import ArgumentError, FlashgenError, IllegalConfigError
     from .codegen.problem import Dtype, Mask, Pass, Problem, Workload
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from .codegen.target import Target, find_target
 
 _HOMES = {
-    **dict.fromkeys(("attention", "compile", "load", "tune", "unload", "verify", "warm"), ".api"),
+    **dict.fromkeys(("CaptureError", "attention", "compile", "load", "tune", "unload", "verify", "warm"), ".api"),
     **dict.fromkeys(("Device", "find_device"), ".codegen.device"),
     **dict.fromkeys(("ArgumentError", "FlashgenError", "IllegalConfigError"), ".codegen.errors"),
     **dict.fromkeys(("Dtype", "Mask", "Pass", "Problem", "Workload"), ".codegen.problem"),
@@ -31,7 +33,7 @@ _HOMES = {
 
 __all__ = [  # noqa: RUF022 (faces first, then types)
     "attention", "compile", "load", "tune", "unload", "verify", "warm",
-    "ArgumentError", "Device", "Dtype", "FlashgenError", "IllegalConfigError", "KernelSpec", "Mask", "Pass", "Problem",
+    "ArgumentError", "CaptureError", "Device", "Dtype", "FlashgenError", "IllegalConfigError", "KernelSpec", "Mask", "Pass", "Problem",
     "Target", "Workload", "find_device", "find_target", "__version__",
 ]  # fmt: skip
 
@@ -48,3 +50,6 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+register_operators()

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import flashgen
 
 PARENT = Path(flashgen.__file__).parent.parent
@@ -19,7 +21,7 @@ LIMIT_SECONDS = 0.060
 
 def run(code: str, home: Path) -> str:
     """Runs `code` in a Python of its own, in an empty home with no environment of ours, and returns what it prints."""
-    code = f"import sys; sys.path.insert(0, {str(PARENT)!r}); {code}"
+    code = f"import sys; sys.path.insert(0, {str(PARENT)!r})\n{code}"
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=home, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -62,3 +64,48 @@ def test_every_public_name_is_there(tmp_path: Path) -> None:
     assert missing.strip() == "[]"
     unknown = run("import flashgen\ntry: flashgen.nonsense\nexcept AttributeError as error: print(error)", tmp_path)
     assert unknown.strip() == "module 'flashgen' has no attribute 'nonsense'"
+
+
+def test_everything_in_the_faces_list_is_at_the_top() -> None:
+    from flashgen import api
+
+    assert set(api.__all__) <= set(flashgen.__all__)
+    for name in api.__all__:
+        assert getattr(flashgen, name) is getattr(api, name)
+
+
+@pytest.mark.parametrize("order", ["import torch, flashgen", "import flashgen, torch"])
+def test_a_fresh_process_finds_the_operators_and_loads_exported_programs(order: str, tmp_path: Path) -> None:
+    import torch
+
+    class Attention(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return flashgen.attention(q, q, q, causal=True)
+
+    q = torch.empty(1, 8, 2, 64, dtype=torch.bfloat16)
+    torch.export.save(torch.export.export(Attention(), (q,)), tmp_path / "program.pt2")
+    code = f"""{order}
+schemas = [str(schema) for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("flashgen::")]
+graph = torch.export.load({str(tmp_path / "program.pt2")!r}).graph
+print([name in str(schemas) for name in ("attention_output", "attention_forward", "flashgen::attention(")])
+print(torch.ops.flashgen.attention_output.default in [node.target for node in graph.nodes])
+print(type(torch.__spec__.loader).__name__, torch.cuda.is_initialized())
+"""
+    assert run(code, tmp_path).splitlines() == ["[True, True, True]", "True", "SourceFileLoader False"]
+
+
+def test_a_pytorch_that_cannot_be_imported_is_tried_again(tmp_path: Path) -> None:
+    """And one that lacks what the operators need is imported all the same."""
+    (tmp_path / "torch.py").write_text("import os\nif os.environ.get('BROKEN'): raise ImportError('broken')\n")
+    code = f"""sys.path.insert(0, {str(tmp_path)!r})
+import flashgen, os
+for broken in ("1", ""):
+    os.environ["BROKEN"] = broken
+    try:
+        import torch
+    except ImportError as error:
+        print(error)
+print(torch.__name__, "flashgen.ops" in sys.modules)
+print(len([finder for finder in sys.meta_path if type(finder).__module__ == "flashgen.registration"]))
+"""
+    assert run(code, tmp_path).splitlines() == ["broken", "torch False", "0"]
