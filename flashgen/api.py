@@ -76,8 +76,11 @@ def attention(
     causal: query i sees keys j <= i + len_kv - len_q (aligned bottom-right)
     scale: from 1.1755e-38 to 2.3587e+38, what fp32 can multiply by; None stands for head_dim ** -0.5
     Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
-    fp32 [batch, heads_q, len_q]. A row that sees no key gives 0 and -inf. On Hopper, bf16 values of v beyond 2^41 may overflow in rows
-    whose scaled scores rise by some 50 from their last keys to earlier ones.
+    fp32 [batch, heads_q, len_q].
+
+    Every row whose scores, scaled and unscaled, are finite in fp32 is right; beyond that rows are NaN, and a NaN score gives NaN. A row
+    that sees no key, or whose scores are all -inf, gives 0 and an lse of -inf, where plain PyTorch gives NaN. On Hopper, bf16 values of v
+    beyond 2^41 may overflow in rows whose scaled scores rise by some 50 from their last keys to earlier ones.
 
     The first call for a problem and length bucket may compile (about two seconds on Hopper); `warm` does that ahead of time.
     Raises ArgumentError for bad arguments, DriverError and CompileError for the machine's faults, CaptureError for a first
