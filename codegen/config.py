@@ -10,7 +10,7 @@ from typing import Self, get_type_hints
 
 from .errors import ArgumentError, choice_error
 from .plain import from_plain, to_plain
-from .typed import require_field_types
+from .typed import parse_int, require_field_types
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,7 @@ def _from_text(name: str, kind: type, text: str) -> object:
             raise choice_error(f"config field {name}", text, ("true", "false"))
         return text.lower() in ("true", "1")
     if kind is int:
-        try:
-            return int(text)
-        except ValueError:
-            raise ArgumentError(f"config field {name} must be an integer; got {text!r}") from None
+        return parse_int(f"config field {name}", text)
     if issubclass(kind, enum.Enum):
         if text not in [k.value for k in kind]:
             raise choice_error(f"config field {name}", text, (k.value for k in kind))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import inspect
 import numbers
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -38,6 +39,13 @@ def require_field_types(instance: Any, owner: str = "") -> None:
         value = getattr(instance, name)
         if type(value) is not kind:  # else there is nothing to look into: configs are made by the thousand
             require_type(f"{owner}{name}", value, kind)
+
+
+def parse_int(name: str, text: str) -> int:
+    """The integer that `text` writes in plain digits. Raises ArgumentError for anything else that Python takes, such as 1_28 or blanks."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        raise ArgumentError(f"{name} must be an integer in plain digits, such as 128; got {shown(text)}")
+    return int(text)
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:

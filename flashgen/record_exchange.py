@@ -128,7 +128,9 @@ def of_head_dim(records: Iterable[Record], head_dim: int) -> list[Record]:
 def _only(argument: str, records: Iterable[Record], wanted: T, value: Callable[[Record], T]) -> list[Record]:
     pairs = [(value(record), record) for record in records]
     if wanted not in (there := sorted({have for have, _ in pairs})):  # type: ignore[type-var]
-        raise choice_error(argument, wanted, there or ["none: there are no records"])
+        if not there:
+            raise ArgumentError(f"{argument} must be left out where there are no records; got {wanted!r}")
+        raise choice_error(argument, wanted, there)
     return [record for have, record in pairs if have == wanted]
 
 

@@ -15,13 +15,16 @@ from flashgen.bench import cells as bench_cells
 from flashgen.bench import files, report
 from flashgen.bench.result import BenchResult
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.family import require_possible
 from flashgen.codegen.spec import problem_to_json
 from flashgen.spread import ROUNDS
 from flashgen.tuning import Request
 from flashgen.tuning.request import SEQLENS
 
-from .options import Batch, CausalOrBoth, DtypeName, HeadDimV, Heads, Json, KvHeads, Seqlen, SeqlenKv, print_json, print_table
+from .options import INTEGER, Batch, CausalOrBoth, DtypeName, HeadDimV, Heads, Json, KvHeads, Seqlen, SeqlenKv, print_json, print_table
 from .progress import Bars
+
+OURS = "flashgen"  # among the peers
 
 if TYPE_CHECKING:  # PyTorch is loaded only when something is measured
     from flashgen.bench.session import BenchRequest
@@ -34,7 +37,9 @@ def bench(
             "--grid", help=f"Cells by name, separated by commas: {', '.join(bench_cells.GRIDS)}, {bench_cells.ALL}. Default: standard."
         ),
     ] = None,
-    head_dim: Annotated[int | None, typer.Option("--head-dim", help="One workload by hand instead of a grid: width of q and k.")] = None,
+    head_dim: Annotated[
+        int | None, typer.Option("--head-dim", **INTEGER, help="One workload by hand instead of a grid: width of q and k.")
+    ] = None,
     head_dim_v: HeadDimV = 0,
     dtype: DtypeName = "bf16",
     causal: CausalOrBoth = None,
@@ -47,12 +52,12 @@ def bench(
         str | None, typer.Option("--peers", help="Separated by commas. Default: all but efficient and math, which are slow.")
     ] = None,
     baseline: Annotated[str | None, typer.Option("--baseline", help="The peer that ratios are against. Default: flash.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="How often each peer is timed in a cell.")] = ROUNDS,
+    rounds: Annotated[int, typer.Option("--rounds", **INTEGER, help="How often each peer is timed in a cell.")] = ROUNDS,
     host: Annotated[
         bool, typer.Option("--host", help="Measure the CPU cost of one eager call: beside the cells if some are asked for, else alone.")
     ] = False,
     tune: Annotated[bool, typer.Option("--tune", help="Tune flashgen for the cells first.")] = False,
-    device: Annotated[int, typer.Option("--device", help="Ordinal of the GPU.")] = 0,
+    device: Annotated[int, typer.Option("--device", **INTEGER, help="Ordinal of the GPU.")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for bench.json, bench.md and plots; those of an earlier run are replaced.")
     ] = None,
@@ -90,8 +95,12 @@ def bench(
     from flashgen.bench.peers import parse_peers
     from flashgen.bench.session import BenchRequest
 
+    names = parse_peers(peers)
+    if OURS in names:
+        for problem in {cell.problem: None for some in cells.values() for cell in some}:
+            require_possible(problem)
     command = shlex.join(["flashgen", *sys.argv[1:]])
-    wanted = BenchRequest(cells, parse_peers(peers), baseline, rounds, device, host, tune, command)
+    wanted = BenchRequest(cells, names, baseline, rounds, device, host, tune, command)
     if dry_run:
         _print_dry_run(wanted, json)
     else:

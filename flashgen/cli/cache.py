@@ -11,7 +11,7 @@ import typer
 
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 
-from .options import Json, print_json, print_table
+from .options import INTEGER, Json, print_json, print_table
 
 app = typer.Typer(help="Where compiled kernels and tuning records are kept, and how much they take.", rich_markup_mode=None)
 
@@ -48,7 +48,9 @@ def clear(records: Annotated[bool, typer.Option("--records", help="Also forget a
 def export(
     file: Annotated[Path, typer.Argument(help="JSON file to write or replace; - for stdout.")],
     device_name: Annotated[str | None, typer.Option("--device-name", help="Only records of this GPU, for example 'NVIDIA H200'.")] = None,
-    head_dim: Annotated[int | None, typer.Option("--head-dim", help="Only records of this width of q and k, in elements.")] = None,
+    head_dim: Annotated[
+        int | None, typer.Option("--head-dim", **INTEGER, help="Only records of this width of q and k, in elements.")
+    ] = None,
     best: Annotated[bool, typer.Option("--best", help="Only the fastest of each problem and workload.")] = False,
     json: Json = False,
 ) -> None:

@@ -13,6 +13,7 @@ from flashgen.codegen.errors import choice_error, require_int
 from flashgen.codegen.problem import Workload
 
 from .options import (
+    INTEGER,
     Arch,
     Causal,
     DtypeName,
@@ -38,8 +39,8 @@ HINT = "printf works in the kernel, which is plain C++ here: edit a copy of the 
 
 def debug(
     head_dim: HeadDim,
-    block: Annotated[int, typer.Option("--block", help="The first block that runs.")] = 0,
-    blocks: Annotated[int, typer.Option("--blocks", help="How many blocks run, from the first one on.")] = 1,
+    block: Annotated[int, typer.Option("--block", **INTEGER, help="The first block that runs.")] = 0,
+    blocks: Annotated[int, typer.Option("--blocks", **INTEGER, help="How many blocks run, from the first one on.")] = 1,
     sanitize: Annotated[
         bool, typer.Option("--sanitize", help="Look for bad accesses and undefined behaviour with the compiler's sanitizers.")
     ] = False,
@@ -49,11 +50,11 @@ def debug(
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
-    batch: Annotated[int, typer.Option("--batch", help="Batch size.")] = 1,
-    heads: Annotated[int, typer.Option("--heads", help="Query heads.")] = 2,
-    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; default: as many as query heads.")] = None,
-    seqlen: Annotated[int, typer.Option("--seqlen", help="Length of q.")] = 500,
-    seqlen_kv: Annotated[int | None, typer.Option("--seqlen-kv", help="Length of k/v; default: that of q.")] = None,
+    batch: Annotated[int, typer.Option("--batch", **INTEGER, help="Batch size.")] = 1,
+    heads: Annotated[int, typer.Option("--heads", **INTEGER, help="Query heads.")] = 2,
+    kv_heads: Annotated[int | None, typer.Option("--kv-heads", **INTEGER, help="Key/value heads; default: as many as query heads.")] = None,
+    seqlen: Annotated[int, typer.Option("--seqlen", **INTEGER, help="Length of q.")] = 500,
+    seqlen_kv: Annotated[int | None, typer.Option("--seqlen-kv", **INTEGER, help="Length of k/v; default: that of q.")] = None,
     schedule: Annotated[
         str, typer.Option("--schedule", help="Which thread goes on: round-robin, ahead, reversed or random.")
     ] = "round-robin",
@@ -61,7 +62,7 @@ def debug(
         bool,
         typer.Option("--late-copies/--early-copies", help="Asynchronous copies happen when they are waited for, or where they are issued."),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the inputs, and of the random schedule.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", **INTEGER, help="Of the inputs, and of the random schedule.")] = 0,
     text: Annotated[Path | None, typer.Option("--text", help="Run this edited text in place of the rendered one.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for text, program and launch; default: a new temporary one.")] = None,
     json: Json = False,

@@ -179,7 +179,7 @@ def _loader(device: str, arch: str | None) -> tuple[Callable[[KernelSpec], Kerne
         from flashgen import host
 
         return host.load, target_or_here(arch)
-    if not device.isdecimal():
+    if not (device.isascii() and device.isdecimal()):
         raise ArgumentError(f"device must be a GPU's ordinal or 'cpu'; got {device!r}")
     if arch is not None:
         raise ArgumentError(f"arch must be left out with a GPU, which has one of its own; got {arch!r}")

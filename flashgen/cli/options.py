@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -15,20 +16,40 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
+from flashgen.codegen.typed import parse_int
 
-HeadDim = Annotated[int, typer.Option("--head-dim", help="Width of q and k, in elements: a multiple of 8 up to 256.")]
-HeadDimV = Annotated[int, typer.Option("--head-dim-v", help="Width of v and out, in elements; 0 for the same.")]
+
+def integer(text: str | int) -> int:
+    """What the command line takes for an integer: plain digits."""
+    try:
+        return text if isinstance(text, int) else parse_int("value", text)
+    except ArgumentError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def number(text: str | float) -> float:
+    """What the command line takes for a number: plain digits, with a point or an exponent."""
+    if isinstance(text, str) and not re.fullmatch(r"[+-]?[0-9]*\.?[0-9]+(e[+-]?[0-9]{1,3})?", text):
+        raise typer.BadParameter(f"value must be a number in plain digits, such as 1.5; got {text!r}")
+    return float(text)
+
+
+INTEGER: dict[str, Any] = {"parser": integer, "metavar": "INTEGER"}  # of an option
+NUMBER: dict[str, Any] = {"parser": number, "metavar": "NUMBER"}
+
+HeadDim = Annotated[int, typer.Option("--head-dim", **INTEGER, help="Width of q and k, in elements: a multiple of 8 up to 256.")]
+HeadDimV = Annotated[int, typer.Option("--head-dim-v", **INTEGER, help="Width of v and out, in elements; 0 for the same.")]
 DtypeName = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
 CausalOrBoth = Annotated[bool | None, typer.Option("--causal/--no-causal", help="Causal mask, or none; both if not given.")]
 Causal = Annotated[bool, typer.Option("--causal/--no-causal", help="Causal mask, or none.")]
 Seqlen = Annotated[
     list[int] | None,
-    typer.Option("--seqlen", help="Length of q, and of k/v unless given; may be repeated. Default: 512, 1024, 4096, 16384."),
+    typer.Option("--seqlen", **INTEGER, help="Length of q, and of k/v unless given; may be repeated. Default: 512, 1024, 4096, 16384."),
 ]
-SeqlenKv = Annotated[int | None, typer.Option("--seqlen-kv", help="Length of k/v; default: that of q.")]
-Batch = Annotated[int | None, typer.Option("--batch", help="Batch size; default: 16384 tokens in all.")]
-Heads = Annotated[int | None, typer.Option("--heads", help="Query heads; default: 2048 / head_dim.")]
-KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads; default: as many as query heads.")]
+SeqlenKv = Annotated[int | None, typer.Option("--seqlen-kv", **INTEGER, help="Length of k/v; default: that of q.")]
+Batch = Annotated[int | None, typer.Option("--batch", **INTEGER, help="Batch size; default: 16384 tokens in all.")]
+Heads = Annotated[int | None, typer.Option("--heads", **INTEGER, help="Query heads; default: 2048 / head_dim.")]
+KvHeads = Annotated[int | None, typer.Option("--kv-heads", **INTEGER, help="Key/value heads; default: as many as query heads.")]
 Arch = Annotated[str | None, typer.Option("--arch", help="Architecture, for example sm_90a; default: this GPU's, or sm_90a without one.")]
 FamilyName = Annotated[
     str | None, typer.Option("--family", help="Kernel family, for example attention_forward; default: the preferred one that can.")

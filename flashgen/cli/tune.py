@@ -13,6 +13,8 @@ from flashgen.codegen.device import Device
 from flashgen.tuning import Request, Row, TuneResult
 
 from .options import (
+    INTEGER,
+    NUMBER,
     Arch,
     Batch,
     CausalOrBoth,
@@ -55,8 +57,10 @@ def tune(
         str | None, typer.Option("--device", help="A GPU's ordinal, or a known device to predict for, such as h200 or 'RTX 4090'.")
     ] = None,
     arch: Arch = None,
-    jobs: Annotated[int, typer.Option("--jobs", help="Compile threads; 0: all cores, 16 at most.")] = 0,
-    budget_seconds: Annotated[float | None, typer.Option("--budget-seconds", help="Begin nothing new after this many seconds.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", **INTEGER, help="Compile threads; 0: all cores, 16 at most.")] = 0,
+    budget_seconds: Annotated[
+        float | None, typer.Option("--budget-seconds", **NUMBER, help="Begin nothing new after this many seconds.")
+    ] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Try all legal configs, not the model's best.")] = False,
     family: FamilyName = None,
     settings: Settings = None,

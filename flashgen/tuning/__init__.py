@@ -29,7 +29,7 @@ def where(request: Request) -> int | Device:
     if request.device is None:
         return 0 if gpu_count() else find_device("h200")
     text = str(request.device)
-    if text.isdigit():
+    if text.isascii() and text.isdigit():
         return gpu(int(text)).ordinal
     return find_device(text)
 

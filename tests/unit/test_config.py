@@ -69,8 +69,12 @@ def test_booleans_from_text(text: str, value: bool) -> None:
     ("name", "text", "message"),
     [
         ("blok_q", "64", r"^config field must be one of block_q, query, persistent; got 'blok_q'$"),
-        ("block_q", "many", r"^config field block_q must be an integer; got 'many'$"),
-        ("block_q", "6.4", r"^config field block_q must be an integer; got '6\.4'$"),
+        ("block_q", "many", r"^config field block_q must be an integer in plain digits, such as 128; got 'many'$"),
+        *(
+            ("block_q", text, r"^config field block_q must be an integer in plain digits")
+            for text in ("1_28", " 128", "١٢٨", "9" * 5000, "")
+        ),
+        ("block_q", "6.4", r"^config field block_q must be an integer in plain digits, such as 128; got '6\.4'$"),
         ("persistent", "maybe", r"^config field persistent must be one of true, false; got 'maybe'$"),
         ("query", "HERE", r"^config field query must be one of here, there; got 'HERE'$"),
     ],

@@ -201,7 +201,7 @@ def test_choices_by_device_and_head_dim() -> None:
         of_device(every, "h200")
     with pytest.raises(ArgumentError, match=r"^head_dim must be one of 64, 128; got 96"):
         of_head_dim(every, 96)
-    with pytest.raises(ArgumentError, match=r"^head_dim must be one of none: there are no records; got 96"):
+    with pytest.raises(ArgumentError, match=r"^head_dim must be left out where there are no records; got 96"):
         of_head_dim([], 96)
 
 
