@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from .errors import ArgumentError, choice_error
+from .errors import ArgumentError, choice_error, shown
 from .typed import require_field_types
 
 
@@ -43,7 +43,7 @@ class Target:
     def __post_init__(self) -> None:
         require_field_types(self)
         if not re.fullmatch(r"sm_[1-9][0-9]{1,2}[af]?", self.name):
-            raise ArgumentError(f"name must look like sm_80 or sm_90a; got {self.name!r}")
+            raise ArgumentError(f"name must look like sm_80 or sm_90a; got {shown(self.name)}")
 
     def blocks_resident(self, threads: int, registers: int, shared_bytes: int) -> int:
         """How many blocks of that size fit on one SM at once (0: not even one)."""

@@ -10,7 +10,7 @@ import torch
 from flashgen.build.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.kernel import Kernel
 from flashgen.codegen.config import Config
-from flashgen.codegen.errors import ArgumentError, choice_error
+from flashgen.codegen.errors import ArgumentError, choice_error, shown
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
@@ -209,7 +209,7 @@ def verify(
         target = target if target is not None else host.ARCHITECTURE
         return verification.run(host.load(_spec(problem, config, find_target(target) if isinstance(target, str) else target)))
     if isinstance(device, str):
-        raise ArgumentError(f"device must be a GPU's ordinal, None or 'cpu'; got {device!r}")
+        raise ArgumentError(f"device must be a GPU's ordinal, None or 'cpu'; got {shown(device)}")
     try:
         _gpu(device)
     except DriverError as error:

@@ -294,7 +294,7 @@ for _name, _cuda, _elsewhere, _fake in (
     ("attention", _forward_cuda, _forward_elsewhere, _forward_fake),
 ):
     LIBRARY.impl(_name, _cuda, "CUDA")
-    LIBRARY.impl(_name, _elsewhere, "CPU")
+    LIBRARY.impl(_name, _elsewhere, "CompositeExplicitAutograd")  # everything that has no kernel of its own
     torch.library.register_fake(f"flashgen::{_name}", _fake, lib=LIBRARY)
 torch.library.register_autograd("flashgen::attention", _backward, setup_context=_keep_shapes, lib=LIBRARY)
 LIBRARY.impl("no_backward", _no_backward, "CompositeExplicitAutograd")

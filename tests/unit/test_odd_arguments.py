@@ -1,0 +1,191 @@
+"""Odd arguments to the public functions, hundreds of them by a fixed seed: an error of ours that names the argument, or a right result."""
+
+from __future__ import annotations
+
+import decimal
+import enum
+import fractions
+import math
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import flashgen
+from flashgen import api
+from flashgen.build.driver import DriverError
+from flashgen.build.host_compiler import HostCompilerMissingError
+from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.family import families, require_possible
+from flashgen.tuning import Request
+
+D = 16  # of all calls that are right: one kernel to compile
+
+
+class Text(str):
+    pass
+
+
+class Number(int):
+    pass
+
+
+class Word(enum.Enum):
+    A = "a"
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+ODD: list[Any] = [
+    None, True, False, 0, 1, -1, 2**31, 2**63, 10**400, 0.0, -0.0, 0.5, 1e-46, 3e38, 1e308, math.inf, -math.inf, math.nan, 1j,
+    "", "yes", "bshd", "bhsd", "BSHD", "cpu", "sm_90a", "\ud800", "\x00", "x" * 10**5, Text("bshd"), b"bshd",
+    Number(64), Word.A, Mute(), Mute,
+    np.True_, np.int64(64), np.float32(0.5), np.float64(0.5), np.zeros((1, 4, 2, D)), np.array(0.5), torch.tensor(0.5), torch.bfloat16,
+    torch.device("cpu"), fractions.Fraction(1, 2), decimal.Decimal("0.5"), [], (), {}, {1: 2}, [1, "a"], range(3), object(), len, Path("x"),
+    flashgen.Dtype.BF16, flashgen.Mask.CAUSAL, flashgen.Problem(flashgen.Dtype.BF16, 7),
+]  # fmt: skip
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape or (1, 4, 2, D), dtype=torch.float32, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    return tensor(4096).as_strided(shape, strides)
+
+
+TENSORS: list[Callable[[], Any]] = [
+    *(lambda dtype=dtype: torch.zeros(1, 4, 2, D, dtype=dtype) for dtype in (
+        torch.float32, torch.float64, torch.int8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)),
+    *(lambda shape=shape: torch.zeros(shape, dtype=torch.bfloat16) for shape in (
+        (), (D,), (4, 2, D), (1, 4, 2, D, 1), (0, 4, 2, D),
+        (1, 0, 2, D), (1, 4, 0, D), (1, 4, 2, 0), (2, 4, 2, D), (1, 5, 2, D), (1, 4, 3, D),
+        (1, 4, 1, D), (1, 4, 2, 12), (1, 4, 2, 264), (0, 0, 0, 0), (1, 1, 1, 1), (1, 4, 4, D))),
+    lambda: tensor().to_sparse(),
+    lambda: tensor(8, D).to_sparse_csr(),
+    lambda: tensor().float().to_mkldnn(),
+    lambda: torch.quantize_per_tensor(tensor().float(), 0.1, 0, torch.qint8),
+    lambda: tensor().to("meta"),
+    lambda: tensor().requires_grad_(),
+    lambda: torch.nn.Parameter(tensor()),
+    lambda: torch.nested.nested_tensor([tensor(4, 2, D), tensor(3, 2, D)], layout=torch.jagged),
+    lambda: tensor(1, 4, 2, 2 * D)[..., ::2],
+    lambda: tensor(1, 4, 2, D + 4)[..., :D],
+    lambda: tensor(1, 2, 4, D).transpose(1, 2),
+    lambda: tensor(1, 4, D, 2).transpose(2, 3),
+    lambda: tensor(1, 4, 1, D).expand(1, 4, 2, D),
+    lambda: tensor(1, 1, 1, 1).expand(1, 4, 2, D),
+    lambda: tensor(4096)[1 : 1 + 8 * D].view(1, 4, 2, D),
+    lambda: strided((1, 4, 2, D), (0, 32, 16, 1)),
+    lambda: strided((1, 4, 2, D), (3, 32, 16, 1)),
+    lambda: tensor().flip(1),
+    lambda: torch.full((1, 4, 2, D), math.nan, dtype=torch.bfloat16),
+    lambda: tensor().conj(),
+    lambda: tensor().as_subclass(type("Sub", (torch.Tensor,), {})),
+]  # fmt: skip
+
+NAMES = "q|k|v|head_dim|head_dim_v|causal|scale|layout|return_lse"
+
+
+def right(out: torch.Tensor, arguments: Mapping[str, Any]) -> bool:
+    """Whether `out` is what plain PyTorch gives, as far as these arguments say what that is."""
+    q, k, v = (arguments[name] for name in "qkv")
+    if arguments.get("layout", "bshd") == "bshd":
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        out = out.transpose(1, 2)
+    if out.shape != (*q.shape[:3], v.shape[3]) or out.dtype != q.dtype:
+        return False
+    if out.is_meta or not out.numel() or float(arguments.get("scale") or 1) > 100:
+        return True
+    q, k, v = (t.detach().as_subclass(torch.Tensor).float() for t in (q, k, v))
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scale = float(arguments.get("scale") or D**-0.5)
+    expected = torch.softmax(scale * q @ k.transpose(-1, -2), -1) @ v if k.shape[2] else torch.zeros(out.shape)
+    return torch.allclose(out.float(), expected, atol=0.03, rtol=0.03, equal_nan=True)
+
+
+def test_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    rng, refused = random.Random(14), 0
+    cases: list[dict[str, Any]] = [{name: make()} for name in "qkv" for make in TENSORS]
+    cases += [dict.fromkeys("qkv", make()) for make in TENSORS]
+    cases += [{name: value} for name in ("q", "k", "v", "scale", "layout", "return_lse") for value in ODD]
+    cases += [{"causal": value} for value in ODD if value is not True]
+    cases += [
+        {rng.choice("qkv"): rng.choice(TENSORS)(), "scale": rng.choice(ODD), "layout": rng.choice(["bshd", "bhsd"])} for _ in range(60)
+    ]
+    for case in cases:
+        arguments = {**dict.fromkeys("qkv", tensor()), **case}
+        about = {name: type(value).__name__ for name, value in case.items()}
+        complaint = None
+        try:
+            given = flashgen.attention(**arguments)
+        except HostCompilerMissingError:
+            continue
+        except FlashgenError as error:
+            refused += 1
+            complaint = str(error)
+        else:
+            out = given[0] if isinstance(given, tuple) else given
+            assert right(out, arguments), (about, case)
+        if complaint is not None:
+            assert re.match(rf"({NAMES}) must ", complaint), (about, complaint)
+            assert len(complaint) < 500
+    assert 0.5 * len(cases) < refused < len(cases)
+
+
+def faces(config: Any) -> list[tuple[str, Callable[..., Any], dict[str, Any]]]:
+    problem, target = flashgen.Problem(flashgen.Dtype.BF16, 64), flashgen.find_target("sm_90a")
+    return [
+        ("Problem", flashgen.Problem, {"dtype": flashgen.Dtype.BF16, "head_dim": 64, "head_dim_v": None, "mask": flashgen.Mask.FULL}),
+        ("Workload", flashgen.Workload, {"batch": 1, "heads_q": 4, "heads_kv": 2, "len_q": 8, "len_kv": 8}),
+        ("Request", Request, {f.name: getattr(Request(64), f.name) for f in fields(Request)}),
+        ("KernelSpec", flashgen.KernelSpec, {"family": families()["attention_forward_sm90"], "problem": problem,
+                                             "config": config, "target": target}),
+        ("config", type(config), {f.name: getattr(config, f.name) for f in fields(config)}),
+        ("compile", flashgen.compile, {"problem": problem, "config": config, "target": target, "device": 0}),
+        ("verify", flashgen.verify, {"problem": problem, "config": config, "target": target, "device": 0}),
+        ("load", flashgen.load, {"folder": "nowhere", "device": None}),
+        ("warm", flashgen.warm, {"head_dim": 64, "dtype": "bf16", "causal": False, "batch": 1, "heads": 4, "kv_heads": 2, "len_q": 8,
+                                 "len_kv": None, "head_dim_v": None, "device": None}),
+        ("find_target", flashgen.find_target, {"text": "sm_80"}),
+        ("find_device", flashgen.find_device, {"text": "h200"}),
+    ]  # fmt: skip
+
+
+def require_all_possible(request: Request) -> None:
+    for cell in request.cells():
+        require_possible(cell.problem)
+
+
+def test_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_gpu(device: object) -> Any:
+        raise DriverError("no GPU takes part")
+
+    monkeypatch.setattr(api, "_gpu", no_gpu)
+    config = families()["attention_forward_sm90"].default(flashgen.Problem(flashgen.Dtype.BF16, 64), flashgen.find_target("sm_90a"))
+    for face, function, sound in faces(config):
+        for name, value in ((name, value) for name in sound for value in ODD):
+            if face == "verify" and isinstance(value, str) and value == "cpu":
+                continue
+            complaint = f"{name}: taken"
+            try:
+                function(**{**sound, name: value})
+            except FlashgenError as error:
+                complaint = str(error)
+            # A choice is told by the name that the command line has for it; a config is refused with all reasons.
+            named = rf"(config field )?{name}|no GPU|config|arch|device|target|seqlen|heads_q"
+            assert re.match(rf"({named})\b", complaint), (face, name, complaint)
+            assert len(complaint) < 3000
+    for request in (Request(64, heads=3, kv_heads=2), Request(64, dtype="\ud800"), Request(64, head_dim_v=2**70)):
+        with pytest.raises(FlashgenError, match=r"^(heads_q|dtype|head_dim_v) must "):
+            require_all_possible(request)
