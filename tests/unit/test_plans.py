@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flashgen import ops, selection
+from flashgen.build.artifact import Report
 from flashgen.build.driver import Gpu
 from flashgen.codegen.config import Config
 from flashgen.codegen.device import find_device
@@ -258,3 +260,61 @@ def test_strides_that_are_never_used_are_0() -> None:
     plan({"batch": 1, "len_q": 1}, kernel)
     assert [kernel.values[f"{name}_batch"] for name in ("q", "k", "v", "out")] == [0] * 4
     assert [kernel.values[f"{name}_row"] for name in ("q", "k", "v", "out")] == [0, 240, 168, 0]
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The current device, which is the last of these."""
+    devices = [3]
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        devices.append(index)
+        yield
+        devices.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: devices[-1], raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 100 * devices[-1] + index, raising=False)
+    return devices
+
+
+@pytest.mark.parametrize("padding", [(8, 16, 24), (0, 0, 0)], ids=["rows apart", "dense"])
+@pytest.mark.parametrize("head_dim_v", [32, 64])
+def test_a_call_allocates_dense_outputs_and_launches_on_its_device(padding: tuple[int, ...], head_dim_v: int, current: list[int]) -> None:
+    sizes = {"padding": padding, "head_dim_v": head_dim_v}
+    kernel = Bound("attention_forward", dtype=Dtype.BF16, head_dim=64, head_dim_v=head_dim_v, mask=Mask.CAUSAL)
+    made = plan(sizes, kernel)
+    q, k, v, *_ = call(**sizes)  # a plan asks its tensors for no more than memory: it may as well be the CPU's
+    for here in (3, 0):
+        current[:] = [here]
+        for with_lse in (True, False):
+            out, lse = made(q, k, v, with_lse)
+            assert (out.shape, out.dtype, out.is_contiguous()) == ((2, 5, 6, head_dim_v), torch.bfloat16, True)
+            assert (lse is not None) is with_lse
+            if lse is not None:
+                assert (lse.shape, lse.dtype, lse.is_contiguous()) == ((2, 6, 5), torch.float32, True)
+            inputs = q.data_ptr(), k.data_ptr(), v.data_ptr()
+            assert kernel.launched[-1] == (303, *inputs, out.data_ptr(), 0 if lse is None else lse.data_ptr(), 0)
+        assert current == [here], "as it was"
+
+
+def test_no_kernel_is_made_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Chosen(selection.Kernels):
+        def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
+            return SimpleNamespace(spec=spec, artifact=SimpleNamespace(report=Report(128, 0, 0)))
+
+    problem, workload, without = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL), Workload(2, 6, 3, 5, 7), frozenset({"attention_forward_sm90"})
+    monkeypatch.setattr(selection, "kernels", Chosen())
+    monkeypatch.setattr(selection, "records", lambda: SimpleNamespace(best=lambda *_: None))
+    monkeypatch.setattr(selection, "shipped_records", selection.records)
+    capturing = [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    with pytest.raises(ops.CaptureError, match=r"call flashgen\.warm\(\.\.\.\), or the same attention once, before the capture$"):
+        ops.choose_kernel(problem, workload, GPU, without)
+    capturing[0] = False
+    made = ops.choose_kernel(problem, workload, GPU, without)
+    capturing[0] = True
+    assert ops.choose_kernel(problem, workload, GPU, without) is made
+    with pytest.raises(ops.CaptureError):
+        ops.choose_kernel(problem, workload, GPU, frozenset())
