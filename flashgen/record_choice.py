@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -39,6 +39,7 @@ class Choice:
         return PlainSpec.from_json(self.record.spec).as_of_now(target)
 
 
+@lru_cache(maxsize=2**14)
 def bucket(workload: Workload) -> Workload:
     """The workload that stands for all of its size: lengths and batch * heads rounded up to powers of two.
 
@@ -81,6 +82,13 @@ class Known:
         if wanted not in self._nearest:
             self._nearest[wanted] = _nearest(self.older if older else self.present, workload, toolchain, older)
         return self._nearest[wanted]
+
+    def choices(self, workload: Workload, toolchain: tuple[str, str], any_length: bool = False, older: bool = False) -> Iterator[Choice]:
+        """The record of that very workload, unless for `any_length` of its bucket, then the one nearest to the bucket."""
+        if not any_length and (choice := self.exact(workload, toolchain, older)):
+            yield choice
+        if choice := self.nearest(bucket(workload), toolchain, older):
+            yield choice
 
 
 def choose(fastest: Fastest, workload: Workload, toolchain: tuple[str, str]) -> Choice | None:

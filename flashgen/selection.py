@@ -23,7 +23,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 
 from .imports import Imports
-from .record_choice import Choice
+from .record_choice import Choice, Known
 from .record_choice import bucket as bucket
 from .records import Records
 from .shipped_records import ShippedRecords
@@ -170,13 +170,13 @@ def picks(
     In this order: the user's own of that very workload, his own for its bucket, then so of those that come with the package, then so the
     configs of older ones of either. All but the exact ones are chosen for the bucket, so no choice depends on what was called before.
     """
-    for older in (False, True):
-        for whose, source in (("own", records), ("shipped", shipped_records)):
-            known = source().known(problem, device, BENCHMARK_VERSION, without)
-            if not any_length and (choice := known.exact(workload, toolchain, older)):
-                yield Pick(whose, choice)
-            if choice := known.nearest(bucket(workload), toolchain, older):
-                yield Pick(whose, choice)
+    met: list[tuple[str, Known]] = []
+    for whose, source in (("own", records), ("shipped", shipped_records)):
+        known = source().known(problem, device, BENCHMARK_VERSION, without)
+        met.append((whose, known))
+        yield from (Pick(whose, choice) for choice in known.choices(workload, toolchain, any_length))
+    for whose, known in met:
+        yield from (Pick(whose, choice) for choice in known.choices(workload, toolchain, any_length, older=True))
 
 
 def model_picks(problem: Problem, workload: Workload, device: Device, without: frozenset[str] = frozenset()) -> Iterator[KernelSpec]:
