@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self, get_type_hints
 
-from .errors import ArgumentError, choice_error
+from .errors import choice_error
 from .plain import from_plain, to_plain
 from .typed import parse_int, require_field_types
 

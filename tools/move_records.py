@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from flashgen import selection
-from flashgen.atomic_file import write_text
 from flashgen.build.artifact import CompileError
 from flashgen.build.compiler import nvrtc_version
+from flashgen.build.files import write_file
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.family import find_family
 from flashgen.codegen.plain import from_plain
@@ -192,7 +192,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
         if options.file is None:
             selection.records().add(done.moved.values())
         else:
-            write_text(options.file, to_text(done.moved.get(i, record) for i, record in enumerate(records)))
+            write_file(options.file, to_text(done.moved.get(i, record) for i, record in enumerate(records)).encode())
     print(f"{len(done.moved)} of {len(records)} records {'would be ' if options.dry_run else ''}moved")
     for reason, count in Counter(done.stay.values()).most_common():
         print(f"{count} stay: {reason}")

@@ -15,6 +15,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 
 from .options import (
+    INTEGER,
     Arch,
     Batch,
     Causal,
@@ -54,7 +55,9 @@ def generate(
     causal: CausalOrBoth = None,
     seqlen: Annotated[
         list[int] | None,
-        typer.Option("--seqlen", help="Length of q, and of k/v unless given: kernels for its bucket alone; default: for all lengths."),
+        typer.Option(
+            "--seqlen", **INTEGER, help="Length of q, and of k/v unless given: kernels for its bucket alone; default: for all lengths."
+        ),
     ] = None,
     seqlen_kv: SeqlenKv = None,
     batch: Batch = None,

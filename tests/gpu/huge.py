@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from flashgen.arguments import TORCH_DTYPES
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 from flashgen.measure import Tensors
-from flashgen.ops import TORCH_DTYPES
 from flashgen.reference import judge, plain, reference
 
 LARGEST = float(torch.finfo(torch.float32).max)

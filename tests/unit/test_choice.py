@@ -15,6 +15,7 @@ from flashgen.build.driver import Gpu
 from flashgen.codegen.device import find_device
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
+from flashgen.imports import Imports
 from flashgen.records import Records
 from flashgen.selection import Kernels, bucket, dense_strides
 from flashgen.shipped_records import ShippedRecords
@@ -44,7 +45,7 @@ def no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Records:
     monkeypatch.setattr(selection, "records", lambda: own)
     monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path))
     monkeypatch.setattr(selection, "nvrtc_version", lambda: "13.0")
-    monkeypatch.setattr(selection, "imports", selection.Imports())
+    monkeypatch.setattr(selection, "imports", Imports(selection.kernels.forget))
     return own
 
 
@@ -115,7 +116,7 @@ def test_of_configs_that_the_model_cannot_tell_apart_two_are_tried(monkeypatch: 
 
 
 def test_imported_kernels_are_for_their_gpu_and_problem() -> None:
-    imports, spec = selection.Imports(), selection.default_spec(PROBLEM, HOPPER.device.target)
+    imports, spec = Imports(selection.kernels.forget), selection.default_spec(PROBLEM, HOPPER.device.target)
     kernel: Any = SimpleNamespace(spec=spec, gpu=SAME)
     imports.add(kernel)
     assert imports.find(PROBLEM, WORKLOAD, SAME) is kernel
@@ -128,7 +129,7 @@ def test_imported_kernels_are_for_their_gpu_and_problem() -> None:
 
 def test_choices_are_made_anew_after_an_import_and_after_it_is_gone() -> None:
     before = selection.kernels.generation
-    imports = selection.Imports()
+    imports = Imports(selection.kernels.forget)
     kernel: Any = SimpleNamespace(spec=selection.default_spec(PROBLEM, HOPPER.device.target), gpu=HOPPER)
     imports.add(kernel)
     between = selection.kernels.generation

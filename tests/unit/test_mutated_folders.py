@@ -16,6 +16,7 @@ import pytest
 from flashgen import bundle, manifest, selection
 from flashgen.build.artifact import Artifact
 from flashgen.build.store import FILES, ArtifactStore
+from flashgen.bundle import Generated
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import render
@@ -105,14 +106,14 @@ def mutated_manifest(data: bytes, draw: random.Random) -> bytes:
 @pytest.mark.parametrize("seed", [1])
 def test_mutated_manifests(kernels: list[tuple[KernelSpec, Artifact]], tmp_path: Path, seed: int) -> None:
     folder = tmp_path / "out"
-    bundle.write(folder, kernels)
+    bundle.write(folder, [Generated(*kernel) for kernel in kernels])
     whole, by_spec = (folder / "manifest.json").read_bytes(), dict(kernels)
     for number in range(COUNT):
         data = mutated_manifest(whole, random.Random(f"{seed} {number}"))
         (folder / "manifest.json").write_bytes(data)
         found, refusal = result_of(lambda: bundle.read(folder, TARGET))
         assert found is not None or (refusal.startswith("folder ") and str(folder) in refusal), (seed, number, refusal)
-        for spec, artifact in found or []:  # only what decides nothing may have been changed, or a kernel been left out
+        for spec, artifact, _ in found or []:  # only what decides nothing may have been changed, or a kernel been left out
             made = by_spec[spec]
             assert (artifact.entry, artifact.arch, artifact.cubin) == (made.entry, made.arch, made.cubin), (seed, number)
             said = next(entry for entry in manifest.read(data) if entry["name"] == spec.name)

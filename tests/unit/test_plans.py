@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flashgen import ops, selection
+from flashgen import arguments, ops, selection
 from flashgen.build.artifact import Report
 from flashgen.build.driver import Gpu
 from flashgen.codegen.config import Config
@@ -191,7 +191,7 @@ def test_a_plan_binds_the_maps_of_its_tensors() -> None:
 def test_a_plan_gives_a_tile_counter_to_those_that_count(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Bound("attention_forward_sm90", AttentionForwardSm90Config(2, 64, out_panels=1, scheduler=scheduler))
     made = plan({}, kernel)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
+    monkeypatch.setattr(ops, "_current_stream", lambda index: 77)
     monkeypatch.setattr(ops, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
     q, k, v, out, lse = (SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64, 80))
     counter = 3077 if scheduler is Scheduler.DYNAMIC else 0
@@ -254,8 +254,8 @@ def test_a_plan_refuses_a_kernel_whose_tiles_hold_too_many_heads() -> None:
 def test_strides_that_are_never_used_are_0() -> None:
     """PyTorch lets them be anything: one past 2^31 of a dimension of size 1 must not reach a kernel."""
     tensor = torch.empty_strided((1, 5, 1, 8), (2**40, 8, 2**41, 1), device="meta")
-    assert ops.strides_of(tensor, *ops.LAYOUTS["bshd"]) == (0, 0, 8)
-    assert ops.strides_of(tensor, *ops.LAYOUTS["bhsd"]) == (0, 8, 0)
+    assert arguments.strides_of(tensor, *arguments.LAYOUTS["bshd"]) == (0, 0, 8)
+    assert arguments.strides_of(tensor, *arguments.LAYOUTS["bhsd"]) == (0, 8, 0)
     kernel = Bound("attention_forward")
     plan({"batch": 1, "len_q": 1}, kernel)
     assert [kernel.values[f"{name}_batch"] for name in ("q", "k", "v", "out")] == [0] * 4
@@ -274,8 +274,8 @@ def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         devices.pop()
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: devices[-1], raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 100 * devices[-1] + index, raising=False)
+    monkeypatch.setattr(ops, "_current_device", lambda: devices[-1])
+    monkeypatch.setattr(ops, "_current_stream", lambda index: 100 * devices[-1] + index)
     return devices
 
 
