@@ -20,7 +20,7 @@ import json
 import math
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -30,6 +30,8 @@ from .errors import ArgumentError, choice_error
 MAX_BYTES, MAX_DEPTH = 2**28, 64
 
 T = TypeVar("T")
+
+_SCALARS = (int, float, bool, str, types.NoneType)
 
 _KEY, _INLINE, _LATER, _FIRST = "json key", "json inline", "json added later", "json first"
 INLINE = {_INLINE: True}
@@ -65,7 +67,8 @@ def from_plain(kind: type[T], value: Any, what: str) -> T:
     return made
 
 
-def keys(kind: type) -> tuple[str, ...]:
+@cache
+def keys(kind: Any) -> tuple[str, ...]:
     """The keys that a dataclass has in JSON, in order."""
     return tuple(key for field in _fields(kind) for key in (keys(field.kind) if field.inline else (field.key,)))
 
@@ -133,13 +136,17 @@ def _require_shallow(value: Any) -> None:
 
 @dataclass(frozen=True)
 class _Field:
-    """A field of a dataclass, as JSON has it. `default` is `dataclasses.MISSING` unless the key may be left out."""
+    """A field of a dataclass, as JSON has it. `default` is `dataclasses.MISSING` unless the key may be left out.
+
+    is_object: whether errors about it begin with its own key, as those of its class do, and not with its owner's
+    """
 
     name: str
     key: str
     kind: Any
     inline: bool
     default: Any
+    is_object: bool
 
 
 @cache
@@ -151,7 +158,8 @@ def _fields(kind: type) -> tuple[_Field, ...]:
         if later and field.default is dataclasses.MISSING:
             raise TypeError(f"{kind.__name__}.{field.name} was added later and needs a default")
         key, inline = field.metadata.get(_KEY, field.name), field.metadata.get(_INLINE, False)
-        made = _Field(field.name, key, hints[field.name], inline, field.default if later else dataclasses.MISSING)
+        default, hint = field.default if later else dataclasses.MISSING, hints[field.name]
+        made = _Field(field.name, key, hint, inline, default, _is_object(hint))
         found.insert(0 if field.metadata.get(_FIRST) else len(found), made)
     return tuple(found)
 
@@ -176,9 +184,11 @@ def _object_of(value: Any) -> dict[str, Any]:
 
 
 def _read(kind: Any, value: Any, what: str) -> Any:
-    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in _SCALARS:
+        return _typed(kind, value, what)
     if kind is Any:
         return value
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _read_union(arguments, value, what)
     if origin is Literal:
@@ -190,12 +200,10 @@ def _read(kind: Any, value: Any, what: str) -> Any:
     if (origin or kind) in (tuple, list):
         return _read_array(kind, value, what)
     if isinstance(origin or kind, type) and issubclass(origin or kind, Mapping):
-        items = _typed(dict, value, what).items()
-        return {
-            _typed(str, key, f"key of {what}"): _read((arguments or (str, Any))[1], item, f"{what} {_name(key)}") for key, item in items
-        }
-    if kind in (int, float, bool, str, types.NoneType):
-        return _typed(kind, value, what)
+        of = (arguments or (str, Any))[1]
+        for key in _typed(dict, value, what):
+            _typed(str, key, f"key of {what}")
+        return dict(value) if of is Any else {key: _read(of, item, f"{what} {_name(key)}") for key, item in value.items()}
     raise TypeError(f"{what} has type {kind!r}, which has no JSON")
 
 
@@ -243,7 +251,7 @@ def _read_union(members: tuple[Any, ...], value: Any, what: str) -> Any:
 def _read_object(kind: Any, value: Any, what: str) -> Any:
     tag = () if _tag(kind) is None else ("kind",)
     allowed = (*tag, *keys(kind))
-    if not isinstance(value, dict) or not set(_required(kind)) | set(tag) <= value.keys() <= set(allowed):
+    if not isinstance(value, dict) or not _required(kind).union(tag) <= value.keys() <= set(allowed):
         got = ", ".join(map(_name, value)) or "none" if isinstance(value, dict) else _shown(value)
         raise ArgumentError(f"{what} must have the fields {', '.join(allowed)}; got {_brief(got)}")
     if tag:
@@ -257,22 +265,24 @@ def _arguments(kind: Any, value: dict[str, Any], what: str) -> dict[str, Any]:
         if field.inline:
             found[field.name] = field.kind(**_arguments(field.kind, value, what))
         elif field.key in value:
-            inner = field.key if _is_object(field.kind) else f"{what} field {field.key}"
+            inner = field.key if field.is_object else f"{what} field {field.key}"
             found[field.name] = _read(field.kind, value[field.key], inner)
     return found
 
 
 def _is_object(kind: Any) -> bool:
-    """Whether errors about it begin with its own key, as those of the class do, and not with its owner's."""
     return dataclasses.is_dataclass(kind) or any(map(_is_object, get_args(kind)))
 
 
-def _required(kind: Any) -> Iterator[str]:
+@cache
+def _required(kind: Any) -> frozenset[str]:
+    found: set[str] = set()
     for field in _fields(kind):
         if field.inline:
-            yield from _required(field.kind)
+            found |= _required(field.kind)
         elif field.default is dataclasses.MISSING:
-            yield field.key
+            found.add(field.key)
+    return frozenset(found)
 
 
 def _name(key: Any) -> str:
