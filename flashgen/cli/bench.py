@@ -14,7 +14,7 @@ import typer
 from flashgen.bench import cells as bench_cells
 from flashgen.bench import files, report
 from flashgen.bench.result import BenchResult
-from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.errors import ArgumentError, FlashgenError, require_int
 from flashgen.codegen.family import require_possible
 from flashgen.codegen.spec import problem_to_json
 from flashgen.spread import ROUNDS
@@ -95,6 +95,7 @@ def bench(
     from flashgen.bench.peers import parse_peers
     from flashgen.bench.session import BenchRequest
 
+    require_int("device", device, 0)
     names = parse_peers(peers)
     if OURS in names:
         for problem in {cell.problem: None for some in cells.values() for cell in some}:

@@ -63,6 +63,7 @@ def lines() -> Iterator[tuple[list[str], str]]:
     yield ["bench", "--rounds", "0", "--dry-run"], "rounds"
     yield ["bench", "--baseline", "x", "--dry-run"], "baseline"
     yield ["bench", "--batch", "3"], "head_dim"
+    yield ["bench", "--device", "-1", "--dry-run"], "device"
     yield ["bench", "--from", "/nowhere"], "from"
     yield ["cache", "import", "/nowhere"], "file"
     yield ["tune", "--head-dim"], "--head-dim"
