@@ -22,10 +22,19 @@ def register_operators() -> None:
 def _register() -> None:
     try:
         from . import ops  # noqa: F401
-    except Exception as error:  # PyTorch is of use without flashgen; who uses flashgen meets the error again
-        import logging
+    except ImportError as error:
+        if not (error.name or "").startswith(f"{__package__}."):
+            _complain(error)
+        # Else a part of the operators is what imports PyTorch: they follow with the first public function.
+    except Exception as error:
+        _complain(error)
 
-        logging.getLogger("flashgen").warning("torch.ops.flashgen is not there: %s: %s", type(error).__name__, error)
+
+def _complain(error: Exception) -> None:
+    """PyTorch is of use without flashgen, and who uses flashgen meets the error again: so it is told, and no more."""
+    import logging
+
+    logging.getLogger("flashgen").warning("torch.ops.flashgen is not there: %s: %s", type(error).__name__, error)
 
 
 class _AfterTorch:

@@ -94,6 +94,16 @@ print(type(torch.__spec__.loader).__name__, torch.cuda.is_initialized())
     assert run(code, tmp_path).splitlines() == ["[True, True, True]", "True", "SourceFileLoader False"]
 
 
+@pytest.mark.parametrize("part", ["arguments", "scratch", "ops"])
+def test_a_part_of_the_operators_may_come_first(part: str, tmp_path: Path) -> None:
+    code = f"""import logging
+logging.getLogger("flashgen").addHandler(logging.StreamHandler(sys.stdout))
+import flashgen.{part}, torch
+print(flashgen.attention(*3 * [torch.empty(1, 4, 2, 64, dtype=torch.bfloat16, device="meta")]).shape)
+"""
+    assert run(code, tmp_path) == "torch.Size([1, 4, 2, 64])\n"
+
+
 def test_a_pytorch_that_cannot_be_imported_is_tried_again(tmp_path: Path) -> None:
     """And one that lacks what the operators need is imported all the same."""
     (tmp_path / "torch.py").write_text("import os\nif os.environ.get('BROKEN'): raise ImportError('broken')\n")
