@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -9,6 +10,9 @@ from functools import cache
 import pytest
 
 from flashgen.build.driver import DriverError, driver, gpu_count
+
+# What was garbage at a fork stays so: a child that collected it could wait for a lock that a thread of its parent held, for ever.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
