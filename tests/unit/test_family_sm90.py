@@ -186,6 +186,10 @@ def test_blocks_that_share_an_sm(problem: Problem, changes: dict[str, Any], bloc
     chosen = config(**changes)
     assert FAMILY.blocks_per_sm(problem, chosen) == blocks
     assert FAMILY.registers(problem, chosen) == registers
+    text = FAMILY.context(problem, chosen, SM_90)
+    assert text["blocks_per_sm"] == blocks
+    assert (text["producer_registers"], text["consumer_registers"]) == registers
+    assert text["shared_bytes"] == FAMILY.shared_bytes(problem, chosen)
 
 
 def test_blocks_share_an_sm_if_they_and_what_each_costs_fit() -> None:

@@ -48,6 +48,8 @@ def test_what_the_driver_allows(changes: dict[str, Any]) -> None:
         ({"sizes": (), "strides": (), "box": ()}, r"^sizes must be of 2 to 5 dimensions; got 0$"),
         ({"sizes": (8,) * 6, "strides": (16,) * 5, "box": (8,) * 6}, r"^sizes must be of 2 to 5 dimensions; got 6$"),
         ({"strides": (16, 16)}, r"^strides must have 3 entries for 4 sizes; got 2$"),
+        ({"strides": (16,) * 4}, r"^strides must have 3 entries for 4 sizes; got 4$"),
+        ({"box": (64, 8, 1, 1, 1)}, r"^box must have 4 entries for 4 sizes; got 5$"),
         ({"box": (64,)}, r"^box must have 4 entries for 4 sizes; got 1$"),
         ({"sizes": (128, 0, 16, 4)}, r"^sizes\[1\] must be an integer from 1 to 4294967296; got 0$"),
         ({"sizes": (2**32 + 1, 1, 1, 1)}, r"^sizes\[0\] must be an integer from 1 to 4294967296; got 4294967297$"),
