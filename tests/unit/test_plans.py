@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,8 @@ from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm9
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
+from flashgen.records import Records
+from flashgen.shipped_records import ShippedRecords
 
 H200 = find_device("h200")
 GPU = Gpu(3, H200, "uuid", "580.1")
@@ -299,15 +302,17 @@ def test_a_call_allocates_dense_outputs_and_launches_on_its_device(padding: tupl
         assert current == [here], "as it was"
 
 
-def test_no_kernel_is_made_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_is_made_while_a_graph_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Chosen(selection.Kernels):
         def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
             return SimpleNamespace(spec=spec, artifact=SimpleNamespace(report=Report(128, 0, 0)))
 
     problem, workload, without = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL), Workload(2, 6, 3, 5, 7), frozenset({"attention_forward_sm90"})
     monkeypatch.setattr(selection, "kernels", Chosen())
-    monkeypatch.setattr(selection, "records", lambda: SimpleNamespace(best=lambda *_: None))
-    monkeypatch.setattr(selection, "shipped_records", selection.records)
+    own = Records(tmp_path / "records.sqlite3")
+    monkeypatch.setattr(selection, "records", lambda: own)
+    monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path))
+    monkeypatch.setattr(selection, "nvrtc_version", lambda: "13.0")
     capturing = [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     with pytest.raises(ops.CaptureError, match=r"call flashgen\.warm\(\.\.\.\), or the same attention once, before the capture$"):
