@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashgen.codegen.errors import ArgumentError, FlashgenError, require_int
+from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.tensor_map import TensorMapShape
 
 from .host_compiler import HOST
+from .host_fault import HostFaultError
 from .host_folder import program_folder
+from .host_memory import Extent, GuardedTensors, HostTensor
 from .parameter_buffer import parameter_buffer
 from .tensor_map import host_map
 
@@ -46,33 +48,26 @@ class HostOrder:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class HostLimits:
+    """When a launch is stopped: after so many seconds in which no thread of the kernel waits or ends, or so many in all; 0: never."""
+
+    stall_seconds: float = 60.0
+    seconds: float = 0.0
+
+
 # One of each kind: every schedule, and both completions of copies.
 ORDERS = tuple(HostOrder(schedule, late) for schedule in Schedule for late in (False, True))
-
-
-class HostFaultError(FlashgenError):
-    """A check of the host's runtime failed, or a sanitizer's.
-
-    `check` names it; `message` says which thread did what; `report` is all that a sanitizer said.
-    """
-
-    def __init__(self, check: str, message: str, report: str = "") -> None:
-        super().__init__(f"{check}: {message}")
-        self.check, self.message, self.report = check, message, report
-
-
-class _Extent(ctypes.Structure):
-    """`Extent` in templates/host/block.cuh."""
-
-    _fields_ = (("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
 
 
 class _Options(ctypes.Structure):
     """`Options` in templates/host/block.cuh."""
 
     _fields_ = (
-        ("extents", ctypes.POINTER(_Extent)),
+        ("extents", ctypes.POINTER(Extent)),
         ("seed", ctypes.c_uint64),
+        ("stall_seconds", ctypes.c_double),
+        ("limit_seconds", ctypes.c_double),
         ("extent_count", ctypes.c_int),
         ("schedule", ctypes.c_int),
         ("late_copies", ctypes.c_int),
@@ -80,6 +75,7 @@ class _Options(ctypes.Structure):
         ("first_block", ctypes.c_int),
         ("blocks", ctypes.c_int),
         ("resident", ctypes.c_int),
+        ("isolated", ctypes.c_int),
     )
 
 
@@ -101,18 +97,22 @@ class HostLibrary:
         order: HostOrder,
         blocks: range,
         *,
-        extents: Sequence[tuple[int, int]] = (),
+        tensors: Sequence[HostTensor] = (),
         workers: int = 1,
         resident: int = 1,
+        limits: HostLimits | None = None,
     ) -> None:
         """Runs `blocks` on `workers` cores and waits for them. `parameters`: the kernel's struct; the rest: see HostKernel.launch.
+
+        `tensors`: what atoms may touch, all of memory if none is given. `limits`: of a process of its own, in which it runs then.
 
         Raises HostFaultError if a check fails.
         """
         aligned = parameter_buffer(parameters)
-        allowed = (_Extent * len(extents))(*(_Extent(*extent) for extent in extents))
-        how = (order.schedule, order.late_copies, workers, blocks.start, len(blocks), resident)
-        options = _Options(allowed, order.seed, len(extents), *how)
+        allowed = (Extent * len(tensors))(*(tensor.extent() for tensor in tensors))
+        how = (order.schedule, order.late_copies, workers, blocks.start, len(blocks), resident, limits is not None)
+        seconds = (limits.stall_seconds, limits.seconds) if limits else (0.0, 0.0)
+        options = _Options(allowed, order.seed, *seconds, len(tensors), *how)
         check, message = ctypes.create_string_buffer(_TEXT_BYTES), ctypes.create_string_buffer(_TEXT_BYTES)
         if self._run(ctypes.byref(aligned), threads, shared_bytes, ctypes.byref(options), check, message, ctypes.c_int(_TEXT_BYTES)):
             raise HostFaultError(check.value.decode(), message.value.decode(errors="replace"))
@@ -134,11 +134,11 @@ class HostKernel:
         self,
         grid: int,
         values: tuple[int | float, ...],
-        pointers: Sequence[int],
+        tensors: Sequence[HostTensor | None],
         order: HostOrder | None = None,
         *,
         tensor_maps: Sequence[TensorMapShape] = (),
-        extents: Sequence[tuple[int, int]] = (),
+        limits: HostLimits | None = None,
         first_block: int = 0,
         blocks: int | None = None,
         workers: int = 0,
@@ -146,10 +146,10 @@ class HostKernel:
     ) -> None:
         """Runs blocks [first_block, first_block + blocks) of `grid`, all by default, on `workers` cores (0: all), and waits for them.
 
-        `pointers`: addresses in this process of the tensors in `codegen.parameters.ADDRESSES`; the tile counter is an int made here;
-        `tensor_maps`: as the family gives them; `extents`: (address, bytes) of what copies may read, all if none is given. `resident`: how
-        many blocks run at the same time on a core; blocks that wait for each other must, others need not.
-        Raises HostFaultError if a check fails.
+        `tensors`: those in `codegen.parameters.ADDRESSES`, None for one that nobody wants; the tile counter is an int made here;
+        `tensor_maps`: as the family gives them. `resident`: how many blocks run at the same time on a core; blocks that wait for each
+        other must, others need not. The launch has a process of its own, which ends with it, or by `limits`.
+        Raises HostFaultError if a check fails, the kernel crashes or does not end. The tensors in this process are then as they were.
         """
         require_int("first_block", first_block, 0, grid - 1)
         blocks = grid - first_block if blocks is None else blocks
@@ -157,14 +157,27 @@ class HostKernel:
         require_int("resident", resident, 1, blocks)
         workers = min(workers or len(os.sched_getaffinity(0)), -(-blocks // resident))
         block, counter = self.spec.family.parameters, ctypes.c_int(0)
-        addresses = (*pointers, ctypes.addressof(counter))
-        packed = bytearray(block.pack(values))
-        for place in block.pointers:
-            struct.pack_into("=Q", packed, place.offset, addresses[place.index])
-        for place, shape in zip(block.tensor_maps, tensor_maps, strict=True):
-            packed[place.offset : place.offset + TENSOR_MAP_BYTES] = host_map(shape, addresses[place.index])
-        some = range(first_block, first_block + blocks)
-        order = order or HostOrder()
-        self._library.run(packed, self.threads, self.shared_bytes, order, some, extents=extents, workers=workers, resident=resident)
+        all_tensors = (*tensors, HostTensor("tile_counter", ctypes.addressof(counter), 4, (1,), (1,), writable=True))
+        given = [index for index, tensor in enumerate(all_tensors) if tensor is not None]
+        some, addresses = range(first_block, first_block + blocks), [0] * len(all_tensors)
+        with GuardedTensors([tensor for tensor in all_tensors if tensor is not None]) as guarded:
+            for index, tensor in zip(given, guarded, strict=True):
+                addresses[index] = tensor.address
+            packed = bytearray(block.pack(values))
+            for place in block.pointers:
+                struct.pack_into("=Q", packed, place.offset, addresses[place.index])
+            for place, shape in zip(block.tensor_maps, tensor_maps, strict=True):
+                packed[place.offset : place.offset + TENSOR_MAP_BYTES] = host_map(shape, addresses[place.index])
+            self._library.run(
+                packed,
+                self.threads,
+                self.shared_bytes,
+                order or HostOrder(),
+                some,
+                tensors=guarded,
+                workers=workers,
+                resident=resident,
+                limits=limits or HostLimits(),
+            )
         if blocks == grid and counter.value:
             raise HostFaultError("tile counter", f"the kernel must leave its tile counter 0; it left {counter.value}")

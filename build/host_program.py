@@ -14,7 +14,8 @@ from typing import IO
 
 from .artifact import Artifact
 from .host_compiler import HOST_SANITIZED, TEXT_FILE
-from .host_kernel import HostFaultError, HostOrder
+from .host_fault import HostFaultError
+from .host_kernel import HostOrder
 
 _FAULT = 3  # exit code where a check of the runtime failed
 

@@ -24,7 +24,7 @@ class Atoms(enum.Enum):
 
 
 # Files of templates/host that come before the atoms; `launch` comes last, and after it `program` where that is asked for.
-HOST_RUNTIME = ("language", "shared", "fiber", "schedule", "report", "block")
+HOST_RUNTIME = ("language", "shared", "fiber", "schedule", "report", "extent", "block", "isolate")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import torch
 
 from flashgen.build.files import make_folders, require_writable
 from flashgen.build.host_compiler import HOST_PROGRAM, HOST_SANITIZED
+from flashgen.build.host_fault import HostFaultError
 from flashgen.build.host_folder import allows_programs, program_folder
-from flashgen.build.host_kernel import HostFaultError, HostOrder
+from flashgen.build.host_kernel import HostOrder
 from flashgen.build.host_program import HostProgram, ProgramLaunch
 from flashgen.build.tensor_map import host_map
 from flashgen.codegen.device import device_of_target

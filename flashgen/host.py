@@ -7,7 +7,8 @@ from functools import cache
 import torch
 
 from flashgen.build.host_compiler import HOST
-from flashgen.build.host_kernel import HostKernel, HostOrder
+from flashgen.build.host_kernel import HostKernel, HostLimits, HostOrder
+from flashgen.build.host_memory import HostTensor
 from flashgen.codegen.device import device_of_target
 from flashgen.codegen.problem import Problem, Workload
 from flashgen.codegen.render import Atoms, render
@@ -50,10 +51,18 @@ def _default_kernel(problem: Problem, without: frozenset[str]) -> HostKernel:
     return load(selection.default_spec(problem, find_target(ARCHITECTURE), without))
 
 
-def run_on_host(kernel: HostKernel, tensors: Tensors, scale: float | None = None, order: HostOrder | None = None) -> None:
+def view_of(name: str, tensor: torch.Tensor, writable: bool = False) -> HostTensor:
+    """The elements of a tensor on the CPU, whatever its strides, as a kernel may touch them."""
+    return HostTensor(name, tensor.data_ptr(), tensor.element_size(), tuple(tensor.shape), tuple(tensor.stride()), writable)
+
+
+def run_on_host(
+    kernel: HostKernel, tensors: Tensors, scale: float | None = None, order: HostOrder | None = None, limits: HostLimits | None = None
+) -> None:
     """One launch on poisoned outputs. The tensors are on the CPU.
 
-    Raises ArgumentError if the kernel cannot take these heads, HostFaultError if a check of the runtime fails.
+    Raises ArgumentError if the kernel cannot take these heads, HostFaultError if a check of the runtime fails, the kernel crashes or does
+    not end.
     """
     tensors.poison()
     (batch, len_q, heads_q, head_dim), (_, len_kv, heads_kv, _) = tensors.q.shape, tensors.k.shape
@@ -64,8 +73,6 @@ def run_on_host(kernel: HostKernel, tensors: Tensors, scale: float | None = None
     scale = scale if scale is not None else head_dim**-0.5
     device = device_of_target(kernel.spec.target)
     values = family.values(problem, config, workload, device, strides, scale)
-    given = (tensors.q, tensors.k, tensors.v, tensors.out, tensors.lse)
-    extents = [(t.data_ptr(), t.nbytes) for t in given[:3]]
+    given = [view_of(name, getattr(tensors, name), writable=name in ("out", "lse")) for name in ("q", "k", "v", "out", "lse")]
     maps = family.tensor_maps(problem, config, workload, strides)
-    addresses = [t.data_ptr() for t in given]
-    kernel.launch(family.grid(problem, config, workload, device), values, addresses, order, tensor_maps=maps, extents=extents)
+    kernel.launch(family.grid(problem, config, workload, device), values, given, order, tensor_maps=maps, limits=limits)

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from flashgen.build.host_compiler import HostCompilerMissingError, host_compiler
-from flashgen.build.host_kernel import HostFaultError
+from flashgen.build.host_fault import HostFaultError
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 

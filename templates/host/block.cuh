@@ -15,18 +15,16 @@ inline thread_local Block* current = nullptr;
 
 constexpr int kBarriers = 16, kWarpgroup = 4 * kLanes;
 
-struct Extent {
-    std::uint64_t address, bytes;
-};
-
 struct Options {
-    const Extent* extents;  // global memory that copies may read; none given: they may read all
+    const Extent* extents;  // of global memory that atoms may touch; none given: they may touch all
     std::uint64_t seed;
+    double stall_seconds, limit_seconds;  // see isolate.cuh; 0: none
     int extent_count;
     int schedule, late_copies;  // late_copies: asynchronous copies take place when they are waited for, not when they are issued
     int workers;                // threads of the operating system
     int first_block, blocks;    // which blocks run
     int resident;               // how many of them run together: those that wait for each other must
+    int isolated;               // in a process of their own
 };
 
 // What all copies and waits of one thread need to remember: see atoms/host/cp_async.cuh.
@@ -118,14 +116,13 @@ struct Block {
         return static_cast<State&>(*place);
     }
 
-    // Whether copies may read these bytes of global memory.
-    bool readable(std::uint64_t address, std::uint64_t bytes) const {
-        bool allowed = !options.extent_count;
-        for (int i = 0; i < options.extent_count && !allowed; ++i) {
-            const Extent& extent = options.extents[i];
-            allowed = address >= extent.address && address + bytes <= extent.address + extent.bytes;
-        }
-        return allowed;
+    // The running thread reads, or writes, these bytes of global memory: `does` says how.
+    void require_global(std::uint64_t address, std::uint64_t bytes, bool writes, const char* does) {
+        for (int i = 0; i < options.extent_count; ++i)
+            if ((options.extents[i].writable || !writes) && options.extents[i].holds(address, bytes)) return;
+        if (options.extent_count)
+            fail("global memory", "%s %d bytes %soutside of the tensors: %s", does, static_cast<int>(bytes), writes ? "" : "from ",
+                 place_among(options.extents, options.extent_count, address).c_str());
     }
 
     // The running thread takes a region of shared memory. In the end all of them must be just what the launch gives the block.

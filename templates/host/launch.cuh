@@ -18,7 +18,10 @@ class Residents {
     void run(int first, int count, void (*kernel)(const void*), const void* parameters) {
         scheduler.begin((options.seed + 1) * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(first) * 0xD1B54A32D192ED03ull);
         for (int place = 0; place < count; ++place) blocks[place]->begin(first + place, kernel, parameters);
-        for (int thread; !fault.found && (thread = scheduler.next()) >= 0;) blocks[thread / threads]->resume(thread % threads);
+        for (int thread; !fault.found && (thread = scheduler.next()) >= 0;) {
+            blocks[thread / threads]->resume(thread % threads);
+            count_progress();
+        }
         if (!fault.found) report_waiting(count);
     }
 
@@ -46,6 +49,7 @@ inline void run_blocks(const Options& options, int threads, int shared_bytes, vo
     const int end = options.first_block + options.blocks;
     std::atomic<int> next{options.first_block};
     auto work = [&] {
+        prepare_thread();
         Residents residents(options, fault, threads, shared_bytes);
         for (int first; !fault.found && (first = next.fetch_add(options.resident)) < end;)
             residents.run(first, std::min(options.resident, end - first), kernel, parameters);
@@ -62,8 +66,14 @@ inline void run_blocks(const Options& options, int threads, int shared_bytes, vo
 extern "C" int flashgen_host_run(const void* parameters, int threads, int shared_bytes, const host::Options* options, char* check,
                                  char* message, int size) {
     host::Fault fault;
-    host::run_blocks(
-        *options, threads, shared_bytes, [](const void* p) { FLASHGEN_KERNEL(*static_cast<const Parameters*>(p)); }, parameters, fault);
+    auto run = [&] {
+        host::run_blocks(
+            *options, threads, shared_bytes, [](const void* p) { FLASHGEN_KERNEL(*static_cast<const Parameters*>(p)); }, parameters, fault);
+    };
+    if (!options->isolated)
+        run();
+    else if (!host::isolated(*options, fault, run))
+        fault.report("launch", "no process can be had to run it in");
     if (!fault.found) return 0;
     std::snprintf(check, size, "%s", fault.check.c_str());
     std::snprintf(message, size, "%s", fault.message.c_str());

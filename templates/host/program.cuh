@@ -15,7 +15,7 @@ constexpr std::size_t kGap = 1 << 20;  // bytes before and after a tensor that n
 // How the file begins. Then come the tensors' names and sizes, the places of their addresses, the parameters, and the tensors' bytes.
 struct LaunchFile {
     std::int32_t threads, shared_bytes, parameter_bytes, tensors;
-    std::int32_t checked;  // copies may read no further than this many tensors, the first ones; 0 leaves that to a sanitizer
+    std::int32_t checked;  // atoms may read this many tensors, the first ones, and read and write the others; 0 leaves that to a sanitizer
     std::int32_t schedule, late_copies, first_block, blocks;
     std::int32_t places;
     std::uint64_t seed;
@@ -68,13 +68,20 @@ inline int run_program(const char* launch_path, const char* results_path) {
         Tensor& tensor = tensors[i];
         tensor.data = allocate(tensor.bytes);
         read(tensor.data, tensor.bytes);
-        if (static_cast<int>(i) < launch.checked) extents.push_back({bits_as<std::uintptr_t>(tensor.data), tensor.bytes});
+        if (!launch.checked) continue;
+        Extent extent{};
+        extent.address = bits_as<std::uintptr_t>(tensor.data), extent.spans[0] = tensor.bytes;
+        extent.writable = static_cast<int>(i) >= launch.checked;
+        std::memcpy(extent.name, tensor.name, sizeof extent.name);
+        extents.push_back(extent);
     }
     for (const AddressPlace& place : places) std::memcpy(parameters + place.offset, &tensors[place.tensor].data, sizeof(void*));
     std::fclose(file);
 
-    const Options options{extents.data(),     launch.seed, static_cast<int>(extents.size()), launch.schedule, launch.late_copies, /*workers=*/1,
-                          launch.first_block, launch.blocks, /*resident=*/1};
+    Options options{};
+    options.extents = extents.data(), options.extent_count = static_cast<int>(extents.size());
+    options.seed = launch.seed, options.schedule = launch.schedule, options.late_copies = launch.late_copies;
+    options.first_block = launch.first_block, options.blocks = launch.blocks, options.workers = options.resident = 1;
     char check[100], message[4096];
     if (flashgen_host_run(parameters, launch.threads, launch.shared_bytes, &options, check, message, sizeof message)) {
         std::fflush(stdout);

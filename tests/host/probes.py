@@ -16,6 +16,7 @@ from flashgen import templates
 from flashgen.build.compiler import compile_source
 from flashgen.build.host_compiler import compile_host_source
 from flashgen.build.host_kernel import HostLibrary, HostOrder
+from flashgen.build.host_memory import HostTensor
 from flashgen.build.parameter_buffer import parameter_buffer
 from flashgen.build.tensor_map import Encoder, host_map
 from flashgen.codegen.render import HOST_RUNTIME, Atoms, Source
@@ -82,11 +83,13 @@ struct Parameters {{ {maps}const u32* in; u32* out; }};
         """
         inputs, output = _aligned(self.inputs()), np.full(self.words, 0xDEADBEEF, np.uint32)
         parameters = self._parameters(host_map, inputs.ctypes.data, output.ctypes.data)
-        extents = [(inputs.ctypes.data, inputs.nbytes if readable is None else readable)]
+        seen = inputs.nbytes if readable is None else readable
+        tensors = [HostTensor("in", inputs.ctypes.data, 1, (seen,), (1,))]
+        tensors.append(HostTensor("out", output.ctypes.data, 1, (output.nbytes,), (1,), writable=True))
         compile_at_once([self])
         library, number = _COMPILED[self.text()]
         chosen = struct.pack("=Q56x", number) + parameters + bytes(_PARAMETER_BYTES - len(parameters))
-        library.run(chosen, self.threads, SHARED_BYTES, order, range(self.blocks), extents=extents, resident=self.resident)
+        library.run(chosen, self.threads, SHARED_BYTES, order, range(self.blocks), tensors=tensors, resident=self.resident)
         return output
 
     def on_gpu(self) -> Words:

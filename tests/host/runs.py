@@ -9,13 +9,15 @@ import torch
 
 from flashgen.build.artifact import Artifact
 from flashgen.build.host_compiler import HOST
-from flashgen.build.host_kernel import HostKernel, HostOrder
+from flashgen.build.host_kernel import HostKernel, HostLimits, HostOrder
 from flashgen.build.store import ArtifactStore
 from flashgen.codegen.device import device_of_target
-from flashgen.codegen.parameters import ADDRESSES
 from flashgen.codegen.render import Atoms, Source, render
 from flashgen.codegen.spec import KernelSpec
+from flashgen.host import view_of
 from tests.gpu.cases import Case, Tensors
+
+LIMITS = HostLimits(stall_seconds=60.0, seconds=600.0)
 
 
 def compiled(source: Source) -> Artifact:
@@ -45,13 +47,11 @@ def launch(
         device = dataclasses.replace(device, sm_count=sm_count)
     values = case.values(family, config, device)
     maps = case.tensor_maps(family, config)
-    storages = [t.untyped_storage() for t in (tensors.q, tensors.k, tensors.v)]
-    extents = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
     grid = family.grid(case.problem, config, case.workload, device)
-    addresses = list(tensors.addresses())
-    if not with_lse:
-        addresses[ADDRESSES.index("lse")] = 0
-    kernel.launch(grid, values, addresses, order, tensor_maps=maps, extents=extents, resident=resident)
+    read = [view_of(name, getattr(tensors, name)) for name in ("q", "k", "v")]
+    out, lse = view_of("out", tensors.out.view, writable=True), view_of("lse", tensors.lse.view, writable=True)
+    given = (*read, out, lse if with_lse else None)
+    kernel.launch(grid, values, given, order, tensor_maps=maps, resident=resident, limits=LIMITS)
 
 
 def why_rejected(kernel: HostKernel, case: Case, orders: Iterable[HostOrder], sm_count: int | None = None) -> str:

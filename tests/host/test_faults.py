@@ -10,7 +10,8 @@ import pytest
 
 from flashgen.build.artifact import CompileError
 from flashgen.build.compiler import compile_many
-from flashgen.build.host_kernel import HostFaultError, HostKernel, HostOrder, Schedule
+from flashgen.build.host_fault import HostFaultError
+from flashgen.build.host_kernel import HostKernel, HostOrder, Schedule
 from flashgen.codegen.render import Atoms, Source, render
 from flashgen.codegen.target import find_target
 from tests.gpu.cases import Case

@@ -10,7 +10,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from flashgen.build.host_kernel import ORDERS, HostFaultError, HostOrder
+from flashgen.build.host_fault import HostFaultError
+from flashgen.build.host_kernel import ORDERS, HostOrder
 from tests.host.hopper_probes import PROBES
 from tests.host.probes import Probe, compile_at_once
 

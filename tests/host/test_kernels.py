@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from flashgen.build.compiler import compile_many
-from flashgen.build.host_kernel import ORDERS, HostFaultError, HostOrder, Schedule
+from flashgen.build.host_fault import HostFaultError
+from flashgen.build.host_kernel import ORDERS, HostOrder, Schedule
 from flashgen.codegen.config import Config
 from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from flashgen.build.host_kernel import ORDERS, HostFaultError, HostOrder
+from flashgen.build.host_fault import HostFaultError
+from flashgen.build.host_kernel import ORDERS, HostOrder
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import families
 from flashgen.codegen.problem import Dtype, Problem, Workload

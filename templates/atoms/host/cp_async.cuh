@@ -11,7 +11,7 @@ inline void issue(SharedAddress destination, const void* source) {
     require(current->shared.may_write(destination, 16, now(), true), destination, 16);
     const u64 from = bits_as<std::uintptr_t>(source);
     if (from % 16) current->fail("global memory", "copies 16 bytes from a misaligned address");
-    if (source && !current->readable(from, 16)) current->fail("global memory", "copies 16 bytes from outside of the tensors");
+    if (source) current->require_global(from, 16, false, "copies");
     current->thread().open.push_back({destination, source});
     if (!current->options.late_copies) carry_out(current->thread().open.back());
 }

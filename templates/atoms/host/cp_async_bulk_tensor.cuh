@@ -127,8 +127,7 @@ inline void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap
     for (int r = 0; r < box.rows(); ++r) {
         host::require(block.shared.may_write(box.row_place(r), host::kRowBytes, host::now(), true), box.row_place(r), host::kRowBytes);
         const host::Box::Part part = box.part(r);
-        if (part.end > part.first && !block.readable(part.address, (part.end - part.first) * 2))
-            block.fail("global memory", "copies %d bytes from outside of the tensors", (part.end - part.first) * 2);
+        if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, false, "copies");
     }
     if (!block.options.late_copies) return host::land(block, box, announced);
     block.scheduler.postpone([&block, box, &announced] { host::land(block, box, announced); });
@@ -140,6 +139,10 @@ inline void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress sourc
     for (int coordinate : box.at)
         if (coordinate < 0)
             block.fail("tensor copy", "stores a box at (%d, %d, %d, %d), before the tensor's begin", column, row, head, batch);
+    for (int r = 0; r < box.rows(); ++r) {
+        const host::Box::Part part = box.part(r);
+        if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, true, "stores");
+    }
     box.visit_stored([&](SharedAddress chunk) { host::require(block.shared.may_store(chunk, 16, host::now()), chunk, 16); });
     if (!block.options.late_copies) box.store();
     block.kept<host::Stores>().own().open.push_back(box);
