@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -79,5 +80,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     fields = spec.family.parameters.fields
     text = template.render(spec=spec, config=spec.config, parameters=fields, atoms=files, tiles=tiles, instructions=written, **context)
     if atoms is Atoms.HOST:
-        text += f"\n#define FLASHGEN_KERNEL {spec.name}\n\n{templates.read('host/launch.cuh')}"
+        bounds = re.findall(r"__launch_bounds__\((\w+, \w+)\)", text)[-1]
+        defined = f"#define FLASHGEN_KERNEL {spec.name}\n#define FLASHGEN_LAUNCH_BOUNDS {bounds}\n"
+        text += f"\n{defined}\n{templates.read('host/launch.cuh')}"
     return Source(spec.name, text)

@@ -60,6 +60,21 @@ class Tensors:
         tensors.poison()
         return tensors
 
+    def apart(self) -> Tensors:
+        """The same values, where no stride of a tensor is one of another: a kernel that takes one for the other is wrong.
+
+        What lies between rows is NaN. Plans of launches on a GPU know dense outputs alone, so that out is dense there.
+        """
+        batch, length, head = 0, 1, 2
+        out = _laid_apart(self.out, (head, batch, length), 4) if self.out.device.type == "cpu" else self.out
+        return Tensors(
+            _laid_apart(self.q, (batch, length, head), 1),
+            _laid_apart(self.k, (batch, head, length), 2),
+            _laid_apart(self.v, (length, batch, head), 3),
+            out,
+            self.lse,
+        )
+
     def strides(self) -> list[Strides]:
         """Of q, k, v and out."""
         return [strides_of(tensor, *LAYOUTS["bshd"]) for tensor in (self.q, self.k, self.v, self.out)]
@@ -68,6 +83,17 @@ class Tensors:
         """Fills the outputs with NaN: what a kernel does not write shows."""
         self.out.fill_(math.nan)
         self.lse.fill_(math.nan)
+
+
+def _laid_apart(tensor: torch.Tensor, order: tuple[int, int, int], units: int) -> torch.Tensor:
+    """A copy whose dimensions lie in memory in this `order`, outermost first, each with so many units of 16 bytes between its entries."""
+    gap = units * 16 // tensor.element_size()
+    strides, step = [0, 0, 0, 1], tensor.shape[3]
+    for dim in reversed(order):
+        strides[dim] = step + gap
+        step = strides[dim] * max(1, tensor.shape[dim])
+    memory = torch.full((gap + step,), math.nan, dtype=tensor.dtype, device=tensor.device)
+    return memory.as_strided(tuple(tensor.shape), tuple(strides), gap).copy_(tensor)
 
 
 @dataclass(frozen=True)

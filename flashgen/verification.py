@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashgen.build.host_kernel import HostKernel
+from flashgen.build.host_kernel import HostKernel, HostLimits
 from flashgen.build.kernel import Kernel
 from flashgen.codegen.problem import Mask, Problem, Workload
 
@@ -32,6 +32,8 @@ SHAPES = (
     (1, 2, 1, 2048, 2048),
 )
 SCREENING = (SHAPES[1], SHAPES[2])
+LIMITS = HostLimits(seconds=600.0)  # of one launch on the CPU, which takes seconds
+LONG = (1, 1, 1, 16, 65536)  # nearly equal probabilities of so many keys, whose sum has to be kept more exactly than fp32 adds it up
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,10 @@ class _Case:
 
 
 class Screen:
-    """The small workloads of one problem, whole, with references computed once for all candidates."""
+    """The small workloads of one problem, whole, with references computed once for all candidates.
+
+    In every other case tensors lie apart.
+    """
 
     def __init__(
         self,
@@ -60,8 +65,10 @@ class Screen:
         device: str,
         shapes: Sequence[tuple[int, int, int, int, int]] = SCREENING,
         magnitudes: Sequence[float] = (1.0,),
+        long: bool = False,
     ) -> None:
-        """`device`: where inputs are drawn and references computed, 'cuda:0' or 'cpu'."""
+        """`device`: where inputs are drawn and references computed, 'cuda:0' or 'cpu'. `long`: whether the case of LONG is among them."""
+        self.long = long
         self.problem, self.device, self.shapes, self.magnitudes = problem, device, shapes, magnitudes
         self._cases: dict[int, list[_Case]] = {}
 
@@ -70,13 +77,18 @@ class Screen:
         if packed_heads not in self._cases:
             generator = torch.Generator(self.device).manual_seed(1)
             causal, scale = self.problem.mask is Mask.CAUSAL, self.problem.head_dim**-0.5
-            cases = []
-            for batch, heads_q, heads_kv, *lengths in self.shapes:
-                workload = Workload(batch, heads_kv * math.lcm(heads_q // heads_kv, packed_heads), heads_kv, *lengths)
+            cases: list[_Case] = []
+            for shape in self.shapes:
+                workload = _workload(shape, packed_heads)
                 for magnitude in self.magnitudes:
                     tensors = Tensors.random(self.problem, workload, generator)
                     tensors.q.mul_(magnitude)
+                    if len(cases) % 2 == 0:
+                        tensors = tensors.apart()
                     cases.append(_Case(workload, magnitude, tensors, Expected.of(tensors, causal, scale)))
+            if self.long:
+                tensors = _nearly_equal(Tensors.random(self.problem, workload := _workload(LONG, packed_heads), generator))
+                cases.append(_Case(workload, 1.0, tensors, Expected.of(tensors, causal, scale)))
             self._cases[packed_heads] = cases
         return self._cases[packed_heads]
 
@@ -94,14 +106,32 @@ class Screen:
         return results
 
 
+def _workload(shape: tuple[int, int, int, int, int], packed_heads: int) -> Workload:
+    batch, heads_q, heads_kv, *lengths = shape
+    return Workload(batch, heads_kv * math.lcm(heads_q // heads_kv, packed_heads), heads_kv, *lengths)
+
+
+def _nearly_equal(tensors: Tensors) -> Tensors:
+    """Gives a row's keys one score, but for those that it sees first, which a kernel takes for the maximum: they are a little higher.
+
+    The additions of one number round to the same side again and again. Which side depends on the row: each has other scores. They are
+    such that log-sum-exps are small, where fp32 grants little noise.
+    """
+    (_, len_q, _, head_dim), len_kv = tensors.q.shape, tensors.k.shape[1]
+    tensors.q.copy_((1 + torch.arange(len_q) / 128)[None, :, None, None])
+    tensors.k.fill_(-math.log(len_kv) * head_dim**-0.5)
+    tensors.k[:, -2 * len_q :] *= 0.95
+    return tensors
+
+
 def _launch(kernel: Kernel | HostKernel, tensors: Tensors) -> None:
     if isinstance(kernel, Kernel):
         run_once(plan_of(kernel, tensors), tensors)
     else:
-        run_on_host(kernel, tensors)
+        run_on_host(kernel, tensors, limits=LIMITS)
 
 
 def run(kernel: Kernel | HostKernel) -> list[CaseResult]:
     """The numerics rule over all awkward shapes, at ordinary and at large logits."""
     device = f"cuda:{kernel.gpu.ordinal}" if isinstance(kernel, Kernel) else "cpu"
-    return Screen(kernel.spec.problem, device, SHAPES, magnitudes=(1.0, 16.0)).judge(kernel)
+    return Screen(kernel.spec.problem, device, SHAPES, magnitudes=(1.0, 16.0), long=True).judge(kernel)

@@ -66,14 +66,18 @@ inline void run_blocks(const Options& options, int threads, int shared_bytes, vo
 extern "C" int flashgen_host_run(const void* parameters, int threads, int shared_bytes, const host::Options* options, char* check,
                                  char* message, int size) {
     host::Fault fault;
+#ifdef FLASHGEN_LAUNCH_BOUNDS
+    constexpr int kBounds[] = {FLASHGEN_LAUNCH_BOUNDS};  // threads of a block, and blocks on an SM
+    host::registers_at_launch = host::kRegistersPerSm / (kBounds[0] * kBounds[1]) / 8 * 8;
+    if (threads != kBounds[0])
+        fault.report("launch", "the block has " + std::to_string(threads) + " threads, the kernel's launch bounds say " + std::to_string(kBounds[0]));
+#endif
     auto run = [&] {
         host::run_blocks(
             *options, threads, shared_bytes, [](const void* p) { FLASHGEN_KERNEL(*static_cast<const Parameters*>(p)); }, parameters, fault);
     };
-    if (!options->isolated)
-        run();
-    else if (!host::isolated(*options, fault, run))
-        fault.report("launch", "no process can be had to run it in");
+    if (!fault.found && !options->isolated) run();
+    if (!fault.found && options->isolated && !host::isolated(*options, fault, run)) fault.report("launch", "no process can be had to run it in");
     if (!fault.found) return 0;
     std::snprintf(check, size, "%s", fault.check.c_str());
     std::snprintf(message, size, "%s", fault.message.c_str());
