@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ from flashgen.build.driver import Gpu
 from flashgen.codegen.device import find_device
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
-from flashgen.imports import Imports
 from flashgen.records import Records
 from flashgen.selection import Kernels, bucket, dense_strides
 from flashgen.shipped_records import ShippedRecords
@@ -40,13 +40,15 @@ class FakeKernels(Kernels):
 
 
 @pytest.fixture(autouse=True)
-def no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Records:
+def no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Records]:
+    """No records, and no imported kernels before or after."""
     own = Records(tmp_path / "records.sqlite3")
     monkeypatch.setattr(selection, "records", lambda: own)
     monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path))
     monkeypatch.setattr(selection, "nvrtc_version", lambda: "13.0")
-    monkeypatch.setattr(selection, "imports", Imports(selection.kernels.forget))
-    return own
+    selection.imports.clear()
+    yield own
+    selection.imports.clear()
 
 
 def test_each_gpu_problem_bucket_and_set_of_families_has_a_choice_of_its_own() -> None:
@@ -116,7 +118,7 @@ def test_of_configs_that_the_model_cannot_tell_apart_two_are_tried(monkeypatch: 
 
 
 def test_imported_kernels_are_for_their_gpu_and_problem() -> None:
-    imports, spec = Imports(selection.kernels.forget), selection.default_spec(PROBLEM, HOPPER.device.target)
+    imports, spec = selection.imports, selection.default_spec(PROBLEM, HOPPER.device.target)
     kernel: Any = SimpleNamespace(spec=spec, gpu=SAME)
     imports.add(kernel)
     assert imports.find(PROBLEM, WORKLOAD, SAME) is kernel
@@ -129,7 +131,7 @@ def test_imported_kernels_are_for_their_gpu_and_problem() -> None:
 
 def test_choices_are_made_anew_after_an_import_and_after_it_is_gone() -> None:
     before = selection.kernels.generation
-    imports = Imports(selection.kernels.forget)
+    imports = selection.imports
     kernel: Any = SimpleNamespace(spec=selection.default_spec(PROBLEM, HOPPER.device.target), gpu=HOPPER)
     imports.add(kernel)
     between = selection.kernels.generation

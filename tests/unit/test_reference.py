@@ -210,6 +210,16 @@ def test_judge_allows_the_rounding_of_the_element_type(dtype: torch.dtype) -> No
         assert not judge(given[0], given[1], ref, ref, dtype).ok
 
 
+def test_judge_measures_the_greatest_error_and_the_root_of_the_mean_square(judged: Judged) -> None:
+    generator = torch.Generator().manual_seed(1)
+    out, lse = (x.double() + 1e-3 * torch.randn(x.shape, generator=generator) ** 3 for x in judged.ref)
+    verdict = judged.of(out, lse)
+    seen = judged.ref[1] != -torch.inf
+    errors = (out - judged.ref[0]).flatten(), (lse - judged.ref[1])[seen]
+    expected = [number for e in errors for number in (e.abs().max().item(), math.sqrt(sum(x * x for x in e.tolist()) / len(e)))]
+    assert [verdict.max_error, verdict.rms_error, verdict.lse_max_error, verdict.lse_rms_error] == pytest.approx(expected, rel=1e-9)
+
+
 def test_judge_accepts_plain_and_the_rounded_reference(judged: Judged) -> None:
     verdict = judged.of()
     assert verdict.ok, verdict.message
