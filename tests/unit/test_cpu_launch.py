@@ -29,9 +29,9 @@ class Launched:
     def __init__(self, spec: KernelSpec) -> None:
         self.spec = spec
 
-    def launch(self, grid: int, values: Any, pointers: Any, order: Any = None, **more: Any) -> None:
+    def launch(self, grid: int, values: Any, tensors: Any, order: Any = None, **more: Any) -> None:
         names = [field.name for field in self.spec.family.parameters.values]
-        self.given = SimpleNamespace(grid=grid, values=dict(zip(names, values, strict=True)), pointers=list(pointers), order=order, **more)
+        self.given = SimpleNamespace(grid=grid, values=dict(zip(names, values, strict=True)), tensors=list(tensors), order=order, **more)
 
 
 def launch(spec: KernelSpec, tensors: Tensors, scale: float | None = None, order: HostOrder | None = None) -> Any:
@@ -46,9 +46,11 @@ def test_a_launch_has_the_tensors_and_no_more(family: Any) -> None:
     tensors = Tensors.random(PROBLEM, WORKLOAD, torch.Generator().manual_seed(0))
     tensors.out.zero_()
     given = launch(spec, tensors)
-    inputs = tensors.q, tensors.k, tensors.v
-    assert given.pointers == [t.data_ptr() for t in (*inputs, tensors.out, tensors.lse)]
-    assert list(given.extents) == [(t.data_ptr(), t.numel() * 2) for t in inputs], "copies may read these bytes only"
+    operands = {"q": tensors.q, "k": tensors.k, "v": tensors.v, "out": tensors.out, "lse": tensors.lse}
+    assert [(t.name, t.address, t.sizes, t.strides) for t in given.tensors] == [
+        (name, t.data_ptr(), tuple(t.shape), t.stride()) for name, t in operands.items()
+    ]
+    assert [t.name for t in given.tensors if t.writable] == ["out", "lse"]
     assert tensors.out.isnan().all(), "what is not written shows"
     assert tensors.lse.isnan().all()
     assert given.grid == family.grid(PROBLEM, spec.config, WORKLOAD, device_of_target(SM_90))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flashgen import arguments, ops, selection
+from flashgen import ops, selection
 from flashgen.build.artifact import Report
 from flashgen.build.driver import Gpu
 from flashgen.codegen.config import Config
@@ -51,6 +51,8 @@ def call(**changes: Any) -> Arguments:
         inner = [given[length], given[heads]] if given["layout"] == "bshd" else [given[heads], given[length]]
         row = given[width] + padding
         strides = (inner[0] * inner[1] * row, inner[1] * row, row, given["step"])
+        if name == "q" and given.get("permuted"):
+            strides = (strides[0], row, inner[0] * row, given["step"])
         return torch.empty_strided((given["batch"], *inner, given[width]), strides, dtype=given["dtype"], device=given["device"])
 
     q, k = tensor("q", "len_q", "heads_q", "head_dim"), tensor("k", "len_kv", "heads_kv", "head_dim")
@@ -213,10 +215,6 @@ def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_plan_gives_a_tile_counter_to_those_that_count(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Bound("attention_forward_sm90", AttentionForwardSm90Config(2, 64, out_panels=1, scheduler=scheduler))
     made = plan({}, kernel)
-<<<<<<< HEAD
-    monkeypatch.setattr(ops, "_current_stream", lambda index: 77)
-=======
->>>>>>> 9097e50 (Test the measured errors of a verdict, and make the fakes fit more places)
     monkeypatch.setattr(ops, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
     q, k, v, out, lse = (SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64, 80))
     counter = 3303 if scheduler is Scheduler.DYNAMIC else 0
@@ -279,38 +277,20 @@ def test_a_plan_refuses_a_kernel_whose_tiles_hold_too_many_heads() -> None:
 def test_strides_that_are_never_used_are_0() -> None:
     """PyTorch lets them be anything: one past 2^31 of a dimension of size 1 must not reach a kernel."""
     tensor = torch.empty_strided((1, 5, 1, 8), (2**40, 8, 2**41, 1), device="meta")
-    assert arguments.strides_of(tensor, *arguments.LAYOUTS["bshd"]) == (0, 0, 8)
-    assert arguments.strides_of(tensor, *arguments.LAYOUTS["bhsd"]) == (0, 8, 0)
+    assert ops.strides_of(tensor, *ops.LAYOUTS["bshd"]) == (0, 0, 8)
+    assert ops.strides_of(tensor, *ops.LAYOUTS["bhsd"]) == (0, 8, 0)
     kernel = Bound("attention_forward")
     plan({"batch": 1, "len_q": 1}, kernel)
     assert [kernel.values[f"{name}_batch"] for name in ("q", "k", "v", "out")] == [0] * 4
     assert [kernel.values[f"{name}_row"] for name in ("q", "k", "v", "out")] == [0, 240, 168, 0]
 
 
-<<<<<<< HEAD
-@pytest.fixture
-def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The current device, which is the last of these."""
-    devices = [3]
-
-    @contextmanager
-    def device(index: int) -> Iterator[None]:
-        devices.append(index)
-        yield
-        devices.pop()
-
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(ops, "_current_device", lambda: devices[-1])
-    monkeypatch.setattr(ops, "_current_stream", lambda index: 100 * devices[-1] + index)
-    return devices
-
-
-=======
->>>>>>> 9097e50 (Test the measured errors of a verdict, and make the fakes fit more places)
-@pytest.mark.parametrize("padding", [(8, 16, 24), (0, 0, 0)], ids=["rows apart", "dense"])
+@pytest.mark.parametrize(("padding", "permuted"), [((8, 16, 24), False), ((0, 0, 0), False), ((0, 0, 0), True)])
 @pytest.mark.parametrize("head_dim_v", [32, 64])
-def test_a_call_allocates_dense_outputs_and_launches_on_its_device(padding: tuple[int, ...], head_dim_v: int, current: list[int]) -> None:
-    sizes = {"padding": padding, "head_dim_v": head_dim_v}
+def test_a_call_allocates_dense_outputs_and_launches_on_its_device(
+    padding: tuple[int, ...], permuted: bool, head_dim_v: int, current: list[int]
+) -> None:
+    sizes = {"padding": padding, "permuted": permuted, "head_dim_v": head_dim_v}
     kernel = Bound("attention_forward", dtype=Dtype.BF16, head_dim=64, head_dim_v=head_dim_v, mask=Mask.CAUSAL)
     made = plan(sizes, kernel)
     q, k, v, *_ = call(**sizes)  # a plan asks its tensors for no more than memory: it may as well be the CPU's
@@ -334,16 +314,9 @@ def test_no_kernel_is_made_while_a_graph_is_captured(tmp_path: Path, monkeypatch
 
     problem, workload, without = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL), Workload(2, 6, 3, 5, 7), frozenset({"attention_forward_sm90"})
     monkeypatch.setattr(selection, "kernels", Chosen())
-<<<<<<< HEAD
-    own = Records(tmp_path / "records.sqlite3")
-    monkeypatch.setattr(selection, "records", lambda: own)
-    monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path))
-    monkeypatch.setattr(selection, "nvrtc_version", lambda: "13.0")
-=======
     own, shipped = Records(tmp_path / "records.sqlite3"), ShippedRecords(tmp_path)
     monkeypatch.setattr(selection, "records", lambda: own)
     monkeypatch.setattr(selection, "shipped_records", lambda: shipped)
->>>>>>> 9097e50 (Test the measured errors of a verdict, and make the fakes fit more places)
     capturing = [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     with pytest.raises(ops.CaptureError, match=r"call flashgen\.warm\(\.\.\.\), or the same attention once, before the capture$"):

@@ -84,7 +84,7 @@ ALWAYS_SCREENED: dict[Attention, set[Mask]] = {
 def made_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Problem, Attention], Any]:
     """A kernel on the CPU that computes what a function does."""
 
-    def launch(kernel: Any, tensors: Tensors, *_: object) -> None:
+    def launch(kernel: Any, tensors: Tensors, **_: object) -> None:
         tensors.poison()
         q, causal = tensors.q, kernel.spec.problem.mask is Mask.CAUSAL
         out, lse = kernel.attention(q, tensors.k, tensors.v, causal, q.shape[3] ** -0.5)
