@@ -112,7 +112,9 @@ def test_every_shape_is_run_at_ordinary_and_large_logits(made_of: Callable[..., 
     results = run(made_of(PROBLEMS[mask], plain))
     assert all(result.verdict.ok for result in results)
     sizes = [(w.batch, w.heads_q, w.heads_kv, w.len_q, w.len_kv, r.magnitude) for r in results for w in (r.workload,)]
-    assert sorted(sizes) == sorted((*shape, magnitude) for shape in some_shapes for magnitude in (1.0, 16.0))
+    assert sorted(sizes) == sorted(
+        [*((*shape, magnitude) for shape in some_shapes for magnitude in (1.0, 16.0)), (*verification.LONG, 1.0)]
+    )
 
 
 @pytest.mark.parametrize("mask", Mask)
