@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flashgen import ops, selection
+from flashgen import arguments, ops, selection
 from flashgen.build.artifact import Report
 from flashgen.build.driver import Gpu
 from flashgen.codegen.config import Config
@@ -277,8 +277,8 @@ def test_a_plan_refuses_a_kernel_whose_tiles_hold_too_many_heads() -> None:
 def test_strides_that_are_never_used_are_0() -> None:
     """PyTorch lets them be anything: one past 2^31 of a dimension of size 1 must not reach a kernel."""
     tensor = torch.empty_strided((1, 5, 1, 8), (2**40, 8, 2**41, 1), device="meta")
-    assert ops.strides_of(tensor, *ops.LAYOUTS["bshd"]) == (0, 0, 8)
-    assert ops.strides_of(tensor, *ops.LAYOUTS["bhsd"]) == (0, 8, 0)
+    assert arguments.strides_of(tensor, *arguments.LAYOUTS["bshd"]) == (0, 0, 8)
+    assert arguments.strides_of(tensor, *arguments.LAYOUTS["bhsd"]) == (0, 8, 0)
     kernel = Bound("attention_forward")
     plan({"batch": 1, "len_q": 1}, kernel)
     assert [kernel.values[f"{name}_batch"] for name in ("q", "k", "v", "out")] == [0] * 4
