@@ -13,7 +13,7 @@ namespace host {
 struct Block;
 inline thread_local Block* current = nullptr;
 
-inline int registers_at_launch = 0;  // of a thread, by the kernel's launch bounds; 0 if nothing is known of them
+static int registers_at_launch = 0;  // of a thread in this library (an inline variable would be one for all libraries of the process), by the kernel's launch bounds; 0 if nothing is known of them
 constexpr int kRegistersPerSm = 65536;
 constexpr int kBarriers = 16, kWarpgroup = 4 * kLanes;
 

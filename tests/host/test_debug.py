@@ -83,7 +83,7 @@ SICK = planted(
 )
 WRONG = planted(
     (BEGIN, BEGIN + "    if (block_index() == 2) return;\n"),
-    ("softmax(p.scale_log2, sums", "softmax(block_index() == 3 ? 1.0f : p.scale_log2, sums"),
+    ("softmax(p.scale_log2, p.natural", "softmax(block_index() == 3 ? 1.0f : p.scale_log2, p.natural"),
 )
 
 
