@@ -18,6 +18,8 @@ from flashgen.codegen.problem import Mask, Problem, Workload
 if TYPE_CHECKING:
     from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config
 
+PANEL = 64  # columns that are copied together
+SECTOR_BYTES = 32  # of the L2
 DRAM_EFFICIENCY = 0.85  # of the data sheet's bandwidth that a kernel can reach
 
 
@@ -31,6 +33,8 @@ class Weights:
     exponentials:    cycles of a step for each key of each consumer, with a lazy reference
     maximum:         the same, in addition, where the reference follows the maximum
     latency:         cycles of a step that do not depend on its size
+    copies:          cycles of a step for each row of 64 columns of K and V that it copies
+    misaligned:      factor on these where rows do not begin at multiples of 32 bytes, the sectors of the L2
     joining:         exponent of the norm that joins tensor cores and the rest
     tile:            cycles of a tile for each column of queries and output, for 128 rows
     claim:           cycles of a tile that is claimed, in addition
@@ -47,6 +51,8 @@ class Weights:
     exponentials: float = 4.0
     maximum: float = 1.5
     latency: float = 590.0
+    copies: float = 1.0
+    misaligned: float = 2.0
     joining: float = 8.0
     tile: float = 14.0
     claim: float = 100.0
@@ -77,7 +83,9 @@ def predict(
     tensor = 2 * rows * beside * keys * (d + dv) / rate / w.tensor
     per_key = w.exponentials + (0.0 if config.lazy else w.maximum)
     serial = w.scores * 2 * rows * keys * d / rate + config.warpgroups * beside * keys * per_key + w.latency
-    step = (tensor**w.joining + serial**w.joining) ** (1 / w.joining)
+    panels = sum(-(-width // PANEL) * (w.misaligned if width * problem.dtype.bytes % SECTOR_BYTES else 1.0) for width in (problem.head_dim, problem.head_dim_v))
+    copies = w.copies * keys * beside * panels
+    step = (tensor**w.joining + serial**w.joining + copies**w.joining) ** (1 / w.joining)
     if config.turns:
         step *= w.turns_of_three if config.warpgroups == 3 else w.turns_of_two
     if beside > 1:
