@@ -5,10 +5,13 @@
     python tools/ab.py --head-dim 128 --seqlen 16384 --config maximum reference=maximum --logits x16 --logits rising400
     python tools/ab.py --head-dim 128 --seqlen 64 --seqlen-kv 8192 --heads 32 --kv-heads 4 --config packed packed_heads=8
 
+    python tools/ab.py --head-dim 128 --seqlen 512 --text before old.cu
+
 Every --patch NAME FIND REPLACE is a candidate, or one more change to the candidate of that name; FIND must occur. `--set field=value` gives
-the config, --config NAME FIELD=VALUE,... another one that differs in these. --lse: each once more, writing lse. --logits: xN multiplies
-q by N, risingN lets the logits of each row rise by N from the last key to the first. Prints TFLOP/s, the median over the rounds of the
-kernel's time over the candidate's, with its spread, registers and spills. Results are not checked here.
+the config, --config NAME FIELD=VALUE,... another one that differs in these. --text NAME FILE: another text of the same spec, with the same
+parameters, as `flashgen show` of another version wrote it. --lse: each once more, writing lse. --logits: xN multiplies q by N, risingN lets
+the logits of each row rise by N from the last key to the first. Prints TFLOP/s, the median over the rounds of the kernel's time over the
+candidate's, with its spread, registers and spills. Results are not checked here.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -58,6 +62,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", action="append", dest="settings")
     parser.add_argument("--patch", nargs=3, action="append", default=[], metavar=("NAME", "FIND", "REPLACE"))
     parser.add_argument("--config", nargs=2, action="append", default=[], metavar=("NAME", "FIELD=VALUE,..."))
+    parser.add_argument("--text", nargs=2, action="append", default=[], metavar=("NAME", "FILE"))
     parser.add_argument("--lse", action="store_true")
     parser.add_argument("--logits", action="append")
     parser.add_argument("--rounds", type=int, default=7)
@@ -86,7 +91,10 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def candidates(problem: Problem, target: Target, options: argparse.Namespace) -> dict[str, tuple[KernelSpec, Source]]:
-    """Every candidate's spec and text by its name, the unpatched kernel first. Raises ArgumentError for a patch that finds nothing."""
+    """Every candidate's spec and text by its name, the unpatched kernel first.
+
+    Raises ArgumentError for a patch that finds nothing, or the text of another kernel.
+    """
     settings = parse_settings(options.settings)
     spec = spec_for(problem, target, settings)
     sources = {BASE: (spec, render(spec))}
@@ -95,6 +103,11 @@ def candidates(problem: Problem, target: Target, options: argparse.Namespace) ->
         if find not in text:
             raise ArgumentError(f"patch {name} must find its text in the kernel; got {find!r}")
         sources[name] = (spec, Source(spec.name, text.replace(find, replace)))
+    for name, file in options.text:
+        text = Path(file).read_text(encoding="utf-8")
+        if f"{spec.name}(" not in text:
+            raise ArgumentError(f"text {name} must be one of {spec.name}; got {file}, which does not define it")
+        sources[name] = (spec, Source(spec.name, text))
     for name, fields in options.config:
         other = spec_for(problem, target, {**settings, **parse_settings(fields.split(","))})
         sources[name] = (other, render(other))

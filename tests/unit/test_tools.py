@@ -135,6 +135,15 @@ def candidates(line: list[str], target: str = "h200") -> dict[str, tuple[KernelS
     return ab.candidates(Problem(Dtype.BF16, 64), find_device(target).target, options)
 
 
+def test_ab_takes_a_text_of_the_same_spec_only(tmp_path: Path) -> None:
+    spec, source = candidates([])[ab.BASE]
+    (tmp_path / "old.cu").write_text(source.text + "// older\n", encoding="utf-8")
+    assert candidates(["--text", "old", str(tmp_path / "old.cu")])["old"] == (spec, Source(spec.name, source.text + "// older\n"))
+    (tmp_path / "other.cu").write_text("void other();", encoding="utf-8")
+    with pytest.raises(ArgumentError, match=rf"^text other must be one of {spec.name}; got .*other\.cu, which does not define it$"):
+        candidates(["--text", "other", str(tmp_path / "other.cu")])
+
+
 def test_patches_of_one_name_are_one_candidate_and_configs_differ_in_their_fields() -> None:
     patch = ["--patch", "both", "kBlockQ", "kRows", "--patch", "both", "kBlockKv", "kKeys", "--patch", "one", "kBlockQ", "kRows"]
     made = candidates([*patch, "--config", "deep", "stages=3,block_kv=96", "--set", "block_q=128"], "a100")
