@@ -21,7 +21,9 @@ from .host_fault import HostFaultError
 
 _DIMS = 4
 _GUARD = 1 << 32  # bytes of address space before and after each copy; they cost no memory
-_WIDE = 1 << 28  # bytes of a span from which on only the pages of its elements exist: strides far out leave the rest untouched
+_WIDE = (
+    1 << 28
+)  # bytes of a span from which on only the pages of its elements can be touched: strides far out leave the rest without memory
 _ALIGNED = 128
 _CANARY = 0xA5
 _PAGE = mmap.PAGESIZE
@@ -138,10 +140,13 @@ class _Copy:
             _map(self._begin, self._bytes, access, mmap.MAP_SHARED | _FIXED)
             end = self._begin + self._bytes - original.span - offset
             self.tensor = replace(original, address=end // _ALIGNED * _ALIGNED + offset)
-            self._allow(mmap.PROT_READ | mmap.PROT_WRITE)
+            self._pages = self._touchable()
+            if self._wide:
+                self._allow(mmap.PROT_READ | mmap.PROT_WRITE)
             if original.span:
-                if original.writable and not self._wide:
-                    self._memory()[:] = _CANARY
+                if original.writable:
+                    for begin, end in self._pages:
+                        _bytes_at(begin, end - begin)[:] = _CANARY
                 self.tensor.elements()[...] = original.elements()
             if not original.writable:
                 self._allow(mmap.PROT_READ)
@@ -153,14 +158,11 @@ class _Copy:
         """An output's elements. Raises HostFaultError if something beside them was written."""
         if not self.tensor.writable or not self.tensor.span:
             return None
-        if self._wide:
-            return self.tensor.elements()
         elements = self.tensor.elements().copy()
-        memory = self._memory()
         self.tensor.elements()[...] = int.from_bytes(bytes([_CANARY] * self.tensor.element_bytes))
-        changed = np.flatnonzero(memory != _CANARY)
+        changed = np.concatenate([begin + np.flatnonzero(_bytes_at(begin, end - begin) != _CANARY) for begin, end in self._pages])
         if len(changed):
-            first = int(changed[0]) + self._begin - self.tensor.address
+            first = int(changed[0]) - self.tensor.address
             beside = first - self.tensor.span
             where = f"{beside} bytes past the end" if beside >= 0 else f"at byte {first}"
             raise HostFaultError("global memory", f"{len(changed)} bytes beside the elements of {self.tensor.name} were written: {where}")
@@ -169,16 +171,13 @@ class _Copy:
     def free(self) -> None:
         _libc.munmap(self._begin - _GUARD, self._reserved)
 
-    def _memory(self) -> _Elements:
-        return _bytes_at(self._begin, self._bytes)
-
     def _allow(self, access: int) -> None:
-        """The pages of the elements, which are all unless the span is wide."""
-        for begin, end in self._pages():
+        for begin, end in self._pages:
             if _libc.mprotect(begin, end - begin, access):
                 raise OSError(ctypes.get_errno(), f"mprotect: {os.strerror(ctypes.get_errno())}")
 
-    def _pages(self) -> list[tuple[int, int]]:
+    def _touchable(self) -> list[tuple[int, int]]:
+        """The pages of the elements, which are all unless the span is wide."""
         if not self._wide:
             return [(self._begin, self._begin + self._bytes)]
         extent = self.tensor.extent()

@@ -6,6 +6,7 @@ The protocol of timing is that of `timing.py`.
 from __future__ import annotations
 
 import math
+import mmap
 import time
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from .timing import Timer, input_sets, interleaved
 ROUND_SECONDS = 4e-3  # of GPU time for one candidate in one round
 FIRST_LAUNCH_LIMIT = 20.0  # seconds
 SAMPLED_ROWS = 256
+_FAR = 2**31  # elements: an offset of 32 bits does not reach the next row
+_NORESERVE = 0x4000  # of Linux; the module mmap lacks it in Python 3.11
 
 
 class HungKernelError(DriverError):
@@ -66,14 +69,20 @@ class Tensors:
         What lies between rows is NaN. Plans of launches on a GPU know dense outputs alone, so that out is dense there.
         """
         batch, length, head = 0, 1, 2
-        out = _laid_apart(self.out, (head, batch, length), 4) if self.out.device.type == "cpu" else self.out
+        out = _laid_apart(self.out, (head, batch, length), 32) if self.out.device.type == "cpu" else self.out
         return Tensors(
-            _laid_apart(self.q, (batch, length, head), 1),
-            _laid_apart(self.k, (batch, head, length), 2),
-            _laid_apart(self.v, (length, batch, head), 3),
+            _laid_apart(self.q, (batch, length, head), 8),
+            _laid_apart(self.k, (batch, head, length), 16),
+            _laid_apart(self.v, (length, batch, head), 24),
             out,
             self.lse,
         )
+
+    def far(self) -> Tensors:
+        """The same values on the CPU, where no row, head or batch is within 2^31 elements of the next: an offset of 32 bits is wrong."""
+        gaps = (_FAR + 8 * units for units in (1, 2, 3, 4))
+        apart = (_laid_apart(t, (1, 0, 2), gap) for t, gap in zip((self.q, self.k, self.v, self.out), gaps, strict=True))
+        return Tensors(*apart, self.lse)
 
     def strides(self) -> list[Strides]:
         """Of q, k, v and out."""
@@ -85,15 +94,24 @@ class Tensors:
         self.lse.fill_(math.nan)
 
 
-def _laid_apart(tensor: torch.Tensor, order: tuple[int, int, int], units: int) -> torch.Tensor:
-    """A copy whose dimensions lie in memory in this `order`, outermost first, each with so many units of 16 bytes between its entries."""
-    gap = units * 16 // tensor.element_size()
+def _laid_apart(tensor: torch.Tensor, order: tuple[int, int, int], gap: int) -> torch.Tensor:
+    """A copy whose dimensions lie in memory in this `order`, outermost first, each with so many elements between its entries."""
     strides, step = [0, 0, 0, 1], tensor.shape[3]
     for dim in reversed(order):
         strides[dim] = step + gap
         step = strides[dim] * max(1, tensor.shape[dim])
-    memory = torch.full((gap + step,), math.nan, dtype=tensor.dtype, device=tensor.device)
+    if gap < _FAR:
+        memory = torch.full((gap + step,), math.nan, dtype=tensor.dtype, device=tensor.device)
+    else:
+        memory = torch.frombuffer(_untouched((gap + step) * tensor.element_size()), dtype=tensor.dtype)
     return memory.as_strided(tuple(tensor.shape), tuple(strides), gap).copy_(tensor)
+
+
+def _untouched(size: int) -> mmap.mmap:
+    """So many bytes of address space, of which only pages that somebody writes take memory."""
+    space = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    space.madvise(mmap.MADV_NOHUGEPAGE)  # each row would take 2 MiB
+    return space
 
 
 @dataclass(frozen=True)

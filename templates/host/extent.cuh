@@ -8,6 +8,7 @@
 namespace host {
 
 constexpr int kDims = 4;
+constexpr std::uint64_t kGuard = 1ull << 32;  // bytes beside each tensor where nothing else lies: _GUARD in build/host_memory.py
 
 // Rows of adjacent elements, and dimensions by which rows are apart, the widest stride first; all in bytes.
 struct Extent {
@@ -49,10 +50,14 @@ struct Extent {
 };
 
 // The nearest of some tensors, from which a byte of no tensor is told.
+inline const Extent* nearest_to(const Extent* extents, int count, std::uint64_t at) {
+    return std::min_element(extents, extents + count, [at](const Extent& a, const Extent& b) { return a.distance_to(at) < b.distance_to(at); });
+}
 inline std::string place_among(const Extent* extents, int count, std::uint64_t at) {
-    const Extent* const nearest =
-        std::min_element(extents, extents + count, [at](const Extent& a, const Extent& b) { return a.distance_to(at) < b.distance_to(at); });
-    return count ? nearest->place_of(at) : "no tensor is known";
+    return count ? nearest_to(extents, count, at)->place_of(at) : "no tensor is known";
+}
+inline bool lies_by_one(const Extent* extents, int count, std::uint64_t at) {
+    return count && nearest_to(extents, count, at)->distance_to(at) < kGuard;
 }
 
 }  // namespace host

@@ -45,10 +45,15 @@ inline std::string running_thread() {
 
 // The process ends here: nothing that this may leave behind matters to it.
 inline void on_fatal(int signal, siginfo_t* info, void*) {
-    std::string text = running_thread() + "ends by a signal: " + strsignal(signal);
-    if (signal == SIGSEGV || signal == SIGBUS)
-        text += ", at an address " + place_among(launched->extents, launched->extent_count, bits_as<std::uintptr_t>(info->si_addr));
-    outcome->report("crash", text);
+    const std::string thread = running_thread(), ends = thread + "ends by a signal: " + strsignal(signal);
+    const auto at = bits_as<std::uintptr_t>(info->si_addr);
+    const std::string place = place_among(launched->extents, launched->extent_count, at);
+    if (signal != SIGSEGV && signal != SIGBUS)
+        outcome->report("crash", ends);
+    else if (lies_by_one(launched->extents, launched->extent_count, at))
+        outcome->report("global memory", thread + "reads or writes what it may not: " + place);
+    else
+        outcome->report("crash", ends + ", at an address " + place);
     _exit(1);
 }
 

@@ -60,7 +60,7 @@ def test_a_stride_taken_for_another_is_seen(family: Family, monkeypatch: pytest.
 
 @FAMILIES
 def test_sums_without_compensation_are_seen(family: Family) -> None:
-    screen = Screen(PROBLEM, "cpu", (), long=True)
+    screen = Screen(PROBLEM, "cpu", (), special=[LONG])
     assert [case.workload.len_kv for case in screen.cases(1)] == [LONG[-1]]
     assert not why_rejected(screen, kernel_of(family))
     assert why_rejected(screen, kernel_of(family, COMPENSATION[family.name])).startswith("lse max error")

@@ -113,7 +113,11 @@ def test_every_shape_is_run_at_ordinary_and_large_logits(made_of: Callable[..., 
     assert all(result.verdict.ok for result in results)
     sizes = [(w.batch, w.heads_q, w.heads_kv, w.len_q, w.len_kv, r.magnitude) for r in results for w in (r.workload,)]
     assert sorted(sizes) == sorted(
-        [*((*shape, magnitude) for shape in some_shapes for magnitude in (1.0, 16.0)), (*verification.LONG, 1.0)]
+        [
+            *((*shape, magnitude) for shape in some_shapes for magnitude in (1.0, 16.0)),
+            *((*shape, 1.0) for shape in (verification.LONG, verification.COARSE, verification.FAR)),
+            (*verification.HUGE, 2.0**40),
+        ]
     )
 
 
@@ -131,7 +135,7 @@ def test_a_candidate_with_a_fault_does_not_pass_the_screen(made_of: Callable[...
 def test_large_logits_are_verified(made_of: Callable[..., Any]) -> None:
     results = run(made_of(PROBLEMS[Mask.FULL], overflow_of_large_logits))
     wrong = {result.magnitude for result in results if not result.verdict.ok}
-    assert wrong == {16.0}
+    assert wrong == {16.0, 2.0**40}
 
 
 def test_shapes_are_awkward() -> None:
