@@ -103,11 +103,11 @@ def _laid_apart(tensor: torch.Tensor, order: tuple[int, int, int], gap: int) -> 
     if gap < _FAR:
         memory = torch.full((gap + step,), math.nan, dtype=tensor.dtype, device=tensor.device)
     else:
-        memory = torch.frombuffer(_untouched((gap + step) * tensor.element_size()), dtype=tensor.dtype)
+        memory = torch.frombuffer(untouched((gap + step) * tensor.element_size()), dtype=tensor.dtype)
     return memory.as_strided(tuple(tensor.shape), tuple(strides), gap).copy_(tensor)
 
 
-def _untouched(size: int) -> mmap.mmap:
+def untouched(size: int) -> mmap.mmap:
     """So many bytes of address space, of which only pages that somebody writes take memory."""
     space = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     space.madvise(mmap.MADV_NOHUGEPAGE)  # each row would take 2 MiB

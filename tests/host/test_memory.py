@@ -129,6 +129,13 @@ def test_a_crash_or_a_stray_write_is_a_report(breach: Breach, breached: HostKern
     assert tensors.out.isnan().all(), "a launch that failed changes nothing"
 
 
+def test_a_stray_write_beside_a_row_far_from_the_others_is_seen(breached: HostKernel) -> None:
+    """Where only pages of the elements can be touched, as well: more of such a page than a row does not belong to the tensor."""
+    tensors = Tensors.random(PROBLEM, WORKLOAD, torch.Generator().manual_seed(1)).far()
+    with pytest.raises(HostFaultError, match=r"2 bytes beside the elements of out were written: at byte 128$"):
+        run_on_host(breached, tensors)
+
+
 def test_a_launch_that_goes_on_for_ever_is_stopped() -> None:
     """Its threads wait for each other again and again."""
     spec = spec_of(families()["attention_forward"])
