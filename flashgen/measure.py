@@ -80,9 +80,9 @@ class Tensors:
 
     def far(self) -> Tensors:
         """The same values on the CPU, where no row, head or batch is within 2^31 elements of the next: an offset of 32 bits is wrong."""
-        gaps = (_FAR + 8 * units for units in (1, 2, 3, 4))
-        apart = (_laid_apart(t, (1, 0, 2), gap) for t, gap in zip((self.q, self.k, self.v, self.out), gaps, strict=True))
-        return Tensors(*apart, self.lse)
+        order, tensors = (1, 0, 2), (self.q, self.k, self.v, self.out)
+        q, k, v, out = (_laid_apart(tensor, order, _FAR + 8 * units) for units, tensor in enumerate(tensors, 1))
+        return Tensors(q, k, v, out, self.lse)
 
     def strides(self) -> list[Strides]:
         """Of q, k, v and out."""

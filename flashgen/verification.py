@@ -135,7 +135,7 @@ def _rows(workload: Workload, queries: Sequence[int]) -> torch.Tensor:
 _Special = tuple[Tensors, float, list[Sequence[int]]]  # the tensors, what q was multiplied by, and groups of queries, each judged by itself
 
 
-def _nearly_equal(tensors: Tensors, _: Dtype) -> _Special:
+def _nearly_equal(tensors: Tensors, _dtype: Dtype) -> _Special:
     """Gives a row's keys one score, but for those that it sees first, which a kernel takes for the maximum: they are a little higher.
 
     The additions of one number round to the same side again and again. Which side depends on the row: each has other scores. They are
@@ -171,7 +171,7 @@ def _coarse(tensors: Tensors, dtype: Dtype) -> _Special:
     return tensors, 1.0, [range(tensors.q.shape[1])]
 
 
-def _far(tensors: Tensors, _: Dtype) -> _Special:
+def _far(tensors: Tensors, _dtype: Dtype) -> _Special:
     return tensors.far(), 1.0, [range(tensors.q.shape[1])]
 
 
