@@ -38,7 +38,7 @@ SCREENING = (SHAPES[1], SHAPES[2])
 LIMITS = HostLimits(seconds=600.0)  # of one launch on the CPU, which takes seconds
 # Cases whose tensors are made for them: nearly equal probabilities of so many keys, whose sum has to be kept more exactly than fp32 adds
 # it up; scores of which some are huge; values so large that the rule grants no noise; tensors past 2^31 elements, on the CPU alone.
-LONG, HUGE, COARSE, FAR = (1, 1, 1, 16, 65536), (2, 4, 2, 131, 500), (1, 2, 1, 131, 1000), (2, 4, 2, 131, 197)
+LONG, HUGE, COARSE, FAR = (1, 1, 1, 16, 65536), (2, 4, 2, 131, 500), (1, 2, 1, 131, 1000), (2, 2, 1, 131, 197)
 _MAGNITUDE = {Dtype.BF16: 2.0**40, Dtype.FP16: 2.0**13}  # of HUGE
 _OFFSET = {Dtype.BF16: 190.0, Dtype.FP16: 1500.0}  # of COARSE: neighbours are 1 apart, and 0.3 more rounds away
 
