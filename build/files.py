@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import os
 import secrets
 import shutil
@@ -49,7 +50,12 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
         os.fsync(file.fileno())
 
 
-def write_file(path: Path, data: bytes) -> None:
+def checksum(path: Path) -> str | None:
+    """The sha256 of a file, as hex digits; None if it is a link or no file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() and not path.is_symlink() else None
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Writes a file beside its place and renames it; what was there stays until then. A link's file is written, not the link.
 
     Raises ArgumentError, which starts with `file`, for a path that holds anything but a file, or whose folder is missing; FlashgenError
@@ -63,7 +69,7 @@ def write_file(path: Path, data: bytes) -> None:
         if not place.parent.is_dir():
             raise ArgumentError(f"file must be in a folder that is there; got {path}")
         staged = place.with_name(f".flashgen-{secrets.token_hex(8)}")
-        write_new(staged, data, 0o666)
+        write_new(staged, data, mode)
         os.replace(staged, place)
         sync_folder(place.parent)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import struct
@@ -16,7 +15,10 @@ from .artifact import Artifact
 from .host_compiler import HOST_SANITIZED, TEXT_FILE
 from .host_fault import HostFaultError
 from .host_kernel import HostOrder
+from .own_files import adopt, remove_own, write_own
 
+PROGRAM_FILE, LAUNCH_FILE, RESULTS_FILE = "kernel", "launch.bin", "results.bin"  # beside TEXT_FILE
+FILES = (TEXT_FILE, PROGRAM_FILE, LAUNCH_FILE, RESULTS_FILE)
 _FAULT = 3  # exit code where a check of the runtime failed
 
 
@@ -36,16 +38,14 @@ class ProgramLaunch:
 
 
 class HostProgram:
-    """A program in `folder`: `text`, and files for what it reads and writes."""
+    """A program in `folder`: `text`, and files for what it reads and writes. Of the user's files there none is replaced."""
 
     def __init__(self, artifact: Artifact, folder: Path) -> None:
         """Writes the text and the program. The artifact is of render_program's text, for HOST_PROGRAM or HOST_SANITIZED."""
         self.sanitized = artifact.arch == HOST_SANITIZED
-        self.text, self._program = folder / TEXT_FILE, folder / "kernel"
-        self._launch, self._results = folder / "launch.bin", folder / "results.bin"
-        self.text.write_text(artifact.source, encoding="utf-8")
-        with open(os.open(self._program, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "wb") as file:
-            file.write(artifact.cubin)
+        (self.text,) = write_own(folder, {TEXT_FILE: artifact.source.encode()})
+        (self._program,) = write_own(folder, {PROGRAM_FILE: artifact.cubin}, 0o700)
+        self._launch, self._results = folder / LAUNCH_FILE, folder / RESULTS_FILE
 
     @property
     def command(self) -> list[str]:
@@ -64,10 +64,15 @@ class HostProgram:
         how = (order.schedule, order.late_copies, blocks.start, len(blocks), len(launch.places), order.seed)
         entries = b"".join(struct.pack("=16sQQ", name.encode(), len(data), 0) for name, data in tensors.items())
         places = b"".join(struct.pack("=2i", *place) for place in launch.places)
-        self._launch.write_bytes(b"".join([struct.pack("=10iQ", *shape, *how), entries, places, launch.parameters, *tensors.values()]))
-        self._results.unlink(missing_ok=True)
+        folder = self.text.parent
+        packed = b"".join([struct.pack("=10iQ", *shape, *how), entries, places, launch.parameters, *tensors.values()])
+        write_own(folder, {LAUNCH_FILE: packed})
+        remove_own(folder, [RESULTS_FILE])
         output.flush()
-        done = subprocess.run(self.command, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace", cwd=self.text.parent)
+        try:
+            done = subprocess.run(self.command, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace", cwd=folder)
+        finally:
+            adopt(folder, RESULTS_FILE)
         if done.returncode:
             raise _fault(done.returncode, done.stderr)
         results, found, offset = self._results.read_bytes(), {}, 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import secrets
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from flashgen.build.artifact import Artifact
-from flashgen.build.files import make_folders, nearest, put_folder, require_writable, sync_folder, write_new
+from flashgen.build.files import checksum, make_folders, nearest, put_folder, require_writable, sync_folder, write_new
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.plain import from_plain
 from flashgen.codegen.problem import Workload
@@ -120,7 +119,7 @@ def _names_of(place: Path, folder: Path) -> list[str]:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
     if not names:
         return names
-    if not _is_plain(place / manifest.FILE):
+    if checksum(place / manifest.FILE) is None:
         raise _refused(folder, f"which has no {manifest.FILE} of that command")
     try:
         sums = manifest.checksums((place / manifest.FILE).read_bytes())
@@ -129,18 +128,9 @@ def _names_of(place: Path, folder: Path) -> list[str]:
     for name in sorted({*names} - {manifest.FILE}):
         if name not in sums:
             raise _refused(folder, f"which holds {folder / name}, too: move that away")
-        if sums[name] != _checksum(place / name):
+        if sums[name] != checksum(place / name):
             raise _refused(folder, f"in which {folder / name} was altered: move that away")
     return names
-
-
-def _checksum(path: Path) -> str | None:
-    """The sha256 of a file, as hex digits; None if it is a link or no file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if _is_plain(path) else None
-
-
-def _is_plain(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
 
 
 def read(folder: Path, target: Target) -> list[Generated]:

@@ -12,11 +12,12 @@ from typing import IO
 import torch
 
 from flashgen.build.files import make_folders, require_writable
-from flashgen.build.host_compiler import HOST_PROGRAM, HOST_SANITIZED
+from flashgen.build.host_compiler import HOST_PROGRAM, HOST_SANITIZED, TEXT_FILE
 from flashgen.build.host_fault import HostFaultError
 from flashgen.build.host_folder import allows_programs, program_folder
 from flashgen.build.host_kernel import HostOrder
-from flashgen.build.host_program import HostProgram, ProgramLaunch
+from flashgen.build.host_program import FILES, HostProgram, ProgramLaunch
+from flashgen.build.own_files import require_own
 from flashgen.build.tensor_map import host_map
 from flashgen.codegen.device import device_of_target
 from flashgen.codegen.errors import ArgumentError, require_int
@@ -90,7 +91,8 @@ def run(
     order: by default copies happen where they are issued, so that a bad one is found at its line. output: where the kernel's printf
     goes, stdout by default.
     Raises ArgumentError for heads that the config cannot take, blocks that are not there and a folder in which no program can be written
-    and run, HostCompilerMissingError, SanitizerMissingError, and CompileError.
+    and run, or in which a file of somebody else's, or an altered one, would be replaced; HostCompilerMissingError, SanitizerMissingError,
+    and CompileError.
     """
     workload = workload_of(tensors)
     spec.family.require_workload(spec.config, workload)
@@ -98,8 +100,9 @@ def run(
     require_int("block", block, 0, grid - 1)
     require_int("blocks", blocks, 1, grid - block)
     some = range(block, block + blocks)
-    folder = _make_folder(folder)
-    artifact = selection.store().get_or_compile(source or render_program(spec), HOST_SANITIZED if sanitize else HOST_PROGRAM)
+    source = source or render_program(spec)
+    folder = _make_folder(folder, source)
+    artifact = selection.store().get_or_compile(source, HOST_SANITIZED if sanitize else HOST_PROGRAM)
     program = HostProgram(artifact, folder)
     _poison(tensors)
     given = {field.name: _bytes(getattr(tensors, field.name)) for field in dataclasses.fields(tensors)}
@@ -119,8 +122,8 @@ def run(
     return Debugged(program, some, grid, None, rows, expected.judge(tensors) if expected else None, "; ".join(missing))
 
 
-def _make_folder(folder: Path | None) -> Path:
-    """The folder, absolute and there; a new temporary one for None."""
+def _make_folder(folder: Path | None, source: Source) -> Path:
+    """The folder, absolute and there, in which no file of somebody else's stands in the way; a new temporary one for None."""
     if folder is None:
         return Path(tempfile.mkdtemp(prefix="flashgen-debug-", dir=program_folder()))
     try:
@@ -128,6 +131,7 @@ def _make_folder(folder: Path | None) -> Path:
             raise ArgumentError(f"out must be a folder in which programs may be run; got {folder}, which is mounted noexec")
         make_folders(folder)
         require_writable(folder)
+        require_own(folder, FILES, {TEXT_FILE: source.text.encode()})
     except OSError as error:
         raise ArgumentError(f"out must be a folder that can be written; got {folder}: {error.strerror or error}") from error
     return folder.absolute()

@@ -1,11 +1,12 @@
-"""What a run leaves in a folder: `bench.json`, `bench.md` and `bench-*.png`, each whole or not at all."""
+"""What a run leaves in a folder: `bench.json`, `bench.md` and `bench-*.png`. Files of the user's there are not replaced."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from flashgen.build.files import make_folders, require_writable, write_file
+from flashgen.build.files import make_folders, require_writable
+from flashgen.build.own_files import own_names, remove_own, require_own, write_own
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.plain import parse
 
@@ -19,20 +20,26 @@ class PlotError(FlashgenError):
     """Figures cannot be drawn here."""
 
 
-def make_folder(folder: Path) -> None:
-    """Makes the folder, and finds out now rather than after an hour whether it can be written. Raises ArgumentError."""
+def make_folder(folder: Path, result: BenchResult | None = None) -> None:
+    """Makes the folder, and finds out now rather than after an hour whether everything can be written. `result`: if it is there already.
+
+    Raises ArgumentError, also where a file of somebody else's, or an altered one, would be replaced.
+    """
     try:
         make_folders(folder)
         require_writable(folder)
+        require_own(folder, (JSON, MARKDOWN, PLOTS), _texts(result) if result is not None else None)
     except OSError as error:
         raise ArgumentError(f"out must be a folder that can be written; got {folder}: {error.strerror}") from error
 
 
 def save(result: BenchResult, folder: Path) -> list[Path]:
     """Writes the JSON and the Markdown; those of an earlier run are replaced."""
-    write_file(folder / JSON, (json.dumps(result.to_json(), indent=2) + "\n").encode())
-    write_file(folder / MARKDOWN, markdown(result).encode())
-    return [folder / JSON, folder / MARKDOWN]
+    return write_own(folder, _texts(result))
+
+
+def _texts(result: BenchResult) -> dict[str, bytes]:
+    return {JSON: (json.dumps(result.to_json(), indent=2) + "\n").encode(), MARKDOWN: markdown(result).encode()}
 
 
 def draw(result: BenchResult, folder: Path) -> list[Path]:
@@ -41,12 +48,10 @@ def draw(result: BenchResult, folder: Path) -> list[Path]:
         from .plot import figures
     except ImportError as error:
         raise PlotError(f"plots need matplotlib: pip install 'flashgen[plot]'; {error}") from error
-    images = {folder / PLOTS.replace("*", name): image for name, image in figures(result).items()}
-    for path, image in images.items():
-        write_file(path, image)
-    for path in set(folder.glob(PLOTS)) - set(images):
-        path.unlink()
-    return list(images)
+    images = {PLOTS.replace("*", name): image for name, image in figures(result).items()}
+    written = write_own(folder, images)
+    remove_own(folder, own_names(folder, PLOTS) - images.keys())
+    return written
 
 
 def read(path: Path) -> BenchResult:

@@ -59,7 +59,8 @@ def bench(
     tune: Annotated[bool, typer.Option("--tune", help="Tune flashgen for the cells first.")] = False,
     device: Annotated[int, typer.Option("--device", **INTEGER, help="Ordinal of the GPU.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for bench.json, bench.md and plots; those of an earlier run are replaced.")
+        Path | None,
+        typer.Option("--out", help="Folder for bench.json, bench.md and plots; those of an earlier run, unaltered, are replaced."),
     ] = None,
     source: Annotated[
         Path | None, typer.Option("--from", help="Measure nothing: show, and with --out write and draw, a bench.json. Needs no GPU.")
@@ -78,7 +79,7 @@ def bench(
             raise ArgumentError(f"from must stand without options of measuring; got {', '.join(others)} as well")
         result = files.read(source)
         if out is not None:
-            files.make_folder(out)
+            files.make_folder(out, result)
         _finish(result, out, json)
         return
     if head_dim is not None:

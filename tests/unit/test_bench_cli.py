@@ -15,6 +15,7 @@ from flashgen.bench import files
 from flashgen.bench.result import BenchResult
 from flashgen.bench.session import BenchRequest, Session
 from flashgen.build.driver import DriverError
+from flashgen.build.own_files import LIST
 from flashgen.cli import bench as command
 from flashgen.codegen.errors import FlashgenError
 from flashgen.tuning import Progress
@@ -69,9 +70,20 @@ def test_a_saved_result_is_drawn(saved: Path, tmp_path: Path) -> None:
     folder = tmp_path / "new"
     _, err = flashgen("bench", "--from", str(saved), "--out", str(folder))
     names = ["bench-decode.png", "bench-standard.png", "bench.json", "bench.md"]
-    assert sorted(p.name for p in folder.iterdir()) == names
+    assert sorted(p.name for p in folder.iterdir()) == [LIST, *names]
     assert all(f"wrote {folder / name}" in err for name in names)
     assert (folder / "bench.json").read_text() == saved.read_text()
+
+
+def test_a_file_of_the_users_is_kept(saved: Path, tmp_path: Path) -> None:
+    flashgen("bench", "--from", str(saved), "--out", str(tmp_path))  # in its own place, and again
+    flashgen("bench", "--from", str(saved), "--out", str(tmp_path))
+    folder = tmp_path / "new"
+    folder.mkdir()
+    (folder / "bench-of-mine.png").write_bytes(b"mine")
+    out, err = flashgen("bench", "--from", str(saved), "--out", str(folder), code=2)
+    assert (out, sorted(p.name for p in folder.iterdir())) == ("", ["bench-of-mine.png"])
+    assert f"out must be a folder in which flashgen replaces its own files only; got {folder}, in which {folder}/bench-of-mine.png" in err
 
 
 def test_what_cannot_be_written_is_shown(
@@ -102,7 +114,7 @@ def test_without_matplotlib_everything_else_is_written(
 
     monkeypatch.setattr(files, "draw", none)
     command.bench(source=saved, out=tmp_path / "new")
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["bench.json", "bench.md"]
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [LIST, "bench.json", "bench.md"]
     out, err = capsys.readouterr()
     assert "geometric mean" in out
     assert "flashgen: plots need matplotlib" in err

@@ -7,6 +7,7 @@ import math
 import os
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from flashgen.bench import files, report
 from flashgen.bench.result import BenchResult, CellResult, PeerTimes, result_from_json
+from flashgen.build.own_files import LIST, write_own
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.spread import Spread
 from tests.unit.bench_results import CAUSAL, DECODE, FULL, cell, result
@@ -211,7 +213,7 @@ def test_an_empty_result_can_be_told(tmp_path: Path) -> None:
 
 def test_saving_reads_back_and_leaves_nothing_else(tmp_path: Path) -> None:
     written = files.save(result(), tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted(written)
+    assert {*tmp_path.iterdir()} == {*written, tmp_path / LIST}
     assert files.read(tmp_path / "bench.json") == result()
     assert stat.S_IMODE((tmp_path / "bench.json").stat().st_mode) == 0o644
 
@@ -225,20 +227,40 @@ def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pyte
         raise OSError("disk full")
 
     monkeypatch.setattr(os, call, broken)
-    with pytest.raises(FlashgenError, match=r"bench\.json cannot be written: disk full"):
-        files.save(result(), tmp_path)
+    with pytest.raises(FlashgenError, match=r" cannot be written: disk full"):
+        files.save(replace(result(), complete=False), tmp_path)
     assert (tmp_path / "bench.json").read_bytes() == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bench.json", "bench.md"]
+    assert sorted(os.listdir(tmp_path)) == [LIST, "bench.json", "bench.md"]
 
 
 def test_figures_are_drawn_and_those_of_an_earlier_run_removed(tmp_path: Path) -> None:
-    (tmp_path / "bench-old.png").write_bytes(b"old")
+    write_own(tmp_path, {"bench-old.png": b"old"})
     (tmp_path / "mine.png").write_bytes(b"mine")
     written = files.draw(result(), tmp_path)
     assert sorted(p.name for p in written) == ["bench-decode.png", "bench-standard.png"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bench-decode.png", "bench-standard.png", "mine.png"]
+    assert sorted(os.listdir(tmp_path)) == [LIST, "bench-decode.png", "bench-standard.png", "mine.png"]
     for path in written:
         assert path.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+@pytest.mark.parametrize("name", ["bench-old.png", "bench-decode.png", "bench.json", "bench.md"])
+@pytest.mark.parametrize("written", [False, True])
+def test_a_file_of_the_users_is_kept_and_named(name: str, written: bool, tmp_path: Path) -> None:
+    if written:
+        write_own(tmp_path, {"bench-old.png": b"old"})
+        files.save(result(), tmp_path)
+        files.draw(result(), tmp_path)
+        files.make_folder(tmp_path)
+    write_own(tmp_path, {"bench-old.png": b"old"})
+    (tmp_path / name).write_bytes(b"mine")
+    for action in (
+        lambda: files.make_folder(tmp_path),
+        lambda: files.make_folder(tmp_path, result()),
+        lambda: files.draw(result(), tmp_path) if name.endswith(".png") else files.save(result(), tmp_path),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^out must .*; got {tmp_path}, in which {tmp_path / name} is of somebody else"):
+            action()
+        assert (tmp_path / name).read_bytes() == b"mine"
 
 
 def test_a_figure_holds_a_bar_for_each_time() -> None:

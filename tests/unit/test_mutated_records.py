@@ -77,8 +77,9 @@ def read_records(data: bytes, folder: Path) -> None:
 def read_result(data: bytes, folder: Path) -> None:
     (folder / "bench.json").write_bytes(data)
     found = files.read(folder / "bench.json")
-    files.save(found, folder)
-    assert files.read(folder / "bench.json") == found
+    (folder / "again").mkdir(exist_ok=True)
+    files.save(found, folder / "again")
+    assert files.read(folder / "again/bench.json") == found
     report.tables(found)
     report.summary(found)
 
