@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.plain import INLINE, from_plain, named, to_plain
 
 from ..spread import Spread
@@ -196,7 +197,7 @@ def result_from_json(values: object) -> BenchResult:
     """The reverse of `BenchResult.to_json`. Raises ArgumentError that says what is wrong with the values."""
     schema = values.get("schema") if isinstance(values, dict) else None
     if schema != SCHEMA:
-        raise ArgumentError(f"schema must be {SCHEMA}; got {schema!r}")
+        raise ArgumentError(f"schema must be {SCHEMA}; got {shown(schema)}")
     given = _without("result", values)
     if isinstance(cells := given.get("cells"), list):
         given["cells"] = [_given_of_cell(cell) for cell in cells]
@@ -206,6 +207,8 @@ def result_from_json(values: object) -> BenchResult:
     if not result.peers or unknown:
         raise ArgumentError(f"peers must name all that were timed, at least one; got {result.peers}, and times of {unknown or 'none'}")
     for cell in result.cells:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", cell.grid):  # a part of the name of a file
+            raise ArgumentError(f"grid must be a name of letters, digits and hyphens; got {shown(cell.grid)}")
         for peer, times in cell.times.items():
             if len(times.rounds_ms) != result.rounds:
                 raise ArgumentError(f"rounds_ms of {peer} must have {result.rounds} values; got {len(times.rounds_ms)} in {cell.name}")

@@ -104,6 +104,8 @@ def set_in(values: Any, path: tuple[Any, ...], value: object) -> None:
     ("path", "value", "message"),
     [
         (("schema",), 99, "schema must be 1; got 99"),
+        (("schema",), "x" * 10_000, r"schema must be 1; got 'x{199}\.\.\.$"),
+        *((("cells", 0, "grid"), grid, "grid must be a name of letters, digits and hyphens; got '") for grid in ("../../x", "", "*", "x" * 65)),
         (("environment",), {"device": "x"}, "environment must have the fields date, .*; got device"),
         (("cells", 0, "peers", "flash", "rounds_ms"), [1.0, -2.0, 3.0], "rounds_ms must be finite"),
         (
