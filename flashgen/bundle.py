@@ -173,6 +173,8 @@ def _read_kernel(folder: Path, entry: dict[str, Any], target: Target) -> Generat
         raise ArgumentError(f"bucket of {spec.name} must be {bucket_of(bucket).name}; got {bucket.name}: generate it again")
     if differing := manifest.differences(entry, manifest.entry_of(spec, artifact, bucket)):
         raise ArgumentError(f"{', '.join(differing)} of {spec.name} must be as it was generated: generate it again")
+    if spec.name not in artifact.source:
+        raise ArgumentError(f"{spec.name}.cu must hold the kernel {spec.name}: generate it again")
     if (artifact.entry, artifact.arch) != (spec.name, spec.target.name) or f".text.{spec.name}\0".encode() not in cubin:
         raise ArgumentError(f"{spec.name}.cubin must hold the kernel {spec.name} for {spec.target.name}: generate it again")
     return Generated(spec, artifact, bucket)

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +106,17 @@ def as_schema_1(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(values | {"schema": 1}, indent=2) + "\n")
 
 
-def swap_machine_code(folder: Path) -> None:
-    """Each kernel gets the other one's machine code, and all checksums are right."""
-    first, second = sorted(folder.glob("*.cubin"))
+def swap(folder: Path, suffix: str) -> None:
+    """Each kernel gets the other one's machine code, or text, and all checksums are right."""
+    first, second = sorted(folder.glob(f"*.{suffix}"))
     data = first.read_bytes(), second.read_bytes()
     first.write_bytes(data[1])
     second.write_bytes(data[0])
 
     def change(entries: list[Any]) -> None:
         for entry in entries:
-            entry["cubin_sha256"] = hashlib.sha256((folder / entry["cubin"]).read_bytes()).hexdigest()
+            for part in ("source", "cubin"):
+                entry[f"{part}_sha256"] = hashlib.sha256((folder / entry[part]).read_bytes()).hexdigest()
 
     forge(change)(folder)
 
@@ -310,7 +312,8 @@ def test_nobody_else_may_write_what_is_made(kernels: list[Generated], tmp_path: 
         (forge(lambda kernels: kernels[0]["spec"]["problem"].update(mask="causal")), "must be that of the kernel"),
         (forge(lambda kernels: kernels[0]["artifact"].update(entry=kernels[1]["name"])), "must hold the kernel"),
         (forge(lambda kernels: kernels[0]["artifact"].update(arch="sm_100a")), "for sm_90a: generate it again"),
-        (swap_machine_code, "must hold the kernel"),
+        (partial(swap, suffix="cubin"), r"\.cubin must hold the kernel"),
+        (partial(swap, suffix="cu"), r"\.cu must hold the kernel"),
         (forge(lambda kernels: kernels[0].pop("cubin_sha256")), "manifest.json does not hold kernels"),
         (forge(lambda kernels: kernels[0].update(more=1)), "manifest.json does not hold kernels"),
         (forge(lambda kernels: kernels[0].update(parameters="int q")), "parameters of attention_forward_sm90_bf16_d8_"),
