@@ -205,7 +205,7 @@ def result_from_json(values: object) -> BenchResult:
     named = [result.baseline] if result.baseline is not None else []
     unknown = [peer for peer in (*named, *(peer for cell in result.cells for peer in cell.times)) if peer not in result.peers]
     if not result.peers or unknown:
-        raise ArgumentError(f"peers must name all that were timed, at least one; got {result.peers}, and times of {unknown or 'none'}")
+        raise ArgumentError(f"peers must name all that were timed, at least one; got {shown(result.peers)}, and times of {shown(unknown)}")
     for cell in result.cells:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", cell.grid):  # a part of the name of a file
             raise ArgumentError(f"grid must be a name of letters, digits and hyphens; got {shown(cell.grid)}")

@@ -105,7 +105,10 @@ def set_in(values: Any, path: tuple[Any, ...], value: object) -> None:
     [
         (("schema",), 99, "schema must be 1; got 99"),
         (("schema",), "x" * 10_000, r"schema must be 1; got 'x{199}\.\.\.$"),
-        *((("cells", 0, "grid"), grid, "grid must be a name of letters, digits and hyphens; got '") for grid in ("../../x", "", "*", "x" * 65)),
+        *(
+            (("cells", 0, "grid"), grid, "grid must be a name of letters, digits and hyphens; got '")
+            for grid in ("../../x", "", "*", "x" * 65)
+        ),
         (("environment",), {"device": "x"}, "environment must have the fields date, .*; got device"),
         (("cells", 0, "peers", "flash", "rounds_ms"), [1.0, -2.0, 3.0], "rounds_ms must be finite"),
         (
@@ -125,6 +128,7 @@ def set_in(values: Any, path: tuple[Any, ...], value: object) -> None:
         (("peers",), ["flash", "cudnn"], "peers must name all that were timed, .*, and times of \\['flashgen', "),
         (("baseline",), "fa4", "peers must name all that were timed, .*, and times of \\['fa4'\\]"),
         (("cells", 0, "problem", "head_dim"), 10**400, "head_dim must be an integer from 1 to 2147483647"),
+        (("peers",), ["x" * 10_000], r"peers must name all that were timed, .*; got \['x{198}\.\.\., and times of \["),
         (("rounds",), 3.0, "result field rounds must be of type int; got 3.0"),
         (("rounds",), True, "result field rounds must be of type int; got True"),
         (("complete",), None, "result field complete must be of type bool"),
