@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import NoneType
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from flashgen.codegen.attention_launch import require_scale
 from flashgen.codegen.errors import ArgumentError, choice_error
@@ -38,6 +38,8 @@ def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, re
         if not isinstance(value, usual) or isinstance(value, bool) is not (annotation is bool):
             require_type(name, value, annotation)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+            raise ArgumentError(f"{name} must have elements; got a {type(tensor).__name__}, whose lazy module was not called yet")
         if tensor.is_nested:
             raise ArgumentError(f"{name} must be one dense tensor; got a nested one: pad its sequences, or make a call for each")
         if tensor.layout is not torch.strided:
@@ -113,10 +115,17 @@ def problem_and_workload(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, caus
     return _problem(q, v, causal), Workload(q.shape[0], q.shape[head], k.shape[head], q.shape[row], k.shape[row])
 
 
-def misaligned(pointers: Sequence[int]) -> ArgumentError:
-    """What to raise for addresses of q, k and v of which one is not aligned."""
-    name, past = next((n, p % ALIGNMENT) for n, p in zip("qkv", pointers, strict=True) if p % ALIGNMENT)
-    return ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
+def require_memory(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raises ArgumentError unless these begin at addresses that kernels can take, and their storages hold all their elements."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if past := tensor.data_ptr() % ALIGNMENT:
+            raise ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.numel():  # storages are resized where memory is short: for parameters that are gathered for each layer, for example
+            last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            needed, there = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()
+            if needed > there or not tensor.data_ptr():
+                raise ArgumentError(f"{name} must have a storage that holds its elements, at least {needed} bytes; got one of {there}")
 
 
 def strides_of(tensor: torch.Tensor, row: int, head: int) -> Strides:

@@ -31,10 +31,9 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of CPU tensors that have passed `arguments.check_call`, by the default kernel.
 
-    Raises ArgumentError for addresses that a kernel cannot take.
+    Raises ArgumentError for memory that a kernel cannot take.
     """
-    if any(t.data_ptr() % arguments.ALIGNMENT for t in (q, k, v)):
-        raise arguments.misaligned([t.data_ptr() for t in (q, k, v)])
+    arguments.require_memory(q, k, v)
     problem, workload = arguments.problem_and_workload(q, k, v, causal, layout)
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty((workload.batch, workload.heads_q, workload.len_q), dtype=torch.float32)

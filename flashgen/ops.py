@@ -25,7 +25,7 @@ from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 
 from . import selection
-from .arguments import ALIGNMENT, LAYOUTS, check_call, misaligned, problem_and_workload, strides_of
+from .arguments import ALIGNMENT, LAYOUTS, check_call, problem_and_workload, require_memory, strides_of
 from .scratch import tile_counters
 
 _MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
@@ -101,8 +101,8 @@ class Plan:
         """Enqueues the kernel on the current stream of its device, which must be the current one. out and lse are dense."""
         if self.launch is not None:
             pointers = q.data_ptr(), k.data_ptr(), v.data_ptr()
-            if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT:
-                raise misaligned(pointers)
+            if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT or not (pointers[0] and pointers[1] and pointers[2]):
+                require_memory(q, k, v)
             stream = _current_stream(self.index)
             counter = tile_counters.address(self.index, stream) if self.counts_tiles else 0
             self.launch(stream, *pointers, out.data_ptr(), 0 if lse is None else lse.data_ptr(), counter)
@@ -195,6 +195,7 @@ def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
         type(q) is type(k) is type(v) is torch.Tensor
         and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
         and _nobody_listens()
+        and not (q.is_neg() or k.is_neg() or v.is_neg())  # the dispatcher negates them first
     ):
         try:
             return _LOCAL.plans.get(_signature(q, k, v, causal, scale, layout))  # type: ignore[no-any-return]

@@ -63,6 +63,13 @@ def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     return tensor(4096).as_strided(shape, strides)
 
 
+def resized(size: int) -> torch.Tensor:
+    """A tensor whose storage no longer holds all of it: nothing but a refusal may come of that."""
+    made = tensor()
+    made.untyped_storage().resize_(size)
+    return made
+
+
 TENSORS: list[Callable[[], Any]] = [
     *(lambda dtype=dtype: torch.zeros(1, 4, 2, D, dtype=dtype) for dtype in (
         torch.float32, torch.float64, torch.int8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)),
@@ -90,6 +97,11 @@ TENSORS: list[Callable[[], Any]] = [
     lambda: tensor().flip(1),
     lambda: torch.full((1, 4, 2, D), math.nan, dtype=torch.bfloat16),
     lambda: tensor().conj(),
+    lambda: torch._neg_view(tensor()),
+    torch.nn.UninitializedParameter,
+    torch.nn.UninitializedBuffer,
+    lambda: resized(0),
+    lambda: resized(8 * D * 2 - 1),
     lambda: tensor().as_subclass(type("Sub", (torch.Tensor,), {})),
 ]  # fmt: skip
 

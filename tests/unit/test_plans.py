@@ -117,6 +117,15 @@ def test_a_call_that_differs_in_anything_has_a_plan_of_its_own() -> None:
 
 
 @pytest.mark.usefixtures("plans")
+def test_a_negated_view_goes_through_the_dispatcher() -> None:
+    ops._plan(*call())
+    for at in range(3):
+        arguments: list[Any] = list(call())
+        arguments[at] = torch._neg_view(arguments[at])  # the same signature, but not the same numbers
+        assert ops.plan_at_hand(*arguments) is None
+
+
+@pytest.mark.usefixtures("plans")
 def test_a_plan_is_made_anew_once_another_kernel_may_be_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = selection.Kernels()
     monkeypatch.setattr(selection, "kernels", kernels)
@@ -229,6 +238,23 @@ def test_a_plan_gives_a_tile_counter_to_those_that_count(scheduler: Scheduler, m
         ):
             made.into(*tensors)
     assert len(kernel.launched) == 2
+
+
+@pytest.mark.usefixtures("current")
+@pytest.mark.parametrize("at", range(3))
+def test_a_plan_refuses_a_tensor_whose_storage_was_freed(at: int) -> None:
+    kernel = Bound("attention_forward_sm90", AttentionForwardSm90Config(2, 64, out_panels=1, scheduler=Scheduler.STATIC))
+    made = plan({}, kernel)
+    tensors = [torch.ones(2, 5, 4, 64, dtype=torch.bfloat16) for _ in range(5)]
+    tensors[at].untyped_storage().resize_(0)
+    with pytest.raises(
+        ArgumentError, match=rf"^{'qkv'[at]} must have a storage that holds its elements, at least 5120 bytes; got one of 0$"
+    ):
+        made.into(*tensors)
+    assert not kernel.launched
+    tensors[at] = torch.ones(2, 0, 4, 64, dtype=torch.bfloat16)  # no keys: there is no memory to hold
+    made.into(*tensors)
+    assert len(kernel.launched) == 1
 
 
 def test_a_plan_without_rows_launches_nothing() -> None:
