@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -48,15 +46,10 @@ def test_it_is_the_package_of_this_checkout_and_says_its_version(tmp_path: Path)
 
 
 def test_it_is_quick(tmp_path: Path) -> None:
-    """The median of what it adds to starting Python, over pairs of runs, so that a busy machine slows both."""
-
-    def seconds(code: str) -> float:
-        start = time.perf_counter()
-        run(code, tmp_path)
-        return time.perf_counter() - start
-
-    costs = [seconds("import flashgen") - seconds("pass") for _ in range(10)]
-    assert statistics.median(costs) <= LIMIT_SECONDS, f"import flashgen costs {[round(c * 1e3) for c in costs]} ms over python -c pass"
+    """The CPU time that it takes, the least of a few runs: other processes can lengthen some of them, but none makes it shorter."""
+    code = "import time; begin = time.process_time(); import flashgen; print(time.process_time() - begin)"
+    costs = [float(run(code, tmp_path)) for _ in range(10)]
+    assert min(costs) <= LIMIT_SECONDS, f"import flashgen costs {[round(c * 1e3) for c in costs]} ms of the CPU"
 
 
 def test_every_public_name_is_there(tmp_path: Path) -> None:

@@ -311,17 +311,17 @@ def test_look_up_among_tens_of_thousands(path: Path) -> None:
         for copy in range(50):  # 20000 more rows, of 50 compilers
             copies = [row._replace(nvrtc_version=f"11.{copy}") for row in rows]
             connection.executemany(f"INSERT INTO candidates VALUES ({', '.join('?' * len(Row._fields))})", copies)
-    begin = time.perf_counter()
+    begin = time.process_time()  # of this process alone, however busy the machine is
     choice = best(records, workloads[3])
-    cold = time.perf_counter() - begin
+    cold = time.process_time() - begin
     assert len(records) == 51 * 400
     assert choice is not None
     assert choice.exact_workload
     assert choice.same_toolchain
-    begin = time.perf_counter()
+    begin = time.process_time()
     for n in range(20):
         assert best(records, Workload(1, 32, 8, 32 + n, 4096)) is not None
-    warm = (time.perf_counter() - begin) / 20
+    warm = (time.process_time() - begin) / 20
     assert cold < 5
     assert warm < 0.02
 
