@@ -22,6 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashgen.codegen.errors import shown
+from flashgen.codegen.plain import digest, parse
+
 from .artifact import Artifact
 from .cache_dir import UnsafeCacheError, cache_dir, make_safe_dir, require_safe
 from .files import sync_folder, write_new
@@ -52,7 +55,7 @@ class StoreUsage:
 
 def artifact_key(text: str, arch: str, compiler_version: str, options: Sequence[str]) -> str:
     """sha256, as hex digits, of all that decides the machine code: schema, text, compiler, full architecture, options."""
-    return _sha256(_canonical([SCHEMA, text, compiler_version, arch, list(options)]))
+    return digest([SCHEMA, text, compiler_version, arch, list(options)])
 
 
 class ArtifactStore:
@@ -226,8 +229,8 @@ class ArtifactStore:
 
 def _write_files(folder: Path, artifact: Artifact) -> None:
     source, report = artifact.source.encode(), artifact.meta()
-    checksums = {SOURCE_FILE: _sha256(source), CUBIN_FILE: _sha256(artifact.cubin), "artifact": _sha256(_canonical(report))}
-    meta = json.dumps({"schema": SCHEMA, "artifact": report, "sha256": checksums}, indent=1).encode()
+    values = {"schema": SCHEMA, "artifact": report, "sha256": _checksums(source, artifact.cubin, report)}
+    meta = json.dumps(values, indent=1).encode()
     for name, data in zip(FILES, (source, artifact.cubin, meta), strict=True):
         write_new(folder / name, data, 0o600)
     sync_folder(folder)
@@ -250,19 +253,20 @@ def _read(entry: Path) -> Artifact:
         for path in (entry, *(entry / file for file in FILES)):
             require_safe(path)
         source, cubin, meta = ((entry / file).read_bytes() for file in FILES)
-        values: dict[str, Any] = json.loads(meta)
+        values: dict[str, Any] = parse(meta, META_FILE)
         if values["schema"] != SCHEMA:
-            raise _TornError(f"its schema is {values['schema']!r}, not {SCHEMA}")
-        for part, data in ((SOURCE_FILE, source), (CUBIN_FILE, cubin), ("artifact", _canonical(values["artifact"]))):
-            if values["sha256"][part] != _sha256(data):
+            raise _TornError(f"its schema is {shown(values['schema'])}, not {SCHEMA}")
+        for part, checksum in _checksums(source, cubin, values["artifact"]).items():
+            if values["sha256"][part] != checksum:
                 raise _TornError(f"{part} does not match its checksum")
         return Artifact.from_parts(values["artifact"], source.decode(), cubin)
     except (OSError, UnsafeCacheError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise _TornError(f"{type(error).__name__}: {error}") from error
 
 
-def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+def _checksums(source: bytes, cubin: bytes, report: object) -> dict[str, str]:
+    """By part of an entry."""
+    return {SOURCE_FILE: _sha256(source), CUBIN_FILE: _sha256(cubin), "artifact": digest(report)}
 
 
 def _sha256(data: bytes) -> str:

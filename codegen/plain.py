@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .errors import ArgumentError, choice_error
+from .errors import ArgumentError, choice_error, shown
 
 MAX_BYTES, MAX_DEPTH = 2**28, 64
 
@@ -37,7 +37,7 @@ _KEY, _INLINE, _LATER, _FIRST = "json key", "json inline", "json added later", "
 INLINE = {_INLINE: True}
 ADDED_LATER = {_LATER: True}
 
-_LONGEST = 300  # characters of a value that an error repeats
+_LONGEST = 300  # characters of a list of fields, or of a parser's words, that an error repeats
 
 
 def named(key: str, first: bool = False) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def canonical(value: Any) -> str:
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"value must hold finite JSON values only; got {_shown(value)}") from error
+        raise ArgumentError(f"value must hold finite JSON values only; got {shown(value)}") from error
 
 
 def digest(value: Any) -> str:
@@ -209,7 +209,7 @@ def _read(kind: Any, value: Any, what: str) -> Any:
 
 def _typed(kind: Any, value: Any, what: str) -> Any:
     if type(value) is not kind:
-        raise ArgumentError(f"{what} must be of type {kind.__name__}; got {_shown(value)}")
+        raise ArgumentError(f"{what} must be of type {kind.__name__}; got {shown(value)}")
     if kind is float and not math.isfinite(value):
         raise ArgumentError(f"{what} must be a finite number; got {value}")
     return value
@@ -244,7 +244,7 @@ def _read_union(members: tuple[Any, ...], value: Any, what: str) -> Any:
     others = [m for m in members if m not in classes and m is not types.NoneType]
     fitting = [m for m in others if type(value) is (get_origin(m) or m)]
     if len(others) > 1 and not fitting:
-        raise ArgumentError(f"{what} must be of type {' or '.join(getattr(m, '__name__', str(m)) for m in others)}; got {_shown(value)}")
+        raise ArgumentError(f"{what} must be of type {' or '.join(getattr(m, '__name__', str(m)) for m in others)}; got {shown(value)}")
     return _read((fitting or others)[0], value, what)
 
 
@@ -252,7 +252,7 @@ def _read_object(kind: Any, value: Any, what: str) -> Any:
     tag = () if _tag(kind) is None else ("kind",)
     allowed = (*tag, *keys(kind))
     if not isinstance(value, dict) or not _required(kind).union(tag) <= value.keys() <= set(allowed):
-        got = ", ".join(map(_name, value)) or "none" if isinstance(value, dict) else _shown(value)
+        got = ", ".join(map(_name, value)) or "none" if isinstance(value, dict) else shown(value)
         raise ArgumentError(f"{what} must have the fields {', '.join(allowed)}; got {_brief(got)}")
     if tag:
         _one_of([_tag(kind)], value["kind"], f"kind of {what}")
@@ -286,14 +286,7 @@ def _required(kind: Any) -> frozenset[str]:
 
 
 def _name(key: Any) -> str:
-    return key if isinstance(key, str) and key.isprintable() else _shown(key)  # what a terminal could take for a command is escaped
-
-
-def _shown(value: Any) -> str:
-    try:
-        return _brief(repr(value))
-    except (ValueError, RecursionError):  # an integer of thousands of digits; nesting without end
-        return type(value).__name__
+    return key if isinstance(key, str) and key.isprintable() else shown(key)  # what a terminal could take for a command is escaped
 
 
 def _brief(text: str) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashgen.build.artifact import Artifact
-from flashgen.codegen.errors import FlashgenError
-from flashgen.codegen.plain import to_plain
+from flashgen.codegen.errors import ArgumentError, FlashgenError, shown
+from flashgen.codegen.plain import parse, to_plain
 from flashgen.codegen.problem import Workload
 from flashgen.codegen.spec import KernelSpec
 
@@ -66,7 +66,7 @@ def read(data: bytes) -> list[dict[str, Any]]:
     """The entries of a manifest that is as it was written. Raises ManifestError."""
     values = _object(data)
     if values["schema"] != SCHEMA:
-        raise ManifestError(f"is of schema {values['schema']!r}, not {SCHEMA}")
+        raise ManifestError(f"is of schema {shown(values['schema'])}, not {SCHEMA}")
     entries = values.get("kernels")
     if not isinstance(entries, list) or to_bytes(entries) != data:
         raise ManifestError("was altered")
@@ -92,8 +92,8 @@ def checksums(data: bytes) -> dict[str, str]:
 
 def _object(data: bytes) -> dict[str, Any]:
     try:
-        values = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        values = parse(data, "text")
+    except ArgumentError as error:
         raise ManifestError(f"is no JSON text: {error}") from error
     if not isinstance(values, dict) or "schema" not in values:
         raise ManifestError("is not one of flashgen")

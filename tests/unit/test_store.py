@@ -26,6 +26,7 @@ from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.cache_dir import UnsafeCacheError
 from flashgen.build.compiler import OPTIONS, nvrtc_version
 from flashgen.build.store import FILES, ArtifactStore, artifact_key
+from flashgen.codegen import plain
 from flashgen.codegen.render import Source
 
 ARCH = "sm_80"
@@ -201,6 +202,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "tampered text": lambda e: (e / "kernel.cu").write_text(OTHER.text),
     "text that is no UTF-8": lambda e: (e / "kernel.cu").write_bytes(b"\xff"),
     "torn meta": lambda e: truncate(e / "meta.json"),
+    "a field of meta twice": lambda e: (e / "meta.json").write_text((e / "meta.json").read_text().replace("{", '{"schema": 0, ', 1)),
     "empty meta": lambda e: (e / "meta.json").write_bytes(b""),
     "meta is a pipe": lambda e: replace_with_pipe(e / "meta.json"),
     "deep meta": lambda e: (e / "meta.json").write_text("[" * 100_000),
@@ -287,16 +289,15 @@ def test_entry_replaced_between_two_reads_is_a_hit(root: Path, compiler: Compile
     store = ArtifactStore(root)
     made = store.get_or_compile(SOURCE, ARCH)
     (entry_of(root) / "meta.json").write_text("{")
-    loads = json.loads
 
-    def replace_then_load(text: bytes) -> Any:
+    def replace_then_parse(text: bytes, what: str) -> Any:
         monkeypatch.undo()
         monkeypatch.setattr(compiler_module, "compile_source", made_up)
         with pytest.warns(RuntimeWarning, match="cannot be used"):
             ArtifactStore(root).get_or_compile(SOURCE, ARCH)
-        return loads(text)
+        return plain.parse(text, what)
 
-    monkeypatch.setattr(json, "loads", replace_then_load)
+    monkeypatch.setattr("flashgen.build.store.parse", replace_then_parse)
     with no_warning():
         assert store.find(SOURCE, ARCH) == made
 
