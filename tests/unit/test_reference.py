@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -128,6 +130,33 @@ def test_plain_rounds_probabilities_and_nothing_before(dtype: torch.dtype) -> No
     assert torch.equal(out[0, :, 0], (probabilities.to(dtype).float() @ v[0, :, 0].float()).to(dtype))
     assert not torch.equal(out[0, :, 0], (probabilities @ v[0, :, 0].float()).to(dtype))
     torch.testing.assert_close(lse[0, 0], torch.logsumexp(scores, -1), rtol=1e-6, atol=1e-6)
+
+
+class OnGpu(Tensor):
+    """A tensor on the CPU that says that it lies on a GPU, and whose matrix products note their sizes."""
+
+    is_cuda = True
+    products: ClassVar[list[tuple[int, int]]] = []  # rows, columns
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.bmm:
+            assert {operand.dtype for operand in args} == {torch.float16}
+            assert kwargs == {"out_dtype": torch.float32}
+            cls.products.append((args[0].shape[1], args[1].shape[2]))
+            return torch.matmul(*(operand.float() for operand in args))
+        return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(("len_q", "len_kv"), [(1, 1), (31, 64), (64, 65), (127, 70)])
+def test_matrix_units_get_whole_tiles(monkeypatch: pytest.MonkeyPatch, len_q: int, len_kv: int) -> None:
+    monkeypatch.setattr(OnGpu, "products", [])
+    q, k, v = inputs(len_q, len_kv)
+    found = plain(*(tensor.as_subclass(OnGpu) for tensor in (q, k, v)), causal=False, scale=0.3)
+    rows, keys = -(-2 * len_q // 64) * 64, -(-len_kv // 64) * 64  # of the two query heads of a group
+    assert OnGpu.products == [(rows, keys), (rows, 64)] * 2, "scores and output of each batch entry"
+    for given, wanted in zip(found, plain(q, k, v, causal=False, scale=0.3), strict=True):
+        torch.testing.assert_close(given.as_subclass(Tensor), wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_bad_shapes_name_the_argument() -> None:
@@ -338,6 +367,16 @@ def test_judge_of_rows(judged: Judged) -> None:
 def test_judge_refuses_other_shapes(judged: Judged) -> None:
     with pytest.raises(ArgumentError, match="out must have the reference's shape"):
         judged.of(judged.pt[0][:1])
+
+
+@pytest.mark.parametrize("other", [lambda t: t.mT, lambda t: t.flatten(), lambda t: t[None]], ids=["transposed", "flat", "of 1 more"])
+@pytest.mark.parametrize("index", range(4))
+def test_judge_refuses_as_many_elements_in_another_shape(judged: Judged, index: int, other: Callable[[Tensor], Tensor]) -> None:
+    name = ("out", "lse", "pt out", "pt lse")[index]
+    given = [*judged.pt, *judged.pt]
+    given[index] = other(given[index])
+    with pytest.raises(ArgumentError, match=f"^{name} must have the reference's shape "):
+        judge(given[0], given[1], judged.ref, (given[2], given[3]), torch.float16)
 
 
 def test_sample_rows() -> None:
