@@ -53,6 +53,8 @@ class Colour(enum.Enum):
         (Literal["cpu"] | int, ["cpu", 3], ["gpu", True]),
         (Sequence[int], [(), [1, 2], range(3)], [5, "12", b"12", [1, "2"], [True], {1}, {1: 2}, np.arange(3)]),
         (Mapping[str, str], [{}, {"a": "b"}], [["a"], {"a": 1}, {1: "a"}, "a"]),
+        (list[int], [[], [1, 2]], [(1, 2), ["1"], [True], None]),
+        (dict[str, int], [{}, {"a": 1}], [["a"], {"a": "1"}, {1: 1}, {"a": True}, None]),
         (Any, [None, 1], []),
     ],
 )
