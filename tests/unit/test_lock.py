@@ -31,9 +31,9 @@ time.sleep(float(sys.argv[2]))
 
 
 @contextmanager
-def held(path: Path, seconds: float = 60) -> Iterator[int]:
-    """Another process holds the lock of `path`."""
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path), str(seconds)], stdout=subprocess.PIPE) as process:
+def held(path: Path, seconds: float = 60, argument: bytes = b"") -> Iterator[int]:
+    """Another process holds the lock of `path`; `argument` is one more of its command."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path), str(seconds), argument], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         try:
@@ -64,6 +64,14 @@ def test_a_lock_that_stays_held_is_told_and_given_up(tmp_path: Path, monkeypatch
     assert len(said) == 1
     assert said[0].startswith(f"process {pid} (")
     assert said[0].endswith(f"holds the {kind}: waiting for it, 0.5 s at most")
+
+
+@pytest.mark.parametrize("argument", [b"\xff\xfe", "ü".encode()[:1]], ids=["no text", "half a letter"])
+def test_a_command_that_is_no_utf_8_is_told(tmp_path: Path, argument: bytes) -> None:
+    said: list[str] = []
+    with held(tmp_path, argument=argument) as pid, pytest.raises(TimeoutError, match=rf"^process {pid} \(.* still holds it after 0 s$"):
+        locked(tmp_path, "it", 0, said.append).__enter__()
+    assert not said
 
 
 def test_a_lock_that_gets_free_is_taken(tmp_path: Path) -> None:
