@@ -70,6 +70,25 @@ def test_folders_are_made_for_their_owner_to_write(tmp_path: Path, umask: int) -
     assert [path.stat().st_mode & 0o777 for path in sorted(tmp_path.rglob("*"))] == [0o755 & ~umask] * 3
 
 
+@pytest.mark.parametrize("exchange", [True, False])
+def test_what_may_not_be_removed_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
+    folder, staging = tmp_path / "folder", tmp_path / "staging"
+    for path in (folder, staging):
+        path.mkdir()
+        (path / path.name).touch()
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+
+    def refuse(old: Path) -> list[str]:
+        assert os.listdir(old) == ["folder"]
+        raise ArgumentError("no")
+
+    with pytest.raises(ArgumentError, match=r"^no$"):
+        files.put_folder(staging, folder, refuse)
+    assert os.listdir(tmp_path) == ["folder"]
+    assert os.listdir(folder) == ["folder"]
+
+
 def test_what_cannot_go_back_is_kept_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, staging = tmp_path / "folder", tmp_path / "staging"
     for path in (folder, staging):
