@@ -281,6 +281,24 @@ def test_places_that_cannot_be(kernels: list[Generated], tmp_path: Path, monkeyp
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("empty", [True, False])
+@pytest.mark.parametrize("right", [os.W_OK, os.X_OK], ids=["to write", "to enter"])
+def test_a_folder_that_may_not_be_changed_is_refused(
+    kernels: list[Generated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: int, empty: bool
+) -> None:
+    """Its parent would let it be replaced."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    if not empty:
+        bundle.write(folder, kernels)
+    before = tree(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder or not mode & right)  # root has every right
+    for refuse in (lambda: bundle.require_place(folder), lambda: bundle.write(folder, kernels)):
+        with pytest.raises(ArgumentError, match=rf"^out must be a folder that can be written; got {folder}: Permission denied$"):
+            refuse()
+        assert tree(tmp_path) == before
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_nobody_else_may_write_what_is_made(kernels: list[Generated], tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
@@ -351,6 +369,27 @@ def test_no_value_of_a_manifest_can_be_altered(kernels: list[Generated], tmp_pat
         (tmp_path / "out/manifest.json").write_bytes(manifest.to_bytes(forged))
         with pytest.raises(ArgumentError, match=r"^folder "):
             pytest.fail(f"{path} was altered, and this was loaded: {bundle.read(tmp_path / 'out', TARGET)}")
+
+
+def test_no_value_of_a_manifest_can_be_of_another_type(kernels: list[Generated], tmp_path: Path) -> None:
+    """Not even by one that Python takes for equal: True is not 1, and 128.0 is not 128."""
+    bundle.write(tmp_path / "out", kernels)
+    entries = json.loads((tmp_path / "out/manifest.json").read_text())["kernels"]
+    tried = set()
+    for *above, last in leaves(entries):
+        forged = json.loads(json.dumps(entries))
+        holder = forged
+        for key in above:
+            holder = holder[key]
+        value = holder[last]
+        for kind in {int, float, bool} - {type(value)}:
+            if isinstance(value, int) and kind(value) == value:
+                holder[last] = kind(value)
+                tried.add((type(value), kind))
+                (tmp_path / "out/manifest.json").write_bytes(manifest.to_bytes(forged))
+                with pytest.raises(ArgumentError, match=r"^folder "):
+                    pytest.fail(f"{above} {last} was {holder[last]}, and this was loaded: {bundle.read(tmp_path / 'out', TARGET)}")
+    assert {(int, float), (int, bool), (bool, int)} <= tried
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
