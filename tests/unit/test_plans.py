@@ -263,6 +263,18 @@ def test_a_plan_without_rows_launches_nothing() -> None:
         assert made.launch is None
 
 
+@pytest.mark.usefixtures("current")
+@pytest.mark.parametrize("empty", ["batch", "len_q", "heads_q"])
+def test_a_call_without_rows_gives_empty_outputs(empty: str) -> None:
+    q, k, v, *_ = call(**{empty: 0})
+    for with_lse in (True, False):
+        out, lse = plan({empty: 0}, None)(q, k, v, with_lse)
+        assert (out.shape, out.dtype) == ((*q.shape[:3], v.shape[3]), q.dtype)
+        assert (lse is not None) is with_lse
+        if lse is not None:
+            assert (lse.shape, lse.dtype) == ((q.shape[0], q.shape[2], q.shape[1]), torch.float32)
+
+
 def test_a_plan_asks_for_a_kernel_that_takes_its_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -331,6 +343,29 @@ def test_a_call_allocates_dense_outputs_and_launches_on_its_device(
             inputs = q.data_ptr(), k.data_ptr(), v.data_ptr()
             assert kernel.launched[-1] == (303, *inputs, out.data_ptr(), 0 if lse is None else lse.data_ptr(), 0)
         assert current == [here], "as it was"
+
+
+def test_each_operator_gives_what_its_schema_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU. To a plan, a call that wants no lse is another one than a call that does."""
+    asked = []
+
+    class Told:
+        def __init__(self, *arguments: Any) -> None:
+            self.arguments = arguments
+
+        def __call__(self, *given: Any) -> tuple[str, str | None]:
+            asked.append((self.arguments, given[:3]))
+            return "out", "lse" if given[3] else None
+
+    monkeypatch.setattr(ops, "_plan", Told)
+    arguments = call()
+    implementations = {"attention_output": ops._output_cuda, "attention_forward": ops._forward_cuda, "attention": ops._forward_cuda}
+    for name, implementation in implementations.items():
+        returns = getattr(torch.ops.flashgen, name).default._schema.returns
+        wanted = ("out", "lse")[: len(returns)]
+        assert implementation(*arguments) == (wanted if len(wanted) > 1 else wanted[0]), name
+    assert all(told is given for call_ in asked for told, given in zip((*call_[0], *call_[1]), (*arguments, *arguments[:3]), strict=True))
+    assert len(asked) == len(implementations)
 
 
 def test_no_kernel_is_made_while_a_graph_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
