@@ -33,6 +33,7 @@ class FakeDriver:
     """The binding's types and names, and functions that keep what they are given. `failing` names the one that fails."""
 
     def __init__(self) -> None:
+        self.failure = binding.CUresult.CUDA_ERROR_INVALID_VALUE
         self.failing, self.asked, self.launches = "", list[tuple[Any, ...]](), list[SimpleNamespace]()
         self.kept: list[Any] = []
 
@@ -44,7 +45,7 @@ class FakeDriver:
 
     def status(self, name: str, *given: Any) -> Any:
         self.asked.append((name, *given))
-        return binding.CUresult.CUDA_ERROR_INVALID_VALUE if name == self.failing else binding.CUresult.CUDA_SUCCESS
+        return self.failure if name == self.failing else binding.CUresult.CUDA_SUCCESS
 
     def cuTensorMapEncodeTiled(self, *given: Any) -> tuple[Any, Any]:
         """A map that says which address it is of."""
@@ -153,6 +154,14 @@ def test_a_refused_launch_is_said(cu: FakeDriver) -> None:
         launch(0, *range(16, 112, 16))
     cu.failing = ""
     launch(0, *range(16, 112, 16))
+
+
+@pytest.mark.parametrize("status", [status for status in binding.CUresult if int(status)], ids=lambda status: str(status.name))
+def test_no_status_but_success_is_taken_for_it(cu: FakeDriver, status: binding.CUresult) -> None:
+    launch = bind(load("attention_forward"))
+    cu.failing, cu.failure = "cuLaunchKernel", status
+    with pytest.raises(DriverError, match=f"^launching entry failed: {status.name}$"):
+        launch(0, *range(16, 112, 16))
 
 
 def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:
