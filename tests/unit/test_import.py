@@ -112,3 +112,28 @@ print(torch.__name__, "flashgen.ops" in sys.modules)
 print(len([finder for finder in sys.meta_path if type(finder).__module__ == "flashgen.registration"]))
 """
     assert run(code, tmp_path).splitlines() == ["broken", "torch False", "0"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("raise ImportError('no such symbol')", "ImportError: no such symbol"),
+        ("raise OSError('no such library')", "OSError: no such library"),
+        ("", "ImportError: cannot import name 'forward_ad'"),
+    ],
+)
+@pytest.mark.parametrize("order", ["import torch, flashgen", "import flashgen, torch"])
+def test_a_pytorch_that_does_not_suit_is_told_and_no_more(order: str, fault: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    (tmp_path / "torch/autograd.py").write_text(fault)
+    code = f"""import logging
+logging.getLogger("flashgen").addHandler(logging.StreamHandler(sys.stdout))
+sys.path.insert(0, {str(tmp_path)!r})
+{order}
+print(torch.__name__)
+"""
+    warning, end = run(code, tmp_path).splitlines()
+    assert warning.startswith(f"torch.ops.flashgen is not there: {said}")
+    assert end == "torch"
