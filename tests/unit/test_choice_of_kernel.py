@@ -244,6 +244,19 @@ def test_older_records_can_be_imported_and_older_failures_cannot(own: Records) -
     assert chosen(of(1024)) == ONE
 
 
+@pytest.mark.parametrize("versions", [-1, 0, 1])
+@pytest.mark.parametrize("revisions", [-1, 0, 1])
+def test_a_failure_is_of_use_to_its_own_version_alone_and_a_time_to_later_ones(revisions: int, versions: int) -> None:
+    """Both count how many ago: of -1, the record is of a later one."""
+    spec = {**make().spec, "revision": FAMILY.revision - revisions}
+    for outcome, useful in (
+        (1e-3, revisions >= 0 and versions >= 0),
+        (Failure(FailureKind.DEFECT, "spills"), revisions == versions == 0),
+    ):
+        reason = why_useless(make(outcome, spec=spec, benchmark_version=BENCHMARK_VERSION - versions), BENCHMARK_VERSION)
+        assert (reason is None) is useful, reason
+
+
 def test_own_and_shipped_records_are_known_by_one_rule(own: Records, ship: Callable[..., ShippedRecords]) -> None:
     mixed = [
         *(make(1e-3 * (i + 1), of(512 * (1 + i % 3)), CONFIGS[i], nvrtc_version=f"13.{i % 2}") for i in range(12)),
@@ -302,6 +315,22 @@ def test_one_compile_a_kernel_however_many_threads_ask(own: Records, made: list[
         found = list(pool.map(ask, range(8)))
     assert all(kernel is found[0] for kernel in found)
     assert made == SPECS[:1]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_is_loaded_stays_loaded_when_choices_are_dropped(
+    own: Records, made: list[KernelSpec], monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    sound = SimpleNamespace(report=Report(128, 0, 0))
+    monkeypatch.setattr(selection, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, artifact=sound))
+    if recorded:
+        own.put(make(1e-3, of(1024), ONE))
+    kernels = Kernels()
+    first = kernels.choose(PROBLEM, of(1024), GPU)
+    kernels.forget()
+    assert kernels.choose(PROBLEM, of(1024), GPU) is first
+    assert kernels.load(first.spec, GPU) is first
+    assert made == [first.spec]
 
 
 def test_a_failed_compile_is_tried_again(made: list[KernelSpec], monkeypatch: pytest.MonkeyPatch) -> None:
