@@ -39,7 +39,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Config, in
 
     def compile_spec(spec: KernelSpec) -> Artifact:
         cubin = f".text.{spec.name}\0".encode()
-        return Artifact(spec.name, spec.target.name, "text", cubin, LOG.format(spills=spills.get(spec.config, 0)), "13.0")
+        return Artifact(spec.name, spec.target.name, f"void {spec.name}();", cubin, LOG.format(spills=spills.get(spec.config, 0)), "13.0")
 
     monkeypatch.setattr(selection, "records", lambda: own)
     monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path))
