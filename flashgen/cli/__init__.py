@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -75,4 +76,7 @@ def main() -> None:
     except OSError as error:  # a full disk, a pipe that nobody reads, a file system that went read-only: no fault of ours
         if not isinstance(error, BrokenPipeError):
             print(f"flashgen: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        # What stdout still holds goes nowhere: Python would try once more at its end, and change the exit code.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -94,8 +94,10 @@ def test_version() -> None:
     assert command_line.flashgen("--version")[0] == f"flashgen {flashgen.__version__}\n"
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("command", [SHOW, [*SHOW[:3], "--version"]], ids=["much", "little"])
-def test_a_full_disk_behind_stdout_is_a_sentence(command: list[str]) -> None:
+def test_a_full_disk_behind_stdout_is_a_sentence(command: list[str], unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "flashgen: output: No space left on device\n")
