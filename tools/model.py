@@ -1,12 +1,14 @@
-"""The model against measurement: times many configs in many cells, judges the model on them, and fits its weights.
+"""The models against measurement: times many configs in many cells, judges a family's model on them, and fits its weights.
 
     python tools/model.py measure times.json --head-dim 80 --head-dim 112 --head-dim 160 --head-dim 224 --seqlen 512 --seqlen 4096
-    python tools/model.py fit times.json --head-dim 80 --head-dim 112 --head-dim 160 --head-dim 224
-    python tools/model.py judge times.json --head-dim 64 --head-dim 128
+    python tools/model.py fit times.json --family attention_forward --head-dim 80 --head-dim 112 --head-dim 160 --head-dim 224
+    python tools/model.py judge times.json --family attention_forward --head-dim 64 --head-dim 128
+    python tools/model.py picks times.json --head-dim 24 --head-dim 32
 
-`measure` needs a GPU. A cell is a head dim, a mask and a length, with 16384 tokens and heads * head_dim = 2048. Its configs are a seeded
-random half from the family's space (all of it, where that is less) and the rest from all legal ones, and those that a tune tries there;
-those that do not compile cleanly are left out.
+`measure` needs a GPU. A cell is a head dim, a mask and a length, with 16384 tokens and heads * head_dim = 2048. Its configs are, of each
+family, a seeded random half from its space (all of it, where that is less) and the rest from all legal ones, and those that a tune tries
+there; those that do not compile cleanly are left out. `picks` compares what is taken where nothing was measured with the fastest config
+of any family.
 """
 
 from __future__ import annotations
@@ -32,13 +34,17 @@ from flashgen.cli.options import problems
 from flashgen.codegen.device import Device, find_device
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.families.attention_forward import FAMILY, AttentionForwardConfig, QueryPlace, StepOrder
-from flashgen.codegen.models import attention_forward as model
-from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.family import Family, families, find_family
+from flashgen.codegen.models import attention_forward, attention_forward_sm90
+from flashgen.codegen.problem import Mask, Problem, Workload
+from flashgen.codegen.spec import KernelSpec, PlainSpec
 from flashgen.codegen.target import Target
 from flashgen.tuning.request import MODEL_BEST
 
 ROUNDS = 3
 ROUND_SECONDS = 1.5e-3
+PICK = 0.015  # difference of predictions, as a share, that makes a config e times as likely to be picked where `fit` counts picks
+FITTED: dict[str, Any] = {"attention_forward": attention_forward.FITTED, "attention_forward_sm90": attention_forward_sm90.FITTED}
 Cell = tuple[int, bool, int]
 """Head dim, causal, length."""
 
@@ -47,7 +53,7 @@ Cell = tuple[int, bool, int]
 class Measured:
     """One config in one cell."""
 
-    config: AttentionForwardConfig
+    spec: KernelSpec
     registers: int
     seconds: float
 
@@ -61,7 +67,7 @@ def cell_of(cell: Cell) -> tuple[Problem, Workload]:
 
 
 def all_legal(problem: Problem, target: Target) -> Iterator[AttentionForwardConfig]:
-    """Legal configs of every shape, whether worth considering or not."""
+    """Legal configs of `attention_forward` of every shape, whether worth considering or not."""
     sizes = itertools.product((2, 3, 4, 5, 6, 8, 10, 12, 16), (16, 32), (16, 32, 48, 64, 80, 96, 112, 128), (1, 2, 3, 4, 6, 8))
     for (warps, rows, step, steps), stages, query, first in itertools.product(sizes, (2, 3, 4), QueryPlace, StepOrder):
         caps = set()
@@ -81,10 +87,10 @@ def all_legal(problem: Problem, target: Target) -> Iterator[AttentionForwardConf
             caps.add(FAMILY.registers_cap(config, target))
 
 
-def sample(problem: Problem, target: Target, count: int) -> list[AttentionForwardConfig]:
-    """`count` legal configs, or all if there are fewer, the same each time."""
-    everything: list[Any] = list(all_legal(problem, target))
-    space: list[Any] = FAMILY.legal_configs(problem, target)
+def sample(family: Family, problem: Problem, target: Target, count: int) -> list[Any]:
+    """`count` legal configs, or all if there are fewer, the same each time. None that pack heads: the cells have groups of one."""
+    space: list[Any] = [config for config in family.legal_configs(problem, target) if config.packed_heads == 1]
+    everything = list(all_legal(problem, target)) if family is FAMILY else space
     rng = random.Random(problem.name)
     chosen = dict.fromkeys(rng.sample(space, min(count // 2, len(space))))
     for config in rng.sample(everything, len(everything)):
@@ -93,68 +99,68 @@ def sample(problem: Problem, target: Target, count: int) -> list[AttentionForwar
     return list(chosen)
 
 
-def tuned(cell: Cell, device: Device) -> list[Any]:
-    """The configs that a tune tries in a cell."""
-    return [candidate.config for candidate in selection.shortlist(*cell_of(cell), device, MODEL_BEST, [FAMILY])]
+def tuned(family: Family, cell: Cell, device: Device) -> list[Any]:
+    """The configs of a family that a tune tries in a cell."""
+    return [candidate.config for candidate in selection.shortlist(*cell_of(cell), device, MODEL_BEST, [family])]
 
 
-def measure(path: Path, head_dims: Sequence[int], masks: Sequence[bool], lengths: Sequence[int], count: int) -> None:
-    """Times the samples of all cells and writes them to `path` after each cell."""
+def measure(path: Path, among: Sequence[str], head_dims: Sequence[int], masks: Sequence[bool], lengths: Sequence[int], count: int) -> None:
+    """Times the samples of all cells and families and writes them to `path` after each cell."""
     from flashgen.build.artifact import Artifact
     from flashgen.build.compiler import compile_many
     from flashgen.build.driver import gpu
     from flashgen.build.kernel import Kernel
-    from flashgen.codegen.spec import KernelSpec
     from flashgen.measure import Bench
 
     on = gpu(0)
     target, rows = on.device.target, []
     for head_dim, causal in itertools.product(head_dims, masks):
         (problem,) = problems(head_dim, 0, "bf16", causal)
-        tried = (config for length in lengths for config in tuned((head_dim, causal, length), on.device))
-        configs = dict.fromkeys((*sample(problem, target, count), *tried))
-        specs = [KernelSpec(FAMILY, problem, config, target) for config in configs]
+        specs: dict[KernelSpec, None] = {}
+        for family in (find_family(name) for name in among):
+            tried = (config for length in lengths for config in tuned(family, (head_dim, causal, length), on.device))
+            specs |= dict.fromkeys(KernelSpec(family, problem, c, target) for c in (*sample(family, problem, target, count), *tried))
         jobs = ((s, partial(selection.compile_spec, s)) for s in specs)
         made = {s: a for s, a in compile_many(jobs) if isinstance(a, Artifact) and not a.report.defects}
-        kernels = {s.config.name: Kernel(s, a, on) for s, a in made.items()}
+        kernels = {s.name: Kernel(s, a, on) for s, a in made.items()}
         for length in lengths:
             bench = Bench(*cell_of((head_dim, causal, length)), on.ordinal)
             timings = dict(bench.time(kernels, ROUNDS, ROUND_SECONDS))
             for spec, artifact in made.items():
-                row = {"head_dim": head_dim, "causal": causal, "length": length, "config": spec.config.to_json()}
-                rows.append(row | {"registers": artifact.report.registers, "seconds": timings[spec.config.name].seconds})
+                row = {"length": length, "spec": spec.to_json(), "registers": artifact.report.registers}
+                rows.append(row | {"seconds": timings[spec.name].seconds})
             path.write_text(json.dumps({"device": on.device.name, "driver": on.driver_version, "rows": rows}), encoding="utf-8")
             print(f"d {head_dim} {'causal' if causal else 'full'} S {length}: {len(made)} of {len(specs)} configs", flush=True)
 
 
-def read(path: Path, head_dims: Sequence[int]) -> tuple[Device, dict[Cell, list[Measured]]]:
-    """What `measure` wrote, of these head dims. Raises ArgumentError if it holds none of them."""
+def read(path: Path, head_dims: Sequence[int], among: Sequence[str] = ()) -> tuple[Device, dict[Cell, list[Measured]]]:
+    """What `measure` wrote, of these head dims and families, all by default. Raises ArgumentError if it holds none of them."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     cells: dict[Cell, list[Measured]] = defaultdict(list)
     for row in data["rows"]:
-        if row["head_dim"] in head_dims:
-            measured = Measured(AttentionForwardConfig.from_json(row["config"]), row["registers"], row["seconds"])
-            cells[row["head_dim"], row["causal"], row["length"]].append(measured)
+        plain = row["spec"]
+        if plain["problem"]["head_dim"] in head_dims and plain["family"] in (among or families()):
+            spec = PlainSpec.from_json(plain).as_of_now()
+            cell = (spec.problem.head_dim, spec.problem.mask is Mask.CAUSAL, row["length"])
+            cells[cell].append(Measured(spec, row["registers"], row["seconds"]))
     if not cells:
         raise ArgumentError(f"head-dim must be one that {path} holds; got {', '.join(map(str, head_dims))}")
     return find_device(data["device"]), dict(cells)
 
 
-def predictions(cell: Cell, rows: list[Measured], device: Device, weights: model.Weights) -> np.ndarray:
-    """The model's seconds for the configs of a cell."""
+def predictions(cell: Cell, rows: list[Measured], device: Device, weights: Any) -> np.ndarray:
+    """The seconds that the model of a family, which is that of all rows, expects for the configs of a cell."""
     problem, workload = cell_of(cell)
-
-    def seconds(row: Measured) -> float:
-        return FAMILY.predict(problem, row.config, workload, device, row.registers, weights).seconds
-
-    return np.array([seconds(row) for row in rows])
+    predict: Callable[..., Any] = rows[0].spec.family.predict
+    return np.array([predict(problem, row.spec.config, workload, device, row.registers, weights).seconds for row in rows])
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """How the model does in one cell: rank correlation, and by how much its best five, and a tune, miss the best config."""
+    """How a model does in one cell: rank correlation, and by how much its first, its best five, and a tune, miss the best config."""
 
     spearman: float
+    first_gap: float
     gap: float
     tune_gap: float
 
@@ -164,28 +170,51 @@ class Score:
         ranks = [np.argsort(np.argsort(x)) for x in (predicted, measured)]
         best_five = measured[np.argsort(predicted, kind="stable")[:5]]
         found = measured[tried].min() if tried.any() else math.inf
-        return cls(float(np.corrcoef(ranks[0], ranks[1])[0, 1]), *(float(t / measured.min() - 1) for t in (best_five.min(), found)))
+        gaps = (float(t / measured.min() - 1) for t in (best_five[0], best_five.min(), found))
+        return cls(float(np.corrcoef(ranks[0], ranks[1])[0, 1]), *gaps)
 
 
-def judge(device: Device, cells: dict[Cell, list[Measured]], weights: model.Weights) -> list[Score]:
-    """Prints a line for each cell, and the two figures that count."""
+def judge(device: Device, cells: dict[Cell, list[Measured]], weights: Any) -> list[Score]:
+    """Prints a line for each cell, and the two figures that count. All rows are of one family."""
     scores = []
-    print(f"{device.name}; Spearman's rank correlation, and by how much the model's best five, and a tune, miss the best config")
+    print(f"{device.name}; Spearman's rank correlation, and by how much the model's first, its best five, and a tune, miss the best config")
     for cell, rows in sorted(cells.items()):
-        tried = set(tuned(cell, device))
+        tried = set(tuned(rows[0].spec.family, cell, device))
         measured = np.array([row.seconds for row in rows])
-        score = Score.of(predictions(cell, rows, device, weights), measured, np.array([row.config in tried for row in rows]))
+        score = Score.of(predictions(cell, rows, device, weights), measured, np.array([row.spec.config in tried for row in rows]))
         scores.append(score)
-        kind = "causal" if cell[1] else "full"
-        print(f"d {cell[0]:3} {kind:6} S {cell[2]:5}  {len(rows):4} configs  {score.spearman:.3f}  {score.gap:6.1%}  {score.tune_gap:6.1%}")
+        gaps = "  ".join(f"{gap:6.1%}" for gap in (score.first_gap, score.gap, score.tune_gap))
+        print(f"{_name(cell)}  {len(rows):4} configs  {score.spearman:.3f}  {gaps}")
     near = sum(score.gap <= 0.03 for score in scores)
     median = statistics.median(score.spearman for score in scores)
     print(f"median {median:.3f}; best five within 3 % in {near} of {len(scores)} cells")
     return scores
 
 
-def loss(device: Device, cells: dict[Cell, list[Measured]], weights: model.Weights) -> float:
-    """What `fit` makes small: wrong order, missed best configs, and wrong times of the fast ones."""
+def picks(device: Device, cells: dict[Cell, list[Measured]]) -> dict[Cell, float]:
+    """By how much what is taken where nothing was measured misses the fastest config of any family. Prints a line for each cell."""
+    gaps = {}
+    for cell, rows in sorted(cells.items()):
+        seconds = {row.spec: row.seconds for row in rows}
+        best = min(seconds, key=seconds.__getitem__)
+        taken = next((spec for spec in selection.model_picks(*cell_of(cell), device) if spec in seconds), None)
+        if taken is None:
+            print(f"{_name(cell)}  none of the model's picks was measured")
+            continue
+        gaps[cell] = seconds[taken] / seconds[best] - 1
+        print(f"{_name(cell)}  {gaps[cell]:6.1%}  {taken.config.name}, best {best.config.name}")
+    print(
+        f"within 5 % in {sum(gap <= 0.05 for gap in gaps.values())} of {len(cells)} cells, worst {max(gaps.values(), default=math.nan):.1%}"
+    )
+    return gaps
+
+
+def _name(cell: Cell) -> str:
+    return f"d {cell[0]:3} {'causal' if cell[1] else 'full':6} S {cell[2]:5}"
+
+
+def loss(device: Device, cells: dict[Cell, list[Measured]], weights: Any) -> float:
+    """What `fit` makes small: wrong order, missed best configs, first of all by the first pick, and wrong times of the fast ones."""
     total = 0.0
     for cell, rows in cells.items():
         predicted, measured = predictions(cell, rows, device, weights), np.array([row.seconds for row in rows])
@@ -194,21 +223,23 @@ def loss(device: Device, cells: dict[Cell, list[Measured]], weights: model.Weigh
         error = np.log(predicted / measured)
         bias = np.average(error, weights=fast)
         spread = math.sqrt(np.average((error - bias) ** 2, weights=fast))
-        total += 1 - score.spearman + score.gap + 2 * spread + 0.5 * abs(bias)
+        # The gap of the first pick, smoothed: of two that are predicted all but equal, each might be the first.
+        first = float(np.average(measured / measured.min() - 1, weights=(predicted.min() / predicted) ** (1 / PICK)))
+        total += 1 - score.spearman + score.gap + 2 * first + 2 * spread + 0.5 * abs(bias)
     return total / len(cells)
 
 
-def fit(device: Device, cells: dict[Cell, list[Measured]], seconds: float) -> model.Weights:
-    """Nelder and Mead's search from the present weights, each taken relative to its present value, as long as it finds better ones."""
+def fit(device: Device, cells: dict[Cell, list[Measured]], start: Any, seconds: float) -> Any:
+    """Nelder and Mead's search from the weights `start`, each taken relative to its value there, as long as it finds better ones."""
     import time
 
     from scipy.optimize import minimize
 
-    start, names = model.FITTED, [f.name for f in dataclasses.fields(model.Weights)]
+    kind, names = type(start), [f.name for f in dataclasses.fields(start)]
     deadline = time.monotonic() + seconds
 
-    def weights(factors: np.ndarray) -> model.Weights:
-        return model.Weights(**{name: getattr(start, name) * float(f) for name, f in zip(names, factors, strict=True)})
+    def weights(factors: np.ndarray) -> Any:
+        return kind(**{name: getattr(start, name) * float(f) for name, f in zip(names, factors, strict=True)})
 
     def cost(factors: np.ndarray) -> float:
         if (factors <= 0).any() or time.monotonic() > deadline:
@@ -232,8 +263,9 @@ def fit(device: Device, cells: dict[Cell, list[Measured]], seconds: float) -> mo
 def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("measure", "fit", "judge"))
+    parser.add_argument("what", choices=("measure", "fit", "judge", "picks"))
     parser.add_argument("file", type=Path, help="what measure writes, and the others read")
+    parser.add_argument("--family", choices=tuple(FITTED), help="to fit or judge (default: attention_forward_sm90), or to measure alone")
     parser.add_argument("--head-dim", type=int, action="append", required=True)
     parser.add_argument("--seqlen", type=int, action="append")
     parser.add_argument("--mask", choices=("full", "causal", "both"), default="both")
@@ -250,10 +282,15 @@ def run(options: argparse.Namespace) -> None:
     """What the command line asks for."""
     if options.what == "measure":
         masks = {"full": (False,), "causal": (True,), "both": (False, True)}[options.mask]
-        measure(options.file, options.head_dim, masks, options.seqlen or (512, 4096, 16384), options.configs)
+        among = [options.family] if options.family else list(FITTED)
+        measure(options.file, among, options.head_dim, masks, options.seqlen or (512, 4096, 16384), options.configs)
         return
-    device, cells = read(options.file, options.head_dim)
-    judge(device, cells, model.FITTED if options.what == "judge" else fit(device, cells, options.seconds))
+    if options.what == "picks":
+        picks(*read(options.file, options.head_dim))
+        return
+    family = options.family or "attention_forward_sm90"
+    device, cells = read(options.file, options.head_dim, [family])
+    judge(device, cells, FITTED[family] if options.what == "judge" else fit(device, cells, FITTED[family], options.seconds))
 
 
 if __name__ == "__main__":

@@ -316,10 +316,16 @@ class AttentionForwardSm90(Family):
         return _default(problem, target)
 
     def predict(
-        self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device, registers: int | None = None
+        self,
+        problem: Problem,
+        config: AttentionForwardSm90Config,
+        workload: Workload,
+        device: Device,
+        registers: int | None = None,
+        weights: model.Weights = model.FITTED,
     ) -> Prediction:
         """See Family, and codegen/models/attention_forward_sm90.py. The compiler reports registers at entry, which say nothing here."""
-        return model.predict(problem, config, workload, device, self.blocks_per_sm(problem, config))
+        return model.predict(problem, config, workload, device, self.blocks_per_sm(problem, config), weights)
 
 
 _ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flashgen.codegen.device import Device
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 PANEL = 64  # columns that are copied together
 SECTOR_BYTES = 32  # of the L2
 DRAM_EFFICIENCY = 0.85  # of the data sheet's bandwidth that a kernel can reach
+MEMORY_JOINING = (
+    8  # exponent of the norm that joins memory and the rest: of two that memory bounds, the one with less of the rest is faster
+)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What counts do not tell, fitted to 2,340 times of configs in 172 cells of head dims 24 to 256 on an H200.
+    """What counts do not tell, fitted by `tools/model.py fit` to times of head dims 24 to 128 and lengths 128 to 16384 on an H200.
 
     clock:           share of the device's clock that it keeps under this load
     tensor:          share of the tensor cores' rate that products reach at most, at that clock
@@ -38,6 +42,7 @@ class Weights:
     joining:         exponent of the norm that joins tensor cores and the rest
     tile:            cycles of a tile for each column of queries and output, for 128 rows
     begin:           cycles of a tile that do not depend on its size
+    first_step:      share of a step by which a tile takes longer: nothing overlaps with its first scores, nor with its last product
     claim:           cycles of a tile that is claimed, in addition
     turns_of_two:    factor on a step where two consumers take turns
     turns_of_three:  the same of three, who wait for each other longer than it helps
@@ -47,22 +52,23 @@ class Weights:
     """
 
     clock: float = 0.95
-    tensor: float = 1.02
-    scores: float = 0.112
-    exponentials: float = 2.28
-    maximum: float = 1.13
-    latency: float = 639.0
-    copies: float = 2.08
-    misaligned: float = 1.9
-    joining: float = 1.9
-    tile: float = 3.77
-    begin: float = 1482.0
-    claim: float = 784.0
-    turns_of_two: float = 0.983
-    turns_of_three: float = 1.065
-    neighbours: float = 0.93
-    launch: float = 5381.0
-    static_tail: float = 0.096
+    tensor: float = 1.041
+    scores: float = 0.1323
+    exponentials: float = 1.727
+    maximum: float = 1.213
+    latency: float = 665.9
+    copies: float = 1.998
+    misaligned: float = 1.945
+    joining: float = 1.783
+    tile: float = 2.623
+    begin: float = 767.3
+    first_step: float = 0.4391
+    claim: float = 1109.0
+    turns_of_two: float = 0.9711
+    turns_of_three: float = 1.116
+    neighbours: float = 0.95
+    launch: float = 6721.0
+    static_tail: float = 0.0996
 
 
 FITTED = Weights()
@@ -85,21 +91,17 @@ def predict(
     tensor = 2 * rows * beside * keys * (d + dv) / rate / w.tensor
     per_key = w.exponentials + (0.0 if config.lazy else w.maximum)
     serial = w.scores * 2 * rows * keys * d / rate + config.warpgroups * beside * keys * per_key + w.latency
-    panels = sum(
-        -(-width // PANEL) * (w.misaligned if width * problem.dtype.bytes % SECTOR_BYTES else 1.0)
-        for width in (problem.head_dim, problem.head_dim_v)
-    )
+    panels = sum(_panels(width, problem.dtype, w.misaligned) for width in (problem.head_dim, problem.head_dim_v))
     copies = w.copies * keys * beside * panels
     step = (tensor**w.joining + serial**w.joining + copies**w.joining) ** (1 / w.joining)
     if config.turns:
         step *= w.turns_of_three if config.warpgroups == 3 else w.turns_of_two
     if beside > 1:
         step *= w.neighbours
-    tile = w.begin + w.tile * (d + dv) * rows / 128 + (w.claim if config.dynamic else 0.0)
+    tile = w.begin + w.tile * (d + dv) * rows / 128 + w.first_step * step + (w.claim if config.dynamic else 0.0)
 
-    steps = [_steps(problem, workload, config.queries, keys, i) for i in range(tiles_of_head)] if tiles_of_head <= 4096 else None
-    longest = steps[-1] if steps else -(-workload.len_kv // keys)
-    total = heads * (sum(steps) if steps else tiles_of_head * longest * (0.5 if problem.mask is Mask.CAUSAL else 1.0))
+    steps_of_head, longest = _steps(problem.mask, workload.len_q, workload.len_kv, config.queries, keys)
+    total = heads * steps_of_head
     rounds = math.ceil(tiles / blocks)
     if problem.mask is Mask.FULL:
         cycles = rounds * (longest * step + tile)
@@ -110,7 +112,7 @@ def predict(
     memory = workload.io_bytes(problem) / (device.memory_bandwidth * DRAM_EFFICIENCY)
     bounds = {"tensor cores": tensor, "exponentials and latency": serial}
     bound_by = "memory" if memory > seconds else max(bounds, key=bounds.__getitem__)
-    return Prediction(max(seconds, memory), bound_by)
+    return Prediction((seconds**MEMORY_JOINING + memory**MEMORY_JOINING) ** (1 / MEMORY_JOINING), bound_by)
 
 
 def _panels(width: int, dtype: Dtype, misaligned: float) -> float:
@@ -118,9 +120,13 @@ def _panels(width: int, dtype: Dtype, misaligned: float) -> float:
     return -(-width // PANEL) * (misaligned if width * dtype.bytes % SECTOR_BYTES else 1.0)
 
 
-def _steps(problem: Problem, workload: Workload, queries: int, keys: int, tile: int) -> int:
-    """Key blocks that a query tile's rows see, at least one."""
-    seen = workload.len_kv
-    if problem.mask is Mask.CAUSAL:
-        seen = min(seen, max(0, (tile + 1) * queries + workload.len_kv - workload.len_q))
-    return max(1, -(-seen // keys))
+@lru_cache(maxsize=2**12)
+def _steps(mask: Mask, len_q: int, len_kv: int, queries: int, keys: int) -> tuple[float, int]:
+    """Steps of all query tiles of a head, and of its last: key blocks that its rows see, at least one. Beyond 4096 tiles an estimate."""
+    tiles, most = -(-len_q // queries), -(-len_kv // keys)
+    if mask is not Mask.CAUSAL:
+        return tiles * max(1, most), max(1, most)
+    if tiles > 4096:
+        return tiles * most * 0.5, most
+    steps = [max(1, -(-min(len_kv, max(0, (i + 1) * queries + len_kv - len_q)) // keys)) for i in range(tiles)]
+    return sum(steps), steps[-1]

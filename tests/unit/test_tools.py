@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from flashgen.build.driver import Gpu, gpu_count
 from flashgen.codegen.device import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.families.attention_forward import FAMILY
+from flashgen.codegen.family import families, find_family
 from flashgen.codegen.models.attention_forward import FITTED
 from flashgen.codegen.problem import Dtype, Problem, Workload
 from flashgen.codegen.render import Source
@@ -226,11 +227,11 @@ def test_a_mixture_is_spread_evenly_and_compiles(capsys: pytest.CaptureFixture[s
 # model
 
 
-def measured(cell: model.Cell, seconds: Callable[[float], float], count: int = 12) -> list[model.Measured]:
+def measured(cell: model.Cell, seconds: Callable[[float], float], count: int = 12, family: Any = FAMILY) -> list[model.Measured]:
     """Configs of a cell whose times are what the model says, changed by `seconds`."""
     problem, workload = model.cell_of(cell)
-    configs: list[Any] = model.tuned(cell, H200)[:count]
-    return [model.Measured(c, 128, seconds(FAMILY.predict(problem, c, workload, H200, 128, FITTED).seconds)) for c in configs]
+    specs = [KernelSpec(family, problem, config, H200.target) for config in model.tuned(family, cell, H200)[:count]]
+    return [model.Measured(s, 128, seconds(family.predict(problem, s.config, workload, H200, 128).seconds)) for s in specs]
 
 
 def test_what_is_measured_can_be_judged(fake: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,31 +241,38 @@ def test_what_is_measured_can_be_judged(fake: FakeGpu, tmp_path: Path, capsys: p
     assert device == H200
     assert sorted(cells) == [(64, False, 512), (64, False, 1024)]
     for rows in cells.values():
-        assert [row.seconds for row in rows] == pytest.approx([row.config.stages * 1e-6 for row in rows])
+        assert [row.seconds for row in rows] == pytest.approx([cast(Any, row.spec.config).stages * 1e-6 for row in rows])
         assert {row.registers for row in rows} == {128}
-        assert len(rows) > 6, "those of a tune, too"
-    model.main(["judge", str(file), "--head-dim", "64"])
-    assert "cells" in capsys.readouterr().out
+        assert {row.spec.family.name for row in rows} == set(model.FITTED)
+        assert len(rows) > 12, "those of a tune, too"
+    for family in model.FITTED:
+        model.main(["judge", str(file), "--family", family, "--head-dim", "64"])
+        assert capsys.readouterr().out.endswith("of 2 cells\n")
+        assert {row.spec.family.name for rows in model.read(file, [64], [family])[1].values() for row in rows} == {family}
+    model.main(["picks", str(file), "--head-dim", "64"])
+    assert "within 5 % in 2 of 2 cells" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"^error: head-dim must be one that .*times.json holds; got 72$"):
         model.main(["judge", str(file), "--head-dim", "72"])
-    assert {row["head_dim"] for row in json.loads(file.read_text())["rows"]} == {64}
+    assert {row["spec"]["problem"]["head_dim"] for row in json.loads(file.read_text())["rows"]} == {64}
 
 
 def test_a_sample_is_legal_repeatable_and_half_of_the_space() -> None:
     problem, _ = model.cell_of((72, True, 512))
-    sample = model.sample(problem, H200.target, 20)
-    assert len(set(sample)) == 20
-    assert sample == model.sample(problem, H200.target, 20)
-    assert all(FAMILY.check(problem, config, H200.target) == [] for config in sample)
-    assert len(set(sample) & set(FAMILY.legal_configs(problem, H200.target))) >= 10
+    for family in families().values():
+        sample = model.sample(family, problem, H200.target, 20)
+        assert len(set(sample)) == 20
+        assert sample == model.sample(family, problem, H200.target, 20)
+        assert all(family.check(problem, config, H200.target) == [] for config in sample)
+        assert {config.packed_heads for config in sample} == {1}
+        assert len(set(sample) & set(family.legal_configs(problem, H200.target))) >= 10
 
 
 def test_a_score_tells_order_and_what_is_missed() -> None:
     times = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
     right = model.Score.of(times, times, times > 1)
-    assert (right.spearman, right.gap, right.tune_gap) == pytest.approx((1, 0, 1))
+    assert (right.spearman, right.first_gap, right.gap, right.tune_gap) == pytest.approx((1, 0, 0, 1))
     wrong = model.Score.of(-times, times, times > 9)
-    assert (wrong.spearman, wrong.gap, wrong.tune_gap) == pytest.approx((-1, 2, float("inf")))
+    assert (wrong.spearman, wrong.first_gap, wrong.gap, wrong.tune_gap) == pytest.approx((-1, 6, 2, float("inf")))
 
 
 def test_the_model_is_judged_right_where_its_times_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,9 +290,13 @@ def test_the_model_is_judged_right_where_its_times_are_measured(capsys: pytest.C
     assert 0 <= exact < scaled < model.loss(H200, upside_down, FITTED)
 
 
-def test_a_fit_takes_the_best_weights_that_the_search_finds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("family", model.FITTED)
+def test_a_fit_takes_the_best_weights_that_the_search_finds(
+    family: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A search that is made up: it tries all weights halved, and those first that make what was measured."""
-    cells = {(64, False, 512): measured((64, False, 512), lambda s: s)}
+    start: Any = model.FITTED[family]
+    cells = {(64, False, 512): measured((64, False, 512), lambda s: s, family=find_family(family))}
     asked: list[float] = []
 
     def minimize(cost: Callable[[np.ndarray], float], start: np.ndarray, **options: Any) -> Any:
@@ -294,8 +306,20 @@ def test_a_fit_takes_the_best_weights_that_the_search_finds(monkeypatch: pytest.
         return SimpleNamespace(x=best, fun=cost(best))
 
     monkeypatch.setitem(sys.modules, "scipy.optimize", SimpleNamespace(minimize=minimize))
-    assert model.fit(H200, cells, 60) == FITTED
+    assert model.fit(H200, cells, start, 60) == start
     assert asked[1] < asked[0] < asked[2] == float("inf"), "weights are positive"
     out = capsys.readouterr().out
-    assert f"    arithmetic={FITTED.arithmetic:.4g}," in out
-    assert out.count("=") == len(FITTED.__dataclass_fields__)
+    assert all(f"    {name}={weight:.4g}," in out for name, weight in vars(start).items())
+    assert out.count("=") == len(start.__dataclass_fields__)
+
+
+def test_a_pick_is_held_against_the_fastest_of_any_family(capsys: pytest.CaptureFixture[str]) -> None:
+    cell = (64, True, 1024)
+    taken = next(selection.model_picks(*model.cell_of(cell), H200))
+    other = next(row.spec for row in measured(cell, lambda s: s))
+    rows = [model.Measured(taken, 128, 1.2e-3), model.Measured(other, 128, 1e-3)]
+    assert model.picks(H200, {cell: rows, (64, True, 512): rows[1:]}) == {cell: pytest.approx(0.2)}
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].endswith("none of the model's picks was measured")
+    assert out[1].endswith(f"20.0%  {taken.config.name}, best {other.config.name}")
+    assert out[2] == "within 5 % in 0 of 2 cells, worst 20.0%"
