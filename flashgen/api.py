@@ -10,24 +10,16 @@ import torch
 from flashgen.build.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.kernel import Kernel
 from flashgen.codegen.config import Config
-from flashgen.codegen.errors import ArgumentError, choice_error, shown
+from flashgen.codegen.errors import ArgumentError, FlashgenError, choice_error, shown
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.typed import checked
 
 from . import bundle, selection
-from .arguments import check_types
-from .ops import (
-    CaptureError,
-    attention_forward,
-    attention_output,
-    attention_with_autograd,
-    choose_kernel,
-    is_transformed,
-    plan_at_hand,
-    refuse_tangents,
-)
+from .arguments import check_types, require_together
+from .ops import CaptureError, attention_forward, attention_output, choose_kernel, plan_at_hand
+from .transforms import attention_with_autograd, is_differentiated
 
 if TYPE_CHECKING:
     from .tuning import TuneResult
@@ -92,13 +84,15 @@ def attention(
             both = plan(q, k, v, return_lse)
             return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
     check_types(q, k, v, causal, scale, layout, return_lse)
-    refuse_tangents(q, k, v)
-    needs_grad = is_transformed() or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-    if not (needs_grad or return_lse):
-        return attention_output(q, k, v, causal, scale, layout)  # type: ignore[no-any-return]
-    operator = attention_with_autograd if needs_grad else attention_forward
-    out, lse = operator(q, k, v, causal, scale, layout)
-    return (out, lse) if return_lse else out
+    differentiated = is_differentiated(q, k, v)
+    operator = attention_with_autograd if differentiated else attention_forward if return_lse else attention_output
+    try:
+        given = operator(q, k, v, causal, scale, layout)
+    except (AssertionError, NotImplementedError, TypeError) as error:
+        if not isinstance(error, FlashgenError):
+            require_together(q, k, v, error)
+        raise
+    return given[0] if differentiated and not return_lse else given  # type: ignore[no-any-return]
 
 
 def _gpu(device: int | None) -> Gpu:
