@@ -10,7 +10,7 @@ import torch
 from flashgen.build.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.kernel import Kernel
 from flashgen.codegen.config import Config
-from flashgen.codegen.errors import ArgumentError, FlashgenError, choice_error, shown
+from flashgen.codegen.errors import ArgumentError, choice_error, shown
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
@@ -18,7 +18,7 @@ from flashgen.codegen.typed import checked
 
 from . import bundle, selection
 from .arguments import check_types, require_together
-from .ops import CaptureError, attention_forward, attention_output, choose_kernel, plan_at_hand
+from .ops import CaptureError, attention_forward, attention_output, choose_kernel, nobody_listens, plan_at_hand
 from .transforms import attention_with_autograd, is_differentiated
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def attention(
 
     Every row whose scores, scaled and unscaled, are finite in fp32 is right; beyond that rows are NaN, and a NaN score gives NaN. A row
     that sees no key, or whose scores are all -inf, gives 0 and an lse of -inf, where plain PyTorch gives NaN. On Hopper, bf16 values of v
-    beyond 2^41 may overflow in rows whose scaled scores rise by some 50 from their last keys to earlier ones.
+    beyond 2^41 may overflow in rows whose scaled scores rise by some 50 from their last keys to earlier ones. Probabilities are divided by
+    their sum at the end, so that the sum of |v| over the keys that a row sees must be finite in fp32.
 
     The first call for a problem and length bucket may compile (about two seconds on Hopper); `warm` does that ahead of time.
     Raises ArgumentError for bad arguments, DriverError and CompileError for the machine's faults, CaptureError for a first
@@ -83,14 +84,14 @@ def attention(
         if plan is not None:
             both = plan(q, k, v, return_lse)
             return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
-    check_types(q, k, v, causal, scale, layout, return_lse)
-    differentiated = is_differentiated(q, k, v)
-    operator = attention_with_autograd if differentiated else attention_forward if return_lse else attention_output
     try:
+        check_types(q, k, v, causal, scale, layout, return_lse)
+        differentiated = is_differentiated(q, k, v)
+        operator = attention_with_autograd if differentiated else attention_forward if return_lse else attention_output
         given = operator(q, k, v, causal, scale, layout)
-    except (AssertionError, NotImplementedError, TypeError) as error:
-        if not isinstance(error, FlashgenError):
-            require_together(q, k, v, error)
+    except Exception as error:
+        if not torch.compiler.is_compiling():
+            require_together(q, k, v, error, in_mode=not nobody_listens())
         raise
     return given[0] if differentiated and not return_lse else given  # type: ignore[no-any-return]
 

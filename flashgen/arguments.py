@@ -126,13 +126,14 @@ def _problem(q: torch.Tensor, v: torch.Tensor, causal: bool) -> Problem:
     return Problem(DTYPES[q.dtype], int(q.shape[3]), int(v.shape[3]), Mask.CAUSAL if causal else Mask.FULL)
 
 
-def require_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, error: Exception) -> None:
+def require_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, error: Exception, in_mode: bool) -> None:
     """Raises ArgumentError where that may be why PyTorch has met `error`: a subclass (a masked, distributed, fake tensor), or a mode.
 
-    Its modes, such as the one for fake tensors, assert that they get tensors of their own.
+    Modes such as the one for fake tensors take none but their own. An error of another type, for example for want of memory, stays.
     """
     kinds = [type(tensor) for tensor in (q, k, v)]
-    if isinstance(error, AssertionError) or not {*kinds} <= {torch.Tensor, Parameter}:
+    strange = in_mode or not {*kinds} <= {torch.Tensor, Parameter}
+    if strange and type(error) in (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError):
         names, told = ", ".join(kind.__name__ for kind in kinds), str(error).partition("\n")[0]
         raise ArgumentError(f"q, k and v must be tensors that PyTorch takes together; got {names}: {told}") from error
 

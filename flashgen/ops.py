@@ -176,7 +176,7 @@ def _listeners() -> Callable[[], bool]:
         dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled
         transforms, tracer = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
 
-        def nobody_listens() -> bool:
+        def nobody() -> bool:
             return (
                 not dispatch_modes()
                 and not function_modes()
@@ -186,13 +186,13 @@ def _listeners() -> Callable[[], bool]:
                 and not profiler._is_profiler_enabled
             )
 
-        nobody_listens()
+        nobody()
     except (AttributeError, TypeError):
         return lambda: False
-    return nobody_listens
+    return nobody
 
 
-_nobody_listens = _listeners()
+nobody_listens = _listeners()
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
 
@@ -207,7 +207,7 @@ def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
     if (
         type(q) is type(k) is type(v) is torch.Tensor
         and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        and _nobody_listens()
+        and nobody_listens()
         and not (q.is_neg() or k.is_neg() or v.is_neg())  # the dispatcher negates them first
     ):
         try:

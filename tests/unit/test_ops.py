@@ -287,6 +287,23 @@ def test_the_operators_refuse_what_is_not_dense(operator: str, grad: bool) -> No
             call(q, odd, q, False, None, "bshd")
 
 
+class Aloof(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        return NotImplemented
+
+
+class Refusing(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("no function of mine")
+
+
+class Hiding(TorchDispatchMode):
+    def __torch_dispatch__(self, *_: Any, **__: Any) -> Any:
+        return NotImplemented
+
+
 def fake() -> torch.Tensor:
     with FakeTensorMode():
         return tensors()["q"]  # type: ignore[no-any-return]
@@ -297,6 +314,9 @@ def fake() -> torch.Tensor:
     [
         (lambda q: [masked_tensor(q.half(), q > 0)] * 3, contextlib.nullcontext, "MaskedTensor, MaskedTensor, MaskedTensor: "),
         (lambda q: [q.half(), q.half(), masked_tensor(q.half(), q > 0)], contextlib.nullcontext, "Tensor, Tensor, MaskedTensor: "),
+        (lambda q: [q, q.as_subclass(Aloof), q], contextlib.nullcontext, "Tensor, Aloof, Tensor: Multiple dispatch failed"),
+        (lambda q: [q, q.as_subclass(Refusing), q], contextlib.nullcontext, "Tensor, Refusing, Tensor: no function of mine"),
+        (lambda q: [q, q, q], Hiding, "Tensor, Tensor, Tensor: Multiple dispatch failed"),
         (lambda q: [q, q, q], FakeTensorMode, "Tensor, Tensor, Tensor: Please convert all Tensors to FakeTensors"),
         (lambda q: [fake(), q, q], contextlib.nullcontext, "FakeTensor, Tensor, Tensor: Please convert all Tensors to FakeTensors"),
         (lambda q: [fake(), fake(), q], FakeTensorMode, "FakeTensor, FakeTensor, Tensor: Mixing fake modes"),
@@ -311,11 +331,13 @@ def test_what_pytorch_does_not_take_together(make: Callable[[Any], Any], mode: C
 
 def test_an_error_of_our_own_is_not_taken_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> None:
-        raise TypeError("ours")
+        raise errors.pop()
 
+    errors = [TypeError("ours"), torch.OutOfMemoryError("ours")]
     monkeypatch.setattr(api, "attention_output", fail)
-    with pytest.raises(TypeError, match=r"^ours$"):
-        flashgen.attention(**tensors())
+    for given in (torch.nn.Parameter(tensors()["q"], requires_grad=False).as_subclass(type("Sub", (torch.Tensor,), {})), tensors()["q"]):
+        with pytest.raises(type(errors[-1]), match=r"^ours$"):
+            flashgen.attention(given, given, given)
 
 
 @pytest.mark.parametrize(("asked", "operator"), [({}, "attention_output"), ({"return_lse": True}, "attention_forward")])
