@@ -129,11 +129,12 @@ def _problem(q: torch.Tensor, v: torch.Tensor, causal: bool) -> Problem:
 def require_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, error: Exception, in_mode: bool) -> None:
     """Raises ArgumentError where that may be why PyTorch has met `error`: a subclass (a masked, distributed, fake tensor), or a mode.
 
-    Modes such as the one for fake tensors take none but their own. An error of another type, for example for want of memory, stays.
+    Modes such as the one for fake tensors take none but their own. An error of another type, for example for want of memory, stays. What
+    PyTorch asserts is always about the tensors: one that has left its transform looks like any other.
     """
     kinds = [type(tensor) for tensor in (q, k, v)]
     strange = in_mode or not {*kinds} <= {torch.Tensor, Parameter}
-    if strange and type(error) in (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError):
+    if type(error) is AssertionError or (strange and type(error) in (AttributeError, NotImplementedError, RuntimeError, TypeError)):
         names, told = ", ".join(kind.__name__ for kind in kinds), str(error).partition("\n")[0]
         raise ArgumentError(f"q, k and v must be tensors that PyTorch takes together; got {names}: {told}") from error
 

@@ -304,6 +304,18 @@ class Hiding(TorchDispatchMode):
         return NotImplemented
 
 
+def leaked(q: torch.Tensor) -> torch.Tensor:
+    """A tensor that has left its vmap."""
+    seen: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return x
+
+    torch.vmap(keep)(torch.stack([q, q]))
+    return seen[0]
+
+
 def fake() -> torch.Tensor:
     with FakeTensorMode():
         return tensors()["q"]  # type: ignore[no-any-return]
@@ -316,6 +328,7 @@ def fake() -> torch.Tensor:
         (lambda q: [q.half(), q.half(), masked_tensor(q.half(), q > 0)], contextlib.nullcontext, "Tensor, Tensor, MaskedTensor: "),
         (lambda q: [q, q.as_subclass(Aloof), q], contextlib.nullcontext, "Tensor, Aloof, Tensor: Multiple dispatch failed"),
         (lambda q: [q, q.as_subclass(Refusing), q], contextlib.nullcontext, "Tensor, Refusing, Tensor: no function of mine"),
+        (lambda q: [q, q, leaked(q)], contextlib.nullcontext, "Tensor, Tensor, Tensor: "),
         (lambda q: [q, q, q], Hiding, "Tensor, Tensor, Tensor: Multiple dispatch failed"),
         (lambda q: [q, q, q], FakeTensorMode, "Tensor, Tensor, Tensor: Please convert all Tensors to FakeTensors"),
         (lambda q: [fake(), q, q], contextlib.nullcontext, "FakeTensor, Tensor, Tensor: Please convert all Tensors to FakeTensors"),
