@@ -32,6 +32,7 @@ OPTIONS = {
     HOST_SANITIZED: (*_PROGRAM, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DFLASHGEN_SANITIZED"),
 }
 TEXT_FILE = "kernel.cpp"  # what a program's line numbers refer to
+_PATIENCE = 30.0  # seconds for a compiler to say its version
 _LEAST = {"g++": 12, "clang++": 14}
 
 
@@ -61,14 +62,18 @@ def host_compiler() -> HostCompiler:
         if path is None:
             tried.append(f"{name}: not found")
             continue
-        done = subprocess.run([path, "--version"], capture_output=True, text=True)
+        try:
+            done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", timeout=_PATIENCE)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            tried.append(f"{name}: {error}")
+            continue
         match = re.search(r"(clang) version (\d+)[\d.]*|\b(\d+)\.\d+\.\d+", done.stdout)
         if done.returncode or match is None:
             tried.append(f"{name}: says no version")
             continue
         kind = "clang++" if match[1] else "g++"
         if int(match[2] or match[3]) >= _LEAST[kind]:
-            return HostCompiler(Path(path), f"{kind} {match[0].removeprefix('clang version ')} for {platform.machine()}")
+            return HostCompiler(Path(path).absolute(), f"{kind} {match[0].removeprefix('clang version ')} for {platform.machine()}")
         tried.append(f"{name}: {done.stdout.splitlines()[0]}")
     least = " or ".join(f"{kind} {version}" for kind, version in _LEAST.items())
     raise HostCompilerMissingError(
@@ -87,13 +92,13 @@ def compile_host_source(source: Source, kind: str = HOST) -> Artifact:
         made = Path(folder, "kernel")
         Path(folder, TEXT_FILE).write_text(source.text, encoding="utf-8")
         # Line numbers must not speak of a folder that is gone.
-        command = [str(compiler.path), *OPTIONS[kind], f"-ffile-prefix-map={folder}=.", TEXT_FILE, "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-        if done.returncode:
+        command = [str(compiler.path), *OPTIONS[kind], f"-ffile-prefix-map={folder}=.", TEXT_FILE, "-lstdc++", "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder)
+        if done.returncode or not made.is_file():
             if kind == HOST_SANITIZED and (missing := re.search(r"^.*cannot find.*(?:asan|ubsan).*$", done.stderr, re.MULTILINE)):
                 raise SanitizerMissingError(
                     f"sanitize needs AddressSanitizer and UndefinedBehaviorSanitizer of {compiler.version}; got {missing[0]!r}. "
                     "Install them (apt install libasan8 libubsan1, dnf install libasan libubsan), or name another compiler in CXX"
                 )
-            raise CompileError(f"{source.entry} does not compile with {compiler.version}:\n{done.stderr}")
+            raise CompileError(f"{source.entry} does not compile with {compiler.version}:\n{done.stderr or 'it wrote nothing'}")
         return Artifact(source.entry, kind, source.text, made.read_bytes(), done.stderr, compiler.version)

@@ -10,7 +10,7 @@ from typing import Self, get_type_hints
 
 from .errors import choice_error
 from .plain import from_plain, to_plain
-from .typed import parse_int, require_field_types
+from .typed import parse_int, require_field_types, require_type
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Config:
 
         Raises ArgumentError for an unknown field or a value that its type does not allow.
         """
+        require_type("settings", settings, Mapping[str, str])
         changes: dict[str, object] = {}
         for name, text in settings.items():
             kind = _field_type(type(self), name)

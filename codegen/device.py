@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 from .devices import DEVICES, KnownDevice
-from .errors import choice_error
+from .errors import ArgumentError, choice_error, require_int, shown
 from .target import Target, find_target
 from .typed import require_field_types
 
@@ -35,6 +36,11 @@ class Device:
 
     def __post_init__(self) -> None:
         require_field_types(self)
+        require_int("sm_count", self.sm_count, 1)
+        require_int("l2_bytes", self.l2_bytes, 0)
+        for name in ("clock_hz", "memory_bandwidth", "mma_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ArgumentError(f"{name} must be finite and > 0; got {shown(getattr(self, name))}")
 
 
 def named_devices() -> dict[str, Device]:

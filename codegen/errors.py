@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 _LONGEST = 200  # characters of a value that an error repeats
 
@@ -21,7 +22,11 @@ class IllegalConfigError(ArgumentError):
 
     def __init__(self, what: str, reasons: Sequence[str]) -> None:
         self.reasons = tuple(reasons)
+        self._what = what
         super().__init__(f"config {what} is illegal: " + "; ".join(reasons))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # by the message alone, which is not what it is made of, it could not be unpickled
+        return type(self), (self._what, self.reasons)
 
 
 def shown(given: object) -> str:

@@ -49,6 +49,9 @@ class Family(ABC):
     parameters: ClassVar[ParameterBlock]
     preference: ClassVar[int] = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:  # there is one of each: a copy would make specs differ that are the same
+        return find_family, (self.name,)
+
     @abstractmethod
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """All the reasons why no config of this family can compute `problem` on `target`; empty if one can."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from .errors import ArgumentError, choice_error, require_int
 from .plain import named
@@ -12,13 +13,21 @@ from .typed import require_field_types, require_type
 _MOST = 2**31 - 1  # of any size: what an int of a kernel holds
 
 
-class Pass(enum.Enum):
+class _Choice(enum.Enum):
+    """An enum whose error for another value is ours."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise choice_error(cls.__name__.lower(), value, (member.value for member in cls))
+
+
+class Pass(_Choice):
     """Which pass of attention."""
 
     FORWARD = "forward"
 
 
-class Dtype(enum.Enum):
+class Dtype(_Choice):
     """Element type of q, k, v and out. Accumulation and softmax are always fp32."""
 
     BF16 = "bf16"
@@ -34,13 +43,10 @@ class Dtype(enum.Enum):
         """Accepts 'bf16', 'bfloat16', 'fp16', 'float16', 'half'."""
         require_type("dtype", text, str)
         aliases = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
-        try:
-            return cls(aliases.get(text, text))
-        except ValueError:
-            raise choice_error("dtype", text, (d.value for d in cls)) from None
+        return cls(aliases.get(text, text))
 
 
-class Mask(enum.Enum):
+class Mask(_Choice):
     """Which keys a query may see. CAUSAL is aligned bottom-right: key j is seen by query i iff j <= i + len_kv - len_q."""
 
     FULL = "full"
@@ -103,6 +109,7 @@ class Workload:
 
     def visible_pairs(self, mask: Mask) -> int:
         """How many (query, key) pairs of one head the mask lets through."""
+        require_type("mask", mask, Mask)
         if mask is Mask.FULL or not self.len_q or not self.len_kv:
             return self.len_q * self.len_kv
         # Query i sees clamp(i + 1 + len_kv - len_q, 0, len_kv) keys: an arithmetic series over the last min(len_q, len_kv) rows.
@@ -111,10 +118,12 @@ class Workload:
 
     def flops(self, problem: Problem) -> float:
         """Floating-point operations by the field's convention: 2 * (head_dim + head_dim_v) a pair, half of it when causal."""
+        require_type("problem", problem, Problem)
         pairs = self.batch * self.heads_q * self.len_q * self.len_kv
         return 2.0 * pairs * (problem.head_dim + problem.head_dim_v) * (0.5 if problem.mask is Mask.CAUSAL else 1.0)
 
     def io_bytes(self, problem: Problem) -> int:
         """Bytes of q, k, v and out, each once: what the memory must move at least."""
+        require_type("problem", problem, Problem)
         rows = self.batch * (self.heads_q * self.len_q + self.heads_kv * self.len_kv)
         return rows * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes

@@ -12,7 +12,7 @@ from .family import Family, find_family
 from .plain import digest, from_plain, to_plain
 from .problem import Problem
 from .target import Target, find_target
-from .typed import require_field_types
+from .typed import require_field_types, require_type
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class KernelSpec:
 
         Raises ArgumentError if the family's revision is another, or a value is not allowed.
         """
+        require_type("target", target, Target | None)
         plain = PlainSpec.from_json(values)
         family = find_family(plain.family)
         if plain.revision != family.revision:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from .errors import ArgumentError, choice_error, shown
+from .errors import ArgumentError, choice_error, require_int, shown
 from .typed import require_field_types
 
 
@@ -42,6 +42,11 @@ class Target:
 
     def __post_init__(self) -> None:
         require_field_types(self)
+        if len(self.capability) != 2:
+            raise ArgumentError(f"capability must be two integers, such as (9, 0); got {shown(self.capability)}")
+        for name, value in vars(self).items():
+            if type(value) is int:
+                require_int(name, value, 0, 2**31 - 1)
         if not re.fullmatch(r"sm_[1-9][0-9]{1,2}[af]?", self.name):
             raise ArgumentError(f"name must look like sm_80 or sm_90a; got {shown(self.name)}")
 

@@ -93,6 +93,8 @@ def _fits(value: object, kind: Any) -> bool:
         return any(type(value) is type(member) and value == member for member in inner)
     if origin is not None and issubclass(origin, Mapping):
         return isinstance(value, origin) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
+    if type(value) is range and origin is Sequence:  # which may have no end to speak of
+        return _fits(value.start, inner[0])
     if origin is not None and issubclass(origin, Sequence):
         return isinstance(value, origin) and not isinstance(value, (str, bytes)) and all(_fits(item, inner[0]) for item in value)
     if kind is float:

@@ -17,17 +17,9 @@ from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.typed import checked
 
 from . import bundle, selection
-from .arguments import check_types
-from .ops import (
-    CaptureError,
-    attention_forward,
-    attention_output,
-    attention_with_autograd,
-    choose_kernel,
-    is_transformed,
-    plan_at_hand,
-    refuse_tangents,
-)
+from .arguments import check_types, require_together
+from .ops import CaptureError, attention_forward, attention_output, choose_kernel, nobody_listens, plan_at_hand
+from .transforms import attention_with_autograd, is_differentiated
 
 if TYPE_CHECKING:
     from .tuning import TuneResult
@@ -80,7 +72,8 @@ def attention(
 
     Every row whose scores, scaled and unscaled, are finite in fp32 is right; beyond that rows are NaN, and a NaN score gives NaN. A row
     that sees no key, or whose scores are all -inf, gives 0 and an lse of -inf, where plain PyTorch gives NaN. On Hopper, bf16 values of v
-    beyond 2^41 may overflow in rows whose scaled scores rise by some 50 from their last keys to earlier ones.
+    beyond 2^41 may overflow in rows whose scaled scores rise by some 50 from their last keys to earlier ones. Probabilities are divided by
+    their sum at the end, so that the sum of |v| over the keys that a row sees must be finite in fp32.
 
     The first call for a problem and length bucket may compile (about two seconds on Hopper); `warm` does that ahead of time.
     Raises ArgumentError for bad arguments, DriverError and CompileError for the machine's faults, CaptureError for a first
@@ -91,14 +84,16 @@ def attention(
         if plan is not None:
             both = plan(q, k, v, return_lse)
             return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
-    check_types(q, k, v, causal, scale, layout, return_lse)
-    refuse_tangents(q, k, v)
-    needs_grad = is_transformed() or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-    if not (needs_grad or return_lse):
-        return attention_output(q, k, v, causal, scale, layout)  # type: ignore[no-any-return]
-    operator = attention_with_autograd if needs_grad else attention_forward
-    out, lse = operator(q, k, v, causal, scale, layout)
-    return (out, lse) if return_lse else out
+    try:
+        check_types(q, k, v, causal, scale, layout, return_lse)
+        differentiated = is_differentiated(q, k, v)
+        operator = attention_with_autograd if differentiated else attention_forward if return_lse else attention_output
+        given = operator(q, k, v, causal, scale, layout)
+    except Exception as error:
+        if not torch.compiler.is_compiling():
+            require_together(q, k, v, error, in_mode=not nobody_listens())
+        raise
+    return given[0] if differentiated and not return_lse else given  # type: ignore[no-any-return]
 
 
 def _gpu(device: int | None) -> Gpu:

@@ -6,7 +6,7 @@ from types import NoneType
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
 
 from flashgen.codegen.attention_launch import require_scale
 from flashgen.codegen.errors import ArgumentError, choice_error
@@ -19,6 +19,10 @@ DTYPES = {torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
 TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
 _SCALES = (float, int, NoneType, torch.SymFloat, torch.SymInt)  # symbolic: numbers that a tracer stands for
 ALIGNMENT = 16  # bytes: what one asynchronous copy moves
+
+
+class TracedArgumentError(ArgumentError, NotImplementedError):
+    """A bad argument of a traced call. As a NotImplementedError it makes torch.compile leave the call to Python, which says the same."""
 
 
 def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, return_lse: Any) -> None:
@@ -40,10 +44,7 @@ def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, re
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
             raise ArgumentError(f"{name} must have elements; got a {type(tensor).__name__}, whose lazy module was not called yet")
-        if tensor.is_nested:
-            raise ArgumentError(f"{name} must be one dense tensor; got a nested one: pad its sequences, or make a call for each")
-        if tensor.layout is not torch.strided:
-            raise ArgumentError(f"{name} must be dense (torch.strided); got {tensor.layout}")
+        _require_dense(name, tensor)
     _require_layout(layout)
     if type(scale) is int:  # the operators take a float, which not every int has
         require_scale(scale)
@@ -62,10 +63,19 @@ def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, 
         _check_strides(name, tensor)
 
 
+def check_traced(*arguments: Any) -> None:
+    """As `check_call`, for calls that PyTorch may be tracing: raises TracedArgumentError."""
+    try:
+        check_call(*arguments)
+    except ArgumentError as error:
+        raise TracedArgumentError(str(error)) from error
+
+
 def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> None:
     """Ranks, dtypes, devices and sizes go together."""
     _require_layout(layout)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _require_dense(name, tensor)
         if tensor.dim() != 4:
             raise ArgumentError(f"{name} must have 4 dimensions ({', '.join(layout)}); got {tensor.dim()}")
         if tensor.dtype not in DTYPES:
@@ -85,6 +95,13 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str
         raise ArgumentError(f"v must have k's number of heads {k.shape[head]}; got {v.shape[head]}")
     if q.shape[head] and (not k.shape[head] or q.shape[head] % k.shape[head]):
         raise ArgumentError(f"q must have a number of heads that is a multiple of k's {k.shape[head]}; got {q.shape[head]}")
+
+
+def _require_dense(name: str, tensor: torch.Tensor) -> None:
+    if tensor.is_nested:
+        raise ArgumentError(f"{name} must be one dense tensor; got a nested one: pad its sequences, or make a call for each")
+    if tensor.layout is not torch.strided:
+        raise ArgumentError(f"{name} must be dense (torch.strided); got {tensor.layout}")
 
 
 def _require_layout(layout: str) -> None:
@@ -107,6 +124,19 @@ def _check_strides(name: str, tensor: torch.Tensor) -> None:
 
 def _problem(q: torch.Tensor, v: torch.Tensor, causal: bool) -> Problem:
     return Problem(DTYPES[q.dtype], int(q.shape[3]), int(v.shape[3]), Mask.CAUSAL if causal else Mask.FULL)
+
+
+def require_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, error: Exception, in_mode: bool) -> None:
+    """Raises ArgumentError where that may be why PyTorch has met `error`: a subclass (a masked, distributed, fake tensor), or a mode.
+
+    Modes such as the one for fake tensors take none but their own. An error of another type, for example for want of memory, stays. What
+    PyTorch asserts is always about the tensors: one that has left its transform looks like any other.
+    """
+    kinds = [type(tensor) for tensor in (q, k, v)]
+    strange = in_mode or not {*kinds} <= {torch.Tensor, Parameter}
+    if type(error) is AssertionError or (strange and type(error) in (AttributeError, NotImplementedError, RuntimeError, TypeError)):
+        names, told = ", ".join(kind.__name__ for kind in kinds), str(error).partition("\n")[0]
+        raise ArgumentError(f"q, k and v must be tensors that PyTorch takes together; got {names}: {told}") from error
 
 
 def problem_and_workload(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str) -> tuple[Problem, Workload]:

@@ -96,7 +96,7 @@ def _steadily(folder: Path, look: Callable[[], T]) -> T:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    with suppress(FileNotFoundError):
+    with suppress(OSError, ValueError):  # not there, or no path that could be: too long, a loop of links, with a NUL in it
         found = folder.stat()
         return found.st_ino, found.st_ctime_ns
     return None

@@ -13,7 +13,8 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad, profiler
@@ -25,23 +26,34 @@ from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 
 from . import selection
-from .arguments import ALIGNMENT, LAYOUTS, check_call, problem_and_workload, require_memory, strides_of
+from .arguments import ALIGNMENT, LAYOUTS, check_call, check_traced, problem_and_workload, require_memory, strides_of
 from .scratch import tile_counters
 
-_MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
+F = TypeVar("F", bound=Callable[..., Any])
 
-_NO_BACKWARD = "flashgen.attention has no backward yet: call it under torch.no_grad(), or detach its inputs"
+_MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
 
 LIBRARY = torch.library.Library("flashgen", "DEF")
 _ARGUMENTS = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout)"
 LIBRARY.define(f"attention_output{_ARGUMENTS} -> Tensor out")
 LIBRARY.define(f"attention_forward{_ARGUMENTS} -> (Tensor out, Tensor lse)")
 LIBRARY.define(f"attention{_ARGUMENTS} -> (Tensor out, Tensor lse)")
-LIBRARY.define("no_backward(Tensor d_out, SymInt[] q, SymInt[] k, SymInt[] v) -> (Tensor d_q, Tensor d_k, Tensor d_v)")
 
 
 class CaptureError(FlashgenError, RuntimeError):
     """A kernel would have to be compiled or loaded while a CUDA graph is being captured."""
+
+
+def untraced(function: F) -> F:
+    """The function, marked: torch.compile looks neither into it nor into what it calls when it has left a call to Python.
+
+    PyTorch marks so by private names, which may go: they cost a call nothing, and load no compiler as `torch.compiler.disable` does.
+    """
+    with suppress(AttributeError, TypeError):
+        marks = torch._C._dynamo.eval_frame
+        skip = marks._FrameAction.SKIP
+        marks.set_code_exec_strategy(function.__code__, marks._FrameExecStrategy(skip, skip))
+    return function
 
 
 class Plan:
@@ -87,6 +99,7 @@ class Plan:
         self.counts_tiles = family.counts_tiles(config)
         _require_context(self.index)
 
+    @untraced
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Allocates out, and lse if it is wanted, and enqueues the kernel on the current stream."""
         if _current_device() != self.index:
@@ -163,7 +176,7 @@ def _listeners() -> Callable[[], bool]:
         dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled
         transforms, tracer = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
 
-        def nobody_listens() -> bool:
+        def nobody() -> bool:
             return (
                 not dispatch_modes()
                 and not function_modes()
@@ -173,18 +186,18 @@ def _listeners() -> Callable[[], bool]:
                 and not profiler._is_profiler_enabled
             )
 
-        nobody_listens()
+        nobody()
     except (AttributeError, TypeError):
         return lambda: False
-    return nobody_listens
+    return nobody
 
 
-_nobody_listens = _listeners()
-_transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+nobody_listens = _listeners()
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
 
 
+@untraced
 def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan | None:
     """This thread's plan for a signature that it has called before, if the dispatcher would do nothing but call it.
 
@@ -194,7 +207,7 @@ def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
     if (
         type(q) is type(k) is type(v) is torch.Tensor
         and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        and _nobody_listens()
+        and nobody_listens()
         and not (q.is_neg() or k.is_neg() or v.is_neg())  # the dispatcher negates them first
     ):
         try:
@@ -218,16 +231,19 @@ def _plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale
     return plan
 
 
+@untraced
 def _forward_cuda(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     return _plan(q, k, v, causal, scale, layout)(q, k, v, True)
 
 
+@untraced
 def _output_cuda(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> torch.Tensor:
     return _plan(q, k, v, causal, scale, layout)(q, k, v, False)[0]
 
 
+@untraced
 def _forward_elsewhere(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -247,12 +263,13 @@ def _forward_elsewhere(
 def _forward_fake(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_call(q, k, v, causal, scale, layout)
+    check_traced(q, k, v, causal, scale, layout)
     row, head = LAYOUTS[layout]
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     return out, q.new_empty((q.shape[0], q.shape[head], q.shape[row]), dtype=torch.float32)
 
 
+@untraced
 def _output_elsewhere(*arguments: Any) -> torch.Tensor:
     return _forward_elsewhere(*arguments)[0]
 
@@ -261,45 +278,15 @@ def _output_fake(*arguments: Any) -> torch.Tensor:
     return _forward_fake(*arguments)[0]
 
 
-def refuse_tangents(*tensors: torch.Tensor) -> None:
-    """Raises FlashgenError for dual tensors: PyTorch would drop their tangents without a word."""
-    if getattr(forward_ad, "_current_level", 0) >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise FlashgenError("flashgen.attention has no forward-mode derivative: call it with the primals of its inputs")
-
-
-def is_transformed() -> bool:
-    """Whether a transform of torch.func holds: its tensors do not say whether a gradient is asked for."""
-    return _transforms() is not None
-
-
-def _keep_shapes(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.shapes = [tensor.shape for tensor in inputs[:3]]
-
-
-def _backward(ctx: Any, d_out: torch.Tensor, d_lse: torch.Tensor) -> tuple[Any, ...]:
-    return (*torch.ops.flashgen.no_backward(d_out, *ctx.shapes), None, None, None)
-
-
-def _no_backward(d_out: torch.Tensor, *shapes: Sequence[int]) -> NoReturn:
-    """An operator, so that a model can be compiled for training and run forward: gradients are traced along with it."""
-    raise FlashgenError(_NO_BACKWARD)
-
-
-def _no_backward_fake(d_out: torch.Tensor, *shapes: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    return tuple(d_out.new_empty(shape) for shape in shapes)
-
-
 for _name, _cuda, _elsewhere, _fake in (
     ("attention_output", _output_cuda, _output_elsewhere, _output_fake),
     ("attention_forward", _forward_cuda, _forward_elsewhere, _forward_fake),
     ("attention", _forward_cuda, _forward_elsewhere, _forward_fake),
 ):
     LIBRARY.impl(_name, _cuda, "CUDA")
-    LIBRARY.impl(_name, _elsewhere, "CompositeExplicitAutograd")  # everything that has no kernel of its own
+    for _key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutogradNestedTensor"):
+        LIBRARY.impl(_name, _elsewhere, _key)  # everything that has no kernel of its own
     torch.library.register_fake(f"flashgen::{_name}", _fake, lib=LIBRARY)
-torch.library.register_autograd("flashgen::attention", _backward, setup_context=_keep_shapes, lib=LIBRARY)
-LIBRARY.impl("no_backward", _no_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("flashgen::no_backward", _no_backward_fake, lib=LIBRARY)
 
 
 @register_flop_formula([torch.ops.flashgen.attention_output, torch.ops.flashgen.attention_forward, torch.ops.flashgen.attention])
@@ -312,16 +299,3 @@ def _flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, s
 
 attention_output = torch.ops.flashgen.attention_output.default
 attention_forward = torch.ops.flashgen.attention_forward.default
-_attention = torch.ops.flashgen.attention.default
-
-
-def attention_with_autograd(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operator `flashgen::attention`. Raises FlashgenError where torch.func asks for gradients."""
-    try:
-        return _attention(q, k, v, causal, scale, layout)  # type: ignore[no-any-return]
-    except RuntimeError as error:
-        if "setup_context" in str(error):  # what PyTorch says of operators whose backward its transforms cannot take
-            raise FlashgenError(_NO_BACKWARD) from error
-        raise

@@ -21,7 +21,7 @@ def register_operators() -> None:
 
 def _register() -> None:
     try:
-        from . import ops  # noqa: F401
+        from . import ops, transforms  # noqa: F401
     except ImportError as error:
         if not (error.name or "").startswith(f"{__package__}."):
             _complain(error)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import flashgen
-from flashgen.codegen.errors import FlashgenError
+from flashgen import host
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 
 SENTENCE = r"^flashgen\.attention has no backward yet: call it under torch\.no_grad\(\), or detach its inputs$"
+NO_TANGENTS = r"^flashgen\.attention has no forward-mode derivative: call it with the primals of its inputs$"
 
 
 @pytest.fixture(autouse=True)
@@ -73,21 +77,113 @@ def test_every_way_to_ask_for_gradients_gets_the_sentence(differentiate: Callabl
         differentiate()
 
 
-def test_forward_mode_gets_its_own() -> None:
-    for differentiate in (torch.func.jacfwd(loss), lambda q: torch.func.jvp(loss, (q,), (q,))):
-        with pytest.raises(FlashgenError, match=r"^flashgen\.attention has no forward-mode derivative"):
-            differentiate(tensor())
+TRANSFORMS: list[Callable[[torch.Tensor], Any]] = [
+    torch.func.grad(loss),
+    torch.func.grad_and_value(loss),
+    torch.func.jacrev(loss),
+    torch.func.hessian(loss),
+    lambda q: torch.func.vjp(loss, q)[1](torch.ones(())),
+    lambda q: torch.vmap(torch.func.grad(loss))(q[None]),
+    lambda q: torch.func.grad(lambda x: torch.vmap(loss)(x).sum())(q[None]),
+    lambda q: torch.func.grad(lambda x: torch.vmap(lambda y: flashgen.attention(x, y, y))(q[None]).float().sum())(q),
+]
 
 
-def test_compiled_gradients_are_refused_while_compiling() -> None:
-    with pytest.raises(Exception, match="autograd"):
-        torch.compile(torch.func.grad(loss), backend="aot_eager")(tensor())
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_compiled_transforms_get_it_too(transform: Callable[[torch.Tensor], Any], backend: str) -> None:
+    with pytest.raises(FlashgenError, match=SENTENCE):
+        torch.compile(transform, backend=backend)(tensor())
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=r"flashgen\.attention has no "):  # of PyTorch's, which may leave nothing to Python
+        torch.compile(transform, backend=backend, fullgraph=True)(tensor())
 
 
-@pytest.mark.xfail(strict=True, reason="a transform under torch.compile is refused by PyTorch's words: to be mended with the backward pass")
-def test_compiled_gradients_are_refused_with_the_sentence() -> None:
-    with pytest.raises(Exception, match="has no backward yet"):
-        torch.compile(torch.func.grad(loss), backend="aot_eager")(tensor())
+FORWARD_MODE: list[Callable[[torch.Tensor], Any]] = [
+    torch.func.jacfwd(loss),
+    lambda q: torch.func.jvp(loss, (q,), (q,)),
+    lambda q: torch.func.jvp(torch.vmap(loss), (q[None],), (q[None],)),
+    lambda q: torch.vmap(lambda x: torch.func.jvp(loss, (x,), (x,)))(q[None]),
+]
+
+
+@pytest.mark.parametrize("how", [lambda f: f, lambda f: torch.compile(f, backend="eager"), lambda f: torch.compile(f, backend="aot_eager")])
+def test_forward_mode_gets_its_own(how: Callable[[Any], Callable[[torch.Tensor], Any]]) -> None:
+    for differentiate in FORWARD_MODE:
+        torch.compiler.reset()
+        with pytest.raises(FlashgenError, match=NO_TANGENTS):
+            how(differentiate)(tensor())
+    torch.compiler.reset()
+    call, q = how(loss), tensor()
+    expected = call(q)
+    with forward_ad.dual_level():
+        with pytest.raises(FlashgenError, match=NO_TANGENTS):
+            call(forward_ad.make_dual(q, q))
+        torch.testing.assert_close(call(q), expected)
+    torch.testing.assert_close(call(q), expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("bad", [{"layout": "bsd"}, {"scale": 0.0}, {"v": tensor().half()}])
+def test_a_compiled_call_still_works_after_one_that_was_refused(bad: dict[str, Any], backend: str) -> None:
+    compiled, q = torch.compile(flashgen.attention, backend=backend), tensor()
+    with pytest.raises(ArgumentError, match=f"^{next(iter(bad))} must "):
+        compiled(**{"q": q, "k": q, "v": q, **bad})
+    for n in (5, 3):
+        torch.testing.assert_close(compiled(q[:, :n], q, q), flashgen.attention(q[:, :n], q, q))
+
+
+def stacked(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("in_dims", "shapes"),
+    [
+        ((0, 0, 0), [(3, 2, 5, 4, 16), (3, 2, 7, 2, 16), (3, 2, 7, 2, 8)]),
+        ((0, None, None), [(3, 2, 5, 4, 16), (2, 7, 2, 16), (2, 7, 2, 8)]),
+        ((None, 1, 2), [(2, 5, 4, 16), (2, 3, 7, 2, 16), (2, 7, 3, 2, 8)]),
+        ((3, 2, 0), [(2, 5, 4, 3, 16), (2, 7, 3, 2, 16), (3, 2, 7, 2, 8)]),
+    ],
+)
+def test_vmap_is_what_calls_one_by_one_are(in_dims: tuple[int | None, ...], shapes: list[tuple[int, ...]], monkeypatch: Any) -> None:
+    given = [stacked(*shape) for shape in shapes]
+    each = [[t if dim is None else t.select(dim, i) for t, dim in zip(given, in_dims, strict=True)] for i in range(3)]
+    run, launches = host.run_on_host, []
+
+    def count(*arguments: Any) -> None:
+        launches.append(arguments)
+        run(*arguments)
+
+    monkeypatch.setattr(host, "run_on_host", count)
+    both = torch.vmap(partial(flashgen.attention, causal=True, return_lse=True), in_dims)(*given)
+    out = torch.vmap(partial(flashgen.attention, causal=True), in_dims, out_dims=1)(*given)
+    assert len(launches) == 2
+    expected = [flashgen.attention(*tensors, causal=True, return_lse=True) for tensors in each]
+    for got, wanted in zip(both, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(got, torch.stack(wanted))
+    torch.testing.assert_close(out, torch.stack([wanted for wanted, _ in expected], 1))
+
+
+def test_vmap_of_vmap_and_of_nothing() -> None:
+    q = stacked(2, 3, 1, 5, 2, 16)
+    torch.testing.assert_close(torch.vmap(torch.vmap(loss))(q), torch.stack([torch.stack([loss(x) for x in row]) for row in q]))
+    assert torch.vmap(flashgen.attention)(q[0, :0], q[0, :0], q[0, :0]).shape == (0, 1, 5, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(3, 5, 2, 16)] * 3, r"^q must have 4 dimensions \(b, s, h, d\); got 3$"),
+        ([(3,)] * 3, r"^q must have 4 dimensions \(b, s, h, d\); got 0$"),
+        ([(3, 2, 5, 2, 16), (3, 1, 5, 2, 16), (3, 1, 5, 2, 16)], r"^k must have q's batch size 2; got 1$"),
+        ([(3, 2, 5, 2, 12)] * 3, r"^head_dim must be a multiple of 8 "),
+    ],
+)
+@pytest.mark.parametrize("how", [lambda f: f, lambda f: torch.compile(f, backend="aot_eager")])
+def test_under_vmap_errors_are_about_one_call(shapes: list[tuple[int, ...]], message: str, how: Callable[[Any], Any]) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        how(torch.vmap(flashgen.attention))(*(stacked(*shape) for shape in shapes))
 
 
 def test_what_needs_no_gradients_works_under_transforms() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import decimal
 import enum
 import fractions
 import math
+import pickle
 import random
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -157,6 +161,8 @@ def test_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def faces(config: Any) -> list[tuple[str, Callable[..., Any], dict[str, Any]]]:
     problem, target = flashgen.Problem(flashgen.Dtype.BF16, 64), flashgen.find_target("sm_90a")
+    device, workload = flashgen.find_device("h200"), flashgen.Workload(1, 4, 2, 8, 8)
+    spec = flashgen.KernelSpec(families()["attention_forward_sm90"], problem, config, target)
     return [
         ("Problem", flashgen.Problem, {"dtype": flashgen.Dtype.BF16, "head_dim": 64, "head_dim_v": None, "mask": flashgen.Mask.FULL}),
         ("Workload", flashgen.Workload, {"batch": 1, "heads_q": 4, "heads_kv": 2, "len_q": 8, "len_kv": 8}),
@@ -170,7 +176,17 @@ def faces(config: Any) -> list[tuple[str, Callable[..., Any], dict[str, Any]]]:
         ("warm", flashgen.warm, {"head_dim": 64, "dtype": "bf16", "causal": False, "batch": 1, "heads": 4, "kv_heads": 2, "len_q": 8,
                                  "len_kv": None, "head_dim_v": None, "device": None}),
         ("find_target", flashgen.find_target, {"text": "sm_80"}),
+        ("Dtype", flashgen.Dtype, {"value": "bf16"}),
+        ("Mask", flashgen.Mask, {"value": "full"}),
+        ("Pass", flashgen.Pass, {"value": "forward"}),
+        ("flops", workload.flops, {"problem": problem}),
+        ("io_bytes", workload.io_bytes, {"problem": problem}),
+        ("visible_pairs", workload.visible_pairs, {"mask": flashgen.Mask.FULL}),
+        ("replace_from_text", config.replace_from_text, {"settings": {}}),
+        ("from_json", partial(flashgen.KernelSpec.from_json, spec.to_json()), {"target": target}),
         ("find_device", flashgen.find_device, {"text": "h200"}),
+        ("Target", flashgen.Target, {f.name: getattr(target, f.name) for f in fields(target)}),
+        ("Device", flashgen.Device, {f.name: getattr(device, f.name) for f in fields(device)}),
     ]  # fmt: skip
 
 
@@ -189,15 +205,64 @@ def test_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in ((name, value) for name in sound for value in ODD):
             if face == "verify" and isinstance(value, str) and value == "cpu":
                 continue
+            if isinstance(value, (Mute, np.ndarray)) and name == "value":
+                continue  # Python's enum compares the value, and writes it, before it asks
             complaint = f"{name}: taken"
             try:
                 function(**{**sound, name: value})
             except FlashgenError as error:
                 complaint = str(error)
             # A choice is told by the name that the command line has for it; a config is refused with all reasons.
-            named = rf"(config field )?{name}|no GPU|config|arch|device|target|seqlen|heads_q"
+            named = rf"(config field )?{name}|dtype|mask|pass|no GPU|config|arch|device|target|seqlen|heads_q"
             assert re.match(rf"({named})\b", complaint), (face, name, complaint)
             assert len(complaint) < 3000
     for request in (Request(64, heads=3, kv_heads=2), Request(64, dtype="\ud800"), Request(64, head_dim_v=2**70)):
         with pytest.raises(FlashgenError, match=r"^(heads_q|dtype|head_dim_v) must "):
             require_all_possible(request)
+
+
+@pytest.mark.parametrize("folder", ["", ".", "a\0b", "\udcff", "x" * 5000, "a/" * 3000, "loop", "file/x", "/dev/null", "/dev/full/x"])
+def test_folders_that_no_kernels_can_be_in(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(api, "_gpu", lambda device: SimpleNamespace(device=flashgen.find_device("h200")))
+    with pytest.raises(flashgen.ArgumentError, match=r"^folder "):
+        flashgen.load(folder)
+
+
+def test_seqlens_without_end_are_refused_at_once() -> None:
+    for seqlens in (range(10**12), range(2**24, 10**12)):
+        with pytest.raises(flashgen.ArgumentError, match=r"^seqlen must be an integer from 1 to 16777216; got (0|16777217)$"):
+            Request(64, seqlens=seqlens)
+
+
+@pytest.mark.parametrize(
+    ("of", "change", "message"),
+    [
+        ("target", {"threads_per_sm": -1}, r"^threads_per_sm must be an integer from 0 to 2147483647; got -1$"),
+        ("target", {"shared_memory_per_block": 2**70}, r"^shared_memory_per_block must be an integer from 0 to 2147483647; got "),
+        ("target", {"capability": (9,)}, r"^capability must be two integers, such as \(9, 0\); got \(9,\)$"),
+        ("device", {"sm_count": 0}, r"^sm_count must be an integer >= 1; got 0$"),
+        ("device", {"l2_bytes": -1}, r"^l2_bytes must be an integer >= 0; got -1$"),
+        ("device", {"clock_hz": -1}, r"^clock_hz must be finite and > 0; got -1$"),
+        ("device", {"memory_bandwidth": math.nan}, r"^memory_bandwidth must be finite and > 0; got nan$"),
+        ("device", {"mma_rate": math.inf}, r"^mma_rate must be finite and > 0; got inf$"),
+    ],
+)
+def test_figures_that_no_gpu_has(of: str, change: dict[str, Any], message: str) -> None:
+    sound: Any = {"target": flashgen.find_target("sm_90a"), "device": flashgen.find_device("h200")}[of]
+    with pytest.raises(flashgen.ArgumentError, match=message):
+        replace(sound, **change)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_specs_and_errors_can_be_copied_and_sent_to_other_processes(copied: Callable[[Any], Any]) -> None:
+    problem, target = flashgen.Problem(flashgen.Dtype.BF16, 64), flashgen.find_target("sm_90a")
+    family = families()["attention_forward_sm90"]
+    spec = flashgen.KernelSpec(family, problem, family.default(problem, target), target)
+    assert copied(spec) == spec
+    with pytest.raises(flashgen.IllegalConfigError) as raised:
+        flashgen.KernelSpec(family, flashgen.Problem(flashgen.Dtype.BF16, 256), spec.config, target)
+    made = copied(raised.value)
+    assert (type(made), str(made), made.reasons) == (type(raised.value), str(raised.value), raised.value.reasons)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad, profiler
+from torch.masked import masked_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import flashgen
-from flashgen import arguments, ops
+from flashgen import api, arguments, ops
 from flashgen.build.driver import DriverError
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 
@@ -190,6 +192,7 @@ def test_attention_works_without_any_of_them(tmp_path: Path) -> None:
     code = """
 import torch
 from torch.autograd import forward_ad, profiler
+from torch.masked import masked_tensor
 for owner, name in ((torch._C, "_len_torch_dispatch_stack"), (torch._C, "_is_torch_function_mode_enabled"),
                     (torch._C._functorch, "peek_interpreter_stack"), (torch._C, "_get_tracing_state"),
                     (forward_ad, "_current_level"), (profiler, "_is_profiler_enabled")):
@@ -260,6 +263,108 @@ def test_real_empty_fake_and_traced_tensors_get_the_same_refusals(
     where: Any = {"real": contextlib.nullcontext, "fake": FakeTensorMode, "meta": lambda: torch.device("meta")}[how]
     with where(), pytest.raises(ArgumentError, match=message):
         flashgen.attention(*make())
+
+
+@pytest.mark.parametrize(("make", "message"), UNFIT)
+def test_torch_compile_lets_refusals_through_as_they_are(make: Callable[[], list[torch.Tensor]], message: str) -> None:
+    torch.compiler.reset()
+    with pytest.raises(ArgumentError, match=message):
+        torch.compile(flashgen.attention, backend="aot_eager")(*make())
+
+
+@pytest.mark.parametrize("operator", ["attention_output", "attention_forward", "attention"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_operators_refuse_what_is_not_dense(operator: str, grad: bool) -> None:
+    call = getattr(torch.ops.flashgen, operator)
+    q = tensors()["q"]
+    parts = [*q.requires_grad_(grad)]
+    for odd, message in (
+        (torch.nested.nested_tensor(parts), r"^k must be one dense tensor; got a nested one"),
+        (torch.nested.nested_tensor(parts, layout=torch.jagged), r"^k must be one dense tensor; got a nested one"),
+        (q.detach().to_sparse(), r"^k must be dense \(torch\.strided\); got torch\.sparse_coo"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call(q, odd, q, False, None, "bshd")
+
+
+class Aloof(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        return NotImplemented
+
+
+class Refusing(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("no function of mine")
+
+
+class Hiding(TorchDispatchMode):
+    def __torch_dispatch__(self, *_: Any, **__: Any) -> Any:
+        return NotImplemented
+
+
+def leaked(q: torch.Tensor) -> torch.Tensor:
+    """A tensor that has left its vmap."""
+    seen: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return x
+
+    torch.vmap(keep)(torch.stack([q, q]))
+    return seen[0]
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return tensors()["q"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("make", "mode", "types"),
+    [
+        (lambda q: [masked_tensor(q.half(), q > 0)] * 3, contextlib.nullcontext, "MaskedTensor, MaskedTensor, MaskedTensor: "),
+        (lambda q: [q.half(), q.half(), masked_tensor(q.half(), q > 0)], contextlib.nullcontext, "Tensor, Tensor, MaskedTensor: "),
+        (lambda q: [q, q.as_subclass(Aloof), q], contextlib.nullcontext, "Tensor, Aloof, Tensor: Multiple dispatch failed"),
+        (lambda q: [q, q.as_subclass(Refusing), q], contextlib.nullcontext, "Tensor, Refusing, Tensor: no function of mine"),
+        (lambda q: [q, q, leaked(q)], contextlib.nullcontext, "Tensor, Tensor, Tensor: "),
+        (lambda q: [q, q, q], Hiding, "Tensor, Tensor, Tensor: Multiple dispatch failed"),
+        (lambda q: [q, q, q], FakeTensorMode, "Tensor, Tensor, Tensor: Please convert all Tensors to FakeTensors"),
+        (lambda q: [fake(), q, q], contextlib.nullcontext, "FakeTensor, Tensor, Tensor: Please convert all Tensors to FakeTensors"),
+        (lambda q: [fake(), fake(), q], FakeTensorMode, "FakeTensor, FakeTensor, Tensor: Mixing fake modes"),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_pytorch_does_not_take_together(make: Callable[[Any], Any], mode: Callable[[], Any], types: str, grad: bool) -> None:
+    given = make(tensors()["q"].requires_grad_(grad))
+    with mode(), pytest.raises(ArgumentError, match=f"^q, k and v must be tensors that PyTorch takes together; got {types}"):
+        flashgen.attention(*given)
+
+
+def test_an_error_of_our_own_is_not_taken_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise errors.pop()
+
+    errors = [TypeError("ours"), torch.OutOfMemoryError("ours")]
+    monkeypatch.setattr(api, "attention_output", fail)
+    for given in (torch.nn.Parameter(tensors()["q"], requires_grad=False).as_subclass(type("Sub", (torch.Tensor,), {})), tensors()["q"]):
+        with pytest.raises(type(errors[-1]), match=r"^ours$"):
+            flashgen.attention(given, given, given)
+
+
+@pytest.mark.parametrize(("asked", "operator"), [({}, "attention_output"), ({"return_lse": True}, "attention_forward")])
+def test_a_compiled_call_computes_no_more_than_is_asked_for(asked: dict[str, bool], operator: str) -> None:
+    torch.compiler.reset()
+    called: list[object] = []
+
+    def note(module: Any, inputs: Any) -> Any:
+        called.extend(node.target for node in module.graph.nodes if node.op == "call_function" and "flashgen" in str(node.target))
+        return module
+
+    q = torch.empty(2, 3, 2, 16, dtype=torch.bfloat16, device="meta")
+    torch.compile(partial(flashgen.attention, **asked), fullgraph=True, backend=note)(q, q, q)
+    assert called == [getattr(torch.ops.flashgen, operator).default]
 
 
 def test_strides_that_are_never_used_do_not_matter() -> None:
