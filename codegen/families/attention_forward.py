@@ -252,6 +252,6 @@ def _default(problem: Problem, target: Target) -> AttentionForwardConfig:
     def spare(config: AttentionForwardConfig) -> int:
         return FAMILY.registers_cap(config, target) - FAMILY.registers_needed(problem, config)
 
-    enough = min(SPARE_REGISTERS, max(map(spare, legal)))
-    comfortable = [config for config in legal if spare(config) >= enough]
+    # Where any is legal some are left: the smallest takes the least of everything, and leaves 65 registers at least.
+    comfortable = [config for config in legal if spare(config) >= SPARE_REGISTERS]
     return min(comfortable, key=lambda config: FAMILY.predict(problem, config, workload, device).seconds)

@@ -151,6 +151,9 @@ def test_imports_of_a_family_left_out_do_not_count(picky: Family) -> None:
         assert FakeKernels().choose(PROBLEM, WORKLOAD, GPU, PICKY) is generic
         selection.imports.add(again)
         assert selection.imports.find(PROBLEM, WORKLOAD, GPU) is again
+        of_bucket = load(generic.spec, GPU)
+        selection.imports.add(of_bucket, selection.bucket(WORKLOAD))
+        assert selection.imports.find(PROBLEM, WORKLOAD, GPU) is of_bucket, "before those for all, of whatever family"
     finally:
         selection.imports.clear()
 

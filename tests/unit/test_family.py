@@ -218,6 +218,19 @@ class TestAttentionForward:
         config = dataclasses.replace(self.good, warps=warps, block_q=16 * warps, blocks_per_sm=blocks)
         assert FORWARD.registers_cap(config, SM_80) == cap  # type: ignore[attr-defined]
 
+    def test_the_default_is_the_model_s_pick_of_those_that_leave_registers_to_spare(self) -> None:
+        """36 of them."""
+        long = Workload(4, 16, 16, 4096, 4096)
+        for problem in (BF16_64, Problem(Dtype.FP16, 128, 128, Mask.CAUSAL), Problem(Dtype.BF16, 256)):
+            legal = FORWARD.legal_configs(problem, H200.target)
+            spare = {c: FORWARD.registers_cap(c, H200.target) - FORWARD.registers_needed(problem, c) for c in legal}  # type: ignore[attr-defined]
+            left = [config for config in legal if spare[config] >= 36]
+            default = FORWARD.default(problem, H200.target)
+            assert default in left
+            seconds = {config: FORWARD.predict(problem, config, long, H200).seconds for config in left}
+            assert seconds[default] == min(seconds.values())
+            assert len(left) < len(legal), "else it would say nothing"
+
     def test_registers(self) -> None:
         """What is needed may be all that is left, and no more."""
         (reason,) = self.reasons(blocks_per_sm=3, block_kv=32)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from flashgen.build import files
-from flashgen.build.files import make_folders, write_file
+from flashgen.build.files import make_folders, require_writable, write_file
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 
 
@@ -68,6 +70,19 @@ def test_folders_are_made_for_their_owner_to_write(tmp_path: Path, umask: int) -
     finally:
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in sorted(tmp_path.rglob("*"))] == [0o755 & ~umask] * 3
+
+
+@pytest.mark.parametrize(("room", "enough"), [(0, False), (4096, False), (64 * 1024, True)])
+def test_a_folder_is_tried_by_writing(tmp_path: Path, room: int, enough: bool) -> None:
+    """Nothing but a write tells of a quota or a full disk. A limit on the size of files stands for them."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with nullcontext() if enough else pytest.raises(OSError, match="File too large"):
+            require_writable(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("exchange", [True, False])

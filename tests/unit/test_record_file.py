@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import sqlite3
 import threading
 import time
@@ -215,7 +216,9 @@ def unusable(file: RecordFile, reason: str, already: Iterable[Row] = ()) -> None
         assert rows_of(file) == [*already, row(1), row(2, registers=64), row(3)]
     assert len(caught) == 1
     message = str(caught[0].message)
-    assert all(part in message for part in (str(file.path), reason, "FLASHGEN_CACHE_DIR")), message
+    said = re.fullmatch(rf"{re.escape(str(file.path))} cannot hold tuning records \((.+)\): .* FLASHGEN_CACHE_DIR .*", message)
+    assert said, message
+    assert reason in said[1], "the path, too, may hold that word"
     count = len(file)
     assert (file.clear(), len(file)) == (count, 0)
 
@@ -271,7 +274,7 @@ def test_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RecordFile(path).put(EARLIER)
     file, big = RecordFile(path), row(9)._replace(message="x" * 100_000)
     connect_with(monkeypatch, lambda c: c.execute("PRAGMA max_page_count = 1"))
-    with pytest.warns(RuntimeWarning, match="full.*FLASHGEN_CACHE_DIR") as caught:
+    with pytest.warns(RuntimeWarning, match=r"is full\).*FLASHGEN_CACHE_DIR") as caught:
         file.put(big)
         file.put(row(1))
     assert len(caught) == 1
@@ -280,11 +283,57 @@ def test_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows_of(RecordFile(path)) == [EARLIER]
 
 
+def test_full_disk_while_the_file_is_made(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_with(monkeypatch, lambda c: c.execute("PRAGMA max_page_count = 1"))
+    unusable(RecordFile(path), "full")
+    assert not any(os.path.samefile(path, link) for link in open_files())
+
+
+def test_locked_by_another_while_it_is_made(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_file, "BUSY_SECONDS", 0.1)
+    path.parent.mkdir(mode=0o700)
+    path.touch(mode=0o600)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        unusable(RecordFile(path), "locked")
+
+
+def test_damaged_file_that_cannot_be_set_aside(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.parent.mkdir(mode=0o700)
+    garbage(path)
+    path.chmod(0o600)
+    before = path.read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    unusable(RecordFile(path), "Permission denied")
+    assert path.read_bytes() == before
+    assert not any(os.path.samefile(path, link) for link in open_files())
+
+
+def test_an_interrupt_while_the_file_is_opened_ends_the_call_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RecordFile(path)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record_file, "_prepare", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        file.put(row(1))
+    monkeypatch.undo()
+    assert not any(os.path.samefile(path, link) for link in open_files())
+    with no_warning():
+        file.put(row(2))
+        assert numbers(RecordFile(path)) == [2]
+
+
 def test_rows_are_added_all_or_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RecordFile(path).put(EARLIER)
     file, rows = RecordFile(path), [row(n)._replace(message="x" * 1000) for n in range(1, 1000)]
     connect_with(monkeypatch, lambda c: c.execute("PRAGMA max_page_count = 100"))  # room for some of them
-    with pytest.warns(RuntimeWarning, match="full"):
+    with pytest.warns(RuntimeWarning, match="is full"):
         file.add(rows)
     assert file.in_memory
     monkeypatch.undo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -101,6 +102,27 @@ def test_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(given, wanted, rtol=1e-13, atol=1e-13)
         for given, wanted in zip(reference(q, k, v, causal=True, scale=0.25, rows=rows), whole_rows, strict=True):
             torch.testing.assert_close(given, wanted, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("rows", [None, sample_rows(Workload(2, 4, 2, 37, 50), 30, 3, True)], ids=["whole", "rows"])
+@pytest.mark.parametrize("attention", [reference, plain])
+def test_scores_at_once_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch, attention: Any, rows: Tensor | None) -> None:
+    """That memory stays bounded shows in no result. Chunks much smaller than the budget would be slow."""
+    q, k, v = inputs(37, 50)
+    softmax, sizes = module._softmax, []
+
+    def noted(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+        sizes.append(scores.numel())
+        return softmax(scores, visible)
+
+    monkeypatch.setattr(module, "_softmax", noted)
+    together = 4 * 37 if rows is None else max(Counter((b, h // 2) for b, h, _ in rows.tolist()).values())  # queries of a product
+    for budget in (1, 300, 1000, 4000, 10**6):
+        sizes.clear()
+        monkeypatch.setattr(module, "_SCORES_AT_ONCE", budget)
+        attention(q, k, v, causal=True, scale=0.25, rows=rows)
+        assert max(sizes) <= max(budget, 50 * (2 if rows is None else 1)), "one query of a group's heads, or one row, is the least"
+        assert max(sizes) >= min(budget // 2, 50 * together)
 
 
 def test_strides_do_not_matter() -> None:

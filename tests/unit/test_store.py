@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -315,6 +316,51 @@ def test_stale_staging_is_removed_on_save(root: Path, compiler: Compiler) -> Non
     assert staged(root) == [old, young]
     store.get_or_compile(OTHER, ARCH)
     assert staged(root) == [young]
+
+
+def removed_just_before(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, victim: Path) -> None:
+    """Lets another process remove a folder between the look that found it and the first call of `name` for it."""
+    call, gone = getattr(owner, name), list[Path]()
+
+    def too_late(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if path == victim and not gone:
+            gone.append(path)
+            shutil.rmtree(victim)
+        return call(path, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, too_late)
+
+
+def test_entries_that_another_process_removes_meanwhile_are_passed_over(
+    root: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ArtifactStore(root)
+    store.get_or_compile(OTHER, ARCH)
+    looks: tuple[tuple[Any, str, Callable[[], object], object], ...] = (
+        (os, "scandir", lambda: store.usage().entries, 1),
+        (module, "_read", store.faults, {}),
+        (Path, "rename", store.clear, 2),
+    )
+    for owner, name, look, expected in looks:
+        store.get_or_compile(SOURCE, ARCH)
+        with monkeypatch.context() as patch:
+            removed_just_before(patch, owner, name, entry_of(root))
+            assert look() == expected
+        assert not entry_of(root).exists(), "else nothing was tried"
+    assert entries(root) == staged(root) == []
+
+
+def test_stale_staging_that_another_process_removes_first_is_no_fault(
+    root: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = root / "artifacts/staging/old"
+    ArtifactStore(root).get_or_compile(SOURCE, ARCH)
+    old.mkdir()
+    removed_just_before(monkeypatch, Path, "lstat", old)
+    with no_warning():
+        ArtifactStore(root).get_or_compile(OTHER, ARCH)
+    assert staged(root) == []
+    assert entries(root) == sorted([entry_of(root), entry_of(root, OTHER)])
 
 
 def test_usage_and_clear_touch_only_entries(root: Path, compiler: Compiler, tmp_path: Path) -> None:

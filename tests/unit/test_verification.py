@@ -157,6 +157,8 @@ def test_shapes_are_awkward() -> None:
     assert {w.heads_q // w.heads_kv for w in workloads} >= {1, 2, 8}
     assert any(w.heads_kv == 1 < w.heads_q for w in workloads)
     assert max(w.len_kv for w in workloads) >= 8 * 256, "eight tiles of any size"
+    assert any(w.len_q == w.len_kv == 1 for w in workloads)
+    assert all(w.batch * w.heads_q * w.len_q >= 128 for w in workloads), "rows enough for the rule's statistics"
 
 
 @pytest.mark.parametrize("spoilt", ["out", "lse"])
