@@ -6,8 +6,8 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -87,17 +87,31 @@ def write(folder: Path, kernels: Sequence[Generated]) -> list[Path]:
 def _steadily(folder: Path, look: Callable[[], T]) -> T:
     """What `look` finds in a folder: if that is an error, then not because another process replaced the folder meanwhile."""
     while True:
-        before = _identity(folder)
-        try:
-            return look()
-        except (ArgumentError, OSError):
-            if _identity(folder) == before:
-                raise
+        with _held(folder) as before:
+            try:
+                return look()
+            except (ArgumentError, OSError):
+                if _identity(folder) == before:
+                    raise
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
-    with suppress(OSError, ValueError):  # not there, or no path that could be: too long, a loop of links, with a NUL in it
-        found = folder.stat()
+@contextmanager
+def _held(folder: Path) -> Iterator[tuple[int, int] | None]:
+    """The folder's identity. While it is held open, no folder that is made in its place can be given its number."""
+    try:
+        handle = os.open(folder, os.O_PATH)
+    except (OSError, ValueError):  # not there, or no path that could be: too long, a loop of links, with a NUL in it
+        yield None
+        return
+    try:
+        yield _identity(handle)
+    finally:
+        os.close(handle)
+
+
+def _identity(folder: Path | int) -> tuple[int, int] | None:
+    with suppress(OSError, ValueError):
+        found = os.stat(folder)
         return found.st_ino, found.st_ctime_ns
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -235,6 +236,24 @@ def test_processes_that_write_one_folder_leave_one(
     assert [process.exitcode for process in processes] == [0] * 6
     assert os.listdir(tmp_path) == ["out"]
     assert bundle.read(tmp_path / "out", TARGET) in (kernels, kernels[1:])
+
+
+def test_a_folder_made_in_the_place_of_another_is_not_taken_for_it(kernels: list[Generated], tmp_path: Path) -> None:
+    """Many file systems give the number of a folder just removed to the next one, and their clocks tick slowly: both can look like one."""
+    folder = tmp_path / "out"
+    numbers: list[int] = []
+    bundle.write(folder, kernels)
+
+    def look() -> str:
+        if len(numbers) == 8:
+            return "found"
+        numbers.append(folder.stat().st_ino)
+        shutil.rmtree(folder)
+        folder.mkdir()
+        raise ArgumentError("another folder's files were looked for in this one")
+
+    assert bundle._steadily(folder, look) == "found"
+    assert all(one != other for one, other in itertools.pairwise(numbers))
 
 
 def write_often(folder: Path, kernels: list[Generated], never_missing: bool) -> None:

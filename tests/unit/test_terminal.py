@@ -15,6 +15,7 @@ from rich.console import Console
 
 import flashgen
 from flashgen import selection
+from flashgen.build.driver import gpu_count
 from flashgen.build.store import ArtifactStore
 from flashgen.cli import cache as cache_commands
 from flashgen.cli import options, progress
@@ -83,7 +84,7 @@ def test_tables_hold_no_control_sequences(capsys: pytest.CaptureFixture[str], mo
 
 
 def test_a_device_name_reaches_no_terminal(cache: Path, tmp_path: Path) -> None:
-    out, _ = command_line.flashgen("doctor")
+    out, _ = command_line.flashgen("doctor", code=int(gpu_count() > 0))  # it finds fault with GPUs that are hidden from it
     _, err = command_line.flashgen("cache", "export", str(tmp_path / "x"), "--device-name", "other", code=2)
     for text in (out, err):
         assert r"GPU\x1b[2J\x1b]0;title" in text
