@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flashgen import selection
-from flashgen.build.artifact import Report
+from flashgen.build.artifact import EntryReport, Report
 from flashgen.build.driver import Gpu
 from flashgen.codegen.device import find_device
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
@@ -36,7 +36,9 @@ class FakeKernels(Kernels):
 
     def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
         self.asked.append(spec.digest)
-        return SimpleNamespace(spec=spec, gpu=gpu, artifact=SimpleNamespace(report=Report(128, 8 * (spec.digest in self.broken), 0)))
+        return SimpleNamespace(
+            spec=spec, gpu=gpu, artifact=SimpleNamespace(report=Report({"kernel": EntryReport(128, 8 * (spec.digest in self.broken), 0)}))
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 
 import flashgen
 from flashgen import selection
-from flashgen.build.artifact import Report
+from flashgen.build.artifact import EntryReport, Report
 from flashgen.build.driver import Gpu
 from flashgen.codegen.config import Config
 from flashgen.codegen.device import find_device
@@ -42,7 +42,9 @@ class FakeKernels(Kernels):
     broken: tuple[Config, ...] = ()
 
     def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
-        return SimpleNamespace(spec=spec, artifact=SimpleNamespace(report=Report(128, 8 if spec.config in self.broken else 0, 0)))
+        return SimpleNamespace(
+            spec=spec, artifact=SimpleNamespace(report=Report({"kernel": EntryReport(128, 8 if spec.config in self.broken else 0)}))
+        )
 
 
 def older(record: Record, revisions: int = 1) -> Record:
@@ -321,7 +323,7 @@ def test_one_compile_a_kernel_however_many_threads_ask(own: Records, made: list[
 def test_what_is_loaded_stays_loaded_when_choices_are_dropped(
     own: Records, made: list[KernelSpec], monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
-    sound = SimpleNamespace(report=Report(128, 0, 0))
+    sound = SimpleNamespace(report=Report({"kernel": EntryReport(128)}))
     monkeypatch.setattr(selection, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, artifact=sound))
     if recorded:
         own.put(make(1e-3, of(1024), ONE))

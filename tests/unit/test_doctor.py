@@ -21,7 +21,7 @@ import pytest
 
 import flashgen
 from flashgen import doctor, selection
-from flashgen.build.artifact import Report
+from flashgen.build.artifact import EntryReport, Report
 from flashgen.build.compiler import CompilerMissingError, nvrtc_version
 from flashgen.build.driver import DriverError, DriverState, Gpu
 from flashgen.build.host_compiler import HostCompiler, HostCompilerMissingError
@@ -372,7 +372,7 @@ def test_records_of_a_gpu(cache: Path) -> None:
 
 def test_compile_that_spills(monkeypatch: pytest.MonkeyPatch) -> None:
     made = trial._compiled(DEVICE.target)
-    spilling = SimpleNamespace(report=Report(255, 16, 16))
+    spilling = SimpleNamespace(report=Report({"kernel": EntryReport(255, 16, 16)}))
     monkeypatch.setattr(trial, "_compiled", lambda target: SimpleNamespace(**{**vars(made), "artifact": spilling}))
     seems(trial.compiling("c", DEVICE.target), WRONG, "spills 16 B a thread", "this compiler", "pip install")
 

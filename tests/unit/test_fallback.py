@@ -12,7 +12,7 @@ import torch
 
 import flashgen
 from flashgen import host, selection
-from flashgen.build.artifact import Report
+from flashgen.build.artifact import EntryReport, Report
 from flashgen.build.driver import Gpu
 from flashgen.codegen import family as codegen_family
 from flashgen.codegen.errors import ArgumentError
@@ -53,7 +53,7 @@ class FakeKernels(Kernels):
     """Loads nothing: a kernel is its spec and a clean report."""
 
     def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
-        return SimpleNamespace(spec=spec, gpu=gpu, artifact=SimpleNamespace(report=Report(128, 0, 0)))
+        return SimpleNamespace(spec=spec, gpu=gpu, artifact=SimpleNamespace(report=Report({"kernel": EntryReport(128)})))
 
 
 @pytest.fixture(autouse=True)

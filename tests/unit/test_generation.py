@@ -29,7 +29,10 @@ from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
 GPU = Gpu(0, DEVICE, "uuid", "13.0")
 ONE, TWO = CONFIGS[1], CONFIGS[2]
 ASKED = Workload(4, 32, 32, 3000, 3000)
-LOG = "ptxas info : 0 bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads\nptxas info : Used 100 registers"
+LOG = (
+    "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
+    "ptxas info : 0 bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads\nptxas info : Used 100 registers"
+)
 
 
 @pytest.fixture(autouse=True)

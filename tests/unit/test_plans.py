@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flashgen import arguments, ops, selection
-from flashgen.build.artifact import Report
+from flashgen.build.artifact import EntryReport, Report
 from flashgen.build.driver import Gpu
 from flashgen.codegen.config import Config
 from flashgen.codegen.device import find_device
@@ -372,7 +372,7 @@ def test_each_operator_gives_what_its_schema_says(monkeypatch: pytest.MonkeyPatc
 def test_no_kernel_is_made_while_a_graph_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Chosen(selection.Kernels):
         def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
-            return SimpleNamespace(spec=spec, artifact=SimpleNamespace(report=Report(128, 0, 0)))
+            return SimpleNamespace(spec=spec, artifact=SimpleNamespace(report=Report({"kernel": EntryReport(128)})))
 
     problem, workload, without = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL), Workload(2, 6, 3, 5, 7), frozenset({"attention_forward_sm90"})
     monkeypatch.setattr(selection, "kernels", Chosen())

@@ -19,7 +19,10 @@ from flashgen.shipped_records import ShippedRecords
 from flashgen.tuning import Request, TuneResult, predicted
 from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
 
-LOG = "ptxas info : 0 bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads\nptxas info : Used 100 registers"
+LOG = (
+    "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
+    "ptxas info : 0 bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads\nptxas info : Used 100 registers"
+)
 REQUEST = Request(head_dim=64, causal=False, seqlens=(1024, 4096), device="h200")
 FIRST, SECOND = REQUEST.cells()
 ODD = CONFIGS[5]  # which neither model nor default would take

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flashgen import selection
-from flashgen.build.artifact import Report
+from flashgen.build.artifact import EntryReport, Report
 from flashgen.build.compiler import nvrtc_version
 from flashgen.build.driver import Gpu
 from flashgen.codegen.device import find_device
@@ -106,7 +106,7 @@ class FakeKernels(Kernels):
     broken: tuple[dict[str, Any], ...] = ()
 
     def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
-        report = Report(128, 8 if spec.to_json() in self.broken else 0, 0)
+        report = Report({"kernel": EntryReport(128, 8 if spec.to_json() in self.broken else 0)})
         return SimpleNamespace(spec=spec, artifact=SimpleNamespace(report=report))
 
 

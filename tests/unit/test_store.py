@@ -33,7 +33,10 @@ from flashgen.codegen.render import Source
 ARCH = "sm_80"
 SOURCE = Source("k", 'extern "C" __global__ void k(float* p) { p[0] = 1; }')
 OTHER = Source("k", 'extern "C" __global__ void k(float* p) { p[0] = 2; }')
-LOG = "ptxas info    : Used 8 registers\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+LOG = (
+    "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
+    "ptxas info    : Used 8 registers\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+)
 
 
 def made_up(source: Source, arch: str) -> Artifact:

@@ -18,7 +18,10 @@ from flashgen.build.store import FILES, META_FILE, ArtifactStore
 from flashgen.codegen.render import Source
 
 SOURCE = Source("k", "one text")
-LOG = "ptxas info    : Used 8 registers\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+LOG = (
+    "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
+    "ptxas info    : Used 8 registers\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import torch
 
 from flashgen import measure, selection, timing
 from flashgen.build import driver, kernel
-from flashgen.build.artifact import Artifact, Report
+from flashgen.build.artifact import Artifact, EntryReport, Report
 from flashgen.build.driver import Gpu, gpu_count
 from flashgen.codegen.device import find_device
 from flashgen.codegen.errors import ArgumentError
@@ -31,7 +31,10 @@ from tools import ab, instruction_mix, lse_cost, model
 
 MAINS: dict[str, Callable[[list[str]], None]] = {m.__name__: m.main for m in (ab, instruction_mix, lse_cost, model)}
 H200 = find_device("h200")
-LOG = "ptxas info    : 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used 128 registers"
+LOG = (
+    "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
+    "ptxas info    : 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used 128 registers"
+)
 
 
 @pytest.fixture
@@ -168,7 +171,7 @@ def test_the_workloads_of_a_comparison() -> None:
 
 
 def test_a_line_has_the_median_of_the_ratios_of_the_rounds() -> None:
-    line = ab.line(4e9, [2e-3, 4e-3, 6e-3], [1e-3, 4e-3, 4e-3], Report(168, 12, 0))
+    line = ab.line(4e9, [2e-3, 4e-3, 6e-3], [1e-3, 4e-3, 4e-3], Report({"kernel": EntryReport(168, 12)}))
     assert line == "   1.0 TFLOP/s  x 1.500 [1.000..2.000]  168 registers, 12 B spilled"
 
 
