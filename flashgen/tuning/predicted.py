@@ -8,7 +8,6 @@ from functools import partial
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.compiler import compile_many
 from flashgen.codegen.device import Device
-from flashgen.codegen.family import families
 from flashgen.codegen.spec import KernelSpec
 
 from .. import selection
@@ -38,7 +37,8 @@ def run(request: Request, device: Device, progress: Progress) -> TuneResult:
     progress.begin("verifying on the CPU", len(cells))
     rows = []
     for cell, shortlist in cells.items():
-        rows.append(_row(cell, [s for s in shortlist if s in artifacts], artifacts, device, screen, failures, known[cell]))
+        among = [spec for spec in shortlist if spec in artifacts]
+        rows.append(_row(cell, request.default(cell, device), among, artifacts, device, screen, failures, known[cell]))
         progress.advance()
     complete, seconds = len(artifacts) == len(specs), time.monotonic() - begun
     return TuneResult(device.name, False, complete, rows, failures, 0, seconds, device.measured, screen.verified, screen.skipped)
@@ -50,8 +50,7 @@ Measured = tuple[KernelSpec, float]
 
 def _measured(request: Request, cell: Cell, device: Device) -> Measured | None:
     """From the user's records, else from those that come with the package, whatever driver and compiler they were measured with."""
-    others = frozenset(families()) - {request.family} if request.family else frozenset()
-    for pick in selection.picks(cell.problem, cell.workload, device, ANY_TOOLCHAIN, others):
+    for pick in selection.picks(cell.problem, cell.workload, device, ANY_TOOLCHAIN, request.excluded):
         record, spec = pick.choice.record, pick.choice.spec(device.target)
         asked = not request.settings or spec in request.candidates(cell, device)
         if asked and not pick.choice.older and record.key.workload == cell.workload and isinstance(record.outcome, Timing):
@@ -61,7 +60,7 @@ def _measured(request: Request, cell: Cell, device: Device) -> Measured | None:
 
 def _shortlist(request: Request, cell: Cell, device: Device, measured: Measured | None) -> list[KernelSpec]:
     """The default first: there is a sound kernel for every cell however short the budget. Then what was measured."""
-    default = selection.default_spec(cell.problem, device.target)
+    default = request.default(cell, device)
     others = [spec for spec in request.candidates(cell, device) if spec != default]
     chosen = [default, *([measured[0]] if measured else []), *(others if request.exhaustive else others[:COMPILED])]
     return list(dict.fromkeys(chosen))
@@ -89,6 +88,7 @@ def _fault(result: Artifact | CompileError) -> str:
 
 def _row(
     cell: Cell,
+    default: KernelSpec,
     specs: list[KernelSpec],
     artifacts: dict[KernelSpec, Artifact | CompileError],
     device: Device,
@@ -117,7 +117,6 @@ def _row(
     predicted, spec, bound_by, report = sound[0]
     known = measured is not None and spec == winner
     seconds = measured[1] if measured and known else predicted
-    default = selection.default_spec(cell.problem, device.target)
     untuned = next((s for s, candidate, _, _ in sound if candidate == default), None)
     gain = untuned / predicted if untuned and (not known or spec == default) else None  # a prediction over a measurement would tell nothing
     shared = spec.family.shared_bytes(spec.problem, spec.config)

@@ -8,6 +8,7 @@ from typing import Any
 
 from flashgen.codegen.device import Device
 from flashgen.codegen.errors import ArgumentError, require_int
+from flashgen.codegen.family import families
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.typed import require_field_types
@@ -92,9 +93,18 @@ class Request:
             for len_q, len_kv in lengths
         ]
 
+    @property
+    def excluded(self) -> frozenset[str]:
+        """Names of the families that are not asked for."""
+        return frozenset(families()) - {self.family} if self.family else frozenset()
+
+    def default(self, cell: Cell, device: Device) -> KernelSpec:
+        """What a tune is compared with: the default of the family asked for, else of the one preferred."""
+        return selection.default_spec(cell.problem, device.target, family=self.family)
+
     def candidates(self, cell: Cell, device: Device) -> list[KernelSpec]:
         """The specs to try in a cell: the model's best and the default, or all that are legal, or the one given by hand."""
-        default = selection.default_spec(cell.problem, device.target, family=self.family)
+        default = self.default(cell, device)
         among = selection.families_for(cell.problem, device.target, self.family)
         if self.settings:
             config = default.config.replace_from_text(self.settings)

@@ -35,7 +35,7 @@ def run(request: Request, gpu: Gpu, progress: Progress) -> TuneResult:
             timed.measure(_missing(timed.recorded(wanted)))  # asked again: another tune may have measured some meanwhile
         selection.kernels.forget()
         found = timed.recorded(wanted)
-    rows = [timed.row(cell, records) for cell, records in found.items()]
+    rows = [timed.row(request, cell, records) for cell, records in found.items()]
     return TuneResult(gpu.device.name, True, not _missing(found), rows, _failures(found), timed.measured, time.monotonic() - begun)
 
 
@@ -172,17 +172,18 @@ class TimedRun:
         )
         self.measured += 1
 
-    def row(self, cell: Cell, found: dict[KernelSpec, Record | None]) -> Row:
-        """The fastest recorded kernel of a cell, whether this run tried it or an earlier one."""
+    def row(self, request: Request, cell: Cell, found: dict[KernelSpec, Record | None]) -> Row:
+        """The fastest recorded kernel of a cell, of the family asked for, whether this run tried it or an earlier one."""
         recorded = [record for record in found.values() if record]
         failed = sum(isinstance(record.outcome, Failure) for record in recorded)
+        toolchain = (self.gpu.driver_version, nvrtc_version())
         choice = self.records.best(
-            cell.problem, cell.workload, self.gpu.device, self.gpu.driver_version, nvrtc_version(), selection.BENCHMARK_VERSION
+            cell.problem, cell.workload, self.gpu.device, *toolchain, selection.BENCHMARK_VERSION, without=request.excluded
         )
         if choice is None or not (choice.exact_workload and choice.same_toolchain) or not isinstance(choice.record.outcome, Timing):
             return Row(cell, None, None, None, None, None, None, "", len(recorded), failed)
         best, spec = choice.record, KernelSpec.from_json(choice.record.spec, self.gpu.device.target)
-        untuned = found.get(selection.default_spec(cell.problem, self.gpu.device.target))
+        untuned = found.get(request.default(cell, self.gpu.device))
         seconds = choice.record.outcome.seconds
         gain = untuned.outcome.seconds / seconds if untuned and isinstance(untuned.outcome, Timing) else None
         bound_by = spec.family.predict(spec.problem, spec.config, cell.workload, self.gpu.device, best.registers).bound_by

@@ -13,7 +13,7 @@ from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Problem, Workload
 from flashgen.codegen.spec import KernelSpec
 from flashgen.records import Failure, Record, RecordKey, Timing
-from flashgen.selection import BENCHMARK_VERSION
+from flashgen.selection import BENCHMARK_VERSION, family_of
 
 DEVICE = find_device("h200")
 FAMILY = find_family("attention_forward")
@@ -36,7 +36,7 @@ def make(
     **key: Any,
 ) -> Record:
     """A record; `seconds` may be a failure, `spec` may be the JSON of a spec that cannot be built today."""
-    spec = spec or KernelSpec(FAMILY, problem, config, device.target).to_json()
+    spec = spec or KernelSpec(family_of(config), problem, config, device.target).to_json()
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     fixed = {"driver_version": "13.0", "nvrtc_version": "13.0", "benchmark_version": BENCHMARK_VERSION, **key}
     full = RecordKey(device_name=device.name, sm_count=device.sm_count, spec_digest=digest, workload=workload, **fixed)

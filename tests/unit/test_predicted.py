@@ -11,6 +11,7 @@ import pytest
 from flashgen import selection, tuning
 from flashgen.build.artifact import Artifact
 from flashgen.cli.tune import _print_result
+from flashgen.codegen.family import find_family
 from flashgen.codegen.spec import KernelSpec
 from flashgen.record_exchange import to_text
 from flashgen.records import Records
@@ -119,3 +120,18 @@ def test_the_default_measured_gains_nothing(shipped: Path) -> None:
     default = selection.default_spec(PROBLEM, DEVICE.target)
     ship(shipped, make(1.0, FIRST.workload, spec=default.to_json()))
     assert (tuned().rows[0].measured, tuned().rows[0].gain) == (True, 1.0)
+
+
+@pytest.mark.parametrize("family", ["attention_forward", "attention_forward_sm90"])
+def test_a_family_asked_for_is_the_only_one(shipped: Path, family: str) -> None:
+    """Though a record of the other one says that it is faster."""
+    other = "attention_forward" if family == "attention_forward_sm90" else "attention_forward_sm90"
+    config = find_family(other).default(PROBLEM, DEVICE.target)
+    ship(shipped, make(1e-9, FIRST.workload, config))
+    result = tuned(family=family)
+    specs = [row.spec for row in result.rows if row.spec]
+    assert [spec.family.name for spec in specs] == [family, family]
+    assert all(row.gain is not None and row.gain >= 1 for row in result.rows), (
+        "the default of the family itself is what they are compared with"
+    )
+    assert next(row.spec.family.name for row in tuned().rows if row.spec) == other
