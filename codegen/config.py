@@ -6,16 +6,22 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self, get_type_hints
+from functools import cache
+from typing import Any, Self, get_type_hints
 
 from .errors import choice_error
 from .plain import from_plain, to_plain
 from .typed import parse_int, require_field_types, require_type
 
 
+def tagged(tag: str, default: Any = dataclasses.MISSING) -> Any:
+    """A field of a config, and what stands for it in names of kernels: one to three letters, then its value."""
+    return dataclasses.field(default=default, metadata={"tag": tag})
+
+
 @dataclass(frozen=True)
 class Config:
-    """Base of the config types. A subclass is a frozen dataclass whose fields are ints, bools or enums, each documented."""
+    """Base of the config types. A subclass is a frozen dataclass of `tagged` fields, which are ints, bools or enums, each documented."""
 
     def __post_init__(self) -> None:
         require_field_types(self, "config field ")
@@ -49,14 +55,25 @@ class Config:
 
     @property
     def name(self) -> str:
-        """Short and unique within the family: every field's initials and value."""
-        return "_".join(
-            f"{_initials(key)}{value:d}" if isinstance(value, int) else f"{_initials(key)}{value}" for key, value in self.to_json().items()
-        )
+        """Short and unique within the family: every field's tag and value."""
+        tags, values = _tags(type(self)), self.to_json().items()  # type: ignore[arg-type] # mypy takes classes for unhashable
+        return "_".join(f"{tags[key]}{value:d}" if isinstance(value, int) else f"{tags[key]}{value}" for key, value in values)
 
 
-def _initials(field: str) -> str:
-    return "".join(word[0] for word in field.split("_"))
+@cache
+def _tags(cls: type[Config]) -> dict[str, str]:
+    """The tag of each field. Raises TypeError for one without, or that another field has whose value may be written alike."""
+    tags: dict[str, str] = {}
+    owners: dict[tuple[str, bool], str] = {}
+    for field in dataclasses.fields(cls):
+        tag, is_word = field.metadata.get("tag", ""), issubclass(_field_type(cls, field.name), enum.Enum)
+        if not tag.isalpha():
+            raise TypeError(f"{cls.__name__}.{field.name} must be tagged with letters; got {tag!r}")
+        if (tag, is_word) in owners:
+            raise TypeError(f"{cls.__name__}.{field.name} must have a tag of its own; got {tag!r}, which is that of {owners[tag, is_word]}")
+        owners[tag, is_word] = field.name
+        tags[field.name] = tag
+    return tags
 
 
 def _field_type(cls: type[Config], name: str) -> type:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashgen.codegen.attention_launch import head_dim_reasons, reciprocal, scale_values, section_heads
-from flashgen.codegen.config import Config
+from flashgen.codegen.config import Config, tagged
 from flashgen.codegen.device import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Strides
 from flashgen.codegen.models import attention_forward as model
@@ -51,14 +51,14 @@ class AttentionForwardConfig(Config):
     blocks_per_sm:  blocks that must fit on one SM at once: caps the registers
     """
 
-    block_q: int
-    block_kv: int
-    step_kv: int
-    warps: int
-    stages: int
-    query: QueryPlace
-    first: StepOrder = StepOrder.SCORES
-    blocks_per_sm: int = 1
+    block_q: int = tagged("bq")
+    block_kv: int = tagged("bk")
+    step_kv: int = tagged("sk")
+    warps: int = tagged("w")
+    stages: int = tagged("s")
+    query: QueryPlace = tagged("q")
+    first: StepOrder = tagged("f", StepOrder.SCORES)
+    blocks_per_sm: int = tagged("bps", 1)
 
     def describe(self) -> str:
         """For the header of the rendered file."""

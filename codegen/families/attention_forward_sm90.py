@@ -11,7 +11,7 @@ from functools import cache
 
 from flashgen.codegen import wgmma
 from flashgen.codegen.attention_launch import head_dim_reasons, reciprocal, scale_values, section_heads
-from flashgen.codegen.config import Config
+from flashgen.codegen.config import Config, tagged
 from flashgen.codegen.device import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Strides
 from flashgen.codegen.models import attention_forward_sm90 as model
@@ -59,15 +59,15 @@ class AttentionForwardSm90Config(Config):
     packed_heads:  query heads of a group that share a tile, and so its keys and values: 1, 2, 4, 8 or 16
     """
 
-    warpgroups: int
-    block_kv: int
-    stages: int = 2
-    query_stages: int = 2
-    out_panels: int = 2
-    reference: Reference = Reference.LAZY
-    turns: bool = True
-    scheduler: Scheduler = Scheduler.STATIC
-    packed_heads: int = 1
+    warpgroups: int = tagged("w")
+    block_kv: int = tagged("bk")
+    stages: int = tagged("s", 2)
+    query_stages: int = tagged("qs", 2)
+    out_panels: int = tagged("op", 2)
+    reference: Reference = tagged("r", Reference.LAZY)
+    turns: bool = tagged("t", True)
+    scheduler: Scheduler = tagged("s", Scheduler.STATIC)
+    packed_heads: int = tagged("ph", 1)
 
     @property
     def block_q(self) -> int:

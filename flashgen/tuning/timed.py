@@ -126,9 +126,9 @@ class TimedRun:
                 self._fail([cell], spec, FailureKind.WRONG, message)
             else:
                 sound[spec] = kernel
-        by_name = {spec.name: spec for spec in sound}
-        for name, timing in bench.time({spec.name: kernel for spec, kernel in sound.items()}):
-            self._record(cell, by_name[name], timing)
+        by_digest = {spec.digest: spec for spec in sound}
+        for digest, timing in bench.time({digest: sound[spec] for digest, spec in by_digest.items()}):
+            self._record(cell, by_digest[digest], timing)
 
     def _screen(self, spec: KernelSpec, kernel: Kernel) -> str:
         """The two small awkward workloads, whole, once a kernel."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from flashgen.codegen.config import Config
+from flashgen.codegen.config import Config, tagged
 from flashgen.codegen.errors import ArgumentError
 
 
@@ -18,9 +19,9 @@ class Place(enum.Enum):
 
 @dataclass(frozen=True)
 class MadeUp(Config):
-    block_q: int
-    query: Place
-    persistent: bool = False
+    block_q: int = tagged("bq")
+    query: Place = tagged("q")
+    persistent: bool = tagged("p", False)
 
 
 CONFIG = MadeUp(64, Place.HERE)
@@ -87,3 +88,30 @@ def test_text_that_fits_no_field(name: str, text: str, message: str) -> None:
 def test_names_tell_configs_apart() -> None:
     assert CONFIG.name == "bq64_qhere_p0"
     assert MadeUp(64, Place.THERE, True).name == "bq64_qthere_p1"
+
+
+def test_a_number_and_a_word_may_have_one_tag() -> None:
+    @dataclass(frozen=True)
+    class Both(Config):
+        stages: int = tagged("s")
+        schedule: Place = tagged("s", Place.HERE)
+
+    assert Both(2).name == "s2_shere"
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (tagged("s", 1), r"^Twice\.slices must have a tag of its own; got 's', which is that of stages$"),
+        (1, r"^Twice\.slices must be tagged with letters; got ''$"),
+        (tagged("s2", 1), r"^Twice\.slices must be tagged with letters; got 's2'$"),
+    ],
+)
+def test_names_that_could_be_mixed_up_are_refused(other: Any, message: str) -> None:
+    @dataclass(frozen=True)
+    class Twice(Config):
+        stages: int = tagged("s", 2)
+        slices: int = other
+
+    with pytest.raises(TypeError, match=message):
+        _ = Twice().name
