@@ -7,13 +7,13 @@ import enum
 import os
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashgen.codegen.errors import ArgumentError, require_int
-from flashgen.codegen.parameters import TENSOR_MAP_BYTES
-from flashgen.codegen.tensor_map import TensorMapShape
+from flashgen.codegen.parameters import TENSOR_MAP_BYTES, ParameterBlock
+from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, Program
 
 from .host_compiler import HOST
 from .host_fault import HostFaultError
@@ -126,58 +126,71 @@ class HostKernel:
         if artifact.arch != HOST:
             raise ArgumentError(f"artifact must be for {HOST}; got {artifact.arch}")
         self.spec, self.artifact = spec, artifact
-        self.threads = spec.family.threads(spec.config)
-        self.shared_bytes = spec.family.shared_bytes(spec.problem, spec.config)
         self._library = HostLibrary(artifact.cubin)
 
     def launch(
         self,
-        grid: int,
-        values: tuple[int | float, ...],
-        tensors: Sequence[HostTensor | None],
+        program: Program,
+        tensors: Mapping[str, HostTensor],
         order: HostOrder | None = None,
         *,
-        tensor_maps: Sequence[TensorMapShape] = (),
         limits: HostLimits | None = None,
         first_block: int = 0,
         blocks: int | None = None,
         workers: int = 0,
         resident: int = 1,
     ) -> None:
-        """Runs blocks [first_block, first_block + blocks) of `grid`, all by default, on `workers` cores (0: all), and waits for them.
+        """Runs a program on `workers` cores (0: all), and waits for it. Of each launch, blocks [first_block, first_block + blocks), or all.
 
-        `tensors`: those in `codegen.parameters.ADDRESSES`, None for one that nobody wants; the tile counter is an int made here;
-        `tensor_maps`: as the family gives them. `resident`: how many blocks run at the same time on a core; blocks that wait for each
-        other must, others need not. The launch has a process of its own, which ends with it, or by `limits`.
+        `tensors`: the operands by name, without those that nobody wants; buffers are made here. `resident`: how many blocks run at the
+        same time on a core; blocks that wait for each other must, others need not. Each launch has a process of its own, which ends with
+        it, or by `limits`.
         Raises HostFaultError if a check fails, the kernel crashes or does not end. The tensors in this process are then as they were.
         """
-        require_int("first_block", first_block, 0, grid - 1)
-        blocks = grid - first_block if blocks is None else blocks
-        require_int("blocks", blocks, 1, grid - first_block)
-        require_int("resident", resident, 1, blocks)
-        workers = min(workers or len(os.sched_getaffinity(0)), -(-blocks // resident))
-        block, counter = self.spec.family.parameters, ctypes.c_int(0)
-        all_tensors = (*tensors, HostTensor("tile_counter", ctypes.addressof(counter), 4, (1,), (1,), writable=True))
-        given = [index for index, tensor in enumerate(all_tensors) if tensor is not None]
-        some, addresses = range(first_block, first_block + blocks), [0] * len(all_tensors)
-        with GuardedTensors([tensor for tensor in all_tensors if tensor is not None]) as guarded:
-            for index, tensor in zip(given, guarded, strict=True):
-                addresses[index] = tensor.address
-            packed = bytearray(block.pack(values))
-            for place in block.pointers:
-                struct.pack_into("=Q", packed, place.offset, addresses[place.index])
-            for place, shape in zip(block.tensor_maps, tensor_maps, strict=True):
-                packed[place.offset : place.offset + TENSOR_MAP_BYTES] = host_map(shape, addresses[place.index])
-            self._library.run(
-                packed,
-                self.threads,
-                self.shared_bytes,
-                order or HostOrder(),
-                some,
-                tensors=guarded,
-                workers=workers,
-                resident=resident,
-                limits=limits or HostLimits(),
-            )
-        if blocks == grid and counter.value:
-            raise HostFaultError("tile counter", f"the kernel must leave its tile counter 0; it left {counter.value}")
+        buffers = {buffer.name: _Memory(buffer) for buffer in program.buffers}
+        given = [*tensors.values(), *(memory.tensor for memory in buffers.values())]
+        whole = True
+        with GuardedTensors(given) as guarded:
+            addresses = {name: tensor.address for name, tensor in zip((*tensors, *buffers), guarded, strict=True)}
+            for launch in program.launches:
+                require_int("first_block", first_block, 0, launch.grid - 1)
+                some = range(first_block, launch.grid if blocks is None else first_block + blocks)
+                require_int("blocks", len(some), 1, launch.grid - first_block)
+                require_int("resident", resident, 1, len(some))
+                whole = whole and len(some) == launch.grid
+                self._library.run(
+                    packed_parameters(self.spec.family.parameters, launch, addresses),
+                    launch.threads,
+                    launch.shared_bytes,
+                    order or HostOrder(),
+                    some,
+                    tensors=guarded,
+                    workers=min(workers or len(os.sched_getaffinity(0)), -(-len(some) // resident)),
+                    resident=resident,
+                    limits=limits or HostLimits(),
+                )
+        for buffer in program.buffers:
+            if whole and buffer.kind is BufferKind.STREAM_COUNTER and (left := buffers[buffer.name].words()):
+                raise HostFaultError("tile counter", f"the kernel must leave its {buffer.name.replace('_', ' ')} 0; it left {left}")
+
+
+class _Memory:
+    """A program's buffer: what is in it when the first launch begins is as on a GPU, or, where that may be anything, all ones: NaN."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._bytes = (ctypes.c_ubyte * buffer.bytes)(*([0xFF] * buffer.bytes if buffer.kind is BufferKind.CALL else []))
+        self.tensor = HostTensor(buffer.name, ctypes.addressof(self._bytes), 1, (buffer.bytes,), (1,), writable=True)
+
+    def words(self) -> int:
+        """Its contents as an integer."""
+        return int.from_bytes(self._bytes, "little")
+
+
+def packed_parameters(block: ParameterBlock, launch: KernelLaunch, addresses: Mapping[str, int]) -> bytearray:
+    """A launch's parameters with addresses of this process. A pointer to what has none is 0."""
+    packed = bytearray(block.pack(launch.values))
+    for place in block.pointers:
+        struct.pack_into("=Q", packed, place.offset, addresses.get(place.name, 0))
+    for place in block.tensor_maps:
+        packed[place.offset : place.offset + TENSOR_MAP_BYTES] = host_map(launch.maps[place.name], addresses[place.name])
+    return packed

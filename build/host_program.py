@@ -55,7 +55,7 @@ class HostProgram:
     def run(self, launch: ProgramLaunch, tensors: Mapping[str, bytes], readable: int, output: IO[str]) -> dict[str, bytes]:
         """Runs the blocks, and gives the tensors as they are then. What the kernel prints goes to `output`.
 
-        `tensors`: in the order of `codegen.parameters.ADDRESSES`, each exactly as many bytes as may be touched. Copies may read the first
+        `tensors`: operands and buffers by name, inputs first, each exactly as many bytes as may be touched. Copies may read the first
         `readable` ones. Raises HostFaultError for what a check or a sanitizer found, with the sanitizer's report.
         """
         order, blocks = launch.order, launch.blocks

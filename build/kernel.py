@@ -1,23 +1,22 @@
-"""`Kernel`: an artifact loaded on one GPU, ready to launch; `Launch`: one such kernel with everything but the addresses bound."""
+"""`Kernel`: an artifact loaded on one GPU, ready to launch; `Launch`: a call's program on it with everything but the addresses bound."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
-from flashgen.codegen.tensor_map import TensorMapShape
 
 from .driver import Gpu, check, driver
 from .parameter_buffer import parameter_buffer
 from .tensor_map import Encoder, TensorMapField
 
 if TYPE_CHECKING:
+    from flashgen.codegen.program import KernelLaunch, Program
     from flashgen.codegen.spec import KernelSpec
 
     from .artifact import Artifact
@@ -53,7 +52,6 @@ class Kernel:
                 f"artifact must be for {gpu.device.target.name}, the architecture of device {gpu.ordinal}; got {artifact.arch}"
             )
         self.spec, self.artifact, self.gpu = spec, artifact, gpu
-        self.threads = spec.family.threads(spec.config)
         self.shared_bytes = spec.family.shared_bytes(spec.problem, spec.config)
         library = _library(artifact)
         kernel = check(cu.cuLibraryGetKernel(library, artifact.entry.encode()), f"finding {artifact.entry}")
@@ -62,47 +60,61 @@ class Kernel:
         check(cu.cuKernelSetAttribute(limit, self.shared_bytes, kernel, device), f"allowing {self.shared_bytes} B of shared memory")
         self.handle = cu.CUfunction(int(kernel))
 
-    def bind(self, grid: int, values: tuple[int | float, ...], tensor_maps: Sequence[TensorMapShape] = ()) -> Launch:
-        """Fixes the number of blocks and all parameters but the addresses; `values` and `tensor_maps` as the family gives them."""
-        if not 0 < grid <= MAX_GRID:
-            raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {grid}")
-        return Launch(self, grid, self.spec.family.parameters.pack(values), tensor_maps)
+    def bind(self, program: Program) -> Launch:
+        """Fixes all of a call but the addresses."""
+        return Launch(self, program)
 
 
-@dataclass
 class Launch:
-    """One kernel with its parameters packed. Not for use by two threads at once: it has one buffer for the parameters."""
+    """A program with everything but the addresses bound. Not for use by two threads at once: it has one buffer for the parameters.
 
-    kernel: Kernel
-    grid: int
-    parameters: bytes
-    tensor_maps: Sequence[TensorMapShape] = ()
+    names: whose addresses a launch is given, in this order: the operation's operands and the program's buffers
+    """
 
-    def __post_init__(self) -> None:
-        self._buffer = parameter_buffer(self.parameters)
-        self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
-        self._arguments = ctypes.addressof(self._address)
-        block, written = self.kernel.spec.family.parameters, memoryview(self._buffer).cast("B")
-        self._words = written.cast("Q")
-        self._pointers = tuple((place.offset // 8, place.index) for place in block.pointers)
-        self._maps = tuple(
-            TensorMapField(Encoder(shape), place.index, written[place.offset : place.offset + TENSOR_MAP_BYTES])
-            for place, shape in zip(block.tensor_maps, self.tensor_maps, strict=True)
-        )
+    def __init__(self, kernel: Kernel, program: Program) -> None:
+        """Raises ArgumentError for a number of blocks that no launch can have."""
+        self.kernel, self.program = kernel, program
+        operands = (operand.name for operand in operation_of(kernel.spec.problem).operands(kernel.spec.problem))
+        self.names = (*operands, *(buffer.name for buffer in program.buffers))
         self._launch = driver().cuLaunchKernel
-        self._shape: tuple[Any, ...] = (self.kernel.handle, self.grid, 1, 1, self.kernel.threads, 1, 1, self.kernel.shared_bytes)
+        self._bound = tuple(_Bound(kernel, launch, self.names) for launch in program.launches)
 
     def __call__(self, stream: int, *addresses: int) -> None:
-        """Enqueues the kernel on a stream of the GPU whose context is current. Addresses: see `codegen.parameters.ADDRESSES`.
+        """Enqueues the program on a stream of the GPU whose context is current. Addresses: of `names`, 0 for what nobody wants.
 
-        Raises DriverError if the driver refuses a tensor map or the launch.
+        Raises DriverError if the driver refuses a tensor map or a launch.
         """
-        words = self._words
-        for word, index in self._pointers:
-            words[word] = addresses[index]
-        for field in self._maps:
-            if field.address != addresses[field.index]:
-                field.fill(addresses[field.index])
-        (status,) = self._launch(*self._shape, stream, self._arguments, 0)
-        if status:
-            check((status,), f"launching {self.kernel.artifact.entry}")
+        for bound in self._bound:
+            words = bound.words
+            for word, index in bound.pointers:
+                words[word] = addresses[index]
+            for index, field in bound.maps:
+                if field.address != addresses[index]:
+                    field.fill(addresses[index])
+            (status,) = self._launch(*bound.shape, stream, bound.arguments, 0)
+            if status:
+                check((status,), f"launching {self.kernel.artifact.entry}")
+
+
+class _Bound:
+    """One launch of a program: its parameters, and where the addresses go."""
+
+    def __init__(self, kernel: Kernel, launch: KernelLaunch, names: tuple[str, ...]) -> None:
+        if not 0 < launch.grid <= MAX_GRID:
+            raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {launch.grid}")
+        block = kernel.spec.family.parameters
+        self._buffer = parameter_buffer(block.pack(launch.values))
+        self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+        self.arguments = ctypes.addressof(self._address)
+        written = memoryview(self._buffer).cast("B")
+        self.words = written.cast("Q")
+        # A pointer to what this program does not have stays 0.
+        self.pointers = tuple((place.offset // 8, names.index(place.name)) for place in block.pointers if place.name in names)
+        self.maps = tuple(
+            (
+                names.index(place.name),
+                TensorMapField(Encoder(launch.maps[place.name]), written[place.offset : place.offset + TENSOR_MAP_BYTES]),
+            )
+            for place in block.tensor_maps
+        )
+        self.shape: tuple[Any, ...] = (kernel.handle, launch.grid, 1, 1, launch.threads, 1, 1, launch.shared_bytes)

@@ -63,12 +63,12 @@ class TensorMapField:
     """One tensor map in a launch's parameters.
 
     To encode a map takes microseconds, so it is done once an address: of the last address nothing is left to do, which the launch
-    sees by `address`; of others the map is copied. `index`: of its tensor in `codegen.parameters.ADDRESSES`.
+    sees by `address`; of others the map is copied.
     """
 
-    def __init__(self, encode: Callable[[int], bytes], index: int, place: memoryview) -> None:
+    def __init__(self, encode: Callable[[int], bytes], place: memoryview) -> None:
         """`place`: the field's bytes among the parameters."""
-        self.index, self.address = index, -1
+        self.address = -1
         self._encode, self._place = encode, place
         self._maps: dict[int, bytes] = {}
 

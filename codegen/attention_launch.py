@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 
 from .errors import ArgumentError, shown
+from .family import Strides
+from .operands import Call, View
+from .operation import operation_of
 from .problem import Mask, Problem, Workload
 
 MAX_SECTION_HEADS = 1024
 MIN_SCALE = 2.0**-126  # the smallest normal fp32 number
 MAX_SCALE = float.fromhex("0x1.62e42ep127")  # the largest one whose product with log2(e) is one, too
+
+
+TENSORS = ("q", "k", "v", "out")  # whose strides a caller may choose
+
+
+def attention_call(problem: Problem, workload: Workload, strides: Sequence[Strides], scale: float) -> Call:
+    """A call with these strides of q, k, v and out; lse is dense."""
+    operation = operation_of(problem)
+    axes = {operand.name: operand.sizes(problem, workload) for operand in operation.operands(problem)}
+    views = {name: View(axes[name], (batch, row, head, 1)) for name, (batch, head, row) in zip(TENSORS, strides, strict=True)}
+    return operation.call(problem, workload, views, {"scale": scale})
+
+
+def strides_of(call: Call, name: str) -> Strides:
+    """Of batch, head and row of an operand that lies as (batch, length, head, column)."""
+    batch, row, head, _ = call.views[name].strides
+    return batch, head, row
 
 
 def float32(value: float) -> float:
@@ -47,7 +68,7 @@ def require_scale(scale: float) -> None:
         )
 
 
-def scale_values(scale: float) -> tuple[float, float, float]:
+def scale_values(scale: float) -> dict[str, float]:
     """scale_log2, natural, natural_low: scores times the first are base-2 logarithms, and the other two turn those back into scaled scores.
 
     The scale is an fp32 number, as in plain PyTorch, which multiplies fp32 scores by it: lse is that of the same scaled scores.
@@ -57,7 +78,7 @@ def scale_values(scale: float) -> tuple[float, float, float]:
     scale = float32(scale)
     scale_log2 = float32(scale * math.log2(math.e))
     natural = scale / scale_log2
-    return scale_log2, natural, natural - float32(natural)
+    return {"scale_log2": scale_log2, "natural": natural, "natural_low": natural - float32(natural)}
 
 
 def head_dim_reasons(problem: Problem) -> list[str]:

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 from .config import Config
 from .device import Device
 from .errors import ArgumentError, IllegalConfigError, choice_error
+from .operands import Call
 from .parameters import ParameterBlock
 from .problem import Problem, Workload
+from .program import Program
 from .target import Target, targets
-from .tensor_map import TensorMapShape
 
 Strides = tuple[int, int, int]
 """Of batch, head and row of one tensor, in elements."""
@@ -85,25 +86,11 @@ class Family(ABC):
         """Dynamic shared memory of a block, in bytes."""
 
     @abstractmethod
-    def grid(self, problem: Problem, config: Any, workload: Workload, device: Device) -> int:
-        """Number of blocks; where blocks stay and take one piece of work after the other, `device` says how many that are."""
+    def program(self, config: Any, call: Call, device: Device) -> Program:
+        """The launches of a call; where blocks stay and take one piece of work after the other, `device` says how many they are.
 
-    def counts_tiles(self, config: Any) -> bool:
-        """Whether a launch must be given a tile counter: see `ADDRESSES` in codegen/parameters.py."""
-        return self.parameters.has_tile_counter
-
-    @abstractmethod
-    def values(
-        self, problem: Problem, config: Any, workload: Workload, device: Device, strides: Sequence[Strides], scale: float
-    ) -> tuple[int | float, ...]:
-        """The kernel's parameters after tensor maps and pointers; strides of q, k, v and out, scale of the scores before the softmax."""
-
-    def tensor_maps(self, problem: Problem, config: Any, workload: Workload, strides: Sequence[Strides]) -> tuple[TensorMapShape, ...]:
-        """What the tensor maps among `parameters` say, in their order; strides of q, k, v and out.
-
-        Asked only where `launch_refusals` has nothing to say.
+        Asked only where `launch_refusals` and `workload_refusals` have nothing to say.
         """
-        return ()
 
     def launch_refusals(self, problem: Problem, workload: Workload, strides: Sequence[Strides]) -> list[str]:
         """Why no kernel of this family can take these sizes and strides of q, k, v and out, though it can compute `problem`."""

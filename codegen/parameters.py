@@ -1,26 +1,15 @@
-"""Kernel parameters: one list of fields from which both the C struct and the host's packing are made, so they cannot differ.
+"""Kernel parameters: one list of fields from which both the C struct and its packing are made, so they cannot differ.
 
-Whoever launches a kernel gives addresses, the same ones in the same order for every kernel: `ADDRESSES`. What a kernel makes of them
-follows from the names of its fields, so nobody who launches needs to know which kernel it is.
+Whoever launches a kernel gives addresses by the names of operands and buffers. What a kernel makes of them follows from the names of its
+fields, so nobody who launches needs to know which kernel it is.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-
-ADDRESSES = ("q", "k", "v", "out", "lse", "tile_counter")
-"""What a launch is given: the addresses of the tensors and of an int, each for kernels that have a field for it.
-
-lse: 0 if nobody wants it
-tile_counter: 0, unless the family's `counts_tiles`; then of an int that is 0 when the kernel begins, that nothing else uses meanwhile,
-              and that the kernel leaves 0
-"""
-
-MAPPED = ("q", "k", "v", "out")
-"""The tensors that there can be tensor maps of."""
 
 TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
 
@@ -31,8 +20,8 @@ _FORMATS = {"TensorMap": f"{TENSOR_MAP_BYTES}s", "i64": "q", "u64": "Q", "int": 
 class Parameter:
     """One field of a kernel's `Parameters` struct: a C type and a name.
 
-    The types are 'int', 'i64', 'u64', 'float', pointers, whose field takes the address that has its name in `ADDRESSES`, and
-    'TensorMap': the map of the tensor in `MAPPED` that the field is named after ('q_map').
+    The types are 'int', 'i64', 'u64', 'float', pointers, whose field takes the address of the operand or buffer of its name, and
+    'TensorMap': the map of the one that the field is named after ('q_map').
     """
 
     c_type: str
@@ -61,10 +50,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an address goes, or the map of the tensor there: offset in the struct in bytes, index in `ADDRESSES`."""
+    """Where an address goes, or the map of the tensor there: offset in the struct in bytes, name of the operand or buffer."""
 
     offset: int
-    index: int
+    name: str
 
 
 @dataclass(frozen=True)
@@ -78,33 +67,25 @@ class ParameterBlock:
         if order != sorted(order, reverse=True):
             raise ValueError("parameter fields must be ordered: tensor maps, pointers, then 8-byte values, then 4-byte values")
         for field in self.fields:
-            allowed = [f"{tensor}_map" for tensor in MAPPED] if field.is_tensor_map else ADDRESSES
-            if (field.is_tensor_map or field.is_pointer) and field.name not in allowed:
-                raise ValueError(f"a {field.c_type} must be named one of {', '.join(allowed)}; got {field.name!r}")
+            if field.is_tensor_map and not field.name.endswith("_map"):
+                raise ValueError(f"a TensorMap must be named after its tensor, like q_map; got {field.name!r}")
 
     @cached_property
     def tensor_maps(self) -> tuple[Place, ...]:
         """Of the leading fields that are tensor maps."""
-        return self._places([f.name.removesuffix("_map") for f in self.fields if f.is_tensor_map], 0, TENSOR_MAP_BYTES)
+        mapped = [f.name.removesuffix("_map") for f in self.fields if f.is_tensor_map]
+        return tuple(Place(TENSOR_MAP_BYTES * i, name) for i, name in enumerate(mapped))
 
     @cached_property
     def pointers(self) -> tuple[Place, ...]:
         """Of the fields after them that are pointers."""
-        return self._places([f.name for f in self.fields if f.is_pointer], TENSOR_MAP_BYTES * len(self.tensor_maps), 8)
-
-    @staticmethod
-    def _places(names: Sequence[str], offset: int, size: int) -> tuple[Place, ...]:
-        return tuple(Place(offset + size * i, ADDRESSES.index(name)) for i, name in enumerate(names))
+        first = TENSOR_MAP_BYTES * len(self.tensor_maps)
+        return tuple(Place(first + 8 * i, name) for i, name in enumerate(f.name for f in self.fields if f.is_pointer))
 
     @cached_property
     def values(self) -> tuple[Parameter, ...]:
         """The fields after those: what `pack` takes values for."""
         return self.fields[len(self.tensor_maps) + len(self.pointers) :]
-
-    @cached_property
-    def has_tile_counter(self) -> bool:
-        """Whether a launch must be given the last of `ADDRESSES`."""
-        return any(place.index == ADDRESSES.index("tile_counter") for place in self.pointers)
 
     @property
     def alignment(self) -> int:
@@ -116,11 +97,14 @@ class ParameterBlock:
         """Types and names as one line: what a stored kernel must agree with to be launched by this code."""
         return ", ".join(f"{f.c_type} {f.name}" for f in self.fields)
 
-    def pack(self, values: Sequence[int | float]) -> bytes:
-        """The struct's bytes with empty tensor maps, null pointers and these values for the fields after them.
+    def pack(self, values: Mapping[str, int | float]) -> bytes:
+        """The struct's bytes with empty tensor maps, null pointers and these values, by name, for the fields after them.
 
-        The size is a multiple of `alignment`, as in C.
+        The size is a multiple of `alignment`, as in C. Raises ValueError unless there is a value for each of those fields and no other.
         """
+        names = [field.name for field in self.values]
+        if values.keys() != set(names):
+            raise ValueError(f"values must be of {', '.join(names)}; got {', '.join(values)}")
         empty = [bytes(TENSOR_MAP_BYTES)] * len(self.tensor_maps) + [0] * len(self.pointers)
-        packed = struct.pack("=" + "".join(f.format for f in self.fields), *empty, *values)
+        packed = struct.pack("=" + "".join(f.format for f in self.fields), *empty, *(values[name] for name in names))
         return packed + bytes(-len(packed) % self.alignment)

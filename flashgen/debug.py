@@ -15,14 +15,14 @@ from flashgen.build.files import make_folders, require_writable
 from flashgen.build.host_compiler import HOST_PROGRAM, HOST_SANITIZED, TEXT_FILE
 from flashgen.build.host_fault import HostFaultError
 from flashgen.build.host_folder import allows_programs, program_folder
-from flashgen.build.host_kernel import HostOrder
+from flashgen.build.host_kernel import HostOrder, packed_parameters
 from flashgen.build.host_program import FILES, HostProgram, ProgramLaunch
 from flashgen.build.own_files import require_own
-from flashgen.build.tensor_map import host_map
+from flashgen.codegen.attention_launch import attention_call
 from flashgen.codegen.device import device_of_target
 from flashgen.codegen.errors import ArgumentError, require_int
-from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.problem import Mask, Workload
+from flashgen.codegen.program import KernelLaunch
 from flashgen.codegen.render import Source, render_program
 from flashgen.codegen.spec import KernelSpec
 
@@ -96,7 +96,10 @@ def run(
     """
     workload = workload_of(tensors)
     spec.family.require_workload(spec.config, workload)
-    grid = spec.family.grid(spec.problem, spec.config, workload, device_of_target(spec.target))
+    call = attention_call(spec.problem, workload, tensors.strides(), _scale(spec))
+    asked = spec.family.program(spec.config, call, device_of_target(spec.target))
+    (launch,) = asked.launches
+    grid = launch.grid
     require_int("block", block, 0, grid - 1)
     require_int("blocks", blocks, 1, grid - block)
     some = range(block, block + blocks)
@@ -106,10 +109,11 @@ def run(
     program = HostProgram(artifact, folder)
     _poison(tensors)
     given = {field.name: _bytes(getattr(tensors, field.name)) for field in dataclasses.fields(tensors)}
-    given["tile_counter"] = bytes(4)
-    launch = _launch(spec, tensors, some, order or HostOrder(late_copies=False))
+    given |= {buffer.name: bytes(buffer.bytes) for buffer in asked.buffers}
     try:
-        results = program.run(launch, given, len(_INPUTS), output or sys.stdout)
+        results = program.run(
+            _launch(spec, launch, list(given), some, order or HostOrder(late_copies=False)), given, len(_INPUTS), output or sys.stdout
+        )
     except HostFaultError as fault:
         return Debugged(program, some, grid, fault, torch.empty(0, 3, dtype=torch.int64), None, "")
     for tensor, name in ((tensors.out, "out"), (tensors.lse, "lse")):
@@ -141,14 +145,12 @@ def _scale(spec: KernelSpec) -> float:
     return float(spec.problem.head_dim**-0.5)
 
 
-def _launch(spec: KernelSpec, tensors: Tensors, blocks: range, order: HostOrder) -> ProgramLaunch:
-    family, problem, config, workload = spec.family, spec.problem, spec.config, workload_of(tensors)
-    values = family.values(problem, config, workload, device_of_target(spec.target), tensors.strides(), _scale(spec))
-    block, packed = family.parameters, bytearray(family.parameters.pack(values))
-    for place, shape in zip(block.tensor_maps, family.tensor_maps(problem, config, workload, tensors.strides()), strict=True):
-        packed[place.offset : place.offset + TENSOR_MAP_BYTES] = host_map(shape, 0)
-    places = tuple((place.offset, place.index) for place in (*block.tensor_maps, *block.pointers))
-    return ProgramLaunch(bytes(packed), places, family.threads(config), family.shared_bytes(problem, config), blocks, order)
+def _launch(spec: KernelSpec, launch: KernelLaunch, names: list[str], blocks: range, order: HostOrder) -> ProgramLaunch:
+    """`names`: of all that the program is given, in its order."""
+    block = spec.family.parameters
+    places = tuple((p.offset, names.index(p.name)) for p in (*block.tensor_maps, *block.pointers) if p.name in names)
+    parameters = packed_parameters(block, launch, dict.fromkeys(names, 0))
+    return ProgramLaunch(bytes(parameters), places, launch.threads, launch.shared_bytes, blocks, order)
 
 
 def _span(tensor: torch.Tensor) -> torch.Tensor:

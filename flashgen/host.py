@@ -9,6 +9,7 @@ import torch
 from flashgen.build.host_compiler import HOST
 from flashgen.build.host_kernel import HostKernel, HostLimits, HostOrder
 from flashgen.build.host_memory import HostTensor
+from flashgen.codegen.attention_launch import attention_call
 from flashgen.codegen.device import device_of_target
 from flashgen.codegen.problem import Problem, Workload
 from flashgen.codegen.render import Atoms, render
@@ -68,10 +69,6 @@ def run_on_host(
     workload = Workload(batch, heads_q, heads_kv, len_q, len_kv)
     family, problem, config = kernel.spec.family, kernel.spec.problem, kernel.spec.config
     family.require_workload(config, workload)
-    strides = tensors.strides()
-    scale = scale if scale is not None else head_dim**-0.5
-    device = device_of_target(kernel.spec.target)
-    values = family.values(problem, config, workload, device, strides, scale)
-    given = [view_of(name, getattr(tensors, name), writable=name in ("out", "lse")) for name in ("q", "k", "v", "out", "lse")]
-    maps = family.tensor_maps(problem, config, workload, strides)
-    kernel.launch(family.grid(problem, config, workload, device), values, given, order, tensor_maps=maps, limits=limits)
+    call = attention_call(problem, workload, tensors.strides(), scale if scale is not None else head_dim**-0.5)
+    given = {name: view_of(name, getattr(tensors, name), writable=name in ("out", "lse")) for name in call.views}
+    kernel.launch(family.program(config, call, device_of_target(kernel.spec.target)), given, order, limits=limits)

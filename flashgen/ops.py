@@ -22,8 +22,10 @@ from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.build.driver import Gpu, check, driver, gpu
 from flashgen.build.kernel import Kernel, Launch
+from flashgen.codegen.attention_launch import attention_call
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.program import BufferKind
 
 from . import selection
 from .arguments import ALIGNMENT, LAYOUTS, check_call, check_traced, problem_and_workload, require_memory, strides_of
@@ -90,13 +92,10 @@ class Plan:
             kernel = choose_kernel(problem, workload, on, selection.left_out(problem, workload, strides, on.device.target))
         family, config, device = kernel.spec.family, kernel.spec.config, kernel.gpu.device
         family.require_workload(config, workload)
-        scale = scale if scale is not None else problem.head_dim**-0.5
-        self.launch = kernel.bind(
-            family.grid(problem, config, workload, device),
-            family.values(problem, config, workload, device, strides, scale),
-            family.tensor_maps(problem, config, workload, strides),
-        )
-        self.counts_tiles = family.counts_tiles(config)
+        call = attention_call(problem, workload, strides, scale if scale is not None else problem.head_dim**-0.5)
+        program = family.program(config, call, device)
+        self.buffers = tuple((buffer.bytes, buffer.kind) for buffer in program.buffers)
+        self.launch = kernel.bind(program)
         _require_context(self.index)
 
     @untraced
@@ -117,8 +116,20 @@ class Plan:
             if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT or not (pointers[0] and pointers[1] and pointers[2]):
                 require_memory(q, k, v)
             stream = _current_stream(self.index)
-            counter = tile_counters.address(self.index, stream) if self.counts_tiles else 0
-            self.launch(stream, *pointers, out.data_ptr(), 0 if lse is None else lse.data_ptr(), counter)
+            operands = *pointers, out.data_ptr(), 0 if lse is None else lse.data_ptr()
+            if not self.buffers:
+                self.launch(stream, *operands)
+                return
+            # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
+            held = [self._buffer(size, kind, stream) for size, kind in self.buffers]
+            self.launch(stream, *operands, *(memory if isinstance(memory, int) else memory.data_ptr() for memory in held))
+
+    def _buffer(self, size: int, kind: BufferKind, stream: int) -> int | torch.Tensor:
+        """The memory of one of the program's buffers, or its address where it is nobody's to give back."""
+        if kind is BufferKind.STREAM_COUNTER:
+            return tile_counters.address(self.index, stream)
+        make = torch.zeros if kind is BufferKind.CALL_ZEROED else torch.empty
+        return make(size, dtype=torch.uint8, device=torch.device("cuda", self.index))
 
 
 def choose_kernel(problem: Problem, workload: Workload, on: Gpu, without: frozenset[str], any_length: bool = False) -> Kernel:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from flashgen.codegen.attention_launch import head_dim_reasons, reciprocal, scale_values, section_heads
+from flashgen.codegen.attention_launch import TENSORS, head_dim_reasons, reciprocal, scale_values, section_heads, strides_of
 from flashgen.codegen.config import Config, tagged
 from flashgen.codegen.device import Device, device_of_target
-from flashgen.codegen.family import Family, Prediction, Strides
+from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.models import attention_forward as model
 from flashgen.codegen.models.attention_forward import padded
+from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Pass, Problem, Workload
+from flashgen.codegen.program import KernelLaunch, Program
 from flashgen.codegen.target import Target
 
 SPARE_REGISTERS = 36  # of a thread, beside those needed: with so many hardly anything spills
@@ -77,7 +79,7 @@ class AttentionForward(Family):
             *(Parameter("const Element*", n) for n in ("q", "k", "v")),
             Parameter("Element*", "out"),
             Parameter("float*", "lse"),
-            *(Parameter("i64", f"{tensor}_{dim}") for tensor in ("q", "k", "v", "out") for dim in ("batch", "head", "row")),
+            *(Parameter("i64", f"{tensor}_{dim}") for tensor in TENSORS for dim in ("batch", "head", "row")),
             *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "section_heads", "section_blocks")),
             *(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "section_heads", "section_blocks")),
             *(Parameter("float", n) for n in ("scale_log2", "natural", "natural_low")),
@@ -161,26 +163,28 @@ class AttentionForward(Family):
         sums = config.block_q // config.warps // 16 * self.threads(config) * 16
         return (config.block_q * max(columns, columns_v) + rings) * problem.dtype.bytes + sums
 
-    def grid(self, problem: Problem, config: AttentionForwardConfig, workload: Workload, device: Device) -> int:
-        """See Family."""
+    def grid(self, config: AttentionForwardConfig, workload: Workload) -> int:
+        """Number of blocks: a query tile each."""
         return -(-workload.len_q // config.block_q) * workload.heads_q * workload.batch
 
-    def values(
-        self,
-        problem: Problem,
-        config: AttentionForwardConfig,
-        workload: Workload,
-        device: Device,
-        strides: Sequence[Strides],
-        scale: float,
-    ) -> tuple[int | float, ...]:
+    def program(self, config: AttentionForwardConfig, call: Call, device: Device) -> Program:
         """See Family."""
+        problem, workload = call.problem, call.workload
         query_tiles = -(-workload.len_q // config.block_q)
         section = section_heads(problem, workload, device.l2_bytes // SECTION_SHARE_OF_L2)
-        group = workload.heads_q // workload.heads_kv
-        reciprocals = (reciprocal(n) for n in (workload.heads_q, group, section, section * query_tiles))
-        sizes = (workload.heads_q, workload.len_q, workload.len_kv, query_tiles, section, section * query_tiles)
-        return (*itertools.chain(*strides), *reciprocals, *sizes, *scale_values(scale))
+        divisors = {
+            "heads_q": workload.heads_q,
+            "group": workload.heads_q // workload.heads_kv,
+            "section_heads": section,
+            "section_blocks": section * query_tiles,
+        }
+        values: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
+        for name in TENSORS:
+            values |= {f"{name}_{dim}": stride for dim, stride in zip(("batch", "head", "row"), strides_of(call, name), strict=True)}
+        values |= {name: divisors[name] for name in ("heads_q", "section_heads", "section_blocks")}
+        values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles, **scale_values(call.scalars["scale"])}
+        grid = self.grid(config, workload)
+        return Program((KernelLaunch(grid, self.threads(config), self.shared_bytes(problem, config), values),))
 
     def context(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> dict[str, object]:
         """See Family."""
@@ -226,7 +230,7 @@ class AttentionForward(Family):
         target = device.target
         registers = registers or min(self.registers_cap(config, target), self.registers_needed(problem, config) + self._slack(config))
         resident = max(1, target.blocks_resident(self.threads(config), registers, self.shared_bytes(problem, config)))
-        blocks = self.grid(problem, config, workload, device)
+        blocks = self.grid(config, workload)
         in_shared, output_first = config.query is QueryPlace.SHARED, config.first is StepOrder.OUTPUT
         return model.predict(problem, config, workload, device, blocks, resident, in_shared, output_first, weights)
 

@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashgen.codegen import wgmma
-from flashgen.codegen.attention_launch import head_dim_reasons, reciprocal, scale_values, section_heads
+from flashgen.codegen.attention_launch import TENSORS, head_dim_reasons, reciprocal, scale_values, section_heads, strides_of
 from flashgen.codegen.config import Config, tagged
 from flashgen.codegen.device import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Strides
 from flashgen.codegen.models import attention_forward_sm90 as model
+from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Pass, Problem, Workload
+from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, Program
 from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape
 
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
+COUNTER_BYTES = 4  # an int
 SUM_BYTES = 8  # of shared memory for each row: kSumsBytes in the template
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
 TILE_BYTES = 16  # of shared memory for each tile that a block knows: Tile::kBytes in the template
@@ -113,7 +116,7 @@ class AttentionForwardSm90(Family):
     config_type = AttentionForwardSm90Config
     parameters = ParameterBlock(
         (
-            *(Parameter("TensorMap", f"{tensor}_map") for tensor in ("q", "k", "v", "out")),
+            *(Parameter("TensorMap", f"{tensor}_map") for tensor in TENSORS),
             Parameter("float*", "lse"),
             Parameter("u32*", "tile_counter"),
             *(Parameter("u64", f"{n}_reciprocal") for n in ("head_sets", "group", "section_heads", "section_blocks")),
@@ -220,51 +223,54 @@ class AttentionForwardSm90(Family):
         return -(-workload.len_q // config.queries) * (workload.heads_q // config.packed_heads) * workload.batch
 
     def grid(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> int:
-        """See Family. As many blocks as are resident at once: they stay."""
+        """Number of blocks: as many as are resident at once, as they stay."""
         return min(self._tiles(config, workload), self.blocks_per_sm(problem, config) * device.sm_count)
 
-    def counts_tiles(self, config: AttentionForwardSm90Config) -> bool:
-        """See Family. Tiles that are counted off need no counter."""
-        return config.dynamic
+    def program(self, config: AttentionForwardSm90Config, call: Call, device: Device) -> Program:
+        """See Family. Only tiles that are claimed need a counter."""
+        problem, shared = call.problem, self.shared_bytes(call.problem, config)
+        grid = self.grid(problem, config, call.workload, device)
+        values = {**self._sizes(problem, config, call.workload), "launched_blocks": grid, **scale_values(call.scalars["scale"])}
+        launch = KernelLaunch(grid, self.threads(config), shared, values, self._tensor_maps(config, call))
+        counter = Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER)
+        return Program((launch,), (counter,) if config.dynamic else ())
 
-    def values(
-        self,
-        problem: Problem,
-        config: AttentionForwardSm90Config,
-        workload: Workload,
-        device: Device,
-        strides: Sequence[Strides],
-        scale: float,
-    ) -> tuple[int | float, ...]:
-        """See Family."""
+    def _sizes(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload) -> dict[str, int | float]:
+        """The parameters that say how tiles are found."""
         query_tiles = -(-workload.len_q // config.queries)
         sets = workload.heads_q // config.packed_heads
         in_sets = dataclasses.replace(workload, heads_q=sets)
         section = section_heads(problem, in_sets, SECTION_BYTES if workload.len_kv >= LONG else SHORT_SECTION_BYTES)
-        group = workload.heads_q // workload.heads_kv
-        reciprocals = (reciprocal(n) for n in (sets, group, section, section * query_tiles))
-        sizes = (sets, workload.len_q, workload.len_kv, query_tiles, section, section * query_tiles)
-        return (*reciprocals, *sizes, self._tiles(config, workload), self.grid(problem, config, workload, device), *scale_values(scale))
+        divisors = {
+            "head_sets": sets,
+            "group": workload.heads_q // workload.heads_kv,
+            "section_heads": section,
+            "section_blocks": section * query_tiles,
+        }
+        values: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
+        values |= {name: divisors[name] for name in ("head_sets", "section_heads", "section_blocks")}
+        values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles}
+        return values | {"tiles": self._tiles(config, workload)}
 
-    def tensor_maps(
-        self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, strides: Sequence[Strides]
-    ) -> tuple[TensorMapShape, ...]:
-        """See Family. Of q, k, v and out as (column, row, head, batch); the output goes out 16 rows at a time, those of a warp.
+    def _tensor_maps(self, config: AttentionForwardSm90Config, call: Call) -> dict[str, TensorMapShape]:
+        """Of q, k, v and out as (column, row, head, batch); the output goes out 16 rows at a time, those of a warp.
 
         Where heads are packed, q and out are (column, head, row, batch): a box has some heads' rows of one query next to each other.
         """
-        w, d, dv = workload, problem.head_dim, problem.head_dim_v
+        problem, w = call.problem, call.workload
+        d, dv = problem.head_dim, problem.head_dim_v
         queries, keys = (w.len_q, w.heads_q), (w.len_kv, w.heads_kv)
         boxes = ((d, queries, config.block_q), (d, keys, config.block_kv), (dv, keys, config.block_kv), (dv, queries, 16))
         packed = config.packed_heads
-        maps = []
-        for (width, sizes, rows), (batch, head, row) in zip(boxes, strides, strict=True):
+        maps = {}
+        for name, (width, sizes, rows) in zip(TENSORS, boxes, strict=True):
+            batch, head, row = strides_of(call, name)
             steps, box = (row, head), (rows, 1)
             if packed > 1 and sizes is queries:
                 sizes, steps, box = (w.heads_q, w.len_q), (head, row), (packed, rows // packed)
             in_bytes = tuple(step * problem.dtype.bytes for step in (*steps, batch))
-            maps.append(TensorMapShape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, *box, 1)))
-        return tuple(maps)
+            maps[name] = TensorMapShape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, *box, 1))
+        return maps
 
     def worth_trying(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:
         """See Family. Packing more heads is for fewer tiles, by a tenth at least: their work is the same, and copies become smaller."""
@@ -278,7 +284,7 @@ class AttentionForwardSm90(Family):
         reasons = []
         if not workload.len_kv:
             reasons.append("len_kv must be at least 1 for tensor copies; got 0")
-        for name, own in zip(("q", "k", "v", "out"), strides, strict=True):
+        for name, own in zip(TENSORS, strides, strict=True):
             if max(own) * problem.dtype.bytes >= STRIDE_END:
                 reasons.append(f"strides of {name} must be below {STRIDE_END // problem.dtype.bytes} elements; got {max(own)}")
         return reasons

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from flashgen import reference
 from flashgen.build.kernel import Kernel
+from flashgen.codegen.attention_launch import attention_call
 from flashgen.codegen.config import Config
 from flashgen.codegen.device import Device
 from flashgen.codegen.family import Family, Strides
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.program import Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
-from flashgen.codegen.tensor_map import TensorMapShape
 from tests.gpu import configs
 
 TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
@@ -178,21 +179,16 @@ class Case:
         """Why no kernel of the family can take this case."""
         return family.refusals(self.problem, target) or family.launch_refusals(self.problem, self.workload, self.strides())
 
-    def values(self, family: Family, config: Config, device: Device) -> tuple[int | float, ...]:
-        """The kernel's parameters after tensor maps and pointers, in the family's order."""
-        return family.values(self.problem, config, self.workload, device, self.strides(), self.scale)
-
-    def tensor_maps(self, family: Family, config: Config) -> tuple[TensorMapShape, ...]:
-        """What the kernel's tensor maps say, in the family's order."""
-        return family.tensor_maps(self.problem, config, self.workload, self.strides())
+    def program(self, family: Family, config: Config, device: Device) -> Program:
+        """What is to be launched."""
+        return family.program(config, attention_call(self.problem, self.workload, self.strides(), self.scale), device)
 
     def launch(self, kernel: Kernel, tensors: Tensors) -> None:
         """Enqueues the kernel on the current stream."""
-        family, config, device = kernel.spec.family, kernel.spec.config, kernel.gpu.device
-        grid, values = family.grid(self.problem, config, self.workload, device), self.values(family, config, device)
-        bound = kernel.bind(grid, values, self.tensor_maps(family, config))
-        counter = torch.zeros(1, dtype=torch.int32, device=tensors.q.device)
-        bound(torch.cuda.current_stream().cuda_stream, *tensors.addresses(), counter.data_ptr())
+        program = self.program(kernel.spec.family, kernel.spec.config, kernel.gpu.device)
+        buffers = [torch.zeros(buffer.bytes, dtype=torch.uint8, device=tensors.q.device) for buffer in program.buffers]
+        bound = kernel.bind(program)
+        bound(torch.cuda.current_stream().cuda_stream, *tensors.addresses(), *(buffer.data_ptr() for buffer in buffers))
 
     def judge(self, tensors: Tensors) -> reference.Verdict:
         """What the rule says of out and lse as they are now: of all rows, or of sampled ones where these are too many."""

@@ -285,10 +285,9 @@ def test_tensors_are_poisoned() -> None:
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
 def test_values_are_the_parameters(family: Family) -> None:
     case = random_cases(1, seed=9)[0]
-    values = case.values(family, case.config(family, find_target("sm_90a")), find_device("h200"))
-    by_name = dict(zip([field.name for field in family.parameters.values], values, strict=True))
-    assert by_name["len_kv"] == case.workload.len_kv
-    assert family.parameters.pack(values)
+    (launch,) = case.program(family, case.config(family, find_target("sm_90a")), find_device("h200")).launches
+    assert launch.values["len_kv"] == case.workload.len_kv
+    assert family.parameters.pack(launch.values)
 
 
 def test_far_layouts_pass_2_31() -> None:

@@ -13,7 +13,8 @@ from flashgen.build.driver import DriverError, gpu
 from flashgen.build.kernel import Kernel
 from flashgen.build.tensor_map import Encoder
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Dtype
+from flashgen.codegen.problem import Dtype, Problem
+from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, Program
 from flashgen.codegen.render import Source
 from flashgen.codegen.tensor_map import TensorMapShape
 
@@ -86,12 +87,14 @@ def test_a_refusal_says_what_was_asked_for() -> None:
 def test_a_launch_passes_maps_and_pointers_of_this_call() -> None:
     on = gpu(0)
     family: Any = SimpleNamespace(parameters=BLOCK, threads=lambda config: 1, shared_bytes=lambda problem, config: 0)
-    spec: Any = SimpleNamespace(family=family, problem=None, config=None)
+    spec: Any = SimpleNamespace(family=family, problem=Problem(Dtype.BF16, 64), config=None)
     kernel = Kernel(spec, compile_source(Source("echo", ECHO), on.device.target.name), on)
     v, k = ([tensor(2, length, 4, 64) for _ in range(3)] for length in (100, 300))
     shapes = shape_of(v[0]), shape_of(k[0])
     out = torch.zeros(35, dtype=torch.int64, device="cuda")
-    launch = kernel.bind(1, (35,), shapes)
+    (value,) = (field.name for field in BLOCK.values)
+    counter = Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER)
+    launch = kernel.bind(Program((KernelLaunch(1, 1, 0, {value: 35}, {"v": shapes[0], "k": shapes[1]}),), (counter,)))
     stream = torch.cuda.current_stream().cuda_stream
     for i, j in ((0, 0), (1, 0), (1, 0), (0, 2), (2, 1)):
         out.fill_(-1)

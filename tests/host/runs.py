@@ -45,13 +45,11 @@ def launch(
     family, config, device = kernel.spec.family, kernel.spec.config, device_of_target(kernel.spec.target)
     if sm_count is not None:
         device = dataclasses.replace(device, sm_count=sm_count)
-    values = case.values(family, config, device)
-    maps = case.tensor_maps(family, config)
-    grid = family.grid(case.problem, config, case.workload, device)
-    read = [view_of(name, getattr(tensors, name)) for name in ("q", "k", "v")]
-    out, lse = view_of("out", tensors.out.view, writable=True), view_of("lse", tensors.lse.view, writable=True)
-    given = (*read, out, lse if with_lse else None)
-    kernel.launch(grid, values, given, order, tensor_maps=maps, resident=resident, limits=LIMITS)
+    given = {name: view_of(name, getattr(tensors, name)) for name in ("q", "k", "v")}
+    given["out"] = view_of("out", tensors.out.view, writable=True)
+    if with_lse:
+        given["lse"] = view_of("lse", tensors.lse.view, writable=True)
+    kernel.launch(case.program(family, config, device), given, order, resident=resident, limits=LIMITS)
 
 
 def why_rejected(kernel: HostKernel, case: Case, orders: Iterable[HostOrder], sm_count: int | None = None) -> str:

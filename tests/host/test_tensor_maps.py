@@ -14,7 +14,8 @@ from flashgen.build.host_fault import HostFaultError
 from flashgen.build.host_kernel import HostKernel
 from flashgen.build.host_memory import HostTensor
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Dtype
+from flashgen.codegen.problem import Dtype, Problem
+from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, Program
 from flashgen.codegen.render import Source
 from flashgen.codegen.tensor_map import TensorMapShape
 from tests.host.runs import compiled
@@ -58,14 +59,18 @@ SHAPES = (
 
 def launch(rise: int) -> list[int]:
     family: Any = SimpleNamespace(parameters=BLOCK, threads=lambda config: 32, shared_bytes=lambda problem, config: 0)
-    spec: Any = SimpleNamespace(family=family, problem=None, config=None)
+    spec: Any = SimpleNamespace(family=family, problem=Problem(Dtype.BF16, 64), config=None)
     out = (ctypes.c_uint64 * 64)()
     kernel = HostKernel(spec, compiled(Source("echo", TEXT)))
     memory = (ctypes.c_ubyte * 256)()
     aligned = -ctypes.addressof(memory) % 128 + ctypes.addressof(memory)
     k, v = (HostTensor(name, aligned + place, 1, (8,), (1,)) for name, place in (("k", 32), ("v", 48)))
     written = HostTensor("out", ctypes.addressof(out), 8, (64,), (1,), writable=True)
-    kernel.launch(1, (rise, 4711), (None, k, v, written, None), tensor_maps=SHAPES)
+    values = dict(zip((field.name for field in BLOCK.values), (rise, 4711), strict=True))
+    program = Program(
+        (KernelLaunch(1, 32, 0, values, {"v": SHAPES[0], "k": SHAPES[1]}),), (Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER),)
+    )
+    kernel.launch(program, {"k": k, "v": v, "out": written})
     return list(out)
 
 

@@ -13,7 +13,7 @@ from flashgen.codegen.errors import ArgumentError
 
 @pytest.mark.parametrize("scale", [MIN_SCALE, 1e-30, 0.125, 1, 1e30, MAX_SCALE])
 def test_an_allowed_scale_has_normal_and_finite_factors(scale: float) -> None:
-    scale_log2, natural, natural_low = scale_values(scale)
+    scale_log2, natural, natural_low = (scale_values(scale)[name] for name in ("scale_log2", "natural", "natural_low"))
     assert float32(scale) >= 2.0**-126
     assert math.isfinite(scale_log2)
     assert scale_log2 >= 2.0**-126

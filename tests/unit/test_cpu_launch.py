@@ -15,8 +15,10 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config
 from flashgen.codegen.family import families
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.program import Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.measure import Tensors
+from tests.support.programs import program_of
 
 PROBLEM = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL)
 WORKLOAD = Workload(2, 6, 3, 70, 130)
@@ -29,9 +31,12 @@ class Launched:
     def __init__(self, spec: KernelSpec) -> None:
         self.spec = spec
 
-    def launch(self, grid: int, values: Any, tensors: Any, order: Any = None, **more: Any) -> None:
-        names = [field.name for field in self.spec.family.parameters.values]
-        self.given = SimpleNamespace(grid=grid, values=dict(zip(names, values, strict=True)), tensors=list(tensors), order=order, **more)
+    def launch(self, program: Program, tensors: Any, order: Any = None, **more: Any) -> None:
+        (only,) = program.launches
+        assert list(tensors) == [tensor.name for tensor in tensors.values()]
+        self.given = SimpleNamespace(
+            grid=only.grid, values=only.values, maps=only.maps, tensors=list(tensors.values()), order=order, **more
+        )
 
 
 def launch(spec: KernelSpec, tensors: Tensors, scale: float | None = None, order: HostOrder | None = None) -> Any:
@@ -53,10 +58,10 @@ def test_a_launch_has_the_tensors_and_no_more(family: Any) -> None:
     assert [t.name for t in given.tensors if t.writable] == ["out", "lse"]
     assert tensors.out.isnan().all(), "what is not written shows"
     assert tensors.lse.isnan().all()
-    assert given.grid == family.grid(PROBLEM, spec.config, WORKLOAD, device_of_target(SM_90))
+    assert given.grid == program_of(family, PROBLEM, spec.config, WORKLOAD, device_of_target(SM_90)).launches[0].grid
     assert [given.values[name] for name in ("len_q", "len_kv")] == [70, 130]
     assert given.values["scale_log2"] == pytest.approx(64**-0.5 * 1.4426950408889634)
-    assert len(given.tensor_maps) == len(family.parameters.tensor_maps)
+    assert given.maps.keys() == {place.name for place in family.parameters.tensor_maps}
     assert launch(spec, tensors, 0.3).values["scale_log2"] == pytest.approx(0.3 * 1.4426950408889634)
     order = HostOrder(late_copies=False)
     assert launch(spec, tensors, None, order).order is order

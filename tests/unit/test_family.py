@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,9 +19,11 @@ from flashgen.codegen.device import device_of_target, find_device
 from flashgen.codegen.errors import ArgumentError, IllegalConfigError
 from flashgen.codegen.families.attention_forward import AttentionForwardConfig, QueryPlace
 from flashgen.codegen.family import Family, families, find_family
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.target import find_target, targets
 from flashgen.selection import bucket, dense_strides
+from tests.support.programs import program_of, values_of
 
 PROBLEMS = tuple(
     Problem(Dtype.BF16, d, v, m) for (d, v), m in itertools.product(((8, 8), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256)), Mask)
@@ -104,11 +106,13 @@ def test_a_launch_has_all_that_the_parameters_ask_for(family: Family, workload: 
         if family.refusals(problem, target) or family.launch_refusals(problem, workload, strides):
             continue
         device, config = device_of_target(target), family.default(problem, target)
-        assert 1 <= family.grid(problem, config, workload, device) < 2**31
-        assert len(family.tensor_maps(problem, config, workload, strides)) == len(family.parameters.tensor_maps)
-        values = family.values(problem, config, workload, device, strides, 0.125)
-        assert len(values) == len(family.parameters.values)
-        assert len(family.parameters.pack(values)) % family.parameters.alignment == 0
+        program, block = program_of(family, problem, config, workload, device, strides), family.parameters
+        names = {operand.name for operand in operation_of(problem).operands(problem)} | {buffer.name for buffer in program.buffers}
+        for launch in program.launches:
+            assert 1 <= launch.grid < 2**31
+            assert launch.maps.keys() == {place.name for place in block.tensor_maps} <= names
+            assert len(block.pack(launch.values)) % block.alignment == 0
+        assert names <= {place.name for place in (*block.tensor_maps, *block.pointers)}, "each is used"
 
 
 @every_family
@@ -301,16 +305,12 @@ class TestAttentionForward:
         assert FORWARD.context(Problem(Dtype.BF16, *head_dims), self.good, SM_80)["output_over_queries"] is fits
 
     def test_grid_covers_every_row_once(self) -> None:
-        assert FORWARD.grid(Problem(Dtype.BF16, 64), self.good, Workload(3, 8, 2, 1, 99), H200) == 24
-        assert FORWARD.grid(Problem(Dtype.BF16, 64), self.good, Workload(3, 8, 2, 128, 99), H200) == 24
-        assert FORWARD.grid(Problem(Dtype.BF16, 64), self.good, Workload(3, 8, 2, 129, 99), H200) == 48
-        assert FORWARD.grid(Problem(Dtype.BF16, 64), self.good, Workload(3, 8, 2, 0, 99), H200) == 0
+        for len_q, grid in ((1, 24), (128, 24), (129, 48), (0, 0)):
+            assert cast(Any, FORWARD).grid(self.good, Workload(3, 8, 2, len_q, 99)) == grid
 
     def values(self, workload: Workload, scale: float = 0.125, mask: Mask = Mask.FULL, block_q: int = 64) -> dict[str, Any]:
-        names = [field.name for field in FORWARD.parameters.values]
         config = dataclasses.replace(self.good, block_q=block_q)
-        problem, strides = Problem(Dtype.BF16, 64, mask=mask), [(1, 2, 3)] * 4
-        return dict(zip(names, FORWARD.values(problem, config, workload, H200, strides, scale), strict=True))
+        return values_of(FORWARD, Problem(Dtype.BF16, 64, mask=mask), config, workload, scale=scale)
 
     @pytest.mark.parametrize("divisor", [1, 2, 3, 5, 7, 12, 48, 64, 641, 2**16 - 1, 2**16, 2**24 + 1, 2**31 - 1])
     def test_reciprocals_divide_exactly(self, divisor: int) -> None:
@@ -344,10 +344,9 @@ class TestAttentionForward:
     def test_order_takes_every_block_once_and_the_longest_first(self, workload: Workload, section: int) -> None:
         values = self.values(workload, mask=Mask.CAUSAL)
         assert values["section_heads"] == section
-        blocks = [
-            find_work(block, values)
-            for block in range(FORWARD.grid(Problem(Dtype.BF16, 64), dataclasses.replace(self.good, block_q=64), workload, H200))
-        ]
+        config = dataclasses.replace(self.good, block_q=64)
+        (launch,) = program_of(FORWARD, Problem(Dtype.BF16, 64), config, workload).launches
+        blocks = [find_work(block, values) for block in range(launch.grid)]
         assert set(blocks) == set(itertools.product(range(-(-workload.len_q // 64)), range(workload.heads_q), range(workload.batch)))
         assert len(set(blocks)) == len(blocks)
         for begin in range(0, len(blocks), values["section_blocks"]):

@@ -11,9 +11,13 @@ import pytest
 from flashgen.codegen.device import find_device
 from flashgen.codegen.errors import IllegalConfigError
 from flashgen.codegen.families.attention_forward_sm90 import FAMILY, AttentionForwardSm90Config, Reference, Scheduler
+from flashgen.codegen.family import Strides
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.program import Buffer, BufferKind
 from flashgen.codegen.target import find_target, targets
+from flashgen.codegen.tensor_map import TensorMapShape
 from flashgen.selection import dense_strides
+from tests.support.programs import program_of, values_of
 
 H200 = find_device("h200")
 SM_90 = find_target("sm_90a")
@@ -31,9 +35,7 @@ def reasons(problem: Problem = D128, **changes: Any) -> list[str]:
 
 
 def values(chosen: AttentionForwardSm90Config, workload: Workload, problem: Problem = D128) -> dict[str, Any]:
-    names = [field.name for field in FAMILY.parameters.values]
-    given = FAMILY.values(problem, chosen, workload, H200, dense_strides(problem, workload), 0.125)
-    return dict(zip(names, given, strict=True))
+    return values_of(FAMILY, problem, chosen, workload)
 
 
 def test_legal() -> None:
@@ -228,7 +230,8 @@ def test_registers_are_no_more_than_an_sm_has() -> None:
 )
 def test_grid(changes: dict[str, Any], workload: Workload, tiles: int, grid: int) -> None:
     chosen = config(**changes)
-    assert FAMILY.grid(D128, chosen, workload, H200) == grid
+    (launch,) = program_of(FAMILY, D128, chosen, workload).launches
+    assert launch.grid == grid
     given = values(chosen, workload)
     assert (given["tiles"], given["launched_blocks"]) == (tiles, grid)
     assert given["query_tiles"] == -(-workload.len_q // chosen.queries)
@@ -263,7 +266,15 @@ def test_threads() -> None:
 
 @pytest.mark.parametrize("scheduler", Scheduler)
 def test_tiles_are_counted_where_they_are_claimed(scheduler: Scheduler) -> None:
-    assert FAMILY.counts_tiles(config(scheduler=scheduler)) is (scheduler is Scheduler.DYNAMIC)
+    buffers = program_of(FAMILY, D128, config(scheduler=scheduler), Workload(2, 8, 2, 5, 7)).buffers
+    assert buffers == ((Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER),) if scheduler is Scheduler.DYNAMIC else ())
+
+
+def maps_of(problem: Problem, chosen: AttentionForwardSm90Config, workload: Workload, strides: list[Strides]) -> list[TensorMapShape]:
+    """Of q, k, v and out."""
+    (launch,) = program_of(FAMILY, problem, chosen, workload, strides=strides).launches
+    assert list(launch.maps) == ["q", "k", "v", "out"]
+    return list(launch.maps.values())
 
 
 def test_maps_say_where_every_element_is() -> None:
@@ -271,12 +282,12 @@ def test_maps_say_where_every_element_is() -> None:
     strides = [(1000 * i, 100 * i, 10 * i) for i in (8, 16, 24, 32)]
     boxes = [(64, 128, 1, 1), (64, 96, 1, 1), (64, 96, 1, 1), (64, 16, 1, 1)]
     sizes = [(72, 5, 8, 2), (72, 7, 2, 2), (40, 7, 2, 2), (40, 5, 8, 2)]
-    maps = FAMILY.tensor_maps(problem, config(block_kv=96), workload, strides)
+    maps = maps_of(problem, config(block_kv=96), workload, strides)
     assert [m.dtype for m in maps] == [Dtype.FP16] * 4
     assert [m.sizes for m in maps] == sizes
     assert [m.box for m in maps] == boxes
     assert [m.strides for m in maps] == [(2 * row, 2 * head, 2 * batch) for batch, head, row in strides]
-    packed = FAMILY.tensor_maps(problem, config(block_kv=96, packed_heads=4), workload, strides)
+    packed = maps_of(problem, config(block_kv=96, packed_heads=4), workload, strides)
     assert packed[1:3] == maps[1:3], "k and v are not packed"
     assert [m.sizes for m in (packed[0], packed[3])] == [(72, 8, 5, 2), (40, 8, 5, 2)]
     assert [m.box for m in (packed[0], packed[3])] == [(64, 4, 32, 1), (64, 4, 4, 1)]

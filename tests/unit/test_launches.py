@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import struct
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,12 @@ from flashgen.build.tensor_map import Encoder
 from flashgen.codegen.device import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
-from flashgen.codegen.parameters import ADDRESSES, TENSOR_MAP_BYTES
+from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.problem import Dtype, Problem, Workload
+from flashgen.codegen.program import Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.tensor_map import TensorMapShape
-from flashgen.selection import dense_strides
+from tests.support.programs import program_of
 
 H200 = find_device("h200")
 PROBLEM, WORKLOAD = Problem(Dtype.BF16, 64, 32), Workload(2, 6, 3, 70, 130)
@@ -76,11 +78,12 @@ def load(family: str, arch: str = "sm_90a") -> Kernel:
     return Kernel(spec, Artifact("entry", arch, "text", b"code", "log", "13.0"), Gpu(3, H200, "uuid", "580.1"))
 
 
+def program(loaded: Kernel) -> Program:
+    return program_of(loaded.spec.family, PROBLEM, loaded.spec.config, WORKLOAD)
+
+
 def bind(loaded: Kernel) -> kernel.Launch:
-    family, config, strides = loaded.spec.family, loaded.spec.config, dense_strides(PROBLEM, WORKLOAD)
-    values = family.values(PROBLEM, config, WORKLOAD, H200, strides, 0.125)
-    maps = family.tensor_maps(PROBLEM, config, WORKLOAD, strides)
-    return loaded.bind(family.grid(PROBLEM, config, WORKLOAD, H200), values, maps)
+    return loaded.bind(program(loaded))
 
 
 def test_a_kernel_is_loaded_and_may_use_its_shared_memory(cu: FakeDriver) -> None:
@@ -118,30 +121,34 @@ def test_machine_code_of_another_architecture_is_not_loaded(cu: FakeDriver) -> N
 @pytest.mark.parametrize("grid", [-1, 0, MAX_GRID + 1])
 def test_a_grid_has_blocks(cu: FakeDriver, grid: int) -> None:
     loaded = load("attention_forward")
-    values = [0] * len(loaded.spec.family.parameters.values)
+    (some,) = program(loaded).launches
     with pytest.raises(ArgumentError, match=rf"^workload must need from 1 to {MAX_GRID} blocks; got {grid}$"):
-        loaded.bind(grid, tuple(values))
-    assert [loaded.bind(n, tuple(values)).grid for n in (1, MAX_GRID)] == [1, MAX_GRID]
+        loaded.bind(Program((dataclasses.replace(some, grid=grid),)))
+    for most in (1, MAX_GRID):
+        loaded.bind(Program((dataclasses.replace(some, grid=most),)))(0, *range(16, 96, 16))
+        assert cu.launches[-1].shape[0] == most
 
 
 @pytest.mark.parametrize("family", ["attention_forward", "attention_forward_sm90"])
 def test_a_launch_writes_each_address_into_its_field(cu: FakeDriver, family: str) -> None:
     loaded = load(family)
     launch, block, spec = bind(loaded), loaded.spec.family.parameters, loaded.spec
+    (asked,) = program(loaded).launches
+    assert launch.names == ("q", "k", "v", "out", "lse", *(buffer.name for buffer in program(loaded).buffers))
     for round, stream in ((1, 77), (2, 78), (3, 77)):
-        addresses = [1024 * (round + 10 * i) for i in range(len(ADDRESSES))]
-        launch(stream, *addresses)
+        addresses = {name: 1024 * (round + 10 * i) for i, name in enumerate(launch.names)}
+        launch(stream, *addresses.values())
         made = cu.launches[-1]
         threads, shared = spec.family.threads(spec.config), spec.family.shared_bytes(PROBLEM, spec.config)
         assert (made.function, made.stream, made.extra) == (12, stream, 0)
-        assert made.shape == [spec.family.grid(PROBLEM, spec.config, WORKLOAD, H200), 1, 1, threads, 1, 1]
+        assert made.shape == [asked.grid, 1, 1, threads, 1, 1]
         assert made.shared == shared
-        parameters = ctypes.string_at(made.at, len(launch.parameters))
-        expected = bytearray(launch.parameters)
+        packed = block.pack(asked.values)
+        parameters, expected = ctypes.string_at(made.at, len(packed)), bytearray(packed)
         for place in block.pointers:
-            struct.pack_into("=Q", expected, place.offset, addresses[place.index])
+            struct.pack_into("=Q", expected, place.offset, addresses.get(place.name, 0))
         for place in block.tensor_maps:
-            struct.pack_into("=16Q", expected, place.offset, *[addresses[place.index]] * 16)
+            struct.pack_into("=16Q", expected, place.offset, *[addresses[place.name]] * 16)
         assert parameters == expected
         assert made.at % 64 == 0
     assert len(block.tensor_maps) + len(block.pointers) >= 5
@@ -151,9 +158,9 @@ def test_a_refused_launch_is_said(cu: FakeDriver) -> None:
     launch = bind(load("attention_forward"))
     cu.failing = "cuLaunchKernel"
     with pytest.raises(DriverError, match=r"^launching entry failed: CUDA_ERROR_INVALID_VALUE$"):
-        launch(0, *range(16, 112, 16))
+        launch(0, *range(16, 96, 16))
     cu.failing = ""
-    launch(0, *range(16, 112, 16))
+    launch(0, *range(16, 96, 16))
 
 
 @pytest.mark.parametrize("status", [status for status in binding.CUresult if int(status)], ids=lambda status: str(status.name))
@@ -161,7 +168,7 @@ def test_no_status_but_success_is_taken_for_it(cu: FakeDriver, status: binding.C
     launch = bind(load("attention_forward"))
     cu.failing, cu.failure = "cuLaunchKernel", status
     with pytest.raises(DriverError, match=f"^launching entry failed: {status.name}$"):
-        launch(0, *range(16, 112, 16))
+        launch(0, *range(16, 96, 16))
 
 
 def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:

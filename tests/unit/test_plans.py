@@ -21,6 +21,7 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config, Scheduler
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.program import Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.records import Records
 from flashgen.shipped_records import ShippedRecords
@@ -154,9 +155,9 @@ class Bound:
         self.gpu = GPU
         self.launched: list[tuple[int, ...]] = []
 
-    def bind(self, grid: int, values: tuple[int | float, ...], tensor_maps: Any) -> Callable[..., None]:
-        names = [field.name for field in self.spec.family.parameters.values]
-        self.grid, self.values, self.maps = grid, dict(zip(names, values, strict=True)), tensor_maps
+    def bind(self, program: Program) -> Callable[..., None]:
+        (launch,) = program.launches
+        self.grid, self.values, self.maps, self.buffers = launch.grid, launch.values, launch.maps, program.buffers
         return lambda *addresses: self.launched.append(addresses)
 
 
@@ -197,8 +198,9 @@ def test_a_plan_binds_sizes_strides_and_scale(layout: str) -> None:
 def test_a_plan_binds_the_maps_of_its_tensors() -> None:
     kernel = Bound("attention_forward_sm90")
     plan({}, kernel)
-    assert [m.sizes for m in kernel.maps] == [(64, 5, 6, 2), (64, 7, 3, 2), (32, 7, 3, 2), (32, 5, 6, 2)]
-    rows = [m.strides for m in kernel.maps]
+    assert list(kernel.maps) == ["q", "k", "v", "out"]
+    assert [m.sizes for m in kernel.maps.values()] == [(64, 5, 6, 2), (64, 7, 3, 2), (32, 7, 3, 2), (32, 5, 6, 2)]
+    rows = [m.strides for m in kernel.maps.values()]
     assert rows == [(864, 144, 4320), (480, 160, 3360), (336, 112, 2352), (384, 64, 1920)], "of rows, heads, batches in bytes"
 
 
@@ -227,10 +229,10 @@ def test_a_plan_gives_a_tile_counter_to_those_that_count(scheduler: Scheduler, m
     made = plan({}, kernel)
     monkeypatch.setattr(ops, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
     q, k, v, out, lse = (SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64, 80))
-    counter = 3303 if scheduler is Scheduler.DYNAMIC else 0
+    counter = (3303,) if scheduler is Scheduler.DYNAMIC else ()
     made.into(q, k, v, out, lse)  # type: ignore[arg-type]
     made.into(q, k, v, out, None)  # type: ignore[arg-type]
-    assert kernel.launched == [(303, 16, 32, 48, 64, 80, counter), (303, 16, 32, 48, 64, 0, counter)]
+    assert kernel.launched == [(303, 16, 32, 48, 64, 80, *counter), (303, 16, 32, 48, 64, 0, *counter)]
     for at in range(3):
         tensors: list[Any] = [q, k, v, out, lse]
         tensors[at] = SimpleNamespace(data_ptr=lambda: 24)
@@ -342,7 +344,7 @@ def test_a_call_allocates_dense_outputs_and_launches_on_its_device(
             if lse is not None:
                 assert (lse.shape, lse.dtype, lse.is_contiguous()) == ((2, 6, 5), torch.float32, True)
             inputs = q.data_ptr(), k.data_ptr(), v.data_ptr()
-            assert kernel.launched[-1] == (303, *inputs, out.data_ptr(), 0 if lse is None else lse.data_ptr(), 0)
+            assert kernel.launched[-1] == (303, *inputs, out.data_ptr(), 0 if lse is None else lse.data_ptr())
         assert current == [here], "as it was"
 
 

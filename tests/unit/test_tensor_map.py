@@ -85,7 +85,7 @@ class Encodings:
 
 def test_a_field_is_encoded_once_an_address() -> None:
     parameters, encodings = bytearray(b"\xff" * 384), Encodings()
-    field = TensorMapField(encodings, 1, memoryview(parameters)[128:256])
+    field = TensorMapField(encodings, memoryview(parameters)[128:256])
     for address in (7, 9, 7, 7, 9):
         field.fill(address)
         assert field.address == address
@@ -95,7 +95,7 @@ def test_a_field_is_encoded_once_an_address() -> None:
 
 def test_a_field_keeps_so_many_maps_and_forgets_the_oldest_half() -> None:
     encodings = Encodings()
-    field = TensorMapField(encodings, 0, memoryview(bytearray(128)))
+    field = TensorMapField(encodings, memoryview(bytearray(128)))
     for address in range(1, KEPT + 1):
         field.fill(address)
     field.fill(1)
@@ -110,7 +110,7 @@ def test_a_field_keeps_so_many_maps_and_forgets_the_oldest_half() -> None:
 
 def test_a_refused_address_leaves_the_field_and_is_asked_for_again() -> None:
     parameters, encodings = bytearray(128), Encodings(bad=13)
-    field = TensorMapField(encodings, 0, memoryview(parameters))
+    field = TensorMapField(encodings, memoryview(parameters))
     field.fill(7)
     for _ in range(2):
         with pytest.raises(DriverError):

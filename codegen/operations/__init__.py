@@ -1,0 +1,1 @@
+"""One file for each operation: what is computed, whatever family of kernels does it."""

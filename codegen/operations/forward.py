@@ -1,0 +1,43 @@
+"""The forward pass of attention: out = softmax(scale * q k^T) v, and lse, the natural logarithm of the softmax's denominator, by row."""
+
+from __future__ import annotations
+
+import itertools
+
+from flashgen.codegen.operands import Axis, Element, Operand, Role
+from flashgen.codegen.operation import Operation
+from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+
+_QUERIES = (Axis.BATCH, Axis.LEN_Q, Axis.HEADS_Q)
+_KEYS = (Axis.BATCH, Axis.LEN_KV, Axis.HEADS_KV)
+
+
+class Forward(Operation):
+    """See the module's docstring. Operands lie as (batch, length, head, column), whatever their strides; lse is [batch, head, length]."""
+
+    name = "forward"
+
+    def operands(self, problem: Problem) -> tuple[Operand, ...]:
+        """See Operation."""
+        return _OPERANDS
+
+    def scalars(self, problem: Problem) -> tuple[str, ...]:
+        """See Operation. `scale`: of the scores before the softmax."""
+        return ("scale",)
+
+    def examples(self) -> tuple[tuple[Problem, Workload], ...]:
+        """See Operation."""
+        widths = ((8, 8), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256))
+        workload = Workload(batch=2, heads_q=6, heads_kv=3, len_q=100, len_kv=300)
+        return tuple((Problem(Dtype.BF16, *width, mask), workload) for width, mask in itertools.product(widths, Mask))
+
+
+_OPERANDS = (
+    Operand("q", (*_QUERIES, Axis.HEAD_DIM)),
+    Operand("k", (*_KEYS, Axis.HEAD_DIM)),
+    Operand("v", (*_KEYS, Axis.HEAD_DIM_V)),
+    Operand("out", (*_QUERIES, Axis.HEAD_DIM_V), role=Role.OUT),
+    Operand("lse", (Axis.BATCH, Axis.HEADS_Q, Axis.LEN_Q), Element.F32, Role.OUT, optional=True),
+)
+
+OPERATION = Forward()

@@ -1,0 +1,58 @@
+"""`Program`: the launches of one call, in order, and the buffers between them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .tensor_map import TensorMapShape
+
+
+class BufferKind(enum.Enum):
+    """Where a buffer's memory comes from, and what is in it when the first launch begins.
+
+    CALL: memory of the call's own, with anything in it; CALL_ZEROED: the same, zeroed; STREAM_COUNTER: of the stream, 0, and left 0 by the
+    program, so that nobody has to clear it
+    """
+
+    CALL = "call"
+    CALL_ZEROED = "call_zeroed"
+    STREAM_COUNTER = "stream_counter"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that the launches of a program share and nobody else sees."""
+
+    name: str
+    bytes: int
+    kind: BufferKind = BufferKind.CALL
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One launch with everything but the addresses.
+
+    grid:         blocks
+    threads:      of a block
+    shared_bytes: dynamic shared memory of a block
+    values:       the kernel's parameters that are numbers, by name
+    maps:         what its tensor maps say, by the name of the operand or buffer
+    suffix:       of the entry, after the name of the spec: empty where a text has one kernel
+    """
+
+    grid: int
+    threads: int
+    shared_bytes: int
+    values: Mapping[str, int | float]
+    maps: Mapping[str, TensorMapShape] = field(default_factory=dict)
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """See the module's docstring. A pointer among a kernel's parameters takes the address of the operand or buffer of its name, or is 0."""
+
+    launches: tuple[KernelLaunch, ...]
+    buffers: tuple[Buffer, ...] = ()

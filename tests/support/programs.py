@@ -1,0 +1,36 @@
+"""Programs of attention families for tests: what would be launched for a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flashgen.codegen.attention_launch import attention_call
+from flashgen.codegen.config import Config
+from flashgen.codegen.device import Device, find_device
+from flashgen.codegen.family import Family, Strides
+from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.program import Program
+from flashgen.selection import dense_strides
+
+H200 = find_device("h200")
+
+
+def program_of(
+    family: Family,
+    problem: Problem,
+    config: Config,
+    workload: Workload,
+    device: Device = H200,
+    strides: Sequence[Strides] | None = None,
+    scale: float = 0.125,
+) -> Program:
+    """For dense tensors, or for these strides of q, k, v and out."""
+    call = attention_call(problem, workload, strides or dense_strides(problem, workload), scale)
+    return family.program(config, call, device)
+
+
+def values_of(*arguments: Any, **options: Any) -> dict[str, Any]:
+    """The parameters of a program with one launch, as `program_of` makes it."""
+    (launch,) = program_of(*arguments, **options).launches
+    return dict(launch.values)

@@ -1,0 +1,67 @@
+"""Operands, calls and operations: what a call must say of the tensors of its operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flashgen.codegen.attention_launch import attention_call, strides_of
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.operands import View
+from flashgen.codegen.operation import find_operation, operation_of, operations
+from flashgen.codegen.problem import Dtype, Problem, Workload
+
+PROBLEM, WORKLOAD = Problem(Dtype.BF16, 64, 32), Workload(2, 6, 3, 5, 7)
+SCALE = {"scale": 0.125}
+FORWARD = find_operation("forward")
+
+
+def test_operations_are_found_by_name() -> None:
+    assert all(find_operation(name) is operation and operation.name == name for name, operation in operations().items())
+    assert operation_of(PROBLEM) is FORWARD
+    with pytest.raises(ArgumentError, match=r"^operation must be one of .*forward.*; got 'sideways'$"):
+        find_operation("sideways")
+
+
+@pytest.mark.parametrize("operation", operations().values(), ids=operations())
+def test_an_operation_has_operands_of_their_own_names_and_examples(operation: Any) -> None:
+    assert operation.examples()
+    for problem, workload in operation.examples():
+        names = [operand.name for operand in operation.operands(problem)]
+        assert len(set(names)) == len(names)
+        assert operation_of(problem) is operation
+        call = operation.call(problem, workload, {}, dict.fromkeys(operation.scalars(problem), 1.0))
+        assert list(call.views) == names
+
+
+def test_a_call_has_a_view_of_each_operand() -> None:
+    call = FORWARD.call(PROBLEM, WORKLOAD, {"v": View((2, 7, 3, 32), (9999, 999, 99, 1))}, SCALE)
+    assert {name: view.sizes for name, view in call.views.items()} == {
+        "q": (2, 5, 6, 64),
+        "k": (2, 7, 3, 64),
+        "v": (2, 7, 3, 32),
+        "out": (2, 5, 6, 32),
+        "lse": (2, 6, 5),
+    }
+    assert call.views["q"].strides == (5 * 6 * 64, 6 * 64, 64, 1)
+    assert strides_of(call, "v") == (9999, 99, 999), "of batch, head and row"
+    strides = [(1000 * i, 100 * i, 10 * i) for i in range(1, 5)]
+    given = attention_call(PROBLEM, WORKLOAD, strides, 0.5)
+    assert [strides_of(given, name) for name in ("q", "k", "v", "out")] == strides
+    assert given.scalars == {"scale": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("views", "scalars", "message"),
+    [
+        ({"bias": View((1,), (1,))}, SCALE, r"^views must be of q, k, v, out, lse; got q, k, v, out, lse, bias$"),
+        ({"k": View((2, 8, 3, 64), (1, 1, 1, 1))}, SCALE, r"^view of k must have sizes \(2, 7, 3, 64\) and as many strides; got "),
+        ({"k": View((2, 7, 3, 64), (1, 1, 1))}, SCALE, r"^view of k must have sizes \(2, 7, 3, 64\) and as many strides; got "),
+        ({}, {}, r"^scalars must be scale; got none$"),
+        ({}, {"scale": 1.0, "softcap": 2.0}, r"^scalars must be scale; got scale, softcap$"),
+    ],
+)
+def test_a_call_that_is_not_of_its_operation_is_refused(views: dict[str, View], scalars: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        FORWARD.call(PROBLEM, WORKLOAD, views, scalars)
