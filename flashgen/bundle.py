@@ -84,24 +84,35 @@ def write(folder: Path, kernels: Sequence[Generated]) -> list[Path]:
     return [folder / name for name in files]
 
 
+_Identity = tuple[int, int]
+"""Inode number and time of change of a folder; 0 and an error's number where there is none."""
+
+_MISSING: _Identity = (0, errno.ENOENT)
+
+
 def _steadily(folder: Path, look: Callable[[], T]) -> T:
     """What `look` finds in a folder: if that is an error, then not because another process replaced the folder meanwhile."""
     while True:
         with _held(folder) as before:
             try:
                 return look()
-            except (ArgumentError, OSError):
-                if _identity(folder) == before:
+            except (ArgumentError, OSError) as error:
+                # A folder that is missing before and after may have been there in between, if anything but its absence is said of it.
+                met = before == _MISSING and not isinstance(error.__cause__ or error, FileNotFoundError)
+                if not met and _identity(folder) == before:
                     raise
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[tuple[int, int] | None]:
+def _held(folder: Path) -> Iterator[_Identity]:
     """The folder's identity. While it is held open, no folder that is made in its place can be given its number."""
     try:
         handle = os.open(folder, os.O_PATH)
-    except (OSError, ValueError):  # not there, or no path that could be: too long, a loop of links, with a NUL in it
-        yield None
+    except OSError as error:
+        yield 0, error.errno or 0
+        return
+    except ValueError:  # a path with a NUL
+        yield 0, errno.EINVAL
         return
     try:
         yield _identity(handle)
@@ -109,11 +120,14 @@ def _held(folder: Path) -> Iterator[tuple[int, int] | None]:
         os.close(handle)
 
 
-def _identity(folder: Path | int) -> tuple[int, int] | None:
-    with suppress(OSError, ValueError):
+def _identity(folder: Path | int) -> _Identity:
+    try:
         found = os.stat(folder)
-        return found.st_ino, found.st_ctime_ns
-    return None
+    except OSError as error:
+        return 0, error.errno or 0
+    except ValueError:
+        return 0, errno.EINVAL
+    return found.st_ino, found.st_ctime_ns
 
 
 def _refused(folder: Path, reason: str) -> ArgumentError:

@@ -256,6 +256,28 @@ def test_a_folder_made_in_the_place_of_another_is_not_taken_for_it(kernels: list
     assert all(one != other for one, other in itertools.pairwise(numbers))
 
 
+def test_a_folder_that_comes_and_goes_is_looked_at_again(tmp_path: Path) -> None:
+    """Before and after the look it is missing; in between another process had it there, and took it away while it was looked at."""
+    folder, looks = tmp_path / "out", itertools.count()
+
+    def look() -> str:
+        if next(looks) == 3:
+            return "found"
+        folder.mkdir()
+        folder.rmdir()
+        raise ArgumentError("a file of it was altered")
+
+    assert bundle._steadily(folder, look) == "found"
+
+
+@pytest.mark.parametrize("name", ["missing", "x" * 5000, "with\0nul", "loop", "file/in"])
+def test_a_folder_that_cannot_be_is_looked_at_once(name: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match=r"^folder (.* )?must hold"):
+        bundle.read(tmp_path / name, TARGET)
+
+
 def write_often(folder: Path, kernels: list[Generated], never_missing: bool) -> None:
     for _ in range(10):
         bundle.write(folder, kernels)
