@@ -49,6 +49,11 @@ def contract() -> list[object]:
     ]
 
 
+def test_no_family_is_left_out() -> None:
+    """One that computes nothing of this would pass all that follows."""
+    assert {param.values[0].name for param in contract()} == families().keys()  # type: ignore[attr-defined]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All kernels of this module, on all cores: one after the other they would take most of the time."""

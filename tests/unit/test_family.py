@@ -21,8 +21,9 @@ from flashgen.codegen.families.attention_forward import AttentionForwardConfig, 
 from flashgen.codegen.family import Family, families, find_family
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
-from flashgen.codegen.target import find_target, targets
+from flashgen.codegen.target import Target, find_target, targets
 from flashgen.selection import bucket, dense_strides
+from tests.support.examples import examples
 from tests.support.programs import program_of, values_of
 
 PROBLEMS = tuple(
@@ -31,6 +32,7 @@ PROBLEMS = tuple(
 FORWARD = find_family("attention_forward")
 BF16_64 = Problem(Dtype.BF16, 64)
 SM_80, H200 = find_target("sm_80"), find_device("h200")
+ODD_WORKLOADS = (Workload(2, 8, 2, 300, 500), Workload(1, 1, 1, 1, 1), Workload(3, 2, 2, 70, 0))
 every_family = pytest.mark.parametrize("family", families().values(), ids=lambda f: f.name)
 
 
@@ -57,9 +59,7 @@ def test_its_config_is_frozen_documented_and_typed(family: Family) -> None:
 
 @every_family
 def test_defaults_are_legal_and_of_the_space_s_type(family: Family) -> None:
-    for problem, target in itertools.product(PROBLEMS, targets().values()):
-        if family.refusals(problem, target):
-            continue
+    for problem, _, target in examples(family):
         default = family.default(problem, target)
         assert isinstance(default, family.config_type)
         assert family.check(problem, default, target) == [], f"{problem.name} {target.name}"
@@ -76,8 +76,10 @@ def test_the_space_has_no_duplicates_and_a_fixed_order(family: Family) -> None:
 
 @every_family
 def test_legal_configs_fit_the_target(family: Family) -> None:
-    for problem, target in itertools.product(PROBLEMS, targets().values()):
-        for config in family.legal_configs(problem, target)[::17]:
+    for problem, _, target in examples(family):
+        configs = family.legal_configs(problem, target)
+        assert configs, f"{problem.name} {target.name}"
+        for config in configs[::17]:
             assert family.shared_bytes(problem, config) <= target.shared_memory_per_block
             assert 32 <= family.threads(config) <= 1024
             assert family.threads(config) % 32 == 0
@@ -86,9 +88,7 @@ def test_legal_configs_fit_the_target(family: Family) -> None:
 @every_family
 def test_predictions_are_times(family: Family) -> None:
     small, large = Workload(1, 8, 8, 512, 512), Workload(4, 32, 32, 8192, 8192)
-    for problem, target in itertools.product(PROBLEMS, targets().values()):
-        if family.refusals(problem, target):
-            continue
+    for problem, _, target in examples(family):
         device, config = device_of_target(target), family.default(problem, target)
         quick, slow = (family.predict(problem, config, w, device).seconds for w in (small, large))
         assert 0 < quick < slow < 10
@@ -98,21 +98,34 @@ def test_predictions_are_times(family: Family) -> None:
         assert family.predict(problem, config, Workload(0, 8, 8, 512, 512), device).seconds == 0
 
 
+def require_whole_programs(family: Family, problem: Problem, workload: Workload, target: Target) -> None:
+    """Every parameter has a value, every operand a place, and every launch a size."""
+    device, config, operation = device_of_target(target), family.default(problem, target), operation_of(problem)
+    call = operation.call(problem, workload, {}, dict.fromkeys(operation.scalars(problem), 0.125))
+    program, block = family.program(config, call, device), family.parameters
+    names = {operand.name for operand in operation.operands(problem)} | {buffer.name for buffer in program.buffers}
+    for launch in program.launches:
+        assert 1 <= launch.grid < 2**31
+        assert launch.maps.keys() == {place.name for place in block.tensor_maps} <= names
+        assert len(block.pack(launch.values)) % block.alignment == 0
+    assert names <= {place.name for place in (*block.tensor_maps, *block.pointers)}, "each is used"
+
+
 @every_family
-@pytest.mark.parametrize("workload", [Workload(2, 8, 2, 300, 500), Workload(1, 1, 1, 1, 1), Workload(3, 2, 2, 70, 0)], ids=lambda w: w.name)
-def test_a_launch_has_all_that_the_parameters_ask_for(family: Family, workload: Workload) -> None:
-    for problem, target in itertools.product(PROBLEMS, targets().values()):
-        strides = dense_strides(problem, workload)
-        if family.refusals(problem, target) or family.launch_refusals(problem, workload, strides):
-            continue
-        device, config = device_of_target(target), family.default(problem, target)
-        program, block = program_of(family, problem, config, workload, device, strides), family.parameters
-        names = {operand.name for operand in operation_of(problem).operands(problem)} | {buffer.name for buffer in program.buffers}
-        for launch in program.launches:
-            assert 1 <= launch.grid < 2**31
-            assert launch.maps.keys() == {place.name for place in block.tensor_maps} <= names
-            assert len(block.pack(launch.values)) % block.alignment == 0
-        assert names <= {place.name for place in (*block.tensor_maps, *block.pointers)}, "each is used"
+def test_a_launch_has_all_that_the_parameters_ask_for(family: Family) -> None:
+    for problem, workload, target in examples(family):
+        for one in (workload, *ODD_WORKLOADS):
+            if not family.launch_refusals(problem, one, dense_strides(problem, one)):
+                require_whole_programs(family, problem, one, target)
+
+
+def test_a_family_that_can_do_nothing_is_not_taken_for_sound() -> None:
+    class Idle(type(FORWARD)):  # type: ignore[misc]
+        def refusals(self, problem: Problem, target: Target) -> list[str]:
+            return ["it is idle"]
+
+    with pytest.raises(AssertionError, match="computes no example of any operation"):
+        examples(Idle())
 
 
 @every_family

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
 import struct
@@ -15,10 +16,10 @@ from flashgen import templates
 from flashgen.codegen.config import Config
 from flashgen.codegen.family import families
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Dtype
 from flashgen.codegen.render import Atoms, Source, environment, render, render_program
 from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.target import targets
+from tests.support.examples import examples
 
 LAYOUT = {"TensorMap": (128, 64), "i64": (8, 8), "u64": (8, 8), "int": (4, 4), "float": (4, 4)}  # size, alignment
 
@@ -27,11 +28,12 @@ def specs() -> list[KernelSpec]:
     """For each family some specs that differ in every way that its template may look at."""
     found = []
     for family in families().values():
-        for problem in (Problem(Dtype.BF16, 64), Problem(Dtype.FP16, 192, 128, Mask.CAUSAL), Problem(Dtype.BF16, 8, 8, Mask.CAUSAL)):
-            for target in [t for t in targets().values() if not family.refusals(problem, t)][::4]:
-                legal: list[Config] = family.legal_configs(problem, target)
+        possible = examples(family)
+        for problem, _, target in possible[:: max(1, len(possible) // 8)]:
+            for one in (problem, dataclasses.replace(problem, dtype=Dtype.FP16)):
+                legal: list[Config] = family.legal_configs(one, target)
                 step = max(1, len(legal) // 3)
-                found += [KernelSpec(family, problem, c, target) for c in (family.default(problem, target), *legal[::step])]
+                found += [KernelSpec(family, one, c, target) for c in (family.default(one, target), *legal[::step])]
     return found
 
 

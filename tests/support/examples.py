@@ -1,0 +1,16 @@
+"""What a family is tested on: the examples of all operations that it can compute. That there are none is a failure, never a pass."""
+
+from __future__ import annotations
+
+from flashgen.codegen.family import Family
+from flashgen.codegen.operation import operations
+from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.target import Target, targets
+
+
+def examples(family: Family) -> list[tuple[Problem, Workload, Target]]:
+    """Problems, each with a workload and a target; of every target on which the family can do anything."""
+    of_operations = [example for operation in operations().values() for example in operation.examples()]
+    found = [(p, w, target) for p, w in of_operations for target in targets().values() if not family.refusals(p, target)]
+    assert found, f"{family.name} computes no example of any operation ({', '.join(operations())}): it would not be tested"
+    return found
