@@ -119,14 +119,16 @@ class HostLibrary:
 
 
 class HostKernel:
-    """A shared library with one kernel. Safe to use from several threads."""
+    """The kernels of a text, each in a shared library. Safe to use from several threads."""
 
-    def __init__(self, spec: KernelSpec, artifact: Artifact) -> None:
-        """Loads the library. Raises ArgumentError if the artifact is machine code of a GPU."""
-        if artifact.arch != HOST:
-            raise ArgumentError(f"artifact must be for {HOST}; got {artifact.arch}")
+    def __init__(self, spec: KernelSpec, artifact: Artifact, *others: Artifact) -> None:
+        """Loads the libraries, one for each of the spec's kernels in their order. Raises ArgumentError for machine code of a GPU."""
+        for each in (artifact, *others):
+            if each.arch != HOST:
+                raise ArgumentError(f"artifact must be for {HOST}; got {each.arch}")
         self.spec, self.artifact = spec, artifact
-        self._library = HostLibrary(artifact.cubin)
+        libraries = (HostLibrary(each.cubin) for each in (artifact, *others))
+        self._libraries = dict(zip(spec.kernels, libraries, strict=True))
 
     def launch(
         self,
@@ -158,8 +160,8 @@ class HostKernel:
                 require_int("blocks", len(some), 1, launch.grid - first_block)
                 require_int("resident", resident, 1, len(some))
                 whole = whole and len(some) == launch.grid
-                self._library.run(
-                    packed_parameters(self.spec.family.parameters, launch, addresses),
+                self._libraries[launch.suffix].run(
+                    packed_parameters(self.spec.kernels[launch.suffix].parameters, launch, addresses),
                     launch.threads,
                     launch.shared_bytes,
                     order or HostOrder(),

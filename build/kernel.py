@@ -52,13 +52,15 @@ class Kernel:
                 f"artifact must be for {gpu.device.target.name}, the architecture of device {gpu.ordinal}; got {artifact.arch}"
             )
         self.spec, self.artifact, self.gpu = spec, artifact, gpu
-        self.shared_bytes = spec.family.shared_bytes(spec.problem, spec.config)
-        library = _library(artifact)
-        kernel = check(cu.cuLibraryGetKernel(library, artifact.entry.encode()), f"finding {artifact.entry}")
+        library, shared_bytes = _library(artifact), spec.family.shared_bytes(spec.problem, spec.config)
         device = check(cu.cuDeviceGet(gpu.ordinal), "finding the GPU")
         limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(cu.cuKernelSetAttribute(limit, self.shared_bytes, kernel, device), f"allowing {self.shared_bytes} B of shared memory")
-        self.handle = cu.CUfunction(int(kernel))
+        self.handles: dict[str, Any] = {}
+        for suffix in spec.kernels:
+            entry = artifact.entry + suffix
+            kernel = check(cu.cuLibraryGetKernel(library, entry.encode()), f"finding {entry}")
+            check(cu.cuKernelSetAttribute(limit, shared_bytes, kernel, device), f"allowing {shared_bytes} B of shared memory")
+            self.handles[suffix] = cu.CUfunction(int(kernel))
 
     def bind(self, program: Program) -> Launch:
         """Fixes all of a call but the addresses."""
@@ -93,7 +95,7 @@ class Launch:
                     field.fill(addresses[index])
             (status,) = self._launch(*bound.shape, stream, bound.arguments, 0)
             if status:
-                check((status,), f"launching {self.kernel.artifact.entry}")
+                check((status,), f"launching {self.kernel.artifact.entry}{bound.suffix}")
 
 
 class _Bound:
@@ -102,7 +104,8 @@ class _Bound:
     def __init__(self, kernel: Kernel, launch: KernelLaunch, names: tuple[str, ...]) -> None:
         if not 0 < launch.grid <= MAX_GRID:
             raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {launch.grid}")
-        block = kernel.spec.family.parameters
+        block = kernel.spec.kernels[launch.suffix].parameters
+        self.suffix = launch.suffix
         self._buffer = parameter_buffer(block.pack(launch.values))
         self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
         self.arguments = ctypes.addressof(self._address)
@@ -117,4 +120,4 @@ class _Bound:
             )
             for place in block.tensor_maps
         )
-        self.shape: tuple[Any, ...] = (kernel.handle, launch.grid, 1, 1, launch.threads, 1, 1, launch.shared_bytes)
+        self.shape: tuple[Any, ...] = (kernel.handles[launch.suffix], launch.grid, 1, 1, launch.threads, 1, 1, launch.shared_bytes)

@@ -16,7 +16,7 @@ from .errors import ArgumentError, IllegalConfigError, choice_error
 from .operands import Call
 from .parameters import ParameterBlock
 from .problem import Problem, Workload
-from .program import Program
+from .program import KernelText, Program
 from .target import Target, targets
 
 Strides = tuple[int, int, int]
@@ -77,13 +77,17 @@ class Family(ABC):
         """PTX atoms written for this kernel, `instructions` in its template: of those that exist in too many shapes to be files."""
         return ""
 
+    def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
+        """The kernels of a text, the one without a suffix first. One with `parameters`, where nothing else is said."""
+        return (KernelText(self.parameters),)
+
     @abstractmethod
     def threads(self, config: Any) -> int:
-        """Threads of a block."""
+        """Threads of a block; of several kernels the most."""
 
     @abstractmethod
     def shared_bytes(self, problem: Problem, config: Any) -> int:
-        """Dynamic shared memory of a block, in bytes."""
+        """Dynamic shared memory of a block, in bytes; of several kernels the most."""
 
     @abstractmethod
     def program(self, config: Any, call: Call, device: Device) -> Program:

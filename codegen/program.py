@@ -1,4 +1,4 @@
-"""`Program`: the launches of one call, in order, and the buffers between them."""
+"""`Program`: the launches of one call, in order, and the buffers between them; `KernelText`: the kernels of a text that they launch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .parameters import ParameterBlock
 from .tensor_map import TensorMapShape
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """One kernel of a text. Its entry is the name of the spec and `suffix`; `struct` is the C name of its parameters."""
+
+    parameters: ParameterBlock
+    suffix: str = ""
+    struct: str = "Parameters"
 
 
 class BufferKind(enum.Enum):

@@ -65,10 +65,11 @@ def render_program(spec: KernelSpec) -> Source:
     return Source(source.entry, f"{source.text}\n{templates.read('host/program.cuh')}")
 
 
-def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
-    """The text of one kernel. The same spec gives the same text, byte for byte.
+def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX, suffix: str = "") -> Source:
+    """The text of one spec. The same spec gives the same text, byte for byte.
 
-    With host atoms it is C++17 with the entry `flashgen_host_run` (templates/host/launch.cuh): the same kernel and tile operations.
+    With host atoms it is C++17 with the entry `flashgen_host_run` (templates/host/launch.cuh): the same kernels and tile operations, of
+    which that entry runs the one with this `suffix`.
     """
     template = environment().get_template(spec.family.template)
     context = spec.family.context(spec.problem, spec.config, spec.target)
@@ -77,10 +78,21 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         files = [f"host/{name}.cuh" for name in HOST_RUNTIME] + files
     tiles = [f"tile/{name}.cuh" for name in spec.family.tiles]
     written = spec.family.instructions(spec.problem, spec.config) if atoms is Atoms.PTX else ""
-    fields = spec.family.parameters.fields
-    text = template.render(spec=spec, config=spec.config, parameters=fields, atoms=files, tiles=tiles, instructions=written, **context)
+    kernels = spec.kernels
+    text = template.render(
+        spec=spec,
+        config=spec.config,
+        parameters=kernels[""].parameters.fields,
+        kernels=kernels,
+        atoms=files,
+        tiles=tiles,
+        instructions=written,
+        **context,
+    )
     if atoms is Atoms.HOST:
-        bounds = re.findall(r"__launch_bounds__\((\w+, \w+)\)", text)[-1]
-        defined = f"#define FLASHGEN_KERNEL {spec.name}\n#define FLASHGEN_LAUNCH_BOUNDS {bounds}\n"
-        text += f"\n{defined}\n{templates.read('host/launch.cuh')}"
+        entry = spec.name + suffix
+        (bounds,) = re.findall(rf"__launch_bounds__\((\w+, \w+)\)\s+{entry}\(", text)
+        defined = {"KERNEL": entry, "PARAMETERS": kernels[suffix].struct, "LAUNCH_BOUNDS": bounds}
+        macros = "".join(f"#define FLASHGEN_{name} {value}\n" for name, value in defined.items())
+        text += f"\n{macros}\n{templates.read('host/launch.cuh')}"
     return Source(spec.name, text)

@@ -11,6 +11,7 @@ from .errors import ArgumentError
 from .family import Family, find_family
 from .plain import digest, from_plain, to_plain
 from .problem import Problem
+from .program import KernelText
 from .target import Target, find_target
 from .typed import require_field_types, require_type
 
@@ -37,6 +38,11 @@ class KernelSpec:
     def digest(self) -> str:
         """sha256 of the canonical JSON, as hex digits."""
         return digest(self.to_json())
+
+    @property
+    def kernels(self) -> dict[str, KernelText]:
+        """The kernels of its text, by suffix."""
+        return {kernel.suffix: kernel for kernel in self.family.kernels(self.problem, self.config)}
 
     def to_json(self) -> dict[str, Any]:
         """The spec as JSON values, the family's revision included."""

@@ -147,7 +147,7 @@ def _scale(spec: KernelSpec) -> float:
 
 def _launch(spec: KernelSpec, launch: KernelLaunch, names: list[str], blocks: range, order: HostOrder) -> ProgramLaunch:
     """`names`: of all that the program is given, in its order."""
-    block = spec.family.parameters
+    block = spec.kernels[launch.suffix].parameters
     places = tuple((p.offset, names.index(p.name)) for p in (*block.tensor_maps, *block.pointers) if p.name in names)
     parameters = packed_parameters(block, launch, dict.fromkeys(names, 0))
     return ProgramLaunch(bytes(parameters), places, launch.threads, launch.shared_bytes, blocks, order)

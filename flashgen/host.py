@@ -24,7 +24,8 @@ ARCHITECTURE = "sm_90a"  # whose kernels the CPU runs where nothing else is said
 
 def load(spec: KernelSpec) -> HostKernel:
     """The kernel of a spec on host atoms. Raises HostCompilerMissingError without a C++ compiler."""
-    return HostKernel(spec, selection.store().get_or_compile(render(spec, Atoms.HOST), HOST))
+    artifacts = (selection.store().get_or_compile(render(spec, Atoms.HOST, suffix), HOST) for suffix in spec.kernels)
+    return HostKernel(spec, *artifacts)
 
 
 def attention(

@@ -41,7 +41,7 @@ def entry_of(spec: KernelSpec, artifact: Artifact, bucket: Workload | None = Non
         "cubin": f"{spec.name}.cubin",
         "cubin_sha256": hashlib.sha256(artifact.cubin).hexdigest(),
         "spec": spec.to_json(),
-        "parameters": spec.family.parameters.signature,
+        "parameters": "; ".join(kernel.parameters.signature for kernel in spec.kernels.values()),
         "threads": spec.family.threads(spec.config),
         "shared_bytes": spec.family.shared_bytes(spec.problem, spec.config),
         "registers": artifact.report.registers,

@@ -74,7 +74,7 @@ extern "C" int flashgen_host_run(const void* parameters, int threads, int shared
 #endif
     auto run = [&] {
         host::run_blocks(
-            *options, threads, shared_bytes, [](const void* p) { FLASHGEN_KERNEL(*static_cast<const Parameters*>(p)); }, parameters, fault);
+            *options, threads, shared_bytes, [](const void* p) { FLASHGEN_KERNEL(*static_cast<const FLASHGEN_PARAMETERS*>(p)); }, parameters, fault);
     };
     if (!fault.found && !options->isolated) run();
     if (!fault.found && options->isolated && !host::isolated(*options, fault, run)) fault.report("launch", "no process can be had to run it in");

@@ -150,6 +150,7 @@ void probe(const Parameters& p) {{
 {cases}    }}
 }}
 #define FLASHGEN_KERNEL probe
+#define FLASHGEN_PARAMETERS Parameters
 {templates.read("host/launch.cuh")}"""
     library = HostLibrary(compile_host_source(Source("probe", source)).cubin)
     _COMPILED.update((text, (library, number)) for number, text in enumerate(texts))

@@ -15,7 +15,7 @@ from flashgen.build.host_kernel import HostKernel
 from flashgen.build.host_memory import HostTensor
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Problem
-from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, Program
+from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, KernelText, Program
 from flashgen.codegen.render import Source
 from flashgen.codegen.tensor_map import TensorMapShape
 from tests.host.runs import compiled
@@ -59,7 +59,7 @@ SHAPES = (
 
 def launch(rise: int) -> list[int]:
     family: Any = SimpleNamespace(parameters=BLOCK, threads=lambda config: 32, shared_bytes=lambda problem, config: 0)
-    spec: Any = SimpleNamespace(family=family, problem=Problem(Dtype.BF16, 64), config=None)
+    spec: Any = SimpleNamespace(family=family, problem=Problem(Dtype.BF16, 64), config=None, kernels={"": KernelText(BLOCK)})
     out = (ctypes.c_uint64 * 64)()
     kernel = HostKernel(spec, compiled(Source("echo", TEXT)))
     memory = (ctypes.c_ubyte * 256)()

@@ -25,6 +25,7 @@ from flashgen.codegen.program import Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.tensor_map import TensorMapShape
 from tests.support.programs import program_of
+from tests.support.two_steps import TwoSteps, TwoStepsConfig
 
 H200 = find_device("h200")
 PROBLEM, WORKLOAD = Problem(Dtype.BF16, 64, 32), Workload(2, 6, 3, 70, 130)
@@ -92,8 +93,8 @@ def test_a_kernel_is_loaded_and_may_use_its_shared_memory(cu: FakeDriver) -> Non
     limit = binding.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     assert cu.asked == [
         ("cuLibraryLoadData", b"code", [], [], 0, [], [], 0),
-        ("cuLibraryGetKernel", 11, b"entry"),
         ("cuDeviceGet", 3),
+        ("cuLibraryGetKernel", 11, b"entry"),
         ("cuKernelSetAttribute", limit, shared, 12, 13),
     ]
 
@@ -152,6 +153,22 @@ def test_a_launch_writes_each_address_into_its_field(cu: FakeDriver, family: str
         assert parameters == expected
         assert made.at % 64 == 0
     assert len(block.tensor_maps) + len(block.pointers) >= 5
+
+
+def test_the_launches_of_a_program_follow_each_other(cu: FakeDriver) -> None:
+    family = TwoSteps()
+    spec = KernelSpec(family, PROBLEM, TwoStepsConfig(), H200.target)
+    loaded = Kernel(spec, Artifact("entry", "sm_90a", "text", b"code", "log", "13.0"), Gpu(3, H200, "uuid", "580.1"))
+    assert [asked[2] for asked in cu.asked if asked[0] == "cuLibraryGetKernel"] == [b"entry", b"entry_add"]
+    launch = loaded.bind(program(loaded))
+    assert launch.names == ("q", "k", "v", "out", "lse", "doubled")
+    launch(77, 1, 2, 3, 4, 5, 6)
+    first, second = cu.launches
+    assert struct.unpack("=QI", ctypes.string_at(first.at, 12)) == (6, 2 * 6 * 70)
+    assert struct.unpack("=QQIf", ctypes.string_at(second.at, 24)) == (6, 5, 2 * 6 * 70, 0.125)
+    cu.failing = "cuLaunchKernel"
+    with pytest.raises(DriverError, match=r"^launching entry failed: "):
+        launch(77, 1, 2, 3, 4, 5, 6)
 
 
 def test_a_refused_launch_is_said(cu: FakeDriver) -> None:

@@ -74,11 +74,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 def test_machine_code_stays_loaded_once_nobody_holds_the_kernel(driver: Driver) -> None:
     """A CUDA graph that captured it may be replayed: the graph does not hold it either."""
     kernel = Kernel(SPEC, ARTIFACT, GPU)
-    handle = kernel.handle
+    handle = kernel.handles
     del kernel
     gc.collect()
     assert list(driver.loaded.values()) == [ARTIFACT.cubin]
-    assert Kernel(SPEC, ARTIFACT, GPU).handle == handle
+    assert Kernel(SPEC, ARTIFACT, GPU).handles == handle
 
 
 def test_an_import_that_is_dropped_stays_loaded_and_coming_back_costs_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_an_import_that_is_dropped_stays_loaded_and_coming_back_costs_nothing(dr
 
 def test_other_machine_code_is_loaded_beside_it(driver: Driver) -> None:
     other = dataclasses.replace(ARTIFACT, cubin=b"other machine code")
-    assert Kernel(SPEC, ARTIFACT, GPU).handle != Kernel(SPEC, other, GPU).handle
+    assert Kernel(SPEC, ARTIFACT, GPU).handles != Kernel(SPEC, other, GPU).handles
     assert len(driver.loaded) == 2
 
 

@@ -21,7 +21,7 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config, Scheduler
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
-from flashgen.codegen.program import Program
+from flashgen.codegen.program import BufferKind, Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.records import Records
 from flashgen.shipped_records import ShippedRecords
@@ -241,6 +241,31 @@ def test_a_plan_gives_a_tile_counter_to_those_that_count(scheduler: Scheduler, m
         ):
             made.into(*tensors)
     assert len(kernel.launched) == 2
+
+
+@pytest.mark.usefixtures("current")
+def test_a_plan_gives_a_program_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the call's own from PyTorch's allocator, zeroed where that is asked for; counters from the stream."""
+    kernel = Bound("attention_forward")
+    made = plan({}, kernel)
+    made.buffers = ((400, BufferKind.CALL), (4, BufferKind.STREAM_COUNTER), (8, BufferKind.CALL_ZEROED))
+    monkeypatch.setattr(ops, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
+    asked = []
+
+    def memory(name: str, address: int) -> Callable[..., Any]:
+        def make(size: int, **options: Any) -> Any:
+            asked.append((name, size, options))
+            return SimpleNamespace(data_ptr=lambda: address)
+
+        return make
+
+    for name, address in (("empty", 4096), ("zeros", 8192)):
+        monkeypatch.setattr(torch, name, memory(name, address))
+    tensors: list[Any] = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64, 80)]
+    made.into(*tensors)
+    assert kernel.launched == [(303, 16, 32, 48, 64, 80, 4096, 3303, 8192)]
+    options = {"dtype": torch.uint8, "device": torch.device("cuda", 3)}
+    assert asked == [("empty", 400, options), ("zeros", 8, options)]
 
 
 @pytest.mark.usefixtures("current")
