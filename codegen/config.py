@@ -26,11 +26,6 @@ class Config:
     def __post_init__(self) -> None:
         require_field_types(self, "config field ")
 
-    @property
-    def packed_heads(self) -> int:
-        """Query heads of a group that share a tile: a workload's groups must be multiples of it. A field where there is a choice."""
-        return 1
-
     def to_json(self) -> dict[str, int | bool | str]:
         """Field values as JSON values, enums by value."""
         values: dict[str, int | bool | str] = to_plain(self)

@@ -100,15 +100,16 @@ class Family(ABC):
         """Why no kernel of this family can take these sizes and strides of q, k, v and out, though it can compute `problem`."""
         return []
 
-    def workload_refusals(self, config: Config, workload: Workload) -> list[str]:
+    def workload_refusals(self, config: Any, workload: Workload) -> list[str]:
         """Why no kernel of this config can take a workload, though another config may.
 
         It may depend on the group, the query heads of a key/value head, alone: one kernel is chosen for a whole bucket of workloads.
         """
-        group = workload.heads_q // max(1, workload.heads_kv)
-        if group % config.packed_heads:
-            return [f"packed_heads must divide the {group} query heads of a key/value head; got {config.packed_heads}"]
         return []
+
+    def group_unit(self, config: Any) -> int:
+        """What the query heads of a key/value head must be a multiple of, for `workload_refusals` to have nothing to say."""
+        return 1
 
     def require_workload(self, config: Config, workload: Workload) -> None:
         """Raises ArgumentError with the reasons if no kernel of this config can take a workload."""

@@ -86,14 +86,14 @@ class Screen:
         self.problem, self.device, self.shapes, self.magnitudes = problem, device, shapes, magnitudes
         self._cases: dict[int, list[_Case]] = {}
 
-    def cases(self, packed_heads: int) -> list[_Case]:
-        """Those of kernels that pack so many heads: of each shape with as many query heads as make its groups a multiple of it."""
-        if packed_heads not in self._cases:
+    def cases(self, group_unit: int) -> list[_Case]:
+        """Of each shape with as many query heads as make its groups a multiple of that: see `Family.group_unit`."""
+        if group_unit not in self._cases:
             generator = torch.Generator(self.device).manual_seed(1)
             causal, scale = self.problem.mask is Mask.CAUSAL, self.problem.head_dim**-0.5
             cases: list[_Case] = []
             for shape in self.shapes:
-                workload = _workload(shape, packed_heads)
+                workload = _workload(shape, group_unit)
                 for magnitude in self.magnitudes:
                     tensors = Tensors.random(self.problem, workload, generator)
                     tensors.q.mul_(magnitude)
@@ -101,12 +101,12 @@ class Screen:
                         tensors = tensors.apart()
                     cases.append(_Case(workload, magnitude, tensors, (Expected.of(tensors, causal, scale),)))
             for shape in self.special:
-                tensors = Tensors.random(self.problem, workload := _workload(shape, packed_heads), generator)
+                tensors = Tensors.random(self.problem, workload := _workload(shape, group_unit), generator)
                 tensors, magnitude, groups = _SPECIAL[shape](tensors, self.problem.dtype)
                 rows = [_rows(workload, queries) for queries in groups]
                 cases.append(_Case(workload, magnitude, tensors, tuple(Expected.of(tensors, causal, scale, of) for of in rows)))
-            self._cases[packed_heads] = cases
-        return self._cases[packed_heads]
+            self._cases[group_unit] = cases
+        return self._cases[group_unit]
 
     def judge(self, kernel: Kernel | HostKernel) -> list[CaseResult]:
         """Runs the kernel on every case that it can take: calls like the others go to another family.
@@ -114,7 +114,7 @@ class Screen:
         Raises HungKernelError or DriverError if it does not finish or faults on a GPU, HostFaultError if a check fails on the CPU.
         """
         results = []
-        for case in self.cases(kernel.spec.config.packed_heads):
+        for case in self.cases(kernel.spec.family.group_unit(kernel.spec.config)):
             if kernel.spec.family.launch_refusals(kernel.spec.problem, case.workload, case.tensors.strides()):
                 continue
             _launch(kernel, case.tensors)
@@ -122,9 +122,9 @@ class Screen:
         return results
 
 
-def _workload(shape: tuple[int, int, int, int, int], packed_heads: int) -> Workload:
+def _workload(shape: tuple[int, int, int, int, int], group_unit: int) -> Workload:
     batch, heads_q, heads_kv, *lengths = shape
-    return Workload(batch, heads_kv * math.lcm(heads_q // heads_kv, packed_heads), heads_kv, *lengths)
+    return Workload(batch, heads_kv * math.lcm(heads_q // heads_kv, group_unit), heads_kv, *lengths)
 
 
 def _rows(workload: Workload, queries: Sequence[int]) -> torch.Tensor:

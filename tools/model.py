@@ -89,7 +89,7 @@ def all_legal(problem: Problem, target: Target) -> Iterator[AttentionForwardConf
 
 def sample(family: Family, problem: Problem, target: Target, count: int) -> list[Any]:
     """`count` legal configs, or all if there are fewer, the same each time. None that pack heads: the cells have groups of one."""
-    space: list[Any] = [config for config in family.legal_configs(problem, target) if config.packed_heads == 1]
+    space: list[Any] = [config for config in family.legal_configs(problem, target) if family.group_unit(config) == 1]
     everything = list(all_legal(problem, target)) if family is FAMILY else space
     rng = random.Random(problem.name)
     chosen = dict.fromkeys(rng.sample(space, min(count // 2, len(space))))

@@ -279,6 +279,17 @@ class AttentionForwardSm90(Family):
         half = dataclasses.replace(config, packed_heads=config.packed_heads // 2)
         return self._tiles(config, workload) <= 0.9 * self._tiles(half, workload)
 
+    def workload_refusals(self, config: AttentionForwardSm90Config, workload: Workload) -> list[str]:
+        """See Family."""
+        group = workload.heads_q // max(1, workload.heads_kv)
+        if group % config.packed_heads:
+            return [f"packed_heads must divide the {group} query heads of a key/value head; got {config.packed_heads}"]
+        return []
+
+    def group_unit(self, config: AttentionForwardSm90Config) -> int:
+        """See Family. Heads that share a tile are of one group."""
+        return config.packed_heads
+
     def launch_refusals(self, problem: Problem, workload: Workload, strides: Sequence[Strides]) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
         reasons = []

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from flashgen.codegen.config import Config
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.selection import family_of
 from tests.gpu.cases import ORDINARY, Case, Layout, short_name
 from tests.gpu.configs import CHOSEN, CHOSEN_SM90
 
@@ -99,8 +100,9 @@ def _values() -> Iterator[Case]:
 def _chosen_configs() -> Iterator[Case]:
     """Lengths at the edges of a config's own steps and tiles, and logits that outgrow each reference."""
     for width, config in (*CHOSEN, *CHOSEN_SM90):
-        step, tile, rows = getattr(config, "step_kv", config.block_kv), config.block_kv, config.block_q // config.packed_heads
-        heads, square = (max(4, 2 * config.packed_heads), 2), (max(8, 2 * config.packed_heads), 2)
+        packed = family_of(config).group_unit(config)
+        step, tile, rows = getattr(config, "step_kv", config.block_kv), config.block_kv, config.block_q // packed
+        heads, square = (max(4, 2 * packed), 2), (max(8, 2 * packed), 2)
         case = functools.partial(_case, width=width, heads=heads, chosen=config)
         edges = {edge + off for edge in (step, tile, 3 * tile - step, 3 * tile) for off in (-1, 0, 1)} | {1, 10 * tile + 1}
         for number, len_kv in enumerate(sorted(edges)):

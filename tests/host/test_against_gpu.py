@@ -15,6 +15,7 @@ from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
 from flashgen.codegen.render import Atoms, render
 from flashgen.codegen.spec import KernelSpec
+from flashgen.selection import family_of
 from tests.gpu.cases import Case, Layout
 from tests.gpu.configs import CHOSEN, CHOSEN_SM90
 from tests.host.runs import compiled, host_kernel, launch
@@ -33,9 +34,8 @@ def chosen_cases() -> list[Case]:
     for i, (width, config) in enumerate((*CHOSEN, *CHOSEN_SM90)):
         problem = Problem(list(Dtype)[i % 2], *width, list(Mask)[i // 2 % 2])
         name = f"{config.name}-{problem.name}"
-        cases.append(
-            Case(name, problem, Workload(1, max(4, 2 * config.packed_heads), 2, 77, 205), problem.head_dim**-0.5, chosen=config, seed=i)
-        )
+        workload = Workload(1, max(4, 2 * family_of(config).group_unit(config)), 2, 77, 205)
+        cases.append(Case(name, problem, workload, problem.head_dim**-0.5, chosen=config, seed=i))
     return cases
 
 

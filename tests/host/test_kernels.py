@@ -97,8 +97,9 @@ def test_chosen_configs(width: tuple[int, int], config: Config) -> None:
     spec = chosen_spec(width, config)
     kernel, rng = host_kernel(spec), random.Random(spec.name)
     rows, keys = spec.config.block_q, spec.config.block_kv  # type: ignore[attr-defined]
+    packed = spec.family.group_unit(config)
     for off in (-1, 1):
-        workload = Workload(1, 2 * config.packed_heads, 1, rows // config.packed_heads + off, 2 * keys + off)
+        workload = Workload(1, 2 * packed, 1, rows // packed + off, 2 * keys + off)
         order = HostOrder(rng.choice(list(Schedule)), rng.random() < 0.5, rng.getrandbits(32))
         assert not why_rejected(kernel, case(spec.problem, workload, rising=40.0), [order])
 

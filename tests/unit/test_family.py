@@ -401,6 +401,15 @@ def test_whether_a_config_takes_a_workload_depends_on_the_group_alone(family: Fa
     assert refusals_beyond_the_group(family) == []
 
 
+@every_family
+def test_a_config_takes_groups_that_are_multiples_of_its_unit(family: Family) -> None:
+    for problem, _, target in examples(family):
+        for config in family.legal_configs(problem, target)[::7]:
+            unit = family.group_unit(config)
+            for group in (1, 2, 3, 8, 12, 16, 48):
+                assert bool(family.workload_refusals(config, Workload(2, 5 * group, 5, 100, 300))) == bool(group % unit)
+
+
 def test_a_refusal_that_depends_on_a_length_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def refusals(config: Config, workload: Workload) -> list[str]:
         return [] if workload.len_kv % 128 == 0 else ["k must have a multiple of 128 rows"]

@@ -46,14 +46,14 @@ def grouped(group: int, len_q: int, batch: int = 4) -> Workload:
 )
 def test_heads_are_packed_where_that_saves_tiles(workload: Workload, packed: set[int]) -> None:
     ranked = selection.ranked(PROBLEM, workload, H200, [SM90])
-    assert {c.config.packed_heads for c in ranked} == packed
-    assert {dataclasses.replace(c.config, packed_heads=1) for c in ranked} == {c.config for c in ranked if c.config.packed_heads == 1}  # type: ignore[call-arg]
+    assert {SM90.group_unit(c.config) for c in ranked} == packed
+    assert {dataclasses.replace(c.config, packed_heads=1) for c in ranked} == {c.config for c in ranked if SM90.group_unit(c.config) == 1}  # type: ignore[call-arg]
 
 
 def test_the_model_packs_short_queries() -> None:
     short, long = (selection.shortlist(PROBLEM, grouped(16, n, batch=16), H200, 1)[0] for n in (1, 4096))
-    assert short.config.packed_heads == 16
-    assert long.config.packed_heads == 1
+    assert SM90.group_unit(short.config) == 16
+    assert SM90.group_unit(long.config) == 1
 
 
 def test_a_record_speaks_for_workloads_that_its_kernel_takes() -> None:

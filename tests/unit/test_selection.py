@@ -38,7 +38,7 @@ def test_ranking_is_complete_sorted_and_repeatable() -> None:
     ranked = selection.ranked(problem, workload, H200)
     able = selection.families_for(problem, H200.target)
     legal = {(f, config) for f in able for config in f.legal_configs(problem, H200.target)}
-    assert {(c.family, c.config) for c in ranked} == {(f, config) for f, config in legal if config.packed_heads == 1}
+    assert {(c.family, c.config) for c in ranked} == {(f, config) for f, config in legal if f.group_unit(config) == 1}
     assert selection.ranked(problem, workload, H200, able[:1]) == [c for c in ranked if c.family is able[0]]
     assert [c.seconds for c in ranked] == sorted(c.seconds for c in ranked)
     assert ranked == selection.ranked(problem, workload, H200)

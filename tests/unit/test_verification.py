@@ -143,7 +143,7 @@ def test_the_screen_is_the_same_in_every_process() -> None:
     screens = []
     for seed in (3, 4):
         torch.manual_seed(seed)  # of what is drawn without a generator
-        screens.append(Screen(PROBLEMS[Mask.FULL], "cpu", special=[verification.HUGE, verification.COARSE]).cases(packed_heads=1))
+        screens.append(Screen(PROBLEMS[Mask.FULL], "cpu", special=[verification.HUGE, verification.COARSE]).cases(group_unit=1))
     for one, other in zip(*screens, strict=True):
         for name in ("q", "k", "v"):
             assert torch.equal(getattr(one.tensors, name), getattr(other.tensors, name))
