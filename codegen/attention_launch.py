@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .errors import ArgumentError, shown
 from .family import Strides
-from .operands import Call, View
+from .operands import Call
 from .operation import operation_of
 from .problem import Mask, Problem, Workload
 
@@ -22,10 +22,8 @@ TENSORS = ("q", "k", "v", "out")  # whose strides a caller may choose
 
 def attention_call(problem: Problem, workload: Workload, strides: Sequence[Strides], scale: float) -> Call:
     """A call with these strides of q, k, v and out; lse is dense."""
-    operation = operation_of(problem)
-    axes = {operand.name: operand.sizes(problem, workload) for operand in operation.operands(problem)}
-    views = {name: View(axes[name], (batch, row, head, 1)) for name, (batch, head, row) in zip(TENSORS, strides, strict=True)}
-    return operation.call(problem, workload, views, {"scale": scale})
+    by_axis = {name: (batch, row, head, 1) for name, (batch, head, row) in zip(TENSORS, strides, strict=True)}
+    return operation_of(problem).call(problem, workload, by_axis, {"scale": scale})
 
 
 def strides_of(call: Call, name: str) -> Strides:

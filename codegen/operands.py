@@ -6,7 +6,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .errors import ArgumentError, shown
 from .problem import Problem, Workload
 
 
@@ -20,6 +19,9 @@ class Axis(enum.Enum):
     HEADS_KV = "heads_kv"
     HEAD_DIM = "head_dim"
     HEAD_DIM_V = "head_dim_v"
+
+
+_OF_THE_PROBLEM = (Axis.HEAD_DIM, Axis.HEAD_DIM_V)
 
 
 class Element(enum.Enum):
@@ -49,8 +51,7 @@ class Operand:
 
     def sizes(self, problem: Problem, workload: Workload) -> tuple[int, ...]:
         """How many elements it has along each axis."""
-        sizes = {**vars(workload), "head_dim": problem.head_dim, "head_dim_v": problem.head_dim_v}
-        return tuple(sizes[axis.value] for axis in self.axes)
+        return tuple(getattr(problem if axis in _OF_THE_PROBLEM else workload, axis.value) for axis in self.axes)
 
 
 @dataclass(frozen=True)
@@ -60,37 +61,15 @@ class View:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
-    @classmethod
-    def dense(cls, sizes: tuple[int, ...]) -> View:
-        """Without gaps, the last axis innermost."""
-        strides, step = [0] * len(sizes), 1
-        for axis in reversed(range(len(sizes))):
-            strides[axis] = step
-            step *= sizes[axis]
-        return cls(sizes, tuple(strides))
-
 
 @dataclass(frozen=True)
 class Call:
     """All that is known at launch but addresses: views by operand name, scalars by name.
 
-    `Operation.call` makes one; an optional operand that is left out has no view.
+    `Operation.call` makes one. An optional operand that nobody wants has a view, too; its address is 0.
     """
 
     problem: Problem
     workload: Workload
     views: Mapping[str, View]
     scalars: Mapping[str, float]
-
-    def require(self, operands: tuple[Operand, ...], scalars: tuple[str, ...]) -> None:
-        """Raises ArgumentError unless this has a view of each operand, of its sizes, and each scalar, and nothing else."""
-        known = {operand.name: operand for operand in operands}
-        needed = {name for name, operand in known.items() if not operand.optional}
-        if not needed <= self.views.keys() <= known.keys():
-            raise ArgumentError(f"views must be of {', '.join(known)}; got {', '.join(self.views) or 'none'}")
-        if self.scalars.keys() != set(scalars):
-            raise ArgumentError(f"scalars must be {', '.join(scalars) or 'none'}; got {', '.join(self.scalars) or 'none'}")
-        for name, view in self.views.items():
-            sizes = known[name].sizes(self.problem, self.workload)
-            if view.sizes != sizes or len(view.strides) != len(sizes):
-                raise ArgumentError(f"view of {name} must have sizes {shown(sizes)} and as many strides; got {view}")

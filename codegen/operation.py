@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import operator
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from typing import ClassVar
 
-from .errors import choice_error
+from .errors import ArgumentError, choice_error, shown
 from .operands import Call, Operand, View
 from .problem import Problem, Workload
 
@@ -31,13 +33,29 @@ class Operation(ABC):
     def examples(self) -> tuple[tuple[Problem, Workload], ...]:
         """Problems, each with a workload, that some family can compute: tests of all families run on them."""
 
-    def call(self, problem: Problem, workload: Workload, views: Mapping[str, View], scalars: Mapping[str, float]) -> Call:
-        """A call with these views and scalars; operands without a view are dense. Raises ArgumentError for what does not fit."""
-        operands = self.operands(problem)
-        dense = {o.name: View.dense(o.sizes(problem, workload)) for o in operands}
-        call = Call(problem, workload, {**dense, **views}, scalars)
-        call.require(operands, self.scalars(problem))
-        return call
+    def call(self, problem: Problem, workload: Workload, strides: Mapping[str, tuple[int, ...]], scalars: Mapping[str, float]) -> Call:
+        """A call of these sizes; `strides`: of operands that are not dense, in elements, an entry for each of their axes.
+
+        Raises ArgumentError for names or numbers of strides that are not the operation's.
+        """
+        views, operands = {}, self.operands(problem)
+        for operand in operands:
+            sizes = operand.sizes(problem, workload)
+            given = strides.get(operand.name) or _dense(sizes)
+            if len(given) != len(sizes):
+                raise ArgumentError(f"strides of {operand.name} must be {len(sizes)}, one for each axis; got {shown(given)}")
+            views[operand.name] = View(sizes, given)
+        if not strides.keys() <= views.keys():
+            raise ArgumentError(f"strides must be of {', '.join(views)}; got {', '.join(strides)}")
+        if scalars.keys() != set(self.scalars(problem)):
+            raise ArgumentError(f"scalars must be {', '.join(self.scalars(problem)) or 'none'}; got {', '.join(scalars) or 'none'}")
+        return Call(problem, workload, views, scalars)
+
+
+def _dense(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides without gaps, the last axis innermost."""
+    steps = itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1)
+    return tuple(reversed(list(steps)))
 
 
 @cache
