@@ -11,13 +11,14 @@ from functools import cache
 from typing import Any, ClassVar
 
 from .config import Config
-from .device import Device
+from .devices import Device
 from .errors import ArgumentError, IllegalConfigError, choice_error
 from .operands import Call
 from .parameters import ParameterBlock
-from .problem import Problem, Workload
+from .problem import Problem
 from .program import KernelText, Program
 from .target import Target, targets
+from .workload import Workload
 
 Strides = tuple[int, int, int]
 """Of batch, head and row of one tensor, in elements."""

@@ -6,7 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .problem import Problem, Workload
+from .problem import Problem
+from .workload import Workload
 
 
 class Axis(enum.Enum):

@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from .errors import ArgumentError, choice_error, shown
 from .operands import Call, Operand, View
-from .problem import Problem, Workload
+from .problem import Problem
+from .workload import Workload
 
 
 class Operation(ABC):

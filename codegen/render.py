@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Atoms(enum.Enum):
-    """What a text's atoms are made of: PTX for NVRTC, or C++ for a host compiler."""
+    """What a text's atoms are made of: PTX for NVRTC, or C++ for a C++ compiler."""
 
     PTX = "ptx"
-    HOST = "host"
+    EMULATED = "emulated"
 
 
-# Files of templates/host that come before the atoms; `launch` comes last, and after it `program` where that is asked for.
-HOST_RUNTIME = ("language", "shared", "fiber", "schedule", "report", "extent", "block", "isolate")
+# Files of templates/emulator that come before the atoms; `launch` comes last, and after it `program` where that is asked for.
+EMULATOR_RUNTIME = ("language", "shared", "fiber", "schedule", "report", "extent", "block", "isolate")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Source:
 
 
 @cache
-def environment() -> jinja2.Environment:
+def jinja_environment() -> jinja2.Environment:
     """The one Jinja environment. `source(path)` inserts a file of `templates` byte for byte, never parsed as a template."""
     import jinja2
 
@@ -60,22 +60,22 @@ def environment() -> jinja2.Environment:
 
 
 def render_program(spec: KernelSpec) -> Source:
-    """The text with host atoms as a program of its own: what it reads and writes is said in templates/host/program.cuh."""
-    source = render(spec, Atoms.HOST)
-    return Source(source.entry, f"{source.text}\n{templates.read('host/program.cuh')}")
+    """The text with emulated atoms as a program of its own: what it reads and writes is said in templates/emulator/program.cuh."""
+    source = render(spec, Atoms.EMULATED)
+    return Source(source.entry, f"{source.text}\n{templates.read('emulator/program.cuh')}")
 
 
 def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX, suffix: str = "") -> Source:
     """The text of one spec. The same spec gives the same text, byte for byte.
 
-    With host atoms it is C++17 with the entry `flashgen_host_run` (templates/host/launch.cuh): the same kernels and tile operations, of
-    which that entry runs the one with this `suffix`.
+    With emulated atoms it is C++17 with the entry `flashgen_emulator_run` (templates/emulator/launch.cuh): the same kernels and tile
+    operations, of which that entry runs the one with this `suffix`.
     """
-    template = environment().get_template(spec.family.template)
+    template = jinja_environment().get_template(spec.family.template)
     context = spec.family.context(spec.problem, spec.config, spec.target)
     files = [f"atoms/{atoms.value}/{name}.cuh" for name in spec.family.atoms]
-    if atoms is Atoms.HOST:
-        files = [f"host/{name}.cuh" for name in HOST_RUNTIME] + files
+    if atoms is Atoms.EMULATED:
+        files = [f"emulator/{name}.cuh" for name in EMULATOR_RUNTIME] + files
     tiles = [f"tile/{name}.cuh" for name in spec.family.tiles]
     written = spec.family.instructions(spec.problem, spec.config) if atoms is Atoms.PTX else ""
     kernels = spec.kernels
@@ -89,10 +89,10 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX, suffix: str = "") -> Sour
         instructions=written,
         **context,
     )
-    if atoms is Atoms.HOST:
+    if atoms is Atoms.EMULATED:
         entry = spec.name + suffix
         (bounds,) = re.findall(rf"__launch_bounds__\((\w+, \w+)\)\s+{entry}\(", text)
         defined = {"KERNEL": entry, "PARAMETERS": kernels[suffix].struct, "LAUNCH_BOUNDS": bounds}
         macros = "".join(f"#define FLASHGEN_{name} {value}\n" for name, value in defined.items())
-        text += f"\n{macros}\n{templates.read('host/launch.cuh')}"
+        text += f"\n{macros}\n{templates.read('emulator/launch.cuh')}"
     return Source(spec.name, text)

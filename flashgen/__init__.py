@@ -11,22 +11,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .registration import register_operators
+from .operators.import_hook import register_operators
 from .version import __version__
 
 if TYPE_CHECKING:
+    from flashgen.codegen.devices import Device, find_device
+    from flashgen.codegen.problem import Dtype, Mask, Pass, Problem
+    from flashgen.codegen.workload import Workload
+
     from .api import CaptureError, attention, compile, load, tune, unload, verify, warm
-    from .codegen.device import Device, find_device
     from .codegen.errors import ArgumentError, FlashgenError, IllegalConfigError
-    from .codegen.problem import Dtype, Mask, Pass, Problem, Workload
     from .codegen.spec import KernelSpec
     from .codegen.target import Target, find_target
 
 _HOMES = {
     **dict.fromkeys(("CaptureError", "attention", "compile", "load", "tune", "unload", "verify", "warm"), ".api"),
-    **dict.fromkeys(("Device", "find_device"), ".codegen.device"),
+    **dict.fromkeys(("Device", "find_device"), ".codegen.devices"),
     **dict.fromkeys(("ArgumentError", "FlashgenError", "IllegalConfigError"), ".codegen.errors"),
-    **dict.fromkeys(("Dtype", "Mask", "Pass", "Problem", "Workload"), ".codegen.problem"),
+    **dict.fromkeys(("Dtype", "Mask", "Pass", "Problem"), ".codegen.problem"),
+    "Workload": ".codegen.workload",
     "KernelSpec": ".codegen.spec",
     **dict.fromkeys(("Target", "find_target"), ".codegen.target"),
 }

@@ -7,23 +7,27 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from flashgen.build.driver import DriverError, Gpu, driver, gpu
-from flashgen.build.kernel import Kernel
+from flashgen.build.gpu.driver import DriverError, Gpu, driver, gpu
+from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, choice_error, shown
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.typed import checked
+from flashgen.codegen.workload import Workload
 
-from . import bundle, selection
-from .arguments import check_types, require_together
-from .ops import CaptureError, attention_forward, attention_output, choose_kernel, nobody_listens, plan_at_hand
-from .transforms import attention_with_autograd, is_differentiated
+from .launch.arguments import check_types, require_together
+from .launch.gpu import CaptureError, choose_kernel
+from .operators.plans import nobody_listens, plan_at_hand
+from .operators.registration import attention_forward, attention_output
+from .operators.transforms import attention_with_autograd, is_differentiated
+from .selection import bundle, loaded
+from .selection.families import default_spec, dense_strides, family_of, left_out
 
 if TYPE_CHECKING:
     from .tuning import TuneResult
-    from .verification import CaseResult
+    from .verification.screen import CaseResult
 
 __all__ = ["CaptureError", "attention", "compile", "load", "tune", "unload", "verify", "warm"]
 
@@ -117,13 +121,13 @@ def compile(problem: Problem, config: Config | None = None, target: Target | str
             f"target must be {on.device.target.name}, the architecture of device {on.ordinal}; got {target.name}: "
             "`flashgen generate` compiles for others"
         )
-    return selection.kernels.load(_spec(problem, config, target), on)
+    return loaded.kernels.load(_spec(problem, config, target), on)
 
 
 def _spec(problem: Problem, config: Config | None, target: Target) -> KernelSpec:
     if config is None:
-        return selection.default_spec(problem, target)
-    return KernelSpec(selection.family_of(config), problem, config, target)
+        return default_spec(problem, target)
+    return KernelSpec(family_of(config), problem, config, target)
 
 
 @checked
@@ -135,15 +139,15 @@ def load(folder: str | Path, *, device: int | None = None) -> list[Kernel]:
     Raises ArgumentError for a folder that is incomplete, altered or written by another version, or has none for this GPU.
     """
     on = _gpu(device)
-    loaded = [(Kernel(spec, artifact, on), bucket) for spec, artifact, bucket in bundle.read(Path(folder), on.device.target)]
-    for kernel, bucket in loaded:
-        selection.imports.add(kernel, bucket)
-    return [kernel for kernel, _ in loaded]
+    found = [(Kernel(spec, artifact, on), bucket) for spec, artifact, bucket in bundle.read_bundle(Path(folder), on.device.target)]
+    for kernel, bucket in found:
+        loaded.imports.add(kernel, bucket)
+    return [kernel for kernel, _ in found]
 
 
 def unload() -> None:
     """Forgets what `load` imported: `flashgen.attention` chooses by itself again."""
-    selection.imports.clear()
+    loaded.imports.clear()
 
 
 @checked
@@ -171,7 +175,7 @@ def warm(
     width_v = head_dim if head_dim_v is None else head_dim_v
     problem = Problem(Dtype.parse(name), head_dim, width_v, Mask.CAUSAL if causal else Mask.FULL)
     workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv)
-    without = selection.left_out(problem, workload, selection.dense_strides(problem, workload), on.device.target)
+    without = left_out(problem, workload, dense_strides(problem, workload), on.device.target)
     choose_kernel(problem, workload, on, without, any_length=True)
     return choose_kernel(problem, workload, on, without)
 
@@ -193,20 +197,20 @@ def verify(
 ) -> list[CaseResult]:
     """Runs the numerics rule over awkward shapes with the kernel of `compile(problem, config, target)`. One result a case.
 
-    device: a GPU's ordinal, None for the current one, or 'cpu': the same kernel on host atoms, thread for thread, of any `target`
-    (None for sm_90a). Raises as `compile` does; on the CPU HostCompilerMissingError, or HostFaultError for what a check finds.
+    device: a GPU's ordinal, None for the current one, or 'cpu': the same kernel on emulated atoms, thread for thread, of any `target`
+    (None for sm_90a). Raises as `compile` does; on the CPU CxxCompilerMissingError, or EmulatorFaultError for what a check finds.
     """
-    from . import verification
+    from .verification.screen import verify_kernel
 
     if device == "cpu":
-        from . import host
+        from .launch import cpu
 
-        target = target if target is not None else host.ARCHITECTURE
-        return verification.run(host.load(_spec(problem, config, find_target(target) if isinstance(target, str) else target)))
+        target = target if target is not None else cpu.ARCHITECTURE
+        return verify_kernel(cpu.load_emulated(_spec(problem, config, find_target(target) if isinstance(target, str) else target)))
     if isinstance(device, str):
         raise ArgumentError(f"device must be a GPU's ordinal, None or 'cpu'; got {shown(device)}")
     try:
         _gpu(device)
     except DriverError as error:
         raise DriverError(f"{error}; device='cpu' runs the same kernel without a GPU") from error
-    return verification.run(compile(problem, config, target, device=device))
+    return verify_kernel(compile(problem, config, target, device=device))

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from flashgen.build.driver import DriverError, driver, gpu_count
+from flashgen.build.gpu.driver import DriverError, driver, gpu_count
 
 # What was garbage at a fork stays so: a child that collected it could wait for a lock that a thread of its parent held, for ever.
 os.register_at_fork(after_in_child=gc.freeze)

@@ -24,18 +24,20 @@ from pathlib import Path
 
 import torch
 
-from flashgen import selection
 from flashgen.build.artifact import Report
-from flashgen.build.driver import gpu
-from flashgen.build.kernel import Kernel
+from flashgen.build.gpu.driver import gpu
+from flashgen.build.gpu.kernel import Kernel
 from flashgen.cli.options import parse_settings, problems, spec_for
 from flashgen.codegen.errors import ArgumentError, FlashgenError
-from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.problem import Problem
 from flashgen.codegen.render import Source, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
-from flashgen.measure import Bench, Tensors
-from flashgen.spread import Spread
+from flashgen.codegen.workload import Workload
+from flashgen.launch.tensors import Tensors
+from flashgen.selection import compilation
+from flashgen.timing.kernels import Bench
+from flashgen.timing.spread import Spread
 
 BASE = "unchanged"
 
@@ -74,7 +76,7 @@ def compare(options: argparse.Namespace) -> None:
     on = gpu(0)
     (problem,) = problems(options.head_dim, options.head_dim_v, options.dtype, options.causal)
     sources = candidates(problem, on.device.target, options)
-    artifacts = {name: selection.store().get_or_compile(source, of.target.name) for name, (of, source) in sources.items()}
+    artifacts = {name: compilation.store().get_or_compile(source, of.target.name) for name, (of, source) in sources.items()}
     kernels = {name: Kernel(of, artifacts[name], on) for name, (of, _) in sources.items()}
     with_lse = {f"{name}, lse": name for name in kernels} if options.lse else {}
     kernels |= {key: kernels[name] for key, name in with_lse.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flashgen.codegen.devices import DEVICES, KnownDevice
+from flashgen.codegen.devices.table import DEVICES, KnownDevice
 
 INTRODUCTION = """\
 # Devices
@@ -15,7 +15,7 @@ that its driver reports, for what the driver does not tell. Case, spaces and das
 Where times are *measured* the model's constants were fitted to them. For the others they are *predicted*: no measurement on that
 device stands behind the model.
 
-`python tools/devices_page.py > docs/devices.md` writes this page from `codegen/devices.py`.
+`python tools/devices_page.py > docs/devices.md` writes this page from `codegen/devices/table.py`.
 
 | name | also | architecture | SMs | clock MHz | L2 MiB | memory GB/s | fp32 accumulation | times |
 |---|---|---|--:|--:|--:|--:|---|---|"""

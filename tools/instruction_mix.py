@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashgen import templates
-from flashgen.build.compiler import compile_source
+from flashgen.build.nvrtc import compile_source
 from flashgen.codegen.errors import FlashgenError
 from flashgen.codegen.render import Source
 from flashgen.codegen.target import find_target
@@ -100,7 +100,7 @@ def cycles_per_pass(source: Source) -> list[float]:
     import numpy as np
     import torch
 
-    from flashgen.build.driver import check, driver, gpu
+    from flashgen.build.gpu.driver import check, driver, gpu
 
     cu, on = driver(), gpu(0)
     sms = on.device.sm_count

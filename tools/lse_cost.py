@@ -13,12 +13,12 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from flashgen import selection
 from flashgen.bench.cells import grids
-from flashgen.build.driver import gpu
+from flashgen.build.gpu.driver import gpu
 from flashgen.codegen.errors import FlashgenError
-from flashgen.measure import Bench
-from flashgen.spread import Spread
+from flashgen.selection import loaded
+from flashgen.timing.kernels import Bench
+from flashgen.timing.spread import Spread
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,7 +38,7 @@ def compare(grid: str, rounds: int) -> None:
     cells = [cell for some in grids(grid).values() for cell in some]
     on, medians = gpu(0), []
     for cell in cells:
-        kernel = selection.kernels.choose(cell.problem, cell.workload, on)
+        kernel = loaded.kernels.choose(cell.problem, cell.workload, on)
         bench = Bench(cell.problem, cell.workload, on.ordinal)
         times = bench.seconds({"without": kernel, "with": kernel}, rounds, with_lse=("with",))
         ratio = Spread.of([a / b for a, b in zip(times["without"], times["with"], strict=True)])

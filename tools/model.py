@@ -29,16 +29,21 @@ from typing import Any
 
 import numpy as np
 
-from flashgen import selection
 from flashgen.cli.options import problems
-from flashgen.codegen.device import Device, find_device
+from flashgen.codegen.devices import Device, find_device
 from flashgen.codegen.errors import ArgumentError, FlashgenError
-from flashgen.codegen.families.attention_forward import FAMILY, AttentionForwardConfig, QueryPlace, StepOrder
+from flashgen.codegen.families.attention_forward import model as attention_forward
+from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, QueryPlace, StepOrder
+from flashgen.codegen.families.attention_forward.family import FAMILY
+from flashgen.codegen.families.attention_forward_sm90 import model as attention_forward_sm90
 from flashgen.codegen.family import Family, families, find_family
-from flashgen.codegen.models import attention_forward, attention_forward_sm90
-from flashgen.codegen.problem import Mask, Problem, Workload
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.spec import KernelSpec, PlainSpec
 from flashgen.codegen.target import Target
+from flashgen.codegen.workload import Workload
+from flashgen.selection import compilation
+from flashgen.selection.picks import model_picks
+from flashgen.selection.ranking import shortlist
 from flashgen.tuning.request import MODEL_BEST
 
 ROUNDS = 3
@@ -101,16 +106,16 @@ def sample(family: Family, problem: Problem, target: Target, count: int) -> list
 
 def tuned(family: Family, cell: Cell, device: Device) -> list[Any]:
     """The configs of a family that a tune tries in a cell."""
-    return [candidate.config for candidate in selection.shortlist(*cell_of(cell), device, MODEL_BEST, [family])]
+    return [candidate.config for candidate in shortlist(*cell_of(cell), device, MODEL_BEST, [family])]
 
 
 def measure(path: Path, among: Sequence[str], head_dims: Sequence[int], masks: Sequence[bool], lengths: Sequence[int], count: int) -> None:
     """Times the samples of all cells and families and writes them to `path` after each cell."""
     from flashgen.build.artifact import Artifact
-    from flashgen.build.compiler import compile_many
-    from flashgen.build.driver import gpu
-    from flashgen.build.kernel import Kernel
-    from flashgen.measure import Bench
+    from flashgen.build.gpu.driver import gpu
+    from flashgen.build.gpu.kernel import Kernel
+    from flashgen.build.nvrtc import compile_many
+    from flashgen.timing.kernels import Bench
 
     on = gpu(0)
     target, rows = on.device.target, []
@@ -120,7 +125,7 @@ def measure(path: Path, among: Sequence[str], head_dims: Sequence[int], masks: S
         for family in (find_family(name) for name in among):
             tried = (config for length in lengths for config in tuned(family, (head_dim, causal, length), on.device))
             specs |= dict.fromkeys(KernelSpec(family, problem, c, target) for c in (*sample(family, problem, target, count), *tried))
-        jobs = ((s, partial(selection.compile_spec, s)) for s in specs)
+        jobs = ((s, partial(compilation.compile_spec, s)) for s in specs)
         made = {s: a for s, a in compile_many(jobs) if isinstance(a, Artifact) and not a.report.defects}
         kernels = {s.name: Kernel(s, a, on) for s, a in made.items()}
         for length in lengths:
@@ -197,7 +202,7 @@ def picks(device: Device, cells: dict[Cell, list[Measured]]) -> dict[Cell, float
     for cell, rows in sorted(cells.items()):
         seconds = {row.spec: row.seconds for row in rows}
         best = min(seconds, key=seconds.__getitem__)
-        taken = next((spec for spec in selection.model_picks(*cell_of(cell), device) if spec in seconds), None)
+        taken = next((spec for spec in model_picks(*cell_of(cell), device) if spec in seconds), None)
         if taken is None:
             print(f"{_name(cell)}  none of the model's picks was measured")
             continue

@@ -1,7 +1,7 @@
 """Moves tuning records of an older revision to the present one, where both revisions give the same machine code.
 
     git worktree add ../before <commit that the records were measured at>
-    python tools/move_records.py --old ../before flashgen/shipped_records/nvidia_h200.json
+    python tools/move_records.py --old ../before flashgen/records/shipped/nvidia_h200.json
     python tools/move_records.py --old ../before          # the user's own records
 
 For each record the old checkout renders its spec, this one renders the same problem, config and target in the present revision, and NVRTC
@@ -26,17 +26,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashgen import selection
 from flashgen.build.artifact import CompileError
-from flashgen.build.compiler import nvrtc_version
 from flashgen.build.files import write_file
+from flashgen.build.nvrtc import nvrtc_version
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.family import find_family
 from flashgen.codegen.plain import from_plain
 from flashgen.codegen.render import Source, render
 from flashgen.codegen.spec import KernelSpec, PlainSpec
-from flashgen.record import Record
-from flashgen.record_exchange import parse, to_text
+from flashgen.records import sources
+from flashgen.records.exchange import parse_records, to_text
+from flashgen.records.record import Record
+from flashgen.selection import compilation
 
 # Run in the old checkout, so it may use nothing newer than `KernelSpec.from_json`.
 RENDER = """
@@ -122,7 +123,7 @@ def why_different(old: Rendered, new: Rendered, arch: str) -> str | None:
     if old == new:
         return None
     try:
-        parts = [loaded_parts(selection.store().get_or_compile(Source(r.entry, r.text), arch).cubin, r.entry) for r in (old, new)]
+        parts = [loaded_parts(compilation.store().get_or_compile(Source(r.entry, r.text), arch).cubin, r.entry) for r in (old, new)]
     except CompileError:
         return "one of the two texts does not compile"
     return None if parts[0] == parts[1] else "another machine code"
@@ -181,16 +182,16 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("file", type=Path, nargs="?", help="JSON file of records; the user's own if left out")
     options = parser.parse_args(None if arguments is None else list(arguments))
     if options.file is None:
-        records = selection.records().all()
+        records = sources.own_records().all()
     else:
-        contents = parse(options.file.read_bytes())
+        contents = parse_records(options.file.read_bytes())
         if contents.bad:
             raise ArgumentError(f"file must hold sound records only; got {contents.bad[0]}")
         records = contents.records
     done = move(records, options.old)
     if done.moved and not options.dry_run:
         if options.file is None:
-            selection.records().add(done.moved.values())
+            sources.own_records().add(done.moved.values())
         else:
             write_file(options.file, to_text(done.moved.get(i, record) for i, record in enumerate(records)).encode())
     print(f"{len(done.moved)} of {len(records)} records {'would be ' if options.dry_run else ''}moved")

@@ -6,7 +6,8 @@ import itertools
 
 from flashgen.codegen.operands import Axis, Element, Operand, Role
 from flashgen.codegen.operation import Operation
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.workload import Workload
 
 _QUERIES = (Axis.BATCH, Axis.LEN_Q, Axis.HEADS_Q)
 _KEYS = (Axis.BATCH, Axis.LEN_KV, Axis.HEADS_KV)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flashgen.codegen.errors import choice_error
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.workload import Workload
 
-from ..tuning.request import MODEL_DIM, TOKENS, Cell
+from ..cells import MODEL_DIM, TOKENS, Cell
 
 BY_HAND = "workload"  # the grid of cells that options gave
 ALL = "all-forward"  # stands for all grids

@@ -7,23 +7,25 @@ from torch import Tensor
 
 from flashgen.codegen.problem import Mask
 
-from .. import reference
-from ..tuning.request import Cell
+from ..cells import Cell
+from ..numerics import forward
+from ..numerics.forward import reference, sample_rows
+from ..numerics.rule import judge
 
 SAMPLED_ROWS = 256
 # Of a row's norm. Rounding probabilities and out to bf16 costs about 0.3 %; another mask, head, scale or order of dimensions all of it.
 ROW_TOLERANCE = 0.02
 
 
-class Check:
+class CellCheck:
     """The float64 reference of one set of inputs, on sampled rows."""
 
     def __init__(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor, seed: int = 0) -> None:
         """q, k, v are in layout bshd."""
         self.causal = cell.problem.mask is Mask.CAUSAL
         self._inputs, self._scale = (q, k, v), cell.problem.head_dim**-0.5
-        self._rows = reference.sample_rows(cell.workload, SAMPLED_ROWS, seed, self.causal).to(q.device)
-        self._ref = reference.reference(q, k, v, causal=self.causal, scale=self._scale, rows=self._rows)
+        self._rows = sample_rows(cell.workload, SAMPLED_ROWS, seed, self.causal).to(q.device)
+        self._ref = reference(q, k, v, causal=self.causal, scale=self._scale, rows=self._rows)
         self._shape = (*q.shape[:3], v.shape[3])
 
     def fault(self, out: Tensor) -> str:
@@ -42,9 +44,9 @@ class Check:
     def rule(self, out: Tensor, lse: Tensor) -> str:
         """What the numerics rule says of (out, lse) on the sampled rows, empty if it is kept."""
         q, k, v = self._inputs
-        plain = reference.plain(q, k, v, causal=self.causal, scale=self._scale, rows=self._rows)
+        plain = forward.plain(q, k, v, causal=self.causal, scale=self._scale, rows=self._rows)
         batch, head, row = self._rows.unbind(1)
-        verdict = reference.judge(out[batch, row, head], lse[batch, head, row], self._ref, plain, q.dtype)
+        verdict = judge(out[batch, row, head], lse[batch, head, row], self._ref, plain, q.dtype)
         return "" if verdict.ok else f"wrong: {verdict.message}"
 
 

@@ -54,7 +54,7 @@ def draw(result: BenchResult, folder: Path) -> list[Path]:
     return written
 
 
-def read(path: Path) -> BenchResult:
+def read_result(path: Path) -> BenchResult:
     """A result that `save` wrote. Raises ArgumentError, which starts with `from`, if it is not one."""
     try:
         return result_from_json(parse(path.read_bytes(), "text"))

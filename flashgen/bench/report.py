@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-from ..spread import Spread
+from ..timing.spread import Spread
 from .result import BenchResult, CellResult
 
 FAILED, NONE = "failed", "-"

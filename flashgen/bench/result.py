@@ -11,8 +11,8 @@ from typing import Any
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.plain import INLINE, from_plain, named, to_plain
 
-from ..spread import Spread
-from ..tuning.request import Cell
+from ..cells import Cell
+from ..timing.spread import Spread
 from .cells import is_decode
 
 SCHEMA = 1
@@ -98,7 +98,7 @@ class CellResult:
 
 
 @dataclass(frozen=True)
-class HostCost:
+class CallOverhead:
     """Microseconds of CPU time of one eager call, with gradients off and on."""
 
     us: float
@@ -119,7 +119,7 @@ class BenchResult:
     absent: dict[str, str]
     baseline: str | None
     cells: list[CellResult] = field(default_factory=list)
-    host: dict[str, HostCost] = field(default_factory=dict)
+    host: dict[str, CallOverhead] = field(default_factory=dict)
     host_errors: dict[str, str] = field(default_factory=dict)
     complete: bool = False
 

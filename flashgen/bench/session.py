@@ -10,20 +10,22 @@ from importlib import metadata
 
 import torch
 
-from flashgen.build.compiler import nvrtc_version
-from flashgen.build.driver import DriverError, Gpu, gpu
+from flashgen.build.gpu.driver import DriverError, Gpu, gpu
+from flashgen.build.nvrtc import nvrtc_version
 from flashgen.codegen.errors import ArgumentError, FlashgenError, choice_error, require_int
 from flashgen.codegen.problem import Mask
 
 from .. import tuning
-from ..spread import ROUNDS
-from ..tuning.lock import exclusive
-from ..tuning.request import Cell
+from ..cells import Cell
+from ..timing.gpu_lock import exclusive
+from ..timing.spread import ROUNDS
 from ..version import __version__
-from .host import host_cost
-from .peers import Peer, make_peers, reason, sdpa_settings_kept
+from .call_overhead import call_overhead
+from .peer import Peer, reason
+from .peers import make_peers
 from .result import BenchResult, CellResult, Environment
-from .run import Runner
+from .runner import Runner
+from .sdpa import sdpa_settings_kept
 
 BASELINE = "flash"
 
@@ -70,7 +72,9 @@ class Session:
         peers, absent = make_peers(request.peers)
         if not peers:
             raise FlashgenError("no peer can be imported: " + "; ".join(f"{name}: {why}" for name, why in absent.items()))
-        result = BenchResult(environment(on, peers.values(), request.command), request.rounds, list(peers), absent, request.baseline)
+        result = BenchResult(
+            measured_environment(on, peers.values(), request.command), request.rounds, list(peers), absent, request.baseline
+        )
         runner = Runner(peers, torch.device("cuda", on.ordinal), on.device.l2_bytes, request.rounds)
         return cls(request, result, runner, on.uuid, progress)
 
@@ -96,7 +100,7 @@ class Session:
     def _host(self) -> None:
         for name, peer in self.runner.peers.items():
             try:
-                self.result.host[name] = host_cost(peer, self.runner.device, self.runner.settle)
+                self.result.host[name] = call_overhead(peer, self.runner.device, self.runner.settle)
             except Exception as error:
                 self.result.host_errors[name] = reason(error)
                 self.runner.recover(name, "the host's cost", error)
@@ -145,7 +149,7 @@ def _line(result: CellResult) -> str:
     return f"{result.name}: " + ", ".join([*([f"{', '.join(speeds)} {result.unit}"] if speeds else []), *faults])
 
 
-def environment(on: Gpu, peers: Iterable[Peer], command: str) -> Environment:
+def measured_environment(on: Gpu, peers: Iterable[Peer], command: str) -> Environment:
     """What the figures depend on, as it is now."""
     return Environment(
         date=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -14,12 +14,12 @@ import typer
 from flashgen.bench import cells as bench_cells
 from flashgen.bench import files, report
 from flashgen.bench.result import BenchResult
+from flashgen.cells import SEQLENS
 from flashgen.codegen.errors import ArgumentError, FlashgenError, require_int
 from flashgen.codegen.family import require_possible
 from flashgen.codegen.spec import problem_to_json
-from flashgen.spread import ROUNDS
+from flashgen.timing.spread import ROUNDS
 from flashgen.tuning import Request
-from flashgen.tuning.request import SEQLENS
 
 from .options import INTEGER, Batch, CausalOrBoth, DtypeName, HeadDimV, Heads, Json, KvHeads, Seqlen, SeqlenKv, print_json, print_table
 from .progress import Bars
@@ -77,7 +77,7 @@ def bench(
         measuring = {"grid": grid, "head-dim": head_dim, "peers": peers, "baseline": baseline, "host": host, "tune": tune}
         if others := _given(measuring | {"dry-run": dry_run}) + workload:
             raise ArgumentError(f"from must stand without options of measuring; got {', '.join(others)} as well")
-        result = files.read(source)
+        result = files.read_result(source)
         if out is not None:
             files.make_folder(out, result)
         _finish(result, out, json)

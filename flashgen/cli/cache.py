@@ -17,13 +17,14 @@ app = typer.Typer(help="Where compiled kernels and tuning records are kept, and 
 
 
 @app.callback(invoke_without_command=True)
-def show(context: typer.Context, json: Json = False) -> None:
+def cache_usage(context: typer.Context, json: Json = False) -> None:
     """Print where compiled kernels and tuning records are, and how much they take."""
     if context.invoked_subcommand is not None:
         return
-    from flashgen import selection
+    from flashgen.records import sources
+    from flashgen.selection import compilation
 
-    usage, records = selection.store().usage(), selection.records()
+    usage, records = compilation.store().usage(), sources.own_records()
     facts = {"folder": str(usage.root), "kernels": usage.entries, "kernel_bytes": usage.bytes, "records": len(records)}
     if json:
         print_json(facts)
@@ -34,14 +35,15 @@ def show(context: typer.Context, json: Json = False) -> None:
 @app.command("clear")
 def clear(records: Annotated[bool, typer.Option("--records", help="Also forget all tuning records.")] = False) -> None:
     """Remove compiled kernels; they are compiled again when needed. Tuning records stay unless --records is given."""
-    from flashgen import selection
+    from flashgen.records import sources
+    from flashgen.selection import compilation
 
     try:
-        print(f"{selection.store().clear()} kernels removed")
+        print(f"{compilation.store().clear()} kernels removed")
     except OSError as error:
-        raise FlashgenError(f"{selection.store().root} cannot be cleared: {error.strerror or error}") from error
+        raise FlashgenError(f"{compilation.store().root} cannot be cleared: {error.strerror or error}") from error
     if records:
-        print(f"{selection.records().clear()} records removed")
+        print(f"{sources.own_records().clear()} records removed")
 
 
 @app.command("export")
@@ -55,16 +57,18 @@ def export(
     json: Json = False,
 ) -> None:
     """Write tuning records to a JSON file, for `flashgen cache import` on another machine."""
-    from flashgen import record_exchange, selection
     from flashgen.build.files import write_file
+    from flashgen.records import exchange as record_exchange
+    from flashgen.records import sources
+    from flashgen.records.record import BENCHMARK_VERSION
 
-    records = selection.records().all()
+    records = sources.own_records().all()
     if device_name is not None:
         records = record_exchange.of_device(records, device_name)
     if head_dim is not None:
         records = record_exchange.of_head_dim(records, head_dim)
     if best:
-        records = record_exchange.winners(records, selection.BENCHMARK_VERSION)
+        records = record_exchange.winners(records, BENCHMARK_VERSION)
     text = record_exchange.to_text(records)
     if str(file) == "-":
         print(text, end="")
@@ -85,7 +89,9 @@ def import_(
     json: Json = False,
 ) -> None:
     """Add another machine's tuning records to those here. What was measured here stays; doing it twice changes nothing."""
-    from flashgen import record_exchange, selection
+    from flashgen.records import exchange as record_exchange
+    from flashgen.records import sources
+    from flashgen.records.record import BENCHMARK_VERSION
 
     if str(file) == "-" and sys.stdin is None:
         raise ArgumentError("file must be one that can be read; got -, and stdin is closed")
@@ -94,7 +100,7 @@ def import_(
     except OSError as error:
         raise ArgumentError(f"file must be one that can be read; got {file}: {error.strerror}") from error
     done = record_exchange.import_into(
-        selection.records(), record_exchange.parse(data), selection.BENCHMARK_VERSION, skip_bad=skip_bad, dry_run=dry_run
+        sources.own_records(), record_exchange.parse_records(data), BENCHMARK_VERSION, skip_bad=skip_bad, dry_run=dry_run
     )
     if json:
         print_json(asdict(done))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flashgen.codegen.errors import choice_error, require_int
-from flashgen.codegen.problem import Workload
+from flashgen.codegen.workload import Workload
 
 from .options import (
     INTEGER,
@@ -31,8 +31,8 @@ from .options import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from flashgen.build.host_kernel import Schedule
-    from flashgen.debug import Debugged
+    from flashgen.build.emulator.kernel import Schedule
+    from flashgen.verification.debug import Debugged
 
 HINT = "printf works in the kernel, which is plain C++ here: edit a copy of the text, and run it with --text FILE."
 
@@ -70,17 +70,17 @@ def debug(
     """Run blocks of a kernel on the CPU, in a program of its own. Exit code 1 with a report if something is found."""
     import torch
 
-    from flashgen import debug as runner
-    from flashgen.build.host_kernel import HostOrder
-    from flashgen.measure import Tensors
+    from flashgen.build.emulator.kernel import EmulationOrder
+    from flashgen.launch.tensors import Tensors
+    from flashgen.verification import debug as runner
 
     for name, size in (("batch", batch), ("heads", heads), ("seqlen", seqlen)):
         require_int(name, size, 1)
     require_int("seed", seed, 0, 2**63 - 1)
     spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings), family)
     workload = Workload(batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
-    order = HostOrder(_schedule(schedule), late_copies, seed)
-    found = runner.run(
+    order = EmulationOrder(_schedule(schedule), late_copies, seed)
+    found = runner.run_blocks(
         spec,
         Tensors.random(spec.problem, workload, torch.Generator().manual_seed(seed)),
         out,
@@ -105,7 +105,7 @@ def debug(
 
 
 def _schedule(name: str) -> Schedule:
-    from flashgen.build.host_kernel import Schedule
+    from flashgen.build.emulator.kernel import Schedule
 
     known = {schedule.name.lower().replace("_", "-"): schedule for schedule in Schedule}
     if name not in known:

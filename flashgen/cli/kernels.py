@@ -40,10 +40,10 @@ from .options import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flashgen.build.host_kernel import HostKernel
-    from flashgen.build.kernel import Kernel
+    from flashgen.build.emulator.kernel import EmulatedKernel
+    from flashgen.build.gpu.kernel import Kernel
     from flashgen.codegen.target import Target
-    from flashgen.verification import CaseResult
+    from flashgen.verification.screen import CaseResult
 
 
 def generate(
@@ -76,14 +76,15 @@ def generate(
     With --seqlen the kernels are those that tuning records, or else the model, choose for that length and its bucket, and
     flashgen.load uses them there alone.
     """
-    from flashgen import bundle, generation
-    from flashgen.codegen.device import find_device
+    from flashgen.codegen.devices import find_device
+    from flashgen.selection import bundle
+    from flashgen.tuning import generation
 
     bundle.require_place(out)  # before minutes of compiling
     kernels = generation.generate(
         problems(head_dim, head_dim_v, dtype, causal),
         list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),
-        generation.workload_of(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads),
+        generation.asked_workload(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads),
         find_device(device) if device is not None else None,
         parse_settings(settings),
         family,
@@ -109,10 +110,10 @@ def compile_(
     json: Json = False,
 ) -> None:
     """Compile one kernel and print the compiler's report. Exit code 1 if it spills or a directive was ignored. Needs no GPU."""
-    from flashgen import selection
+    from flashgen.selection import compilation
 
     spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings), family)
-    artifact = selection.compile_spec(spec)
+    artifact = compilation.compile_spec(spec)
     report, threads = artifact.report, spec.family.threads(spec.config)
     shared = spec.family.shared_bytes(spec.problem, spec.config)
     facts = {
@@ -155,15 +156,15 @@ def show(
 def verify(
     head_dim: HeadDim, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None,
     family: FamilyName = None, settings: Settings = None,
-    device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on host atoms.")] = "0",
+    device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on emulated atoms.")] = "0",
     arch: Arch = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Run the numerics rule over awkward shapes, on a GPU or thread for thread on the CPU. Exit code 1 if a case fails."""
-    from flashgen.verification import run
+    from flashgen.verification.screen import verify_kernel
 
     load, target = _loader(device, arch)
     specs = [spec_for(problem, target, parse_settings(settings), family) for problem in problems(head_dim, head_dim_v, dtype, causal)]
-    results = [(spec, case) for spec in specs for case in run(load(spec))]
+    results = [(spec, case) for spec in specs for case in verify_kernel(load(spec))]
     wrong = [case for _, case in results if not case.verdict.ok]
     if json:
         names = {"kernels": [spec.name for spec in specs], "passed": len(results) - len(wrong), "failed": len(wrong)}
@@ -176,24 +177,24 @@ def verify(
         raise typer.Exit(1)
 
 
-def _loader(device: str, arch: str | None) -> tuple[Callable[[KernelSpec], Kernel | HostKernel], Target]:
+def _loader(device: str, arch: str | None) -> tuple[Callable[[KernelSpec], Kernel | EmulatedKernel], Target]:
     """What loads a kernel on the device that was asked for, and the architecture it is for."""
     if device == "cpu":
-        from flashgen import host
+        from flashgen.launch import cpu
 
-        return host.load, target_or_here(arch)
+        return cpu.load_emulated, target_or_here(arch)
     if not (device.isascii() and device.isdecimal()):
         raise ArgumentError(f"device must be a GPU's ordinal or 'cpu'; got {device!r}")
     if arch is not None:
         raise ArgumentError(f"arch must be left out with a GPU, which has one of its own; got {arch!r}")
-    from flashgen import selection
-    from flashgen.build.driver import DriverError, gpu
+    from flashgen.build.gpu.driver import DriverError, gpu
+    from flashgen.selection import loaded
 
     try:
         on = gpu(int(device))
     except DriverError as error:
         raise DriverError(f"{error}; --device cpu runs the same kernel without a GPU") from error
-    return lambda spec: selection.kernels.load(spec, on), on.device.target
+    return lambda spec: loaded.kernels.load(spec, on), on.device.target
 
 
 def _case_facts(spec: KernelSpec, case: CaseResult) -> dict[str, object]:

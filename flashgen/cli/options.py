@@ -83,7 +83,7 @@ def problems(head_dim: int, head_dim_v: int, dtype: str, causal: bool | None) ->
 
 def target_or_here(arch: str | None) -> Target:
     """The named architecture, else that of the first GPU of this machine, else sm_90a."""
-    from flashgen.build.driver import gpu, gpu_count
+    from flashgen.build.gpu.driver import gpu, gpu_count
 
     if arch is not None:
         return find_target(arch)
@@ -92,9 +92,9 @@ def target_or_here(arch: str | None) -> Target:
 
 def spec_for(problem: Problem, target: Target, settings: dict[str, str], family: str | None = None) -> KernelSpec:
     """The default spec, with the fields that were given by hand. Raises IllegalConfigError with all reasons."""
-    from flashgen import selection
+    from flashgen.selection.families import default_spec
 
-    default = selection.default_spec(problem, target, family=family)
+    default = default_spec(problem, target, family=family)
     return KernelSpec(default.family, problem, default.config.replace_from_text(settings), target) if settings else default
 
 

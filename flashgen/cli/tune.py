@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from flashgen import tuning
-from flashgen.build.driver import gpu
-from flashgen.codegen.device import Device
+from flashgen.build.gpu.driver import gpu
+from flashgen.cells import SEQLENS
+from flashgen.codegen.devices import Device
 from flashgen.tuning import Request, Row, TuneResult
 
 from .options import (
@@ -73,7 +74,7 @@ def tune(
         head_dim_v=head_dim_v or None,
         dtype=dtype,
         causal=causal,
-        seqlens=tuple(seqlen or tuning.request.SEQLENS),
+        seqlens=tuple(seqlen or SEQLENS),
         seqlen_kv=seqlen_kv,
         batch=batch,
         heads=heads,

@@ -9,8 +9,8 @@ import warnings
 from contextlib import suppress
 from functools import partial
 
-from flashgen.build.driver import Gpu, gpu, gpu_count
-from flashgen.codegen.device import Device
+from flashgen.build.gpu.driver import Gpu, gpu, gpu_count
+from flashgen.codegen.devices import Device
 from flashgen.codegen.target import find_target
 
 from . import machine, stored, trial

@@ -10,15 +10,15 @@ from importlib import metadata
 from pathlib import Path
 
 from flashgen.build.cache_dir import cache_dir
-from flashgen.build.compiler import CompilerMissingError, nvrtc_architectures, nvrtc_path, nvrtc_version
-from flashgen.build.driver import CUDA_MAJOR, MINIMUM_DRIVER, DriverState, Gpu, cuda_name, driver_state, gpu, gpu_count, memory_bytes
-from flashgen.build.host_compiler import HostCompilerMissingError, host_compiler
-from flashgen.build.host_folder import allows_programs
+from flashgen.build.emulator.compiler import CxxCompilerMissingError, cxx_compiler
+from flashgen.build.emulator.folder import allows_programs
+from flashgen.build.gpu.driver import CUDA_MAJOR, MINIMUM_DRIVER, DriverState, Gpu, cuda_name, driver_state, gpu, gpu_count, memory_bytes
+from flashgen.build.nvrtc import CompilerMissingError, nvrtc_architectures, nvrtc_path, nvrtc_version
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.target import target_for_capability, targets
 
-from .. import selection
+from ..selection.families import families_for
 from ..version import __version__
 from .finding import Finding, Status
 
@@ -104,7 +104,7 @@ def target(name: str, on: Gpu) -> Finding:
     target = on.device.target
     major, minor = target.capability
     try:
-        selection.families_for(Problem(Dtype.BF16, 64), target)
+        families_for(Problem(Dtype.BF16, 64), target)
     except ArgumentError as error:
         return Finding(
             name, Status.WRONG, f"{target.name}: {error}", "no kernel family runs on this GPU", "use a GPU from Ampere (sm_80) on"
@@ -150,8 +150,8 @@ def cpu(name: str) -> Finding:
     """What kernels on the CPU need: a C++ compiler, and a folder from which its programs may be run."""
     meaning = "kernels cannot run on the CPU: no verify --device cpu, no debug, no CPU tensors; tune without a GPU does not verify"
     try:
-        compiler = host_compiler()
-    except HostCompilerMissingError as error:
+        compiler = cxx_compiler()
+    except CxxCompilerMissingError as error:
         return Finding(name, Status.NOTE, str(error), meaning, "apt install g++, or name a compiler in CXX")
     places = {place: allows_programs(place) for place in (Path(tempfile.gettempdir()), cache_dir())}
     refused = ", ".join(f"{place} is mounted noexec" for place, allowed in places.items() if not allowed)

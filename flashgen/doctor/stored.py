@@ -9,14 +9,15 @@ from collections import Counter
 from pathlib import Path
 
 from flashgen.build.cache_dir import UnsafeCacheError, cache_dir, chosen_by, require_safe
-from flashgen.build.compiler import nvrtc_version
-from flashgen.build.driver import Gpu
 from flashgen.build.files import nearest, require_writable
+from flashgen.build.gpu.driver import Gpu
+from flashgen.build.nvrtc import nvrtc_version
 
-from .. import selection
-from ..record import Record
-from ..record_choice import tells_time
-from ..record_file import fault_of
+from ..records import sources
+from ..records.choice import tells_time
+from ..records.record import BENCHMARK_VERSION, Record
+from ..records.sqlite_file import fault_of
+from ..selection import compilation
 from .finding import Finding, Status
 
 MIB = 2**20
@@ -57,11 +58,11 @@ def _refused(name: str, error: UnsafeCacheError) -> Finding:
 def kernels(name: str) -> Finding:
     """The compiled kernels: how many, how large, and whether all are whole."""
     try:
-        usage, faults = selection.store().usage(), selection.store().faults()
+        usage, faults = compilation.store().usage(), compilation.store().faults()
     except UnsafeCacheError as error:
         return _refused(name, error)
     except OSError as error:
-        return Finding(name, Status.WRONG, f"{selection.store().root} cannot be read: {error.strerror or error}", _LOST, _OWN_FOLDER)
+        return Finding(name, Status.WRONG, f"{compilation.store().root} cannot be read: {error.strerror or error}", _LOST, _OWN_FOLDER)
     found = f"{usage.entries} kernels, {usage.bytes / MIB:.1f} MiB"
     if faults:
         path, reason = next(iter(faults.items()))
@@ -72,14 +73,14 @@ def kernels(name: str) -> Finding:
 
 def records(name: str) -> Finding:
     """The file of tuning records: whether it is sound, and of which GPUs it holds how many."""
-    path = selection.records().path
+    path = sources.own_records().path
     if not path.exists():
         return Finding(name, Status.OK, "none yet")
     if fault := _fault(path):
         meaning = "its records are not used: kernels are chosen by the model until they are tuned again"
         cure = "if its folder is sound, the next use renames it aside and begins a new one: flashgen cache import FILE, or tune again"
         return Finding(name, Status.WRONG, f"{path} cannot be used ({fault})", meaning, cure)
-    devices = Counter(record.key.device_name for record in selection.records().all())
+    devices = Counter(record.key.device_name for record in sources.own_records().all())
     return Finding(name, Status.OK, "; ".join(f"{count} of {device}" for device, count in devices.items()) or "none")
 
 
@@ -92,15 +93,15 @@ def _fault(path: Path) -> str | None:
 
 def records_of(name: str, on: Gpu) -> Finding:
     """The records that speak for one GPU: how many, of this driver and compiler or others, and what they cover."""
-    path, device = selection.records().path, (on.device.name, on.device.sm_count)
-    own = selection.records().for_device(*device) if path.exists() and not _fault(path) else []
-    shipped = selection.shipped_records().for_device(*device)
+    path, device = sources.own_records().path, (on.device.name, on.device.sm_count)
+    own = sources.own_records().for_device(*device) if path.exists() and not _fault(path) else []
+    shipped = sources.shipped_records().for_device(*device)
     return judge_records(name, own, shipped, (on.driver_version, nvrtc_version()))
 
 
 def judge_records(name: str, own: list[Record], shipped: list[Record], toolchain: tuple[str, str]) -> Finding:
     """What to say of a GPU's own and shipped records; `toolchain` is the versions of driver and compiler here."""
-    usable = [record for record in (*own, *shipped) if tells_time(record, selection.BENCHMARK_VERSION)]
+    usable = [record for record in (*own, *shipped) if tells_time(record, BENCHMARK_VERSION)]
     exact = sum(record.key.toolchain == toolchain for record in usable)
     found = f"{len(own)} own, {len(shipped)} shipped; {len(usable)} times can be used, {exact} of them of this driver and compiler"
     if not usable:

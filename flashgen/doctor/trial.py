@@ -8,20 +8,20 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from flashgen.build.artifact import Artifact
-from flashgen.build.compiler import compile_source
-from flashgen.build.driver import Gpu
-from flashgen.build.kernel import Kernel
+from flashgen.build.gpu.driver import Gpu
+from flashgen.build.gpu.kernel import Kernel
+from flashgen.build.nvrtc import compile_source
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 
-from .. import selection
+from ..selection.families import default_spec
 from .finding import Finding, Status
 from .machine import torch_state
 
 if TYPE_CHECKING:  # it loads PyTorch, whose absence is another check's finding
-    from ..verification import CaseResult
+    from ..verification.screen import CaseResult
 
 PROBLEM = Problem(Dtype.BF16, 64, mask=Mask.CAUSAL)
 
@@ -37,7 +37,7 @@ class _Compiled:
 @cache
 def _compiled(target: Target) -> _Compiled:
     """Compiled anew: a hit in the store would say nothing of the compiler."""
-    spec, begun = selection.default_spec(PROBLEM, target), time.perf_counter()
+    spec, begun = default_spec(PROBLEM, target), time.perf_counter()
     source = render(spec)
     rendered = time.perf_counter()
     artifact = compile_source(source, target.name)
@@ -61,7 +61,7 @@ def launching(name: str, on: Gpu) -> Finding:
     state = torch_state()
     if isinstance(state, str) or on.ordinal >= state.gpus:
         return Finding(name, Status.NOTE, "not tried: PyTorch cannot use this GPU", "whether kernels run is not known", "see PyTorch above")
-    from ..verification import Screen
+    from ..verification.screen import Screen
 
     made, begun = _compiled(on.device.target), time.perf_counter()
     results = Screen(PROBLEM, f"cuda:{on.ordinal}").judge(Kernel(made.spec, made.artifact, on))

@@ -6,12 +6,14 @@ that is not. Importing this package does not load PyTorch: a run whose records a
 
 from __future__ import annotations
 
-from flashgen.build.driver import gpu, gpu_count
-from flashgen.codegen.device import Device, device_of_target, find_device
+from flashgen.build.gpu.driver import gpu, gpu_count
+from flashgen.codegen.devices import Device, device_of_target, find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.target import find_target
 
-from .request import Progress, Request, Row, TuneResult, dry_run
+from ..progress import Progress
+from .request import Request, dry_run
+from .result import Row, TuneResult
 
 __all__ = ["Progress", "Request", "Row", "TuneResult", "dry_run", "run", "where"]
 
@@ -44,7 +46,7 @@ def run(request: Request, progress: Progress | None = None) -> TuneResult:
     if isinstance(place, Device):
         from . import predicted
 
-        return predicted.run(request, place, progress)
+        return predicted.run_predicted(request, place, progress)
     from . import timed
 
-    return timed.run(request, gpu(place), progress)
+    return timed.run_timed(request, gpu(place), progress)

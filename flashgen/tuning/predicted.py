@@ -6,21 +6,25 @@ import time
 from functools import partial
 
 from flashgen.build.artifact import Artifact, CompileError
-from flashgen.build.compiler import compile_many
-from flashgen.codegen.device import Device
+from flashgen.build.nvrtc import compile_many
+from flashgen.codegen.devices import Device
 from flashgen.codegen.spec import KernelSpec
 
-from .. import selection
-from ..record import Timing
-from .on_host import HostScreen
-from .request import Cell, Progress, Request, Row, TuneResult
+from ..cells import Cell
+from ..progress import Progress
+from ..records.record import Timing
+from ..selection import compilation
+from ..selection.picks import picks
+from .on_cpu import CpuScreen
+from .request import Request
+from .result import Row, TuneResult
 
 BUDGET_SECONDS = 45.0  # of compiling and verifying
 ANY_TOOLCHAIN = ("", "")  # of driver and compiler: there are none to compare with
 COMPILED = 8  # candidates a cell, the default beside them
 
 
-def run(request: Request, device: Device, progress: Progress) -> TuneResult:
+def run_predicted(request: Request, device: Device, progress: Progress) -> TuneResult:
     """Winners, each compiled cleanly: the measured one where a tuning record of such a device is of the cell, else the model's.
 
     Nothing is timed, and nothing goes into the tuning records.
@@ -33,7 +37,7 @@ def run(request: Request, device: Device, progress: Progress) -> TuneResult:
     )
     artifacts = _compile(request, specs, {shortlist[0] for shortlist in cells.values()}, progress, begun)
     failures = {spec.name: _fault(result) for spec, result in artifacts.items() if _fault(result)}
-    screen = HostScreen(begun + (request.budget_seconds or BUDGET_SECONDS))
+    screen = CpuScreen(begun + (request.budget_seconds or BUDGET_SECONDS))
     progress.begin("verifying on the CPU", len(cells))
     rows = []
     for cell, shortlist in cells.items():
@@ -50,7 +54,7 @@ Measured = tuple[KernelSpec, float]
 
 def _measured(request: Request, cell: Cell, device: Device) -> Measured | None:
     """From the user's records, else from those that come with the package, whatever driver and compiler they were measured with."""
-    for pick in selection.picks(cell.problem, cell.workload, device, ANY_TOOLCHAIN, request.excluded):
+    for pick in picks(cell.problem, cell.workload, device, ANY_TOOLCHAIN, request.excluded):
         record, spec = pick.choice.record, pick.choice.spec(device.target)
         asked = not request.settings or spec in request.candidates(cell, device)
         if asked and not pick.choice.older and record.key.workload == cell.workload and isinstance(record.outcome, Timing):
@@ -73,7 +77,7 @@ def _compile(
     budget = request.budget_seconds or BUDGET_SECONDS
     artifacts: dict[KernelSpec, Artifact | CompileError] = {}
     progress.begin("compiling", len(specs))
-    jobs = [(spec, partial(selection.compile_spec, spec)) for spec in specs]
+    jobs = [(spec, partial(compilation.compile_spec, spec)) for spec in specs]
     for spec, result in compile_many(jobs, request.jobs):
         artifacts[spec] = result
         progress.advance()
@@ -92,7 +96,7 @@ def _row(
     specs: list[KernelSpec],
     artifacts: dict[KernelSpec, Artifact | CompileError],
     device: Device,
-    screen: HostScreen,
+    screen: CpuScreen,
     failures: dict[str, str],
     measured: Measured | None,
 ) -> Row:

@@ -1,4 +1,4 @@
-"""What is asked of the tuner (`Request`), what it works on (`Cell`, `Candidate`s), and what comes back (`TuneResult`)."""
+"""What is asked of the tuner (`Request`), the candidates that follow from it, and the dry run."""
 
 from __future__ import annotations
 
@@ -6,33 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flashgen.codegen.device import Device
+from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.family import families
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.typed import require_field_types
+from flashgen.codegen.workload import Workload
 
-from .. import selection
+from ..cells import MAX_SEQLEN, MODEL_DIM, SEQLENS, TOKENS, Cell
+from ..selection.families import default_spec, families_for
+from ..selection.ranking import ranked, shortlist
 
-TOKENS = 16384  # of the default workloads: batch * seqlen
-MODEL_DIM = 2048  # of the default workloads: heads * head_dim
-SEQLENS = (512, 1024, 4096, 16384)
-MAX_SEQLEN = 2**24
 MODEL_BEST = 16  # candidates a cell that are tried unless all are asked for
-
-
-class Progress:
-    """Hears what the tuner is doing. This one says nothing; the command line draws bars."""
-
-    def begin(self, stage: str, total: int) -> None:
-        """A stage of `total` steps begins."""
-
-    def advance(self, steps: int = 1) -> None:
-        """Steps of the current stage are done."""
-
-    def say(self, text: str) -> None:
-        """Something a person should know at once."""
 
 
 @dataclass(frozen=True)
@@ -100,104 +86,22 @@ class Request:
 
     def default(self, cell: Cell, device: Device) -> KernelSpec:
         """What a tune is compared with: the default of the family asked for, else of the one preferred."""
-        return selection.default_spec(cell.problem, device.target, family=self.family)
+        return default_spec(cell.problem, device.target, family=self.family)
 
     def candidates(self, cell: Cell, device: Device) -> list[KernelSpec]:
         """The specs to try in a cell: the model's best and the default, or all that are legal, or the one given by hand."""
         default = self.default(cell, device)
-        among = selection.families_for(cell.problem, device.target, self.family)
+        among = families_for(cell.problem, device.target, self.family)
         if self.settings:
             config = default.config.replace_from_text(self.settings)
             default.family.require_workload(config, cell.workload)
             return [default, KernelSpec(default.family, cell.problem, config, device.target)]
         if self.exhaustive:
-            best = selection.ranked(cell.problem, cell.workload, device, among)
+            best = ranked(cell.problem, cell.workload, device, among)
         else:
-            best = selection.shortlist(cell.problem, cell.workload, device, MODEL_BEST, among)
+            best = shortlist(cell.problem, cell.workload, device, MODEL_BEST, among)
         specs = [KernelSpec(c.family, cell.problem, c.config, device.target) for c in best]
         return specs if default in specs else [*specs, default]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One problem at one workload: a row of the table."""
-
-    problem: Problem
-    workload: Workload
-
-
-@dataclass(frozen=True)
-class Row:
-    """The winner of one cell. `gain` is the untuned default's time over the winner's; `seconds` is None if nothing was sound.
-
-    measured: whether `seconds` was measured, now or by a tuning record; else it is the model's
-    """
-
-    cell: Cell
-    spec: KernelSpec | None
-    seconds: float | None
-    gain: float | None
-    registers: int | None
-    spill_bytes: int | None
-    shared_bytes: int | None
-    bound_by: str
-    tried: int
-    failed: int
-    measured: bool = False
-
-    @property
-    def tflops(self) -> float | None:
-        """TFLOP/s by the field's count."""
-        return self.cell.workload.flops(self.cell.problem) / self.seconds / 1e12 if self.seconds else None
-
-    def to_json(self) -> dict[str, Any]:
-        """The row as JSON values; times in seconds."""
-        return {
-            "problem": self.cell.problem.name,
-            "workload": asdict(self.cell.workload),
-            "config": self.spec.config.to_json() if self.spec else None,
-            "kernel": self.spec.name if self.spec else None,
-            **{
-                n: getattr(self, n)
-                for n in (
-                    "seconds",
-                    "tflops",
-                    "gain",
-                    "registers",
-                    "spill_bytes",
-                    "shared_bytes",
-                    "bound_by",
-                    "tried",
-                    "failed",
-                    "measured",
-                )
-            },
-        }
-
-
-@dataclass(frozen=True)
-class TuneResult:
-    """What a tune found. `timed` is False where times are the model's; `complete` is False where the budget ended it.
-
-    device_measured: whether measurements on this device stand behind the times: these, or those that the model was fitted to.
-    verified_on_cpu: kernels found right there, where there is no GPU; not_verified: why others were not tried, empty if none was left out.
-    """
-
-    device: str
-    timed: bool
-    complete: bool
-    rows: list[Row]
-    failures: dict[str, str]
-    measured: int
-    seconds: float
-    device_measured: bool = True
-    verified_on_cpu: int = 0
-    not_verified: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        names = ("device", "timed", "device_measured", "complete", "failures", "measured", "seconds", "verified_on_cpu", "not_verified")
-        return {**{name: getattr(self, name) for name in names}, "rows": [row.to_json() for row in self.rows]}
 
 
 def dry_run(request: Request, device: Device) -> dict[str, Any]:
@@ -209,7 +113,7 @@ def dry_run(request: Request, device: Device) -> dict[str, Any]:
 def _dry_cell(request: Request, cell: Cell, device: Device) -> dict[str, Any]:
     target = device.target
     refused = {}
-    for family in selection.families_for(cell.problem, target, request.family):
+    for family in families_for(cell.problem, target, request.family):
         for config in family.space(cell.problem, target):
             if reasons := family.check(cell.problem, config, target) or family.workload_refusals(config, cell.workload):
                 refused[config.name] = reasons

@@ -7,23 +7,30 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flashgen.build.artifact import Artifact, CompileError
-from flashgen.build.compiler import compile_many, nvrtc_version
-from flashgen.build.driver import DriverError, Gpu
+from flashgen.build.gpu.driver import DriverError, Gpu
+from flashgen.build.nvrtc import compile_many, nvrtc_version
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 
-from .. import selection
-from ..records import Failure, FailureKind, Record, RecordKey, Timing
-from .lock import exclusive
-from .request import Cell, Progress, Request, Row, TuneResult
+from ..cells import Cell
+from ..progress import Progress
+from ..records import sources
+from ..records.record import BENCHMARK_VERSION
+from ..records.store import Failure, FailureKind, Record, RecordKey, Timing
+from ..selection import compilation, loaded
+from ..timing.gpu_lock import exclusive
+from .request import Request
+from .result import Row, TuneResult
 
 if TYPE_CHECKING:  # PyTorch is loaded only when something is left to measure
-    from ..build.kernel import Kernel
-    from ..measure import Bench, Expected
-    from ..verification import Screen
+    from flashgen.build.gpu.kernel import Kernel
+
+    from ..timing.kernels import Bench
+    from ..verification.expected import Expected
+    from ..verification.screen import Screen
 
 
-def run(request: Request, gpu: Gpu, progress: Progress) -> TuneResult:
+def run_timed(request: Request, gpu: Gpu, progress: Progress) -> TuneResult:
     """Measures what the records lack, and returns the winners of all cells."""
     begun = time.monotonic()
     deadline = begun + request.budget_seconds if request.budget_seconds else float("inf")
@@ -33,7 +40,7 @@ def run(request: Request, gpu: Gpu, progress: Progress) -> TuneResult:
     if _missing(found):
         with exclusive(gpu.uuid, progress):
             timed.measure(_missing(timed.recorded(wanted)))  # asked again: another tune may have measured some meanwhile
-        selection.kernels.forget()
+        loaded.kernels.forget()
         found = timed.recorded(wanted)
     rows = [timed.row(request, cell, records) for cell, records in found.items()]
     return TuneResult(gpu.device.name, True, not _missing(found), rows, _failures(found), timed.measured, time.monotonic() - begun)
@@ -64,7 +71,7 @@ class TimedRun:
 
     def __init__(self, gpu: Gpu, progress: Progress, deadline: float, jobs: int) -> None:
         self.gpu, self.progress, self.deadline, self.jobs = gpu, progress, deadline, jobs
-        self.records = selection.records()
+        self.records = sources.own_records()
         self.measured = 0
         self._artifacts: dict[KernelSpec, Artifact] = {}
         self._screens: dict[Problem, Screen] = {}
@@ -74,7 +81,7 @@ class TimedRun:
         """Under which a candidate's outcome is recorded."""
         device = self.gpu.device
         return RecordKey(
-            device.name, device.sm_count, self.gpu.driver_version, nvrtc_version(), spec.digest, cell.workload, selection.BENCHMARK_VERSION
+            device.name, device.sm_count, self.gpu.driver_version, nvrtc_version(), spec.digest, cell.workload, BENCHMARK_VERSION
         )
 
     def recorded(self, wanted: dict[Cell, list[KernelSpec]]) -> Recorded:
@@ -98,7 +105,7 @@ class TimedRun:
             for spec in specs:
                 cells.setdefault(spec, []).append(cell)
         self.progress.begin("compiling", len(cells))
-        for spec, result in compile_many([(spec, partial(selection.compile_spec, spec)) for spec in cells], self.jobs):
+        for spec, result in compile_many([(spec, partial(compilation.compile_spec, spec)) for spec in cells], self.jobs):
             self.progress.advance()
             if isinstance(result, CompileError):
                 self._fail(cells[spec], spec, FailureKind.COMPILE, str(result))
@@ -110,14 +117,14 @@ class TimedRun:
                 break
 
     def _measure_cell(self, cell: Cell, specs: list[KernelSpec]) -> None:
-        from ..measure import Bench
+        from ..timing.kernels import Bench
 
         bench = Bench(cell.problem, cell.workload, self.gpu.ordinal)
         expected = bench.expected()
         sound: dict[KernelSpec, Kernel] = {}
         for spec in specs:
             try:
-                kernel = selection.kernels.load(spec, self.gpu)
+                kernel = loaded.kernels.load(spec, self.gpu)
                 message = self._screen(spec, kernel) or self._verify(bench, expected, kernel)
             except DriverError as error:  # a fault or a kernel that never ends: this process's context is lost
                 self._fail([cell], spec, FailureKind.LAUNCH, str(error))
@@ -133,7 +140,7 @@ class TimedRun:
     def _screen(self, spec: KernelSpec, kernel: Kernel) -> str:
         """The two small awkward workloads, whole, once a kernel."""
         if spec not in self._screened:
-            from ..verification import Screen
+            from ..verification.screen import Screen
 
             if spec.problem not in self._screens:
                 self._screens[spec.problem] = Screen(spec.problem, f"cuda:{self.gpu.ordinal}")
@@ -145,7 +152,7 @@ class TimedRun:
     @staticmethod
     def _verify(bench: Bench, expected: Expected, kernel: Kernel) -> str:
         """Sampled rows of the workload that is about to be timed."""
-        from ..measure import plan_of, run_once
+        from ..launch.once import plan_of, run_once
 
         tensors = bench.sets[0]
         run_once(plan_of(kernel, tensors), tensors)
@@ -177,9 +184,7 @@ class TimedRun:
         recorded = [record for record in found.values() if record]
         failed = sum(isinstance(record.outcome, Failure) for record in recorded)
         toolchain = (self.gpu.driver_version, nvrtc_version())
-        choice = self.records.best(
-            cell.problem, cell.workload, self.gpu.device, *toolchain, selection.BENCHMARK_VERSION, without=request.excluded
-        )
+        choice = self.records.best(cell.problem, cell.workload, self.gpu.device, *toolchain, BENCHMARK_VERSION, without=request.excluded)
         if choice is None or not (choice.exact_workload and choice.same_toolchain) or not isinstance(choice.record.outcome, Timing):
             return Row(cell, None, None, None, None, None, None, "", len(recorded), failed)
         best, spec = choice.record, KernelSpec.from_json(choice.record.spec, self.gpu.device.target)

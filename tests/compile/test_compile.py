@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from flashgen.build.artifact import Artifact, CompileError
-from flashgen.build.compiler import compile_many, compile_source
+from flashgen.build.nvrtc import compile_many, compile_source
 from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Source, render

@@ -17,11 +17,16 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashgen
-from flashgen import arguments, bundle, reference, selection
-from flashgen.build.driver import gpu
+from flashgen.build.gpu.driver import gpu
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.ops import CaptureError
+from flashgen.launch import arguments
+from flashgen.launch.gpu import CaptureError
+from flashgen.numerics.forward import plain, reference
+from flashgen.numerics.rule import judge
+from flashgen.records.choice import bucket
+from flashgen.selection import bundle, compilation, loaded
+from flashgen.selection.families import default_spec
 
 pytestmark = pytest.mark.gpu
 
@@ -37,8 +42,8 @@ def inputs(
 def assert_right(
     out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
 ) -> None:
-    ref = reference.reference(q, k, v, causal=causal, scale=scale)
-    verdict = reference.judge(out, lse, ref, reference.plain(q, k, v, causal=causal, scale=scale), q.dtype)
+    ref = reference(q, k, v, causal=causal, scale=scale)
+    verdict = judge(out, lse, ref, plain(q, k, v, causal=causal, scale=scale), q.dtype)
     assert verdict.ok, verdict.message
 
 
@@ -218,14 +223,18 @@ def test_compile_gives_the_kernel() -> None:
 def test_imported_kernels_are_preferred_and_need_neither_nvrtc_nor_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = gpu(0).device.target
     problem = Problem(Dtype.BF16, 88, mask=Mask.CAUSAL)
-    spec = selection.default_spec(problem, target)
-    bundle.write(tmp_path / "out", [bundle.Generated(spec, selection.compile_spec(spec))])
+    spec = default_spec(problem, target)
+    bundle.write(tmp_path / "out", [bundle.Generated(spec, compilation.compile_spec(spec))])
     q, k, v = inputs(d=88)
 
     def broken(*_: object) -> None:
         raise AssertionError("an imported kernel needed NVRTC, templates or the store")
 
-    for where, name in (("flashgen.selection", "render"), ("flashgen.selection", "nvrtc_version"), ("flashgen.selection", "store")):
+    for where, name in (
+        ("flashgen.selection.compilation", "render"),
+        ("flashgen.selection.loaded", "nvrtc_version"),
+        ("flashgen.selection.compilation", "store"),
+    ):
         monkeypatch.setattr(f"{where}.{name}", broken)
     try:
         (kernel,) = flashgen.load(tmp_path / "out")
@@ -233,7 +242,7 @@ def test_imported_kernels_are_preferred_and_need_neither_nvrtc_nor_templates(tmp
         out, lse = flashgen.attention(q, k, v, causal=True, return_lse=True)
         assert_right(out, lse, q, k, v, True, 88**-0.5)
         _, workload = arguments.problem_and_workload(q, k, v, True, "bshd")
-        assert selection.kernels.choose(problem, selection.bucket(workload), gpu(0)) is kernel
+        assert loaded.kernels.choose(problem, bucket(workload), gpu(0)) is kernel
     finally:
         flashgen.unload()
 
@@ -281,7 +290,7 @@ def test_a_new_length_in_a_known_bucket_compiles_nothing(monkeypatch: pytest.Mon
     def broken(*_: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr("flashgen.selection.compile_spec", broken)
+    monkeypatch.setattr("flashgen.selection.compilation.compile_spec", broken)
     for length in (513, 777, 1024):
         flashgen.attention(*inputs(len_q=length, len_kv=length))
 

@@ -12,14 +12,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flashgen.bench import files, peers
-from flashgen.bench.host import host_cost
-from flashgen.bench.peers import Call, Peer
-from flashgen.bench.run import Runner
-from flashgen.build.driver import gpu
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
-from flashgen.timing import CudaStopwatch, Timer
-from flashgen.tuning.request import Cell
+from flashgen.bench import files
+from flashgen.bench.call_overhead import call_overhead
+from flashgen.bench.peer import Call, Peer
+from flashgen.bench.peers import PEERS, Flashgen, make_peers
+from flashgen.bench.runner import Runner
+from flashgen.bench.sdpa import SdpaFlash, SdpaMath, sdpa_settings_kept
+from flashgen.build.gpu.driver import gpu
+from flashgen.cells import Cell
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.workload import Workload
+from flashgen.timing.protocol import CudaStopwatch, Timer
 
 pytestmark = pytest.mark.gpu
 
@@ -51,11 +54,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert environment["device"] == torch.cuda.get_device_name()
     assert environment["torch"] == torch.__version__
     assert environment["driver"] == gpu(0).driver_version
-    assert files.read(tmp_path / "bench.json").complete
+    assert files.read_result(tmp_path / "bench.json").complete
     assert "flashgen TFLOP/s" in (tmp_path / "bench.md").read_text()
 
 
-class TopLeft(peers.SdpaMath):
+class TopLeft(SdpaMath):
     """What a user writes who does not know that SDPA aligns `is_causal` top-left."""
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
@@ -70,15 +73,15 @@ class Nothing(Peer):
 
 
 def test_what_computes_something_else_gets_no_time() -> None:
-    result = runner(flashgen=peers.Flashgen(), top_left=TopLeft(), nothing=Nothing()).measure("workload", CAUSAL)
+    result = runner(flashgen=Flashgen(), top_left=TopLeft(), nothing=Nothing()).measure("workload", CAUSAL)
     assert list(result.times) == ["flashgen"]
     assert result.errors["top_left"].startswith("wrong: ")
     assert result.errors["nothing"].startswith("wrong: "), "an earlier peer's right result was in that memory"
 
 
 def test_every_peer_that_is_here_is_right_where_lengths_differ_or_says_why_not() -> None:
-    made, _ = peers.make_peers(peers.PEERS)
-    with peers.sdpa_settings_kept():
+    made, _ = make_peers(PEERS)
+    with sdpa_settings_kept():
         result = runner(**made).measure("workload", CAUSAL)
     assert {"flashgen", "math"} <= set(result.times), result.errors
     assert not [why for why in result.errors.values() if why.startswith("wrong: ")], result.errors
@@ -87,15 +90,15 @@ def test_every_peer_that_is_here_is_right_where_lengths_differ_or_says_why_not()
 
 def test_a_peer_that_cannot_do_a_cell_says_why() -> None:
     mixed = Cell(Problem(Dtype.BF16, 192, 128), Workload(1, 2, 2, 256, 256))
-    with peers.sdpa_settings_kept():
-        result = runner(flashgen=peers.Flashgen(), flash=peers.SdpaFlash()).measure("workload", mixed)
+    with sdpa_settings_kept():
+        result = runner(flashgen=Flashgen(), flash=SdpaFlash()).measure("workload", mixed)
     assert list(result.times) == ["flashgen"]
     assert result.errors["flash"].startswith("RuntimeError: ")
     assert "last dimension" in result.errors["flash"], "PyTorch's reason is missing"
 
 
 def test_cells_free_their_memory() -> None:
-    measuring = runner(flashgen=peers.Flashgen(), math=peers.SdpaMath())
+    measuring = runner(flashgen=Flashgen(), math=SdpaMath())
     cell = Cell(Problem(Dtype.BF16, 64), Workload(4, 16, 16, 512, 512))
     measuring.measure("workload", cell)
     before = torch.cuda.memory_allocated()
@@ -117,7 +120,7 @@ def test_the_clock_agrees_with_a_long_run_of_the_same(cycles: int) -> None:
 
 
 def test_a_call_that_cannot_be_captured_is_timed_all_the_same() -> None:
-    class Synchronizing(peers.Flashgen):
+    class Synchronizing(Flashgen):
         def bind(self, cell: Cell, device: torch.device) -> Call:
             inner = super().bind(cell, device)
 
@@ -127,7 +130,7 @@ def test_a_call_that_cannot_be_captured_is_timed_all_the_same() -> None:
 
             return call
 
-    stream, measuring = torch.cuda.current_stream(), runner(syncing=Synchronizing(), flashgen=peers.Flashgen())
+    stream, measuring = torch.cuda.current_stream(), runner(syncing=Synchronizing(), flashgen=Flashgen())
     for _ in range(2):  # the failed capture leaves nothing behind
         result = measuring.measure("workload", CAUSAL)
         assert torch.cuda.current_stream() == stream
@@ -139,6 +142,6 @@ def test_a_call_that_cannot_be_captured_is_timed_all_the_same() -> None:
 
 
 def test_the_cpu_cost_waits_for_nothing() -> None:
-    cost = host_cost(peers.Flashgen(), torch.device("cuda", 0), torch.cuda.synchronize)
+    cost = call_overhead(Flashgen(), torch.device("cuda", 0), torch.cuda.synchronize)
     assert 1 < cost.us < 500
     assert CudaStopwatch().seconds(lambda: None) < 1e-3

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.build.driver import gpu, gpu_count
+from flashgen.build.gpu.driver import gpu, gpu_count
 
 pytestmark = pytest.mark.gpu
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from flashgen.build.artifact import Artifact, CompileError
-from flashgen.build.compiler import compile_many, compile_source
-from flashgen.build.driver import gpu
-from flashgen.build.kernel import Kernel
+from flashgen.build.gpu.driver import gpu
+from flashgen.build.gpu.kernel import Kernel
+from flashgen.build.nvrtc import compile_many, compile_source
 from flashgen.codegen.render import Source, render
-from tests.gpu.cases import Case, Tensors
-from tests.gpu.fault import Fault
-from tests.gpu.faults import FAULTS
+from tests.support.cases import Case, Tensors
+from tests.support.fault import Fault
+from tests.support.faults import FAULTS
 
 TIME_LIMIT = 20.0  # seconds; a launch takes milliseconds
 RACE_LAUNCHES = 50

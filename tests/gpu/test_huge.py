@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen import selection
-from flashgen.build.driver import gpu
-from flashgen.measure import plan_of, run_once
-from tests.gpu.huge import VARIANTS, Variant, cases
+from flashgen.build.gpu.driver import gpu
+from flashgen.launch.once import plan_of, run_once
+from flashgen.selection import loaded
+from tests.support.huge import VARIANTS, Variant, cases
 
 pytestmark = pytest.mark.gpu
 
@@ -19,7 +19,7 @@ def test_huge_logits(variant: Variant) -> None:
         pytest.skip(f"needs a GPU that {variant.family} can run on")
     found = []
     for spec in variant.specs(on.device.target, every=True):
-        kernel = selection.kernels.load(spec, on)
+        kernel = loaded.kernels.load(spec, on)
         for case in cases(spec.problem, variant.workload, every=True):
             tensors = case.make("cuda")
             run_once(plan_of(kernel, tensors, case.scale), tensors)

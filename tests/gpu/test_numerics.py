@@ -12,20 +12,21 @@ import torch
 
 import flashgen
 from flashgen.build.artifact import Artifact, CompileError
-from flashgen.build.compiler import compile_many
-from flashgen.build.driver import gpu
-from flashgen.build.kernel import Kernel
-from flashgen.build.store import ArtifactStore
-from flashgen.codegen.device import find_device
+from flashgen.build.gpu.driver import gpu
+from flashgen.build.gpu.kernel import Kernel
+from flashgen.build.nvrtc import compile_many
+from flashgen.build.store.store import ArtifactStore
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.family import Family, families, find_family
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target, targets
-from tests.gpu.cases import Case, Layout
-from tests.gpu.configs import CHOSEN, CHOSEN_SM90
-from tests.gpu.fixed_cases import fixed_cases
-from tests.gpu.random_cases import random_cases
+from flashgen.codegen.workload import Workload
+from tests.support.cases import Case, Layout
+from tests.support.configs import CHOSEN, CHOSEN_SM90
+from tests.support.fixed_cases import fixed_cases
+from tests.support.random_cases import random_cases
 
 RANDOM = random_cases(320, seed=20240607)
 FIXED = fixed_cases()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from flashgen.build.driver import gpu
+from flashgen.build.gpu.driver import gpu
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Problem
 
@@ -28,7 +28,7 @@ def sanitize(tool: str, *arguments: str) -> tuple[int, str]:
     options = ["--kernel-name", "kns=attention_forward", "--error-exitcode", "9"]
     if tool == "racecheck":  # its default report passes over hazards that the planted fault shows
         options += ["--racecheck-report", "all"]
-    command = [str(SANITIZER), "--tool", tool, *options, sys.executable, "-m", "tests.gpu.sanitized", *arguments]
+    command = [str(SANITIZER), "--tool", tool, *options, sys.executable, "-m", "tests.support.sanitized", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
     return done.returncode, done.stdout + done.stderr
 

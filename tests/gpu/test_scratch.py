@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.build.compiler import compile_source
-from flashgen.build.device_memory import zeroed_memory
-from flashgen.build.driver import check, driver, gpu
-from flashgen.build.kernel import Kernel, Launch
+from flashgen.build.gpu.device_memory import zeroed_memory
+from flashgen.build.gpu.driver import check, driver, gpu
+from flashgen.build.gpu.kernel import Kernel, Launch
+from flashgen.build.nvrtc import compile_source
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, KernelText, Program
 from flashgen.codegen.render import Source
-from flashgen.scratch import COUNTER_BYTES, COUNTERS_AT_ONCE, TileCounters
+from flashgen.launch.tile_counters import COUNTER_BYTES, COUNTERS_AT_ONCE, TileCounters
 
 pytestmark = pytest.mark.gpu
 

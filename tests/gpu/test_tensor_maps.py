@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.build.compiler import compile_source
-from flashgen.build.driver import DriverError, gpu
-from flashgen.build.kernel import Kernel
-from flashgen.build.tensor_map import Encoder
+from flashgen.build.gpu.driver import DriverError, gpu
+from flashgen.build.gpu.kernel import Kernel
+from flashgen.build.gpu.tensor_map import Encoder
+from flashgen.build.nvrtc import compile_source
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, KernelText, Program

@@ -16,14 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import measure, selection
 from flashgen.build.artifact import Artifact
-from flashgen.build.compiler import compile_source
-from flashgen.build.driver import gpu
+from flashgen.build.gpu.driver import gpu
+from flashgen.build.nvrtc import compile_source
 from flashgen.codegen.render import Source, render
 from flashgen.codegen.spec import KernelSpec
-from flashgen.measure import HungKernelError
-from flashgen.records import Failure, Records
+from flashgen.launch import once
+from flashgen.launch.once import HungKernelError
+from flashgen.records import sources
+from flashgen.records.store import Failure, Records
+from flashgen.selection import compilation
 from flashgen.tuning import Progress, Request
 from flashgen.tuning import timed as timed_tuning
 
@@ -107,9 +109,9 @@ def test_two_tunes_at_once_share_the_work(cache: Path) -> None:
 
 def test_a_kernel_that_does_not_end_is_recorded_and_not_tried_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(cache))
-    monkeypatch.setattr(measure, "FIRST_LAUNCH_LIMIT", 0.3)
+    monkeypatch.setattr(once, "FIRST_LAUNCH_LIMIT", 0.3)
     records = Records()
-    monkeypatch.setattr(selection, "records", lambda: records)
+    monkeypatch.setattr(sources, "own_records", lambda: records)
     on = gpu(0)
     request = Request(head_dim=24, seqlens=(512,), causal=False, settings={"block_kv": "96"})
     (cell,) = request.cells()
@@ -122,14 +124,14 @@ def test_a_kernel_that_does_not_end_is_recorded_and_not_tried_again(cache: Path,
             source = Source(source.entry, source.text.replace("    const Work work =", f"    {nap}\n    const Work work ="))
         return compile_source(source, spec.target.name)
 
-    monkeypatch.setattr(selection, "compile_spec", compile_spec)
+    monkeypatch.setattr(compilation, "compile_spec", compile_spec)
     with pytest.raises(HungKernelError, match=r"did not finish in 0\.3 s"):
-        timed_tuning.run(request, on, Progress())
+        timed_tuning.run_timed(request, on, Progress())
     torch.cuda.synchronize()  # here it does end, for the tests that follow
     failed = [record for record in records.for_device(on.device.name, on.device.sm_count) if isinstance(record.outcome, Failure)]
     assert [record.key.spec_digest for record in failed] == [slow.digest]
-    monkeypatch.setattr(measure, "FIRST_LAUNCH_LIMIT", 20.0)
-    result = timed_tuning.run(request, on, Progress())
+    monkeypatch.setattr(once, "FIRST_LAUNCH_LIMIT", 20.0)
+    result = timed_tuning.run_timed(request, on, Progress())
     assert result.complete
     assert "launch: kernel did not finish" in result.failures[slow.name]
 

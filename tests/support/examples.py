@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from flashgen.codegen.family import Family
 from flashgen.codegen.operation import operations
-from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import Target, targets
+from flashgen.codegen.workload import Workload
 
 
 def examples(family: Family) -> list[tuple[Problem, Workload, Target]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flashgen.codegen.attention_launch import attention_call
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.config import Config
-from flashgen.codegen.device import Device, find_device
+from flashgen.codegen.devices import Device, find_device
 from flashgen.codegen.family import Family, Strides
-from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import Program
-from flashgen.selection import dense_strides
+from flashgen.codegen.workload import Workload
+from flashgen.selection.families import dense_strides
 
 H200 = find_device("h200")
 

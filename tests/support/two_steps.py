@@ -14,13 +14,14 @@ import pytest
 from flashgen import templates
 from flashgen.codegen import render
 from flashgen.codegen.config import Config, tagged
-from flashgen.codegen.device import Device
+from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target
+from flashgen.codegen.workload import Workload
 
 TEMPLATE = "kernels/two_steps.cu.j2"
 TEXT = """// {{ spec.name }}
@@ -107,6 +108,6 @@ def two_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoSteps]:
     """The family, whose template is found beside the package's own."""
     read = templates.read
     monkeypatch.setattr(templates, "read", lambda path: TEXT if path == TEMPLATE else read(path))
-    render.environment.cache_clear()
+    render.jinja_environment.cache_clear()
     yield TwoSteps()
-    render.environment.cache_clear()
+    render.jinja_environment.cache_clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashgen.build.artifact import Artifact, CompileError, EntryReport, Report
-from flashgen.build.compiler import compile_many, compile_source, nvrtc_version
+from flashgen.build.nvrtc import compile_many, compile_source, nvrtc_version
 from flashgen.codegen.render import Source
 
 CLEAN = """ptxas info    : Compiling entry function 'k' for 'sm_90a'

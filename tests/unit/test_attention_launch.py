@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from flashgen.codegen.attention_launch import MAX_SCALE, MIN_SCALE, float32, scale_values
+from flashgen.codegen.attention import MAX_SCALE, MIN_SCALE, float32, scale_values
 from flashgen.codegen.errors import ArgumentError
 
 

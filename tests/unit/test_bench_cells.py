@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from flashgen.bench.cells import ALL, GRIDS, grids
+from flashgen.cells import Cell
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.workload import Workload
 from flashgen.tuning import Request
-from flashgen.tuning.request import Cell
 
 # grid -> (dtype, head_dim, head_dim_v, masks, (batch, heads_q, heads_kv, len_q, len_kv)), both masks for "fc"
 WRITTEN_OUT = {

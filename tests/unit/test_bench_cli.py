@@ -14,13 +14,13 @@ import typer
 from flashgen.bench import files
 from flashgen.bench.result import BenchResult
 from flashgen.bench.session import BenchRequest, Session
-from flashgen.build.driver import DriverError
+from flashgen.build.gpu.driver import DriverError
 from flashgen.build.own_files import LIST
 from flashgen.cli import bench as command
 from flashgen.codegen.errors import FlashgenError
 from flashgen.tuning import Progress
-from tests.command_line import as_json, flashgen
-from tests.unit.bench_results import result
+from tests.support.bench_results import result
+from tests.support.command_line import as_json, flashgen
 
 
 @pytest.fixture
@@ -207,6 +207,6 @@ def test_what_was_measured_is_told_and_kept_however_a_run_ends(
     assert given == code
     out, err = capsys.readouterr()
     assert json.loads(out) == json.loads((tmp_path / "bench.json").read_text())
-    assert files.read(tmp_path / "bench.json") == found
+    assert files.read_result(tmp_path / "bench.json") == found
     assert message in err
     assert (tmp_path / "bench.md").is_file()

@@ -17,8 +17,8 @@ from flashgen.bench import files, report
 from flashgen.bench.result import BenchResult, CellResult, PeerTimes, result_from_json
 from flashgen.build.own_files import LIST, write_own
 from flashgen.codegen.errors import ArgumentError, FlashgenError
-from flashgen.spread import Spread
-from tests.unit.bench_results import CAUSAL, DECODE, FULL, cell, result
+from flashgen.timing.spread import Spread
+from tests.support.bench_results import CAUSAL, DECODE, FULL, cell, result
 
 
 def close(spread: Spread | None, median: float, low: float, high: float) -> None:
@@ -140,7 +140,7 @@ def test_a_file_that_is_not_ours_is_refused_with_the_reason(tmp_path: Path, path
     set_in(values, path, value)
     (tmp_path / "x.json").write_text(json.dumps(values))
     with pytest.raises(ArgumentError, match=message) as caught:
-        files.read(tmp_path / "x.json")
+        files.read_result(tmp_path / "x.json")
     assert str(caught.value).startswith("from must be a bench.json")
 
 
@@ -148,7 +148,7 @@ def test_a_file_that_is_not_ours_is_refused_with_the_reason(tmp_path: Path, path
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ArgumentError, match=r"from must be a bench\.json that `flashgen bench` wrote"):
-        files.read(tmp_path / "x.json")
+        files.read_result(tmp_path / "x.json")
 
 
 def test_times_must_be_times() -> None:
@@ -220,7 +220,7 @@ def test_an_empty_result_can_be_told(tmp_path: Path) -> None:
 def test_saving_reads_back_and_leaves_nothing_else(tmp_path: Path) -> None:
     written = files.save(result(), tmp_path)
     assert {*tmp_path.iterdir()} == {*written, tmp_path / LIST}
-    assert files.read(tmp_path / "bench.json") == result()
+    assert files.read_result(tmp_path / "bench.json") == result()
     assert stat.S_IMODE((tmp_path / "bench.json").stat().st_mode) == 0o644
 
 

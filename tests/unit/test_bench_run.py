@@ -14,18 +14,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen import reference
-from flashgen.bench import host, peers
-from flashgen.bench.check import Check
-from flashgen.bench.peers import Call, Peer
+from flashgen.bench import call_overhead as host
+from flashgen.bench.check import CellCheck
+from flashgen.bench.peer import Call, Peer, written_to_stderr
+from flashgen.bench.peers import PEERS, make_peers, parse_peers
 from flashgen.bench.result import BenchResult
-from flashgen.bench.run import ContextLostError, Runner
+from flashgen.bench.runner import ContextLostError, Runner
+from flashgen.bench.sdpa import SdpaMath
 from flashgen.bench.session import BenchRequest, Session
+from flashgen.cells import Cell
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.workload import Workload
+from flashgen.numerics.forward import plain
 from flashgen.tuning import Progress, Request
-from flashgen.tuning.request import Cell
-from tests.unit.bench_results import ENVIRONMENT
+from tests.support.bench_results import ENVIRONMENT
 
 CPU = torch.device("cpu")
 CELL = Cell(Problem(Dtype.BF16, 16, 8, Mask.CAUSAL), Workload(2, 4, 2, 20, 33))
@@ -67,7 +70,7 @@ class Fake(Peer):
             self.gpu.now += self.cost
             if self.layout == "bhsd":
                 q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-            out = self.spoil(reference.plain(q, k, v, causal=causal, scale=scale)[0])
+            out = self.spoil(plain(q, k, v, causal=causal, scale=scale)[0])
             return out.transpose(1, 2) if self.layout == "bhsd" else out
 
         return call
@@ -153,7 +156,7 @@ def test_a_mask_that_is_aligned_otherwise_gets_no_time(rows: int) -> None:
             def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 self.gpu.now += self.cost
                 length = k.shape[1] - rows
-                return reference.plain(q, k[:, :length], v[:, :length], causal=True, scale=cell.problem.head_dim**-0.5)[0]
+                return plain(q, k[:, :length], v[:, :length], causal=True, scale=cell.problem.head_dim**-0.5)[0]
 
             return call
 
@@ -190,8 +193,8 @@ def test_rounding_is_no_error() -> None:
 
 def test_flashgen_is_held_to_the_numerics_rule_as_well() -> None:
     q, k, v = (torch.randn(1, 40, 2, 16, dtype=torch.float16) for _ in range(3))
-    check = Check(OTHER, q, k, v)
-    out, lse = reference.plain(q, k, v, causal=False, scale=0.25)
+    check = CellCheck(OTHER, q, k, v)
+    out, lse = plain(q, k, v, causal=False, scale=0.25)
     assert (check.fault(out), check.rule(out, lse)) == ("", "")
     near = out + 0.01 * out
     assert check.fault(near) == "", "within what others may err"
@@ -296,7 +299,7 @@ def test_a_session_puts_back_the_settings_of_sdpa() -> None:
 
     class Selecting(Fake):
         def select(self) -> None:
-            peers.SdpaMath().select()
+            SdpaMath().select()
             assert settings() == [False, False, False, True]
 
     gpu, before = FakeGpu(), settings()
@@ -336,7 +339,7 @@ def test_the_cpu_cost_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(host, "CALLS", 3)
     monkeypatch.setattr(host, "WARM_UP", 1)
-    cost = host.host_cost(Napping(FakeGpu()), CPU, lambda: None)
+    cost = host.call_overhead(Napping(FakeGpu()), CPU, lambda: None)
     assert 1000 <= cost.us < cost.us_grad
     assert cost.us_grad >= 4000
     gpu = FakeGpu()
@@ -356,11 +359,11 @@ def test_requests_are_checked() -> None:
 
 
 def test_peers_by_name() -> None:
-    assert peers.parse_peers(None) == ["flashgen", "flash", "cudnn", "flex", "fa4", "xformers"]
-    assert peers.parse_peers("cudnn, flash,cudnn") == ["cudnn", "flash"]
+    assert parse_peers(None) == ["flashgen", "flash", "cudnn", "flex", "fa4", "xformers"]
+    assert parse_peers("cudnn, flash,cudnn") == ["cudnn", "flash"]
     for wrong in ("", "flash,", "Flash"):
         with pytest.raises(ArgumentError, match="peers must be one of flashgen, flash, cudnn, flex, fa4, xformers, efficient, math; got"):
-            peers.parse_peers(wrong)
+            parse_peers(wrong)
 
 
 def test_a_peer_that_cannot_be_imported_is_absent_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,8 +373,8 @@ def test_a_peer_that_cannot_be_imported_is_absent_with_the_reason(monkeypatch: p
         def __init__(self) -> None:
             raise OSError("libcudart.so.12: cannot open shared object file\nand more")
 
-    monkeypatch.setitem(peers.PEERS, "broken", Broken)
-    made, absent = peers.make_peers(["broken", "math"])
+    monkeypatch.setitem(PEERS, "broken", Broken)
+    made, absent = make_peers(["broken", "math"])
     assert list(made) == ["math"]
     assert absent == {"broken": "OSError: libcudart.so.12: cannot open shared object file"}
 
@@ -384,7 +387,7 @@ class Ticking(FakeGpu):
         return 1.0
 
 
-class TopLeft(peers.SdpaMath):
+class TopLeft(SdpaMath):
     """What a user writes who does not know that SDPA aligns `is_causal` top-left."""
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
@@ -394,14 +397,14 @@ class TopLeft(peers.SdpaMath):
 @pytest.mark.parametrize("lengths", [(40, 40), (33, 20), (20, 33)])
 def test_sdpa_is_aligned_bottom_right(lengths: tuple[int, int]) -> None:
     cell = Cell(Problem(Dtype.BF16, 16, mask=Mask.CAUSAL), Workload(2, 4, 2, *lengths))
-    result = runner(Ticking(), rounds=1, math=peers.SdpaMath(), top_left=TopLeft()).measure("grid", cell)
+    result = runner(Ticking(), rounds=1, math=SdpaMath(), top_left=TopLeft()).measure("grid", cell)
     assert "math" in result.times, result.errors
     assert ("top_left" in result.errors) is (lengths[0] != lengths[1]), "and the check sees where it is not"
 
 
 def test_what_is_written_past_python_is_kept_and_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    assert peers.written_to_stderr(functools.partial(os.write, 2, b"why\n")) == "why\n"
+    assert written_to_stderr(functools.partial(os.write, 2, b"why\n")) == "why\n"
     with pytest.raises(OSError, match="Bad file"):
-        peers.written_to_stderr(functools.partial(os.write, 99999, b"lost"))
+        written_to_stderr(functools.partial(os.write, 99999, b"lost"))
     os.write(2, b"after\n")
     assert capfd.readouterr().err == "after\n"

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from flashgen import bundle, manifest, selection
 from flashgen.build import files
-from flashgen.bundle import Generated
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.target import find_target
+from flashgen.selection import bundle, compilation, manifest
+from flashgen.selection.bundle import Generated
+from flashgen.selection.families import default_spec
 
 TARGET = find_target("sm_90a")
 
@@ -28,21 +29,21 @@ TARGET = find_target("sm_90a")
 @pytest.fixture(scope="module")
 def kernels() -> list[Generated]:
     problems = [Problem(Dtype.BF16, 8, mask=mask) for mask in Mask]
-    specs = [selection.default_spec(problem, TARGET) for problem in problems]
-    return [Generated(spec, selection.compile_spec(spec)) for spec in specs]
+    specs = [default_spec(problem, TARGET) for problem in problems]
+    return [Generated(spec, compilation.compile_spec(spec)) for spec in specs]
 
 
 def test_what_is_written_is_read_back(kernels: list[Generated], tmp_path: Path) -> None:
     paths = bundle.write(tmp_path / "out", kernels)
     assert all(path.is_file() for path in paths)
-    assert bundle.read(tmp_path / "out", TARGET) == kernels
+    assert bundle.read_bundle(tmp_path / "out", TARGET) == kernels
     assert [p.name for p in tmp_path.iterdir()] == ["out"], "staging is left over"
 
 
 def test_a_generated_folder_is_replaced(kernels: list[Generated], tmp_path: Path) -> None:
     bundle.write(tmp_path / "out", kernels)
     bundle.write(tmp_path / "out", kernels[:1])
-    assert bundle.read(tmp_path / "out", TARGET) == kernels[:1]
+    assert bundle.read_bundle(tmp_path / "out", TARGET) == kernels[:1]
     assert len(list((tmp_path / "out").iterdir())) == 3
 
 
@@ -178,14 +179,14 @@ def test_what_arrives_just_before_the_exchange_stays(kernels: list[Generated], t
         assert os.listdir(tmp_path) == ["out"]
         assert (folder / "thesis.txt").read_text() == "years of work"
         (folder / "thesis.txt").unlink()
-        assert bundle.read(folder, TARGET) == kernels
+        assert bundle.read_bundle(folder, TARGET) == kernels
 
 
 def test_a_missing_file_is_generated_again(kernels: list[Generated], tmp_path: Path) -> None:
     bundle.write(tmp_path / "out", kernels)
     next((tmp_path / "out").glob("*.cubin")).unlink()
     bundle.write(tmp_path / "out", kernels)
-    assert bundle.read(tmp_path / "out", TARGET) == kernels
+    assert bundle.read_bundle(tmp_path / "out", TARGET) == kernels
 
 
 @pytest.mark.parametrize("exchange", [True, False])
@@ -204,7 +205,7 @@ def test_a_failed_write_leaves_the_old_folder(
     with pytest.raises(FlashgenError, match=r"/out cannot be written: No space left on device"):
         bundle.write(tmp_path / "out", kernels[:1])
     monkeypatch.undo()
-    assert bundle.read(tmp_path / "out", TARGET) == kernels
+    assert bundle.read_bundle(tmp_path / "out", TARGET) == kernels
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
@@ -217,7 +218,7 @@ def test_where_folders_cannot_be_exchanged_a_failed_rename_puts_the_old_one_back
     monkeypatch.setattr(files, "_placed", lambda *_: next(placed))  # StopIteration where the new one should be put
     with pytest.raises(StopIteration):
         bundle.write(tmp_path / "out", kernels[:1])
-    assert bundle.read(tmp_path / "out", TARGET) == kernels
+    assert bundle.read_bundle(tmp_path / "out", TARGET) == kernels
     assert os.listdir(tmp_path) == ["out"]
 
 
@@ -235,7 +236,7 @@ def test_processes_that_write_one_folder_leave_one(
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 6
     assert os.listdir(tmp_path) == ["out"]
-    assert bundle.read(tmp_path / "out", TARGET) in (kernels, kernels[1:])
+    assert bundle.read_bundle(tmp_path / "out", TARGET) in (kernels, kernels[1:])
 
 
 def test_a_folder_made_in_the_place_of_another_is_not_taken_for_it(kernels: list[Generated], tmp_path: Path) -> None:
@@ -275,14 +276,14 @@ def test_a_folder_that_cannot_be_is_looked_at_once(name: str, tmp_path: Path) ->
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
     with pytest.raises(ArgumentError, match=r"^folder (.* )?must hold"):
-        bundle.read(tmp_path / name, TARGET)
+        bundle.read_bundle(tmp_path / name, TARGET)
 
 
 def write_often(folder: Path, kernels: list[Generated], never_missing: bool) -> None:
     for _ in range(10):
         bundle.write(folder, kernels)
         if never_missing:
-            assert len(bundle.read(folder, TARGET)) in (1, 2)
+            assert len(bundle.read_bundle(folder, TARGET)) in (1, 2)
 
 
 def test_places_that_cannot_be(kernels: list[Generated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,10 +314,10 @@ def test_places_that_cannot_be(kernels: list[Generated], tmp_path: Path, monkeyp
             assert str(Path(place)) in str(caught.value)
             assert reason in str(caught.value)
     bundle.write(Path("../link/out"), kernels)
-    assert bundle.read(tmp_path / "folder/out", TARGET) == kernels
+    assert bundle.read_bundle(tmp_path / "folder/out", TARGET) == kernels
     bundle.write(Path("a/../b"), kernels)
     assert os.listdir() == ["b"]
-    assert bundle.read(Path("b"), TARGET) == kernels
+    assert bundle.read_bundle(Path("b"), TARGET) == kernels
     for made in (tmp_path / "folder/out", tmp_path / "cwd/b"):
         shutil.rmtree(made)
     assert tree(tmp_path) == before
@@ -388,7 +389,7 @@ def test_damage_is_refused(kernels: list[Generated], tmp_path: Path, damage: Cal
     bundle.write(tmp_path / "out", kernels)
     damage(tmp_path / "out")
     with pytest.raises(ArgumentError, match=message) as caught:
-        bundle.read(tmp_path / "out", TARGET)
+        bundle.read_bundle(tmp_path / "out", TARGET)
     assert str(caught.value).startswith("folder ")
     assert str(tmp_path / "out") in str(caught.value)
 
@@ -409,7 +410,7 @@ def test_no_value_of_a_manifest_can_be_altered(kernels: list[Generated], tmp_pat
         holder[last] = other[type(holder[last])]
         (tmp_path / "out/manifest.json").write_bytes(manifest.to_bytes(forged))
         with pytest.raises(ArgumentError, match=r"^folder "):
-            pytest.fail(f"{path} was altered, and this was loaded: {bundle.read(tmp_path / 'out', TARGET)}")
+            pytest.fail(f"{path} was altered, and this was loaded: {bundle.read_bundle(tmp_path / 'out', TARGET)}")
 
 
 def test_no_value_of_a_manifest_can_be_of_another_type(kernels: list[Generated], tmp_path: Path) -> None:
@@ -429,7 +430,7 @@ def test_no_value_of_a_manifest_can_be_of_another_type(kernels: list[Generated],
                 tried.add((type(value), kind))
                 (tmp_path / "out/manifest.json").write_bytes(manifest.to_bytes(forged))
                 with pytest.raises(ArgumentError, match=r"^folder "):
-                    pytest.fail(f"{above} {last} was {holder[last]}, and this was loaded: {bundle.read(tmp_path / 'out', TARGET)}")
+                    pytest.fail(f"{above} {last} was {holder[last]}, and this was loaded: {bundle.read_bundle(tmp_path / 'out', TARGET)}")
     assert {(int, float), (int, bool), (bool, int)} <= tried
 
 
@@ -444,7 +445,7 @@ def test_folders_of_the_schema_before_are_replaced(kernels: list[Generated], tmp
     bundle.write(tmp_path / "out", kernels)
     as_schema_1(tmp_path / "out")
     bundle.write(tmp_path / "out", kernels)
-    assert bundle.read(tmp_path / "out", TARGET) == kernels
+    assert bundle.read_bundle(tmp_path / "out", TARGET) == kernels
     as_schema_1(tmp_path / "out")
     edit(lambda values: values["kernels"][0].update(notes="mine"))(tmp_path / "out")
     with pytest.raises(ArgumentError, match=r"manifest\.json does not hold kernels"):
@@ -454,4 +455,4 @@ def test_folders_of_the_schema_before_are_replaced(kernels: list[Generated], tmp
 def test_the_architectures_that_are_there_are_named(kernels: list[Generated], tmp_path: Path) -> None:
     bundle.write(tmp_path / "out", kernels)
     with pytest.raises(ArgumentError, match="a kernel for sm_80; got kernels for sm_90a"):
-        bundle.read(tmp_path / "out", find_target("sm_80"))
+        bundle.read_bundle(tmp_path / "out", find_target("sm_80"))

@@ -10,16 +10,22 @@ from typing import Any
 
 import pytest
 
-from flashgen import selection
 from flashgen.build.artifact import EntryReport, Report
-from flashgen.build.driver import Gpu
-from flashgen.codegen.device import find_device
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.build.gpu.driver import Gpu
+from flashgen.codegen.devices import find_device
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
-from flashgen.records import Records
-from flashgen.selection import Kernels, bucket, dense_strides
-from flashgen.shipped_records import ShippedRecords
-from tests.unit.made_records import CONFIGS, FAMILY, make
+from flashgen.codegen.workload import Workload
+from flashgen.records import sources
+from flashgen.records.choice import bucket
+from flashgen.records.record import BENCHMARK_VERSION
+from flashgen.records.shipped import ShippedRecords
+from flashgen.records.store import Records
+from flashgen.selection import compilation, loaded, ranking
+from flashgen.selection.families import default_spec, dense_strides
+from flashgen.selection.loaded import Kernels
+from flashgen.selection.ranking import Candidate, shortlist
+from tests.support.made_records import CONFIGS, FAMILY, make
 
 PROBLEM, WORKLOAD = Problem(Dtype.BF16, 64), Workload(2, 16, 16, 1024, 1024)
 HOPPER, AMPERE = Gpu(0, find_device("h200"), "uuid 0", "13.0"), Gpu(1, find_device("a100"), "uuid 1", "13.0")
@@ -45,12 +51,12 @@ class FakeKernels(Kernels):
 def no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Records]:
     """No records, and no imported kernels before or after."""
     own = Records(tmp_path / "records.sqlite3")
-    monkeypatch.setattr(selection, "records", lambda: own)
-    monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path))
-    monkeypatch.setattr(selection, "nvrtc_version", lambda: "13.0")
-    selection.imports.clear()
+    monkeypatch.setattr(sources, "own_records", lambda: own)
+    monkeypatch.setattr(sources, "shipped_records", lambda: ShippedRecords(tmp_path))
+    monkeypatch.setattr(loaded, "nvrtc_version", lambda: "13.0")
+    loaded.imports.clear()
     yield own
-    selection.imports.clear()
+    loaded.imports.clear()
 
 
 def test_each_gpu_problem_bucket_and_set_of_families_has_a_choice_of_its_own() -> None:
@@ -78,26 +84,26 @@ def test_each_gpu_problem_bucket_and_set_of_families_has_a_choice_of_its_own() -
 
 
 def test_a_kernel_is_loaded_once_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "compile_spec", lambda spec: spec.digest)
-    monkeypatch.setattr(selection, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, artifact=artifact, gpu=gpu))
+    monkeypatch.setattr(compilation, "compile_spec", lambda spec: spec.digest)
+    monkeypatch.setattr(loaded, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, artifact=artifact, gpu=gpu))
     kernels = Kernels()
     specs = [KernelSpec(FAMILY, PROBLEM, config, HOPPER.device.target) for config in CONFIGS[:2]]
-    loaded: dict[tuple[str, int], Any] = {}
+    by_place: dict[tuple[str, int], Any] = {}
     for spec in specs:
         for gpu in (HOPPER, SAME):
             kernel: Any = kernels.load(spec, gpu)
             assert (kernel.spec, kernel.gpu, kernel.artifact) == (spec, gpu, spec.digest)
-            loaded[spec.digest, gpu.ordinal] = kernel
-    assert len({id(kernel) for kernel in loaded.values()}) == 4
-    assert all(kernels.load(spec, gpu) is loaded[spec.digest, gpu.ordinal] for spec in specs for gpu in (HOPPER, SAME))
+            by_place[spec.digest, gpu.ordinal] = kernel
+    assert len({id(kernel) for kernel in by_place.values()}) == 4
+    assert all(kernels.load(spec, gpu) is by_place[spec.digest, gpu.ordinal] for spec in specs for gpu in (HOPPER, SAME))
 
 
 def test_a_pick_of_the_model_that_the_compiler_spoils_is_passed_over() -> None:
     problem, workload, target = PROBLEM, WORKLOAD, HOPPER.device.target
-    default = selection.default_spec(problem, target)
+    default = default_spec(problem, target)
     first, second, third = (
         KernelSpec(candidate.family, problem, candidate.config, target)
-        for candidate in selection.shortlist(problem, workload, HOPPER.device, 3, [default.family])
+        for candidate in shortlist(problem, workload, HOPPER.device, 3, [default.family])
     )
     for broken, expected in (
         ((), first),
@@ -113,14 +119,14 @@ def test_a_pick_of_the_model_that_the_compiler_spoils_is_passed_over() -> None:
 def test_of_configs_that_the_model_cannot_tell_apart_two_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others would crowd out what differs."""
     seconds = [1.0, 1.0, 1.0, 2.0, 3.0, 3.0, 3.0, 3.0, 4.0]
-    made = [selection.Candidate(FAMILY, config, s, "issue") for config, s in zip(CONFIGS[: len(seconds)], seconds, strict=True)]
-    monkeypatch.setattr(selection, "ranked", lambda *_: made)
+    made = [Candidate(FAMILY, config, s, "issue") for config, s in zip(CONFIGS[: len(seconds)], seconds, strict=True)]
+    monkeypatch.setattr(ranking, "ranked", lambda *_: made)
     for count, expected in ((1, [0]), (3, [0, 1, 3]), (5, [0, 1, 3, 4, 5]), (9, [0, 1, 3, 4, 5, 8])):
-        assert selection.shortlist(PROBLEM, WORKLOAD, HOPPER.device, count) == [made[i] for i in expected]
+        assert shortlist(PROBLEM, WORKLOAD, HOPPER.device, count) == [made[i] for i in expected]
 
 
 def test_imported_kernels_are_for_their_gpu_and_problem() -> None:
-    imports, spec = selection.imports, selection.default_spec(PROBLEM, HOPPER.device.target)
+    imports, spec = loaded.imports, default_spec(PROBLEM, HOPPER.device.target)
     kernel: Any = SimpleNamespace(spec=spec, gpu=SAME)
     imports.add(kernel)
     assert imports.find(PROBLEM, WORKLOAD, SAME) is kernel
@@ -132,19 +138,19 @@ def test_imported_kernels_are_for_their_gpu_and_problem() -> None:
 
 
 def test_choices_are_made_anew_after_an_import_and_after_it_is_gone() -> None:
-    before = selection.kernels.generation
-    imports = selection.imports
-    kernel: Any = SimpleNamespace(spec=selection.default_spec(PROBLEM, HOPPER.device.target), gpu=HOPPER)
+    before = loaded.kernels.generation
+    imports = loaded.imports
+    kernel: Any = SimpleNamespace(spec=default_spec(PROBLEM, HOPPER.device.target), gpu=HOPPER)
     imports.add(kernel)
-    between = selection.kernels.generation
+    between = loaded.kernels.generation
     imports.clear()
-    assert before < between < selection.kernels.generation
+    assert before < between < loaded.kernels.generation
 
 
 def test_records_speak_for_their_own_device(no_records: Records) -> None:
     """A device is a name and a number of SMs: boards of one name differ."""
     target = HOPPER.device.target
-    preferred = selection.default_spec(PROBLEM, target)
+    preferred = default_spec(PROBLEM, target)
     slow = KernelSpec(FAMILY, PROBLEM, CONFIGS[-1], target)
     assert slow != preferred
     no_records.put(make(1e-3, spec=slow.to_json()))
@@ -167,7 +173,7 @@ def test_records_of_workloads_that_differ_in_one_size_are_apart(no_records: Reco
         specs[workload] = KernelSpec(FAMILY, PROBLEM, next(configs), HOPPER.device.target)
         no_records.put(make(1e-3 * (at + 1), workload=workload, spec=specs[workload].to_json()))
     for workload, spec in specs.items():
-        choice = no_records.best(PROBLEM, workload, HOPPER.device, "13.0", "13.0", selection.BENCHMARK_VERSION)
+        choice = no_records.best(PROBLEM, workload, HOPPER.device, "13.0", "13.0", BENCHMARK_VERSION)
         assert choice is not None
         assert choice.exact_workload
         assert choice.record.spec == spec.to_json()

@@ -14,19 +14,23 @@ from typing import Any
 import pytest
 
 import flashgen
-from flashgen import selection
 from flashgen.build.artifact import EntryReport, Report
-from flashgen.build.driver import Gpu
+from flashgen.build.gpu.driver import Gpu
 from flashgen.codegen.config import Config
-from flashgen.codegen.device import find_device
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.devices import find_device
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
-from flashgen.record_choice import tells_time, why_useless
-from flashgen.record_exchange import import_into, parse, to_text, winners
-from flashgen.records import Failure, FailureKind, Record, Records
-from flashgen.selection import BENCHMARK_VERSION, Kernels
-from flashgen.shipped_records import ShippedRecords
-from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
+from flashgen.codegen.workload import Workload
+from flashgen.records import sources
+from flashgen.records.choice import tells_time, why_useless
+from flashgen.records.exchange import import_into, parse_records, to_text, winners
+from flashgen.records.record import BENCHMARK_VERSION
+from flashgen.records.shipped import ShippedRecords
+from flashgen.records.store import Failure, FailureKind, Record, Records
+from flashgen.selection import compilation, loaded
+from flashgen.selection.loaded import Kernels
+from flashgen.selection.ranking import shortlist
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
 
 GPU = Gpu(0, DEVICE, "uuid", "13.0")
 ONE, TWO, THREE, FOUR = CONFIGS[1], CONFIGS[2], CONFIGS[3], CONFIGS[-1]
@@ -59,9 +63,9 @@ def older(record: Record, revisions: int = 1) -> Record:
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Records:
     """The user's records; none come with the package."""
     found = Records(tmp_path / "records.sqlite3")
-    monkeypatch.setattr(selection, "records", lambda: found)
-    monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path))
-    monkeypatch.setattr(selection, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(sources, "own_records", lambda: found)
+    monkeypatch.setattr(sources, "shipped_records", lambda: ShippedRecords(tmp_path))
+    monkeypatch.setattr(loaded, "nvrtc_version", lambda: "13.0")
     return found
 
 
@@ -70,7 +74,7 @@ def ship(tmp_path: Path, own: Records, monkeypatch: pytest.MonkeyPatch) -> Calla
     def write(*records: Record) -> ShippedRecords:
         (tmp_path / "gpu.json").write_text(to_text(records))
         shipped = ShippedRecords(tmp_path)
-        monkeypatch.setattr(selection, "shipped_records", lambda: shipped)
+        monkeypatch.setattr(sources, "shipped_records", lambda: shipped)
         return shipped
 
     return write
@@ -114,7 +118,7 @@ def test_the_model_s_pick_does_not_depend_on_the_order_of_calls(own: Records) ->
     differing = 0
     for head_dim, mask, end in itertools.product((40, 64, 96), Mask, (1024, 4096)):
         problem, within = Problem(Dtype.BF16, head_dim, mask=mask), [of(end // 2 + 1), of(3 * end // 4), of(end)]
-        picks = {selection.shortlist(problem, w, DEVICE, 1)[0].config for w in within}
+        picks = {shortlist(problem, w, DEVICE, 1)[0].config for w in within}
         differing += len(picks) > 1
         in_any_order(within, problem)
     assert differing, "the model has one pick for all of a bucket: nothing was tested"
@@ -165,7 +169,7 @@ def test_warm_makes_the_bucket_ready_too(own: Records, monkeypatch: pytest.Monke
     own.put(make(2e-3, of(3072), ONE))
     own.put(make(3e-3, of(4096), TWO))
     kernels = FakeKernels()
-    monkeypatch.setattr(selection, "kernels", kernels)
+    monkeypatch.setattr(loaded, "kernels", kernels)
     monkeypatch.setattr("flashgen.api._gpu", lambda device: GPU)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
     assert flashgen.warm(head_dim=64, batch=2, heads=16, len_q=3072).spec.config == ONE
@@ -242,7 +246,7 @@ def test_an_older_config_that_spills_today_is_passed_over(own: Records) -> None:
 def test_older_records_can_be_imported_and_older_failures_cannot(own: Records) -> None:
     old, failed = older(make(1e-3, of(1024), ONE)), older(make(Failure(FailureKind.WRONG, "off by one"), of(1024), TWO))
     assert why_useless(old, BENCHMARK_VERSION) is None
-    assert import_into(own, parse(to_text([old, failed]).encode()), BENCHMARK_VERSION).added == 1
+    assert import_into(own, parse_records(to_text([old, failed]).encode()), BENCHMARK_VERSION).added == 1
     assert chosen(of(1024)) == ONE
 
 
@@ -280,8 +284,8 @@ def test_own_and_shipped_records_are_known_by_one_rule(own: Records, ship: Calla
 def made(monkeypatch: pytest.MonkeyPatch) -> list[KernelSpec]:
     """What was compiled, each compile as long as a test says; loading does nothing."""
     compiled: list[KernelSpec] = []
-    monkeypatch.setattr(selection, "compile_spec", compiled.append)
-    monkeypatch.setattr(selection, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec))
+    monkeypatch.setattr(compilation, "compile_spec", compiled.append)
+    monkeypatch.setattr(loaded, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec))
     return compiled
 
 
@@ -290,7 +294,7 @@ SPECS = [KernelSpec(FAMILY, PROBLEM, config, DEVICE.target) for config in (ONE, 
 
 def test_threads_compile_different_kernels_side_by_side(made: list[KernelSpec], monkeypatch: pytest.MonkeyPatch) -> None:
     together, kernels = threading.Barrier(2, timeout=10), Kernels()
-    monkeypatch.setattr(selection, "compile_spec", lambda spec: together.wait())
+    monkeypatch.setattr(compilation, "compile_spec", lambda spec: together.wait())
     with ThreadPoolExecutor(2) as pool:
         assert [kernel.spec for kernel in pool.map(lambda spec: kernels.load(spec, GPU), SPECS)] == SPECS
 
@@ -299,7 +303,7 @@ def test_threads_choose_different_kernels_side_by_side(own: Records, made: list[
     together, kernels = threading.Barrier(2, timeout=10), Kernels()
     for config, length in ((ONE, 512), (TWO, 4096)):
         own.put(make(1e-3, of(length), config))
-    monkeypatch.setattr(selection, "compile_spec", lambda spec: together.wait())
+    monkeypatch.setattr(compilation, "compile_spec", lambda spec: together.wait())
     with ThreadPoolExecutor(2) as pool:
         found = pool.map(lambda length: kernels.choose(PROBLEM, of(length), GPU).spec.config, (512, 4096))
     assert list(found) == [ONE, TWO]
@@ -324,7 +328,7 @@ def test_what_is_loaded_stays_loaded_when_choices_are_dropped(
     own: Records, made: list[KernelSpec], monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
     sound = SimpleNamespace(report=Report({"kernel": EntryReport(128)}))
-    monkeypatch.setattr(selection, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, artifact=sound))
+    monkeypatch.setattr(loaded, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, artifact=sound))
     if recorded:
         own.put(make(1e-3, of(1024), ONE))
     kernels = Kernels()
@@ -342,7 +346,7 @@ def test_a_failed_compile_is_tried_again(made: list[KernelSpec], monkeypatch: py
         if error := next(tries):
             raise error
 
-    monkeypatch.setattr(selection, "compile_spec", compile_spec)
+    monkeypatch.setattr(compilation, "compile_spec", compile_spec)
     with pytest.raises(OSError, match="disk full"):
         kernels.load(SPECS[0], GPU)
     assert kernels.load(SPECS[0], GPU).spec == SPECS[0]
@@ -351,10 +355,10 @@ def test_a_failed_compile_is_tried_again(made: list[KernelSpec], monkeypatch: py
 def test_what_was_chosen_while_records_changed_is_not_kept(own: Records, made: list[KernelSpec], monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = Kernels()
     own.put(make(1e-3, of(1024), ONE))
-    monkeypatch.setattr(selection, "compile_spec", lambda spec: kernels.forget())
+    monkeypatch.setattr(compilation, "compile_spec", lambda spec: kernels.forget())
     kernels.choose(PROBLEM, of(1024), GPU)
     assert not kernels.is_chosen(PROBLEM, of(1024), GPU)
-    monkeypatch.setattr(selection, "compile_spec", lambda spec: None)
+    monkeypatch.setattr(compilation, "compile_spec", lambda spec: None)
     kernels.choose(PROBLEM, of(1024), GPU)
     assert kernels.is_chosen(PROBLEM, of(1024), GPU)
     assert kernels.is_chosen(PROBLEM, of(1000), GPU), "the same record speaks for the bucket"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from flashgen.cli.tune import UNMEASURED
-from flashgen.codegen.device import find_device
-from flashgen.record_exchange import parse, to_text
-from flashgen.records import Records
-from tests.command_line import as_json, flashgen
-from tests.unit.made_records import CONFIGS, make
+from flashgen.codegen.devices import find_device
+from flashgen.records.exchange import parse_records, to_text
+from flashgen.records.store import Records
+from tests.support.command_line import as_json, flashgen
+from tests.support.made_records import CONFIGS, make
 
 
 def test_tune_without_a_gpu_predicts_and_says_so() -> None:
@@ -123,7 +123,7 @@ def test_records_move_from_one_cache_to_another(cache: Path, tmp_path: Path, mon
     assert flashgen("cache", "export", str(file))[0] == f"3 records exported to {file}\n"
     assert as_json("cache", "export", str(file), "--best", "--device-name", "NVIDIA H200") == {"file": str(file), "records": 1}
     text, err = flashgen("cache", "export", "-", "--head-dim", "64")
-    assert (len(parse(text.encode()).records), err) == (3, "3 records exported\n")
+    assert (len(parse_records(text.encode()).records), err) == (3, "3 records exported\n")
     file.write_text(text)
 
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(tmp_path / "other"))

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import host
-from flashgen.build.host_kernel import HostOrder
-from flashgen.codegen.device import device_of_target, find_device
+from flashgen.build.emulator.kernel import EmulationOrder
+from flashgen.codegen.devices import device_of_target, find_device
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config
+from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.family import families
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Program
 from flashgen.codegen.spec import KernelSpec
-from flashgen.measure import Tensors
+from flashgen.codegen.workload import Workload
+from flashgen.launch import cpu
+from flashgen.launch.tensors import Tensors
 from tests.support.programs import program_of
 
 PROBLEM = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL)
@@ -39,9 +40,9 @@ class Launched:
         )
 
 
-def launch(spec: KernelSpec, tensors: Tensors, scale: float | None = None, order: HostOrder | None = None) -> Any:
+def launch(spec: KernelSpec, tensors: Tensors, scale: float | None = None, order: EmulationOrder | None = None) -> Any:
     kernel: Any = Launched(spec)
-    host.run_on_host(kernel, tensors, scale, order)
+    cpu.run_on_cpu(kernel, tensors, scale, order)
     return kernel.given
 
 
@@ -63,7 +64,7 @@ def test_a_launch_has_the_tensors_and_no_more(family: Any) -> None:
     assert given.values["scale_log2"] == pytest.approx(64**-0.5 * 1.4426950408889634)
     assert given.maps.keys() == {place.name for place in family.parameters.tensor_maps}
     assert launch(spec, tensors, 0.3).values["scale_log2"] == pytest.approx(0.3 * 1.4426950408889634)
-    order = HostOrder(late_copies=False)
+    order = EmulationOrder(late_copies=False)
     assert launch(spec, tensors, None, order).order is order
 
 

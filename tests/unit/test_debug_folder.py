@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import debug, selection
 from flashgen.build.artifact import Artifact
-from flashgen.build.host_compiler import HOST_PROGRAM
-from flashgen.build.host_program import FILES
+from flashgen.build.emulator.compiler import Emulated
+from flashgen.build.emulator.program import FILES
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.problem import Dtype, Problem, Workload
+from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.render import Source, render_program
 from flashgen.codegen.target import find_target
-from flashgen.measure import Tensors
+from flashgen.codegen.workload import Workload
+from flashgen.launch.tensors import Tensors
+from flashgen.selection import compilation
+from flashgen.selection.families import default_spec
+from flashgen.verification import debug
 
-SPEC = selection.default_spec(Problem(Dtype.BF16, 8), find_target("sm_80"))
+SPEC = default_spec(Problem(Dtype.BF16, 8), find_target("sm_80"))
 TEXT = render_program(SPEC)
 EDITED = Source(TEXT.entry, TEXT.text + "// mine\n")
 PROGRAM = b"#!/bin/sh\n[ -e $2 ] && exit 9\necho results > $2; exit 1\n"  # stands for a kernel: it leaves results, and fails
@@ -35,19 +38,19 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def compiled(source: Source, arch: str) -> Artifact:
         texts.append(source.text)
-        return Artifact(source.entry, HOST_PROGRAM, source.text, PROGRAM, "", "test")
+        return Artifact(source.entry, Emulated.PROGRAM, source.text, PROGRAM, "", "test")
 
     def started(folder: Path, source: Source | None = None) -> list[str]:
         del texts[:]
         tensors = Tensors.random(SPEC.problem, Workload(1, 1, 1, 4, 4), torch.Generator().manual_seed(0))
         with open(os.devnull, "w") as output:
-            found = debug.run(SPEC, tensors, folder, source=source, output=output)
+            found = debug.run_blocks(SPEC, tensors, folder, source=source, output=output)
         assert found.fault is not None
         assert found.fault.message == "exit code 1"
         return texts
 
     texts: list[str] = []
-    monkeypatch.setattr(selection, "store", lambda: SimpleNamespace(get_or_compile=compiled))
+    monkeypatch.setattr(compilation, "store", lambda: SimpleNamespace(get_or_compile=compiled))
     started.texts = texts  # type: ignore[attr-defined]
     return started
 

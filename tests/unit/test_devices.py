@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flashgen.build.driver import read_device
-from flashgen.codegen.device import Device, device_by_name, device_of_target, find_device, mma_rate_by_name, named_devices
-from flashgen.codegen.devices import DEVICES
+from flashgen.build.gpu.driver import read_device
+from flashgen.codegen.devices import Device, device_by_name, device_of_target, find_device, mma_rate_by_name, named_devices
+from flashgen.codegen.devices.table import DEVICES
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.target import find_target, targets
 

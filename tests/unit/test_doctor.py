@@ -20,20 +20,23 @@ from typing import Any
 import pytest
 
 import flashgen
-from flashgen import doctor, selection
+from flashgen import doctor
 from flashgen.build.artifact import EntryReport, Report
-from flashgen.build.compiler import CompilerMissingError, nvrtc_version
-from flashgen.build.driver import DriverError, DriverState, Gpu
-from flashgen.build.host_compiler import HostCompiler, HostCompilerMissingError
-from flashgen.build.store import ArtifactStore
+from flashgen.build.emulator.compiler import CxxCompiler, CxxCompilerMissingError
+from flashgen.build.gpu.driver import DriverError, DriverState, Gpu
+from flashgen.build.nvrtc import CompilerMissingError, nvrtc_version
+from flashgen.build.store.store import ArtifactStore
 from flashgen.codegen.errors import FlashgenError
-from flashgen.codegen.problem import Workload
+from flashgen.codegen.workload import Workload
 from flashgen.doctor import Check, Finding, Status, machine, stored, trial
 from flashgen.doctor.machine import TorchState
-from flashgen.record import Failure, FailureKind
-from flashgen.records import Records
-from flashgen.shipped_records import ShippedRecords
-from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, make
+from flashgen.records import sources
+from flashgen.records.record import Failure, FailureKind
+from flashgen.records.shipped import ShippedRecords
+from flashgen.records.store import Records
+from flashgen.selection import compilation
+from flashgen.selection.families import default_spec
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, make
 
 GPU = Gpu(0, DEVICE, "uuid", "580.1")
 OK, NOTE, WRONG = Status
@@ -208,7 +211,7 @@ def test_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "host_compiler", lambda: HostCompiler(Path("/usr/bin/g++"), "g++ 13.2.0 for x86_64"))
+    monkeypatch.setattr(machine, "cxx_compiler", lambda: CxxCompiler(Path("/usr/bin/g++"), "g++ 13.2.0 for x86_64"))
     monkeypatch.setattr(tempfile, "tempdir", "/noexec")
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", "/cache")
     for allowed, status, *found in (
@@ -220,9 +223,9 @@ def test_kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         seems(machine.cpu("c"), status, *found)
 
     def missing() -> None:
-        raise HostCompilerMissingError("a C++ compiler must be there; got g++: not found")
+        raise CxxCompilerMissingError("a C++ compiler must be there; got g++: not found")
 
-    monkeypatch.setattr(machine, "host_compiler", missing)
+    monkeypatch.setattr(machine, "cxx_compiler", missing)
     seems(machine.cpu("c"), NOTE, "g++: not found", "verify --device cpu", "apt install g++")
 
 
@@ -256,8 +259,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.mkdir(mode=0o700)
     monkeypatch.setenv("FLASHGEN_CACHE_DIR", str(path))
     known = ArtifactStore(), Records(), ShippedRecords(tmp_path / "shipped")
-    for name, value in zip(("store", "records", "shipped_records"), known, strict=True):
-        monkeypatch.setattr(selection, name, lambda value=value: value)
+    places = ((compilation, "store"), (sources, "own_records"), (sources, "shipped_records"))
+    for (place, name), value in zip(places, known, strict=True):
+        monkeypatch.setattr(place, name, lambda value=value: value)
     return path
 
 
@@ -318,7 +322,7 @@ def test_folder_with_little_space(cache: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_kernels(cache: Path) -> None:
     seems(stored.kernels("k"), OK, "0 kernels")
-    selection.compile_spec(selection.default_spec(trial.PROBLEM, DEVICE.target))
+    compilation.compile_spec(default_spec(trial.PROBLEM, DEVICE.target))
     seems(stored.kernels("k"), OK, "1 kernels, 0.1 MiB")
     (cubin,) = cache.rglob("kernel.cubin")
     cubin.write_bytes(b"torn")
@@ -333,10 +337,10 @@ def test_kernels_that_cannot_be_read(cache: Path, monkeypatch: pytest.MonkeyPatc
 def test_records(cache: Path) -> None:
     seems(stored.records("r"), OK, "none yet")
     assert list(cache.iterdir()) == []
-    selection.records().add([make(), make(config=CONFIGS[1])])
+    sources.own_records().add([make(), make(config=CONFIGS[1])])
     seems(stored.records("r"), OK, "2 of NVIDIA H200")
-    path = selection.records().path
-    selection.records()._file.close()
+    path = sources.own_records().path
+    sources.own_records()._file.close()
     path.write_bytes(b"no database" * 1000)
     seems(stored.records("r"), WRONG, f"{path} cannot be used (corrupt)", "are not used", "flashgen cache import FILE")
     assert "0 own" in stored.records_of("r", GPU).found
@@ -346,7 +350,7 @@ def test_records(cache: Path) -> None:
 
 
 def test_a_record_file_that_is_locked_is_a_finding(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    selection.records().put(make())
+    sources.own_records().put(make())
     monkeypatch.setattr(stored, "fault_of", fail_with(sqlite3.OperationalError("database is locked")))
     seems(stored.records("r"), WRONG, "cannot be used (database is locked)", "are not used", "cache import")
 
@@ -360,7 +364,7 @@ def test_records_of_a_gpu(cache: Path) -> None:
     older = make(driver_version="570.1")
     seems(stored.judge_records("r", [], [older], here), NOTE, "0 own, 1 shipped; 1 times", "measured by others", "flashgen tune")
     many = [make(workload=Workload(1, 8, 8, n, n), **versions) for n in range(1, 12)]
-    selection.records().add([*useless, older, *many])
+    sources.own_records().add([*useless, older, *many])
     finding = stored.records_of("r", GPU)
     seems(finding, OK, "14 own, 0 shipped; 12 times can be used, 11 of them of this driver and compiler")
     assert finding.found.splitlines()[1].startswith("bf16_d64_full at B1 H8 S1, B1 H8 S2, ")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from flashgen.build import driver
-from flashgen.build.driver import DriverError, DriverState, driver_state, require_supported
+from flashgen.build.gpu import driver
+from flashgen.build.gpu.driver import DriverError, DriverState, driver_state, require_supported
 
 
 @pytest.mark.parametrize("version", [13000, 13010, 14000])

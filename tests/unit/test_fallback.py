@@ -11,22 +11,29 @@ import pytest
 import torch
 
 import flashgen
-from flashgen import host, selection
 from flashgen.build.artifact import EntryReport, Report
-from flashgen.build.driver import Gpu
+from flashgen.build.gpu.driver import Gpu
 from flashgen.codegen import family as codegen_family
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.families.attention_forward import AttentionForward
+from flashgen.codegen.families.attention_forward.family import AttentionForward
 from flashgen.codegen.family import Family, Strides
-from flashgen.codegen.problem import Problem, Workload
+from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
-from flashgen.record_exchange import to_text
-from flashgen.records import Records
-from flashgen.selection import Kernels, dense_strides, left_out
-from flashgen.shipped_records import ShippedRecords
-from flashgen.verification import Screen
-from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, make
+from flashgen.codegen.workload import Workload
+from flashgen.launch import cpu
+from flashgen.operators import cpu as cpu_operators
+from flashgen.records import sources
+from flashgen.records.choice import bucket
+from flashgen.records.exchange import to_text
+from flashgen.records.shipped import ShippedRecords
+from flashgen.records.store import Records
+from flashgen.selection import families, loaded
+from flashgen.selection import families as selection_families
+from flashgen.selection.families import default_spec, dense_strides, families_for, left_out
+from flashgen.selection.loaded import Kernels
+from flashgen.verification.screen import Screen
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, make
 
 GPU = Gpu(0, DEVICE, "uuid", "13.0")
 NONE: frozenset[str] = frozenset()
@@ -61,12 +68,12 @@ def picky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Family:
     """The families are the generic one and this; there are no records."""
     family = Picky()
     both = {FAMILY.name: FAMILY, family.name: family}
-    for module in (codegen_family, selection):
+    for module in (codegen_family, selection_families):
         monkeypatch.setattr(module, "families", lambda: both)
     own = Records(tmp_path / "records.sqlite3")
-    monkeypatch.setattr(selection, "records", lambda: own)
-    monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path))
-    monkeypatch.setattr(selection, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(sources, "own_records", lambda: own)
+    monkeypatch.setattr(sources, "shipped_records", lambda: ShippedRecords(tmp_path))
+    monkeypatch.setattr(loaded, "nvrtc_version", lambda: "13.0")
     return family
 
 
@@ -75,10 +82,10 @@ def names(families: Sequence[Family]) -> list[str]:
 
 
 def test_the_preferred_family_comes_first_where_it_can(picky: Family) -> None:
-    assert names(selection.families_for(PROBLEM, DEVICE.target)) == ["picky", "attention_forward"]
-    assert names(selection.families_for(PROBLEM, find_target("sm_80"))) == ["attention_forward"]
-    assert selection.default_spec(PROBLEM, DEVICE.target).family is picky
-    assert selection.default_spec(PROBLEM, DEVICE.target, PICKY).family is FAMILY
+    assert names(families_for(PROBLEM, DEVICE.target)) == ["picky", "attention_forward"]
+    assert names(families_for(PROBLEM, find_target("sm_80"))) == ["attention_forward"]
+    assert default_spec(PROBLEM, DEVICE.target).family is picky
+    assert default_spec(PROBLEM, DEVICE.target, PICKY).family is FAMILY
 
 
 def test_the_model_s_pick_is_of_the_preferred_family() -> None:
@@ -102,7 +109,7 @@ def test_dense_strides_are_pytorch_s() -> None:
 
 
 def test_where_none_is_left_every_reason_is_given(monkeypatch: pytest.MonkeyPatch, picky: Family) -> None:
-    monkeypatch.setattr(selection, "families", lambda: {picky.name: picky})
+    monkeypatch.setattr(families, "families", lambda: {picky.name: picky})
     with pytest.raises(ArgumentError, match=r"^k must have keys; got none; k must have heads of its own; got a stride of 0$"):
         left_out(PROBLEM, NO_KEYS, [(0, 0, 0)] * 4, DEVICE.target)
 
@@ -128,7 +135,7 @@ def test_records_of_a_family_left_out_do_not_count(whose: str, tmp_path: Path, m
     known = [make(1e-6, spec=fast), make(1e-3, spec=slow)]
     if whose == "own":
         for record in known:
-            selection.records().put(record)
+            sources.own_records().put(record)
     else:
         (tmp_path / "gpu.json").write_text(to_text(known))
     kernels = FakeKernels()
@@ -142,32 +149,32 @@ def test_imports_of_a_family_left_out_do_not_count(picky: Family) -> None:
     mine, generic = (load(KernelSpec(f, PROBLEM, CONFIGS[1], DEVICE.target), GPU) for f in (picky, FAMILY))
     again = load(mine.spec, GPU)
     try:
-        selection.imports.add(mine)
-        assert selection.imports.find(PROBLEM, WORKLOAD, GPU) is mine
-        assert selection.imports.find(PROBLEM, WORKLOAD, GPU, PICKY) is None
+        loaded.imports.add(mine)
+        assert loaded.imports.find(PROBLEM, WORKLOAD, GPU) is mine
+        assert loaded.imports.find(PROBLEM, WORKLOAD, GPU, PICKY) is None
         assert FakeKernels().choose(PROBLEM, WORKLOAD, GPU, PICKY).spec.family is FAMILY
-        selection.imports.add(generic)
-        assert selection.imports.find(PROBLEM, WORKLOAD, GPU) is mine, "of both the one preferred"
+        loaded.imports.add(generic)
+        assert loaded.imports.find(PROBLEM, WORKLOAD, GPU) is mine, "of both the one preferred"
         assert FakeKernels().choose(PROBLEM, WORKLOAD, GPU, PICKY) is generic
-        selection.imports.add(again)
-        assert selection.imports.find(PROBLEM, WORKLOAD, GPU) is again
+        loaded.imports.add(again)
+        assert loaded.imports.find(PROBLEM, WORKLOAD, GPU) is again
         of_bucket = load(generic.spec, GPU)
-        selection.imports.add(of_bucket, selection.bucket(WORKLOAD))
-        assert selection.imports.find(PROBLEM, WORKLOAD, GPU) is of_bucket, "before those for all, of whatever family"
+        loaded.imports.add(of_bucket, bucket(WORKLOAD))
+        assert loaded.imports.find(PROBLEM, WORKLOAD, GPU) is of_bucket, "before those for all, of whatever family"
     finally:
-        selection.imports.clear()
+        loaded.imports.clear()
 
 
 @pytest.mark.parametrize(("keys", "expected"), [(5, "picky"), (0, "attention_forward")])
 def test_calls_on_the_cpu(keys: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     monkeypatch.setenv("FLASHGEN_CPU", "1")
-    monkeypatch.setattr(host, "load", lambda spec: spec)
-    monkeypatch.setattr(host, "run_on_host", lambda spec, tensors, scale: ran.append(spec.family.name))
-    host._default_kernel.cache_clear()
+    monkeypatch.setattr(cpu, "load_emulated", lambda spec: spec)
+    monkeypatch.setattr(cpu, "run_on_cpu", lambda spec, tensors, scale: ran.append(spec.family.name))
+    cpu_operators._default_kernel.cache_clear()
     q, k = (torch.zeros(1, length, 2, 64, dtype=torch.bfloat16) for length in (3, keys))
     flashgen.attention(q, k, k)
-    host._default_kernel.cache_clear()
+    cpu_operators._default_kernel.cache_clear()
     assert ran == [expected]
 
 

@@ -15,14 +15,16 @@ import pytest
 
 from flashgen import templates
 from flashgen.codegen.config import Config
-from flashgen.codegen.device import device_of_target, find_device
+from flashgen.codegen.devices import device_of_target, find_device
 from flashgen.codegen.errors import ArgumentError, IllegalConfigError
-from flashgen.codegen.families.attention_forward import AttentionForwardConfig, QueryPlace
+from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, QueryPlace
 from flashgen.codegen.family import Family, families, find_family
 from flashgen.codegen.operation import operation_of
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.target import Target, find_target, targets
-from flashgen.selection import bucket, dense_strides
+from flashgen.codegen.workload import Workload
+from flashgen.records.choice import bucket
+from flashgen.selection.families import dense_strides
 from tests.support.examples import examples
 from tests.support.programs import program_of, values_of
 
@@ -135,12 +137,12 @@ def test_a_config_of_another_family_is_refused(family: Family) -> None:
 
 
 def divide(n: int, reciprocal: int) -> int:
-    """As in tile/schedule.cuh."""
+    """As in tile/common/schedule.cuh."""
     return n * reciprocal >> 64 if reciprocal else n
 
 
 def find_work(block: int, values: dict[str, Any]) -> tuple[int, int, int]:
-    """(query tile, head, batch) of a block, as in tile/schedule.cuh."""
+    """(query tile, head, batch) of a block, as in tile/common/schedule.cuh."""
     section = divide(block, values["section_blocks_reciprocal"])
     within = block - section * values["section_blocks"]
     tile = divide(within, values["section_heads_reciprocal"])

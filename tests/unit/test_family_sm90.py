@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from flashgen.codegen.device import find_device
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import IllegalConfigError
-from flashgen.codegen.families.attention_forward_sm90 import FAMILY, AttentionForwardSm90Config, Reference, Scheduler
+from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, Reference, Scheduler
+from flashgen.codegen.families.attention_forward_sm90.family import FAMILY
 from flashgen.codegen.family import Strides
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Buffer, BufferKind
 from flashgen.codegen.target import find_target, targets
 from flashgen.codegen.tensor_map import TensorMapShape
-from flashgen.selection import dense_strides
+from flashgen.codegen.workload import Workload
+from flashgen.selection.families import dense_strides
 from tests.support.programs import program_of, values_of
 
 H200 = find_device("h200")

@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 
 from flashgen.build.artifact import Artifact
-from flashgen.build.compiler import compile_many, compile_source
+from flashgen.build.nvrtc import compile_many, compile_source
 from flashgen.codegen.render import render
 from flashgen.codegen.target import find_target
-from tests.gpu.fault import Fault, FaultError
-from tests.gpu.faults import FAULTS
+from tests.support.fault import Fault, FaultError
+from tests.support.faults import FAULTS
 
 TARGET = find_target("sm_90a")
 

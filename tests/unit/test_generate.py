@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flashgen import selection
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.cli.kernels import generate
 from flashgen.codegen.errors import FlashgenError
 from flashgen.codegen.spec import KernelSpec
+from flashgen.selection import compilation
 
 CLEAN = (
     "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
@@ -29,7 +29,7 @@ def test_a_kernel_that_the_compiler_broke_is_not_written(defect: str, tmp_path: 
         log = BROKEN[defect] if spec.target.name == "sm_90a" else CLEAN
         return Artifact(spec.name, spec.target.name, "text", b"code", log, "13.0")
 
-    monkeypatch.setattr(selection, "compile_spec", compiled)
+    monkeypatch.setattr(compilation, "compile_spec", compiled)
     with pytest.raises(FlashgenError, match=rf"^attention_forward_sm90_bf16_d64_full_\w+_sm_90a is broken: .*{defect}"):
         generate(64, "sm_80,sm_90a", tmp_path / "out", causal=False)
     assert list(tmp_path.iterdir()) == []
@@ -41,7 +41,7 @@ def test_a_kernel_that_does_not_compile_is_not_written(tmp_path: Path, monkeypat
     def compiled(spec: KernelSpec) -> Artifact:
         raise CompileError(f"{spec.name} does not compile")
 
-    monkeypatch.setattr(selection, "compile_spec", compiled)
+    monkeypatch.setattr(compilation, "compile_spec", compiled)
     with pytest.raises(CompileError, match=r"does not compile$"):
         generate(64, "sm_90a", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -10,21 +10,29 @@ from typing import Any
 
 import pytest
 
-from flashgen import api, bundle, generation, manifest, selection
+from flashgen import api
 from flashgen.build.artifact import Artifact, CompileError
-from flashgen.build.driver import Gpu
-from flashgen.bundle import Generated
+from flashgen.build.gpu.driver import Gpu
 from flashgen.cli.kernels import generate
 from flashgen.codegen.config import Config
-from flashgen.codegen.device import find_device
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError, FlashgenError
-from flashgen.codegen.problem import Mask, Workload
+from flashgen.codegen.problem import Mask
 from flashgen.codegen.spec import KernelSpec
-from flashgen.record_exchange import to_text
-from flashgen.records import Records
-from flashgen.selection import Kernels, bucket
-from flashgen.shipped_records import ShippedRecords
-from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
+from flashgen.codegen.workload import Workload
+from flashgen.records import sources
+from flashgen.records.choice import bucket
+from flashgen.records.exchange import to_text
+from flashgen.records.shipped import ShippedRecords
+from flashgen.records.store import Records
+from flashgen.selection import bundle, compilation, loaded, manifest
+from flashgen.selection import loaded as selection_loaded
+from flashgen.selection.bundle import Generated
+from flashgen.selection.families import default_spec
+from flashgen.selection.loaded import Kernels
+from flashgen.selection.picks import model_picks
+from flashgen.tuning import generation
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
 
 GPU = Gpu(0, DEVICE, "uuid", "13.0")
 ONE, TWO = CONFIGS[1], CONFIGS[2]
@@ -44,10 +52,10 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Config, in
         cubin = f".text.{spec.name}\0".encode()
         return Artifact(spec.name, spec.target.name, f"void {spec.name}();", cubin, LOG.format(spills=spills.get(spec.config, 0)), "13.0")
 
-    monkeypatch.setattr(selection, "records", lambda: own)
-    monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path))
-    monkeypatch.setattr(selection, "compile_spec", compile_spec)
-    monkeypatch.setattr(selection, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(sources, "own_records", lambda: own)
+    monkeypatch.setattr(sources, "shipped_records", lambda: ShippedRecords(tmp_path))
+    monkeypatch.setattr(compilation, "compile_spec", compile_spec)
+    monkeypatch.setattr(loaded, "nvrtc_version", lambda: "13.0")
     monkeypatch.setattr(generation, "gpu_count", lambda: 0)
     return spills
 
@@ -63,7 +71,7 @@ def ship(tmp_path: Path, *records: Any) -> None:
 
 def written(out: Path, arch: str = "sm_90a", **options: Any) -> Generated:
     generate(64, arch, out, **{"causal": False, "seqlen": [3000], "batch": 4, "heads": 32, **options})
-    (kernel,) = bundle.read(out, DEVICE.target)
+    (kernel,) = bundle.read_bundle(out, DEVICE.target)
     return kernel
 
 
@@ -79,18 +87,18 @@ def test_the_config_that_records_choose_is_written_with_its_bucket(out: Path, tm
 
 def test_the_user_s_record_comes_first(out: Path, tmp_path: Path) -> None:
     ship(tmp_path, make(1e-6, ASKED, ONE))
-    selection.records().put(make(1.0, ASKED, TWO))
+    sources.own_records().put(make(1.0, ASKED, TWO))
     assert written(out).spec.config == TWO
 
 
 def test_an_older_record_gives_its_config(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    selection.records().put(make(1.0, ASKED, spec={**make(config=TWO).spec, "revision": FAMILY.revision - 1}))
+    sources.own_records().put(make(1.0, ASKED, spec={**make(config=TWO).spec, "revision": FAMILY.revision - 1}))
     assert written(out).spec == KernelSpec(FAMILY, PROBLEM, TWO, DEVICE.target)
     assert "measured by an older version" in capsys.readouterr().err
 
 
 def test_without_a_record_the_model_picks_for_the_bucket(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picks = list(selection.model_picks(PROBLEM, ASKED, DEVICE))
+    picks = list(model_picks(PROBLEM, ASKED, DEVICE))
     assert written(out).spec == picks[0]
     assert "no tuning record, the model's pick" in capsys.readouterr().err
 
@@ -98,13 +106,13 @@ def test_without_a_record_the_model_picks_for_the_bucket(out: Path, capsys: pyte
 def test_without_a_length_the_default_is_written_for_all(out: Path, tmp_path: Path) -> None:
     ship(tmp_path, make(1e-6, ASKED, ONE))
     generate(64, "sm_90a", out, causal=False)
-    (kernel,) = bundle.read(out, DEVICE.target)
-    assert (kernel.spec, kernel.bucket) == (selection.default_spec(PROBLEM, DEVICE.target), None)
+    (kernel,) = bundle.read_bundle(out, DEVICE.target)
+    assert (kernel.spec, kernel.bucket) == (default_spec(PROBLEM, DEVICE.target), None)
 
 
 def test_what_the_compiler_breaks_is_passed_over(out: Path, compiled: dict[Config, int]) -> None:
-    selection.records().put(make(1.0, ASKED, ONE))
-    picks = list(selection.model_picks(PROBLEM, ASKED, DEVICE))
+    sources.own_records().put(make(1.0, ASKED, ONE))
+    picks = list(model_picks(PROBLEM, ASKED, DEVICE))
     compiled |= {ONE: 8, picks[0].config: 8}
     assert written(out).spec == next(spec for spec in picks if spec.config not in compiled)
     compiled |= {spec.config: 8 for spec in picks}
@@ -114,33 +122,33 @@ def test_what_the_compiler_breaks_is_passed_over(out: Path, compiled: dict[Confi
 
 
 def test_what_does_not_compile_is_passed_over(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    selection.records().put(make(1.0, ASKED, ONE))
-    compile_spec = selection.compile_spec
+    sources.own_records().put(make(1.0, ASKED, ONE))
+    compile_spec = compilation.compile_spec
 
     def refusing(spec: KernelSpec) -> Artifact:
         if spec.config == ONE:
             raise CompileError("no")
         return compile_spec(spec)
 
-    monkeypatch.setattr(selection, "compile_spec", refusing)
-    assert written(out).spec == next(selection.model_picks(PROBLEM, ASKED, DEVICE))
+    monkeypatch.setattr(compilation, "compile_spec", refusing)
+    assert written(out).spec == next(model_picks(PROBLEM, ASKED, DEVICE))
 
 
 def test_the_records_of_a_named_device_count_for_its_architecture(out: Path) -> None:
     h100 = find_device("h100")
-    selection.records().put(make(1.0, ASKED, TWO, device=h100))
+    sources.own_records().put(make(1.0, ASKED, TWO, device=h100))
     assert written(out, device="h100").spec.config == TWO
     assert written(out, arch="sm_80,sm_90a", device="h100").spec.config == TWO
-    assert len(bundle.read(out, find_device("a100").target)) == 1
+    assert len(bundle.read_bundle(out, find_device("a100").target)) == 1
     assert written(out).spec.config != TWO
     with pytest.raises(ArgumentError, match=r"^device must be of sm_80; got NVIDIA H100 .*, of sm_90a"):
         written(out, arch="sm_80", device="h100")
 
 
 def test_by_hand_and_by_family(out: Path) -> None:
-    selection.records().put(make(1.0, ASKED, ONE))
+    sources.own_records().put(make(1.0, ASKED, ONE))
     by_hand = written(out, family="attention_forward", settings=["stages=3"])
-    assert by_hand.spec.config == dataclasses.replace(selection.default_spec(PROBLEM, DEVICE.target, family=FAMILY.name).config, stages=3)  # type: ignore[call-arg]
+    assert by_hand.spec.config == dataclasses.replace(default_spec(PROBLEM, DEVICE.target, family=FAMILY.name).config, stages=3)  # type: ignore[call-arg]
     assert by_hand.bucket == bucket(ASKED)
     assert written(out, family="attention_forward_sm90").spec.family.name == "attention_forward_sm90"
     with pytest.raises(ArgumentError, match="packed_heads must divide the 1 query heads"):
@@ -175,12 +183,12 @@ class FakeKernels(Kernels):
 
 
 def test_what_is_loaded_counts_in_its_bucket_alone(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    selection.records().put(make(1.0, ASKED, ONE))
+    sources.own_records().put(make(1.0, ASKED, ONE))
     mine, everywhere = written(out), out.with_name("everywhere")
     generate(64, "sm_90a", everywhere, causal=False)
     monkeypatch.setattr(api, "_gpu", lambda device: GPU)
     monkeypatch.setattr(api, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, gpu=gpu))
-    selection.records().put(make(1.0, Workload(4, 32, 32, 512, 512), TWO))
+    sources.own_records().put(make(1.0, Workload(4, 32, 32, 512, 512), TWO))
     short = Workload(4, 32, 32, 512, 512)
     try:
         kernels = FakeKernels()
@@ -195,7 +203,7 @@ def test_what_is_loaded_counts_in_its_bucket_alone(out: Path, monkeypatch: pytes
         assert loaded.spec == mine.spec
     finally:
         api.unload()
-    assert selection.imports.find(PROBLEM, ASKED, GPU) is None
+    assert selection_loaded.imports.find(PROBLEM, ASKED, GPU) is None
 
 
 def test_a_bucket_that_is_none_is_refused(out: Path) -> None:
@@ -206,4 +214,4 @@ def test_a_bucket_that_is_none_is_refused(out: Path) -> None:
         entries[0]["bucket"] = wrong
         (out / "manifest.json").write_bytes(manifest.to_bytes(entries))
         with pytest.raises(ArgumentError, match=r"^folder .*bucket"):
-            bundle.read(out, DEVICE.target)
+            bundle.read_bundle(out, DEVICE.target)

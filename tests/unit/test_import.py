@@ -30,7 +30,7 @@ def test_it_loads_nothing_heavy(tmp_path: Path) -> None:
     code = f"before = set(sys.modules); import flashgen, json; print(json.dumps([m for m in {HEAVY!r} if m in set(sys.modules) - before]))"
     assert json.loads(run(code, tmp_path)) == []
     # The names are the right ones: what needs them does load them.
-    used = run("from flashgen.codegen.render import environment; environment(); print('jinja2' in sys.modules)", tmp_path)
+    used = run("from flashgen.codegen.render import jinja_environment; jinja_environment(); print('jinja2' in sys.modules)", tmp_path)
     assert used.strip() == "True"
 
 
@@ -87,7 +87,7 @@ print(type(torch.__spec__.loader).__name__, torch.cuda.is_initialized())
     assert run(code, tmp_path).splitlines() == ["[True, True, True]", "True", "SourceFileLoader False"]
 
 
-@pytest.mark.parametrize("part", ["arguments", "scratch", "ops"])
+@pytest.mark.parametrize("part", ["launch.arguments", "launch.tile_counters", "launch.gpu", "operators.plans", "operators.registration"])
 def test_a_part_of_the_operators_may_come_first(part: str, tmp_path: Path) -> None:
     code = f"""import logging
 logging.getLogger("flashgen").addHandler(logging.StreamHandler(sys.stdout))
@@ -108,8 +108,8 @@ for broken in ("1", ""):
         import torch
     except ImportError as error:
         print(error)
-print(torch.__name__, "flashgen.ops" in sys.modules)
-print(len([finder for finder in sys.meta_path if type(finder).__module__ == "flashgen.registration"]))
+print(torch.__name__, "flashgen.operators.registration" in sys.modules)
+print(len([finder for finder in sys.meta_path if type(finder).__module__ == "flashgen.operators.import_hook"]))
 """
     assert run(code, tmp_path).splitlines() == ["broken", "torch False", "0"]
 

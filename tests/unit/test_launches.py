@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as binding
 
-from flashgen.build import driver, kernel, tensor_map
 from flashgen.build.artifact import Artifact
-from flashgen.build.driver import DriverError, Gpu
-from flashgen.build.kernel import MAX_GRID, Kernel
-from flashgen.build.tensor_map import Encoder
-from flashgen.codegen.device import find_device
+from flashgen.build.gpu import driver, kernel, tensor_map
+from flashgen.build.gpu.driver import DriverError, Gpu
+from flashgen.build.gpu.kernel import MAX_GRID, Kernel
+from flashgen.build.gpu.tensor_map import Encoder
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
-from flashgen.codegen.problem import Dtype, Problem, Workload
+from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.program import Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.tensor_map import TensorMapShape
+from flashgen.codegen.workload import Workload
 from tests.support.programs import program_of
 from tests.support.two_steps import TwoSteps, TwoStepsConfig
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from flashgen import record_file
 from flashgen.build import lock
 from flashgen.build.lock import locked
 from flashgen.codegen.errors import FlashgenError
-from flashgen.record_file import RecordFile
+from flashgen.records import sqlite_file as record_file
+from flashgen.records.sqlite_file import RecordFile
+from flashgen.timing import gpu_lock as tuning_lock
 from flashgen.tuning import Progress
-from flashgen.tuning import lock as tuning_lock
 
 HOLDER = """
 import fcntl, os, sys, time

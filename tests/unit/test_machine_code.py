@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from flashgen import selection
 from flashgen.api import load, unload
-from flashgen.build import kernel as kernel_module
 from flashgen.build.artifact import Artifact
-from flashgen.build.driver import DriverError, Gpu
-from flashgen.build.kernel import Kernel
-from flashgen.bundle import Generated
+from flashgen.build.gpu import kernel as kernel_module
+from flashgen.build.gpu.driver import DriverError, Gpu
+from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.spec import KernelSpec
-from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD
+from flashgen.selection import loaded
+from flashgen.selection.bundle import Generated
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD
 
 GPU = Gpu(0, DEVICE, "uuid", "13.0")
 SPEC = KernelSpec(FAMILY, PROBLEM, CONFIGS[0], DEVICE.target)
@@ -66,7 +66,7 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     found = Driver()
     for module in ("kernel", "driver"):
-        monkeypatch.setattr(f"flashgen.build.{module}.driver", lambda: found)
+        monkeypatch.setattr(f"flashgen.build.gpu.{module}.driver", lambda: found)
     monkeypatch.setattr(kernel_module, "_libraries", {}, raising=False)
     return found
 
@@ -83,12 +83,12 @@ def test_machine_code_stays_loaded_once_nobody_holds_the_kernel(driver: Driver) 
 
 def test_an_import_that_is_dropped_stays_loaded_and_coming_back_costs_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flashgen.api._gpu", lambda device: GPU)
-    monkeypatch.setattr("flashgen.bundle.read", lambda folder, target: [Generated(SPEC, ARTIFACT)])
+    monkeypatch.setattr("flashgen.selection.bundle.read_bundle", lambda folder, target: [Generated(SPEC, ARTIFACT)])
     for _ in range(3):
         assert [kernel.spec for kernel in load("folder")] == [SPEC]
         unload()
         gc.collect()
-    assert selection.imports.find(PROBLEM, WORKLOAD, GPU) is None
+    assert loaded.imports.find(PROBLEM, WORKLOAD, GPU) is None
     assert driver.loads == len(driver.loaded) == 1
 
 

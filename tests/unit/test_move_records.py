@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 import flashgen
-from flashgen import selection
-from flashgen.build.compiler import compile_source, nvrtc_version
+from flashgen.build.nvrtc import compile_source, nvrtc_version
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.render import Source, render
 from flashgen.codegen.spec import KernelSpec
-from flashgen.record_choice import tells_time
-from flashgen.record_exchange import parse, to_text
-from flashgen.records import Record, Records
-from flashgen.selection import BENCHMARK_VERSION
-from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
+from flashgen.records import sources
+from flashgen.records.choice import tells_time
+from flashgen.records.exchange import parse_records, to_text
+from flashgen.records.record import BENCHMARK_VERSION
+from flashgen.records.store import Record, Records
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
 from tools import move_records
 
 HERE = Path(flashgen.__file__).parent.parent
 SMALL = CONFIGS[0]
 OLD = FAMILY.revision - 1
-MASK, THREADS = "templates/tile/mask.cuh", "    def threads(self, config: AttentionForwardConfig) -> int:"
+MASK, THREADS = "templates/tile/common/mask.cuh", "    def threads(self, config: AttentionForwardConfig) -> int:"
 
 
 def measured(revision: int = OLD, **changes: Any) -> Record:
@@ -43,7 +43,7 @@ def checkout(tmp_path: Path) -> Callable[..., Path]:
         for part in ("codegen", "templates"):
             shutil.copytree(HERE / part, old / "flashgen" / part, ignore=shutil.ignore_patterns("__pycache__"))
         (old / "flashgen/__init__.py").touch()
-        revision = ("codegen/families/attention_forward.py", f"revision = {FAMILY.revision}", f"revision = {OLD}")
+        revision = ("codegen/families/attention_forward/family.py", f"revision = {FAMILY.revision}", f"revision = {OLD}")
         for name, find, replace in (revision, *changes):
             text = (old / "flashgen" / name).read_text()
             assert find in text
@@ -64,7 +64,7 @@ def test_a_record_of_the_same_machine_code_moves(checkout: Callable[..., Path], 
     move_records.main(["--old", str(before), "--dry-run", str(file)])
     assert file.read_text() == to_text([old, present, foreign])
     move_records.main(["--old", str(before), str(file)])
-    moved, *rest = parse(file.read_bytes()).records
+    moved, *rest = parse_records(file.read_bytes()).records
     assert rest == [present, foreign]
     assert moved == measured(FAMILY.revision)
     assert tells_time(moved, BENCHMARK_VERSION)
@@ -87,7 +87,7 @@ def test_a_record_of_other_machine_code_stays(checkout: Callable[..., Path], tmp
 
 def test_the_user_s_own_records_are_added_to(checkout: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Records(tmp_path / "cache/records.sqlite3")
-    monkeypatch.setattr(selection, "records", lambda: own)
+    monkeypatch.setattr(sources, "own_records", lambda: own)
     own.put(measured())
     before = checkout()
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_the_user_s_own_records_are_added_to(checkout: Callable[..., Path], tmp_
 
 def test_another_launch_of_the_same_code_stays(checkout: Callable[..., Path]) -> None:
     other = "    def threads(self, config):\n        return 7\n\n    def then(self, config):"
-    before = checkout(("codegen/families/attention_forward.py", THREADS, other))
+    before = checkout(("codegen/families/attention_forward/family.py", THREADS, other))
     assert move_records.move([measured()], before).stay == {0: "launched with other threads, shared memory or parameters"}
 
 

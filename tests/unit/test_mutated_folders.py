@@ -13,15 +13,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-from flashgen import bundle, manifest, selection
 from flashgen.build.artifact import Artifact
-from flashgen.build.store import FILES, ArtifactStore
-from flashgen.bundle import Generated
+from flashgen.build.store.store import FILES, ArtifactStore
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
+from flashgen.selection import bundle, compilation, manifest
+from flashgen.selection.bundle import Generated
+from flashgen.selection.families import default_spec
 
 T = TypeVar("T")
 
@@ -89,8 +90,8 @@ def damage(data: bytes, draw: random.Random) -> bytes:
 
 @pytest.fixture(scope="module")
 def kernels() -> list[tuple[KernelSpec, Artifact]]:
-    specs = [selection.default_spec(Problem(Dtype.BF16, 8, mask=mask), TARGET) for mask in Mask]
-    return [(spec, selection.compile_spec(spec)) for spec in specs]
+    specs = [default_spec(Problem(Dtype.BF16, 8, mask=mask), TARGET) for mask in Mask]
+    return [(spec, compilation.compile_spec(spec)) for spec in specs]
 
 
 def mutated_manifest(data: bytes, draw: random.Random) -> bytes:
@@ -111,12 +112,12 @@ def test_mutated_manifests(kernels: list[tuple[KernelSpec, Artifact]], tmp_path:
     for number in range(COUNT):
         data = mutated_manifest(whole, random.Random(f"{seed} {number}"))
         (folder / "manifest.json").write_bytes(data)
-        found, refusal = result_of(lambda: bundle.read(folder, TARGET))
+        found, refusal = result_of(lambda: bundle.read_bundle(folder, TARGET))
         assert found is not None or (refusal.startswith("folder ") and str(folder) in refusal), (seed, number, refusal)
         for spec, artifact, _ in found or []:  # only what decides nothing may have been changed, or a kernel been left out
             made = by_spec[spec]
             assert (artifact.entry, artifact.arch, artifact.cubin) == (made.entry, made.arch, made.cubin), (seed, number)
-            said = next(entry for entry in manifest.read(data) if entry["name"] == spec.name)
+            said = next(entry for entry in manifest.read_manifest(data) if entry["name"] == spec.name)
             assert set(manifest.differences(said, manifest.entry_of(spec, made))) <= {"artifact"}, (seed, number)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         place, refusal = result_of(lambda: bundle.require_place(folder))

@@ -14,13 +14,13 @@ import pytest
 from flashgen.bench import files, report
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.spec import KernelSpec
-from flashgen.record_choice import why_useless
-from flashgen.record_exchange import parse, to_text, winners
-from flashgen.records import Failure, FailureKind
-from flashgen.selection import BENCHMARK_VERSION
-from flashgen.shipped_records import ShippedRecords
-from tests.unit.bench_results import result
-from tests.unit.made_records import CONFIGS, DEVICE, PROBLEM, WORKLOAD, make
+from flashgen.records.choice import why_useless
+from flashgen.records.exchange import parse_records, to_text, winners
+from flashgen.records.record import BENCHMARK_VERSION
+from flashgen.records.shipped import ShippedRecords
+from flashgen.records.store import Failure, FailureKind
+from tests.support.bench_results import result
+from tests.support.made_records import CONFIGS, DEVICE, PROBLEM, WORKLOAD, make
 
 MUTATIONS = 500  # of each kind of file
 JUNK: tuple[Any, ...] = (
@@ -64,9 +64,9 @@ def text_of(value: Any, draw: random.Random) -> bytes:
 
 
 def read_records(data: bytes, folder: Path) -> None:
-    contents = parse(data)
+    contents = parse_records(data)
     json.dumps(contents.bad, ensure_ascii=False).encode()
-    assert parse(to_text(contents.records).encode()).records == contents.records
+    assert parse_records(to_text(contents.records).encode()).records == contents.records
     winners(contents.records, BENCHMARK_VERSION)
     (folder / "gpu.json").write_bytes(data)
     ShippedRecords(folder).best(PROBLEM, WORKLOAD, DEVICE, "13.0", "13.0", BENCHMARK_VERSION)
@@ -76,10 +76,10 @@ def read_records(data: bytes, folder: Path) -> None:
 
 def read_result(data: bytes, folder: Path) -> None:
     (folder / "bench.json").write_bytes(data)
-    found = files.read(folder / "bench.json")
+    found = files.read_result(folder / "bench.json")
     (folder / "again").mkdir(exist_ok=True)
     files.save(found, folder / "again")
-    assert files.read(folder / "again/bench.json") == found
+    assert files.read_result(folder / "again/bench.json") == found
     report.tables(found)
     report.summary(found)
 

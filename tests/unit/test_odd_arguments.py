@@ -23,8 +23,8 @@ import torch
 
 import flashgen
 from flashgen import api
-from flashgen.build.driver import DriverError
-from flashgen.build.host_compiler import HostCompilerMissingError
+from flashgen.build.emulator.compiler import CxxCompilerMissingError
+from flashgen.build.gpu.driver import DriverError
 from flashgen.codegen.errors import FlashgenError
 from flashgen.codegen.family import families, require_possible
 from flashgen.tuning import Request
@@ -145,7 +145,7 @@ def test_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         complaint = None
         try:
             given = flashgen.attention(**arguments)
-        except HostCompilerMissingError:
+        except CxxCompilerMissingError:
             continue
         except FlashgenError as error:
             refused += 1

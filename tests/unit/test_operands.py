@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from flashgen.codegen.attention_launch import attention_call, strides_of
+from flashgen.codegen.attention import attention_call, operand_strides
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operation import find_operation, operation_of, operations
-from flashgen.codegen.problem import Dtype, Problem, Workload
+from flashgen.codegen.problem import Dtype, Problem
+from flashgen.codegen.workload import Workload
 
 PROBLEM, WORKLOAD = Problem(Dtype.BF16, 64, 32), Workload(2, 6, 3, 5, 7)
 SCALE = {"scale": 0.125}
@@ -45,10 +46,10 @@ def test_a_call_has_a_view_of_each_operand() -> None:
     }
     assert call.views["q"].strides == (5 * 6 * 64, 6 * 64, 64, 1)
     assert call.views["lse"].strides == (6 * 5, 5, 1)
-    assert strides_of(call, "v") == (9999, 99, 999), "of batch, head and row"
+    assert operand_strides(call, "v") == (9999, 99, 999), "of batch, head and row"
     strides = [(1000 * i, 100 * i, 10 * i) for i in range(1, 5)]
     given = attention_call(PROBLEM, WORKLOAD, strides, 0.5)
-    assert [strides_of(given, name) for name in ("q", "k", "v", "out")] == strides
+    assert [operand_strides(given, name) for name in ("q", "k", "v", "out")] == strides
     assert given.scalars == {"scale": 0.5}
 
 

@@ -24,9 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import flashgen
-from flashgen import api, arguments, ops
-from flashgen.build.driver import DriverError
+from flashgen import api
+from flashgen.build.gpu.driver import DriverError
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.launch import arguments
+from flashgen.operators import plans
+from flashgen.operators.plans import plan_at_hand
 
 
 def tensors(layout: str = "bshd", dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
@@ -132,21 +135,21 @@ class Logging(TorchDispatchMode):
 def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (tensors()[name] for name in "qkv")
     arguments: tuple[Any, ...] = (q, k, v, True, None, "bshd")
-    monkeypatch.setattr(ops, "_LOCAL", SimpleNamespace())
-    assert ops.plan_at_hand(*arguments) is None, "the first call of a thread"
+    monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
+    assert plan_at_hand(*arguments) is None, "the first call of a thread"
     plan = object()
-    ops._LOCAL.plans = {ops._signature(*arguments): plan}
-    assert ops.plan_at_hand(*arguments) is plan
-    assert ops.plan_at_hand(q, k, v, False, None, "bshd") is None, "another signature"
-    assert ops.plan_at_hand(q, k, v, [], None, "bshd") is None, "nothing that a signature could have"  # type: ignore[arg-type]
-    assert ops.plan_at_hand(torch.nn.Parameter(q, requires_grad=False), *arguments[1:]) is None, "a subclass"
+    plans._LOCAL.plans = {plans._signature(*arguments): plan}
+    assert plan_at_hand(*arguments) is plan
+    assert plan_at_hand(q, k, v, False, None, "bshd") is None, "another signature"
+    assert plan_at_hand(q, k, v, [], None, "bshd") is None, "nothing that a signature could have"  # type: ignore[arg-type]
+    assert plan_at_hand(torch.nn.Parameter(q, requires_grad=False), *arguments[1:]) is None, "a subclass"
     with listening():
-        assert ops.plan_at_hand(*arguments) is None
-    assert ops.plan_at_hand(*arguments) is plan
+        assert plan_at_hand(*arguments) is None
+    assert plan_at_hand(*arguments) is plan
     seen = []
 
     def call(x: torch.Tensor) -> torch.Tensor:
-        seen.append(ops.plan_at_hand(x, *arguments[1:]))
+        seen.append(plan_at_hand(x, *arguments[1:]))
         return x
 
     torch.vmap(call)(torch.stack([q, q]))
@@ -183,9 +186,9 @@ PRIVATE = (
 def test_without_a_private_name_of_pytorch_every_call_goes_to_the_dispatcher(
     owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ops._listeners()()
+    assert plans._listeners()()
     monkeypatch.delattr(owner, name)
-    assert not ops._listeners()()
+    assert not plans._listeners()()
 
 
 def test_attention_works_without_any_of_them(tmp_path: Path) -> None:

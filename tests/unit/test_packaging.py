@@ -19,14 +19,14 @@ from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
-from flashgen.record_exchange import to_text
+from flashgen.records.exchange import to_text
 
 PACKAGE = Path(flashgen.__file__).parent
 CHECKOUT = PACKAGE.parent
 if not (CHECKOUT / "pyproject.toml").is_file():
     pytest.skip("needs a checkout: flashgen comes from an installed package", allow_module_level=True)
 
-SHIPPED = "flashgen/shipped_records/made_up_gpu.json"
+SHIPPED = "flashgen/records/shipped/made_up_gpu.json"
 
 # Run by a Python that ignores PYTHONPATH and its working folder, with the installed package ahead of everything else.
 PROBE = """

@@ -9,19 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen import debug, selection
-from flashgen.build.driver import Gpu
-from flashgen.codegen.device import find_device
+from flashgen.build.gpu.driver import Gpu
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config
+from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Problem, Workload
+from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.spec import KernelSpec
-from flashgen.measure import Tensors
-from flashgen.record_choice import choose
+from flashgen.codegen.workload import Workload
+from flashgen.launch.tensors import Tensors
+from flashgen.records.choice import choose
+from flashgen.selection import loaded, ranking
+from flashgen.selection.ranking import shortlist
 from flashgen.tuning.request import Request, dry_run
-from flashgen.verification import SHAPES, Screen
-from tests.unit.made_records import make
+from flashgen.verification import debug
+from flashgen.verification.cases import SHAPES
+from flashgen.verification.screen import Screen
+from tests.support.made_records import make
 
 H200, SM90 = find_device("h200"), find_family("attention_forward_sm90")
 PROBLEM = Problem(Dtype.BF16, 128)
@@ -45,13 +49,13 @@ def grouped(group: int, len_q: int, batch: int = 4) -> Workload:
     ],
 )
 def test_heads_are_packed_where_that_saves_tiles(workload: Workload, packed: set[int]) -> None:
-    ranked = selection.ranked(PROBLEM, workload, H200, [SM90])
+    ranked = ranking.ranked(PROBLEM, workload, H200, [SM90])
     assert {SM90.group_unit(c.config) for c in ranked} == packed
     assert {dataclasses.replace(c.config, packed_heads=1) for c in ranked} == {c.config for c in ranked if SM90.group_unit(c.config) == 1}  # type: ignore[call-arg]
 
 
 def test_the_model_packs_short_queries() -> None:
-    short, long = (selection.shortlist(PROBLEM, grouped(16, n, batch=16), H200, 1)[0] for n in (1, 4096))
+    short, long = (shortlist(PROBLEM, grouped(16, n, batch=16), H200, 1)[0] for n in (1, 4096))
     assert SM90.group_unit(short.config) == 16
     assert SM90.group_unit(long.config) == 1
 
@@ -73,11 +77,11 @@ def test_an_imported_kernel_is_left_out_where_it_does_not_fit() -> None:
     gpu = Gpu(0, H200, "uuid", "13.0")
     kernel: Any = SimpleNamespace(spec=PACKED_SPEC, gpu=gpu)
     try:
-        selection.imports.add(kernel)
-        assert selection.imports.find(PROBLEM, grouped(16, 60), gpu) is kernel
-        assert selection.imports.find(PROBLEM, grouped(12, 60), gpu) is None
+        loaded.imports.add(kernel)
+        assert loaded.imports.find(PROBLEM, grouped(16, 60), gpu) is kernel
+        assert loaded.imports.find(PROBLEM, grouped(12, 60), gpu) is None
     finally:
-        selection.imports.clear()
+        loaded.imports.clear()
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:
@@ -86,7 +90,7 @@ def test_heads_that_do_not_fit_are_refused() -> None:
         SM90.require_workload(PACKED, grouped(12, 60))
     tensors = Tensors.random(PROBLEM, Workload(1, 12, 1, 5, 5), torch.Generator())
     with pytest.raises(ArgumentError, match=message):
-        debug.run(PACKED_SPEC, tensors)
+        debug.run_blocks(PACKED_SPEC, tensors)
     by_hand = Request(128, causal=False, seqlens=[64], batch=1, heads=12, kv_heads=1, settings={"packed_heads": "8"})
     with pytest.raises(ArgumentError, match="packed_heads must divide the 12 query heads"):
         dry_run(by_hand, H200)

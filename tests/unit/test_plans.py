@@ -12,19 +12,25 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flashgen import arguments, ops, selection
 from flashgen.build.artifact import EntryReport, Report
-from flashgen.build.driver import Gpu
+from flashgen.build.gpu.driver import Gpu
 from flashgen.codegen.config import Config
-from flashgen.codegen.device import find_device
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.families.attention_forward_sm90 import AttentionForwardSm90Config, Scheduler
+from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, Scheduler
 from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import BufferKind, Program
 from flashgen.codegen.spec import KernelSpec
-from flashgen.records import Records
-from flashgen.shipped_records import ShippedRecords
+from flashgen.codegen.workload import Workload
+from flashgen.launch import arguments, gpu
+from flashgen.launch.gpu import CaptureError, Plan, choose_kernel
+from flashgen.operators import plans, registration
+from flashgen.operators.plans import plan_at_hand
+from flashgen.records import sources
+from flashgen.records.shipped import ShippedRecords
+from flashgen.records.store import Records
+from flashgen.selection import loaded
 
 H200 = find_device("h200")
 GPU = Gpu(3, H200, "uuid", "580.1")
@@ -96,53 +102,53 @@ DIFFERENT: dict[str, Callable[[], Arguments]] = {
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that has called nothing yet, and plans that are objects of no use."""
-    monkeypatch.setattr(ops, "_LOCAL", SimpleNamespace())
-    monkeypatch.setattr(ops, "Plan", lambda *arguments: SimpleNamespace(arguments=arguments))
+    monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
+    monkeypatch.setattr(plans, "Plan", lambda *arguments: SimpleNamespace(arguments=arguments))
 
 
-@pytest.mark.usefixtures("plans")
+@pytest.mark.usefixtures("no_plans")
 def test_a_call_that_differs_in_anything_has_a_plan_of_its_own() -> None:
-    first = ops._plan(*call())
-    assert ops._plan(*call()) is first, "other tensors of the same signature"
+    first = plans.plan_for(*call())
+    assert plans.plan_for(*call()) is first, "other tensors of the same signature"
     made: list[object] = [first]
     for what, different in DIFFERENT.items():
-        assert ops.plan_at_hand(*different()) is None, what
-        plan = ops._plan(*different())
+        assert plan_at_hand(*different()) is None, what
+        plan = plans.plan_for(*different())
         assert all(plan is not other for other in made), what
-        assert ops._plan(*different()) is plan, what
-        assert ops.plan_at_hand(*different()) is plan, what
+        assert plans.plan_for(*different()) is plan, what
+        assert plan_at_hand(*different()) is plan, what
         made.append(plan)
-    assert ops._plan(*call()) is first
+    assert plans.plan_for(*call()) is first
 
 
-@pytest.mark.usefixtures("plans")
+@pytest.mark.usefixtures("no_plans")
 def test_a_negated_view_goes_through_the_dispatcher() -> None:
-    ops._plan(*call())
+    plans.plan_for(*call())
     for at in range(3):
         arguments: list[Any] = list(call())
         arguments[at] = torch._neg_view(arguments[at])  # the same signature, but not the same numbers
-        assert ops.plan_at_hand(*arguments) is None
+        assert plan_at_hand(*arguments) is None
 
 
-@pytest.mark.usefixtures("plans")
+@pytest.mark.usefixtures("no_plans")
 def test_a_plan_is_made_anew_once_another_kernel_may_be_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = selection.Kernels()
-    monkeypatch.setattr(selection, "kernels", kernels)
-    first = ops._plan(*call())
+    kernels = loaded.Kernels()
+    monkeypatch.setattr(loaded, "kernels", kernels)
+    first = plans.plan_for(*call())
     kernels.forget()
-    assert ops.plan_at_hand(*call()) is None
-    assert ops._plan(*call()) is not first
+    assert plan_at_hand(*call()) is None
+    assert plans.plan_for(*call()) is not first
 
 
-@pytest.mark.usefixtures("plans")
+@pytest.mark.usefixtures("no_plans")
 def test_a_thread_keeps_so_many_plans_and_forgets_the_oldest_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "_MAX_PLANS", 4)
-    made = [ops._plan(*call(len_q=n)) for n in range(1, 5)]
-    assert [ops.plan_at_hand(*call(len_q=n)) for n in range(1, 5)] == made
-    newest = ops._plan(*call(len_q=5))
-    assert [ops.plan_at_hand(*call(len_q=n)) for n in range(1, 6)] == [None, None, *made[2:], newest]
+    monkeypatch.setattr(plans, "_MAX_PLANS", 4)
+    made = [plans.plan_for(*call(len_q=n)) for n in range(1, 5)]
+    assert [plan_at_hand(*call(len_q=n)) for n in range(1, 5)] == made
+    newest = plans.plan_for(*call(len_q=5))
+    assert [plan_at_hand(*call(len_q=n)) for n in range(1, 6)] == [None, None, *made[2:], newest]
 
 
 class Bound:
@@ -164,13 +170,13 @@ class Bound:
 @pytest.fixture(autouse=True)
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # else fake tensors want a real GPU of their number
-    monkeypatch.setattr(ops, "gpu", lambda ordinal: GPU)
-    monkeypatch.setattr(ops, "_require_context", lambda ordinal: None)
+    monkeypatch.setattr(gpu, "gpu", lambda ordinal: GPU)
+    monkeypatch.setattr(gpu, "_require_context", lambda ordinal: None)
 
 
-def plan(arguments: dict[str, Any], kernel: Any) -> ops.Plan:
+def plan(arguments: dict[str, Any], kernel: Any) -> Plan:
     with FakeTensorMode():
-        return ops.Plan(*call(device="cuda:3", **arguments), kernel)
+        return Plan(*call(device="cuda:3", **arguments), kernel)
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
@@ -216,7 +222,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         devices.pop()
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    for place, names in ((torch._C, ("_cuda_getDevice", "_cuda_getCurrentRawStream")), (ops, ("_current_device", "_current_stream"))):
+    for place, names in ((torch._C, ("_cuda_getDevice", "_cuda_getCurrentRawStream")), (gpu, ("_current_device", "_current_stream"))):
         monkeypatch.setattr(place, names[0], lambda: devices[-1], raising=False)
         monkeypatch.setattr(place, names[1], lambda index: 100 * devices[-1] + index, raising=False)
     return devices
@@ -227,7 +233,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_plan_gives_a_tile_counter_to_those_that_count(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Bound("attention_forward_sm90", AttentionForwardSm90Config(2, 64, out_panels=1, scheduler=scheduler))
     made = plan({}, kernel)
-    monkeypatch.setattr(ops, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
+    monkeypatch.setattr(gpu, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
     q, k, v, out, lse = (SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64, 80))
     counter = (3303,) if scheduler is Scheduler.DYNAMIC else ()
     made.into(q, k, v, out, lse)  # type: ignore[arg-type]
@@ -249,7 +255,7 @@ def test_a_plan_gives_a_program_its_buffers(monkeypatch: pytest.MonkeyPatch) -> 
     kernel = Bound("attention_forward")
     made = plan({}, kernel)
     made.buffers = ((400, BufferKind.CALL), (4, BufferKind.STREAM_COUNTER), (8, BufferKind.CALL_ZEROED))
-    monkeypatch.setattr(ops, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
+    monkeypatch.setattr(gpu, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
     asked = []
 
     def memory(name: str, address: int) -> Callable[..., Any]:
@@ -310,7 +316,7 @@ def test_a_plan_asks_for_a_kernel_that_takes_its_strides(monkeypatch: pytest.Mon
         asked.append((problem, workload, on, without))
         return Bound("attention_forward")
 
-    monkeypatch.setattr(ops, "choose_kernel", choose)
+    monkeypatch.setattr(gpu, "choose_kernel", choose)
     plan({}, None)
     plan({"len_kv": 0}, None)
     problem = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL)
@@ -385,9 +391,13 @@ def test_each_operator_gives_what_its_schema_says(monkeypatch: pytest.MonkeyPatc
             asked.append((self.arguments, given[:3]))
             return "out", "lse" if given[3] else None
 
-    monkeypatch.setattr(ops, "_plan", Told)
+    monkeypatch.setattr(plans, "plan_for", Told)
     arguments = call()
-    implementations = {"attention_output": ops._output_cuda, "attention_forward": ops._forward_cuda, "attention": ops._forward_cuda}
+    implementations = {
+        "attention_output": registration._output_cuda,
+        "attention_forward": registration._forward_cuda,
+        "attention": registration._forward_cuda,
+    }
     for name, implementation in implementations.items():
         returns = getattr(torch.ops.flashgen, name).default._schema.returns
         wanted = ("out", "lse")[: len(returns)]
@@ -397,22 +407,22 @@ def test_each_operator_gives_what_its_schema_says(monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_kernel_is_made_while_a_graph_is_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Chosen(selection.Kernels):
+    class Chosen(loaded.Kernels):
         def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
             return SimpleNamespace(spec=spec, artifact=SimpleNamespace(report=Report({"kernel": EntryReport(128)})))
 
     problem, workload, without = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL), Workload(2, 6, 3, 5, 7), frozenset({"attention_forward_sm90"})
-    monkeypatch.setattr(selection, "kernels", Chosen())
+    monkeypatch.setattr(loaded, "kernels", Chosen())
     own, shipped = Records(tmp_path / "records.sqlite3"), ShippedRecords(tmp_path)
-    monkeypatch.setattr(selection, "records", lambda: own)
-    monkeypatch.setattr(selection, "shipped_records", lambda: shipped)
+    monkeypatch.setattr(sources, "own_records", lambda: own)
+    monkeypatch.setattr(sources, "shipped_records", lambda: shipped)
     capturing = [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
-    with pytest.raises(ops.CaptureError, match=r"call flashgen\.warm\(\.\.\.\), or the same attention once, before the capture$"):
-        ops.choose_kernel(problem, workload, GPU, without)
+    with pytest.raises(CaptureError, match=r"call flashgen\.warm\(\.\.\.\), or the same attention once, before the capture$"):
+        choose_kernel(problem, workload, GPU, without)
     capturing[0] = False
-    made = ops.choose_kernel(problem, workload, GPU, without)
+    made = choose_kernel(problem, workload, GPU, without)
     capturing[0] = True
-    assert ops.choose_kernel(problem, workload, GPU, without) is made
-    with pytest.raises(ops.CaptureError):
-        ops.choose_kernel(problem, workload, GPU, frozenset())
+    assert choose_kernel(problem, workload, GPU, without) is made
+    with pytest.raises(CaptureError):
+        choose_kernel(problem, workload, GPU, frozenset())

@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 
-from flashgen import selection, tuning
+from flashgen import tuning
 from flashgen.build.artifact import Artifact
 from flashgen.cli.tune import _print_result
 from flashgen.codegen.family import find_family
 from flashgen.codegen.spec import KernelSpec
-from flashgen.record_exchange import to_text
-from flashgen.records import Records
-from flashgen.selection import BENCHMARK_VERSION
-from flashgen.shipped_records import ShippedRecords
+from flashgen.records import sources
+from flashgen.records.exchange import to_text
+from flashgen.records.record import BENCHMARK_VERSION
+from flashgen.records.shipped import ShippedRecords
+from flashgen.records.store import Records
+from flashgen.selection import compilation
+from flashgen.selection.families import default_spec
 from flashgen.tuning import Request, TuneResult, predicted
-from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
 
 LOG = (
     "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
@@ -46,10 +49,10 @@ class Screen:
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for shipped records; there are none of the user's, compiling takes no time and the CPU verifies nothing."""
     own = Records(tmp_path / "records.sqlite3")
-    monkeypatch.setattr(selection, "records", lambda: own)
-    monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path))
-    monkeypatch.setattr(selection, "compile_spec", lambda spec: Artifact(spec.name, "sm_90a", "", b"", LOG.format(spills=0), "13.0"))
-    monkeypatch.setattr(predicted, "HostScreen", Screen)
+    monkeypatch.setattr(sources, "own_records", lambda: own)
+    monkeypatch.setattr(sources, "shipped_records", lambda: ShippedRecords(tmp_path))
+    monkeypatch.setattr(compilation, "compile_spec", lambda spec: Artifact(spec.name, "sm_90a", "", b"", LOG.format(spills=0), "13.0"))
+    monkeypatch.setattr(predicted, "CpuScreen", Screen)
     return tmp_path
 
 
@@ -82,7 +85,7 @@ def test_what_was_measured_wins_and_the_rest_is_predicted(shipped: Path, capsys:
 
 def test_the_user_s_record_comes_before_the_shipped_one(shipped: Path) -> None:
     ship(shipped, make(1e-6, FIRST.workload, CONFIGS[6]))
-    selection.records().put(make(1.0, FIRST.workload, ODD))
+    sources.own_records().put(make(1.0, FIRST.workload, ODD))
     assert tuned().rows[0].seconds == 1.0
 
 
@@ -112,12 +115,12 @@ def test_a_measured_kernel_that_is_broken_here_does_not_win(shipped: Path, monke
     def compile_spec(spec: KernelSpec) -> Artifact:
         return Artifact(spec.name, "sm_90a", "", b"", LOG.format(spills=8 * (spec.config == ODD)), "13.0")
 
-    monkeypatch.setattr(selection, "compile_spec", compile_spec)
+    monkeypatch.setattr(compilation, "compile_spec", compile_spec)
     assert not tuned().rows[0].measured
 
 
 def test_the_default_measured_gains_nothing(shipped: Path) -> None:
-    default = selection.default_spec(PROBLEM, DEVICE.target)
+    default = default_spec(PROBLEM, DEVICE.target)
     ship(shipped, make(1.0, FIRST.workload, spec=default.to_json()))
     assert (tuned().rows[0].measured, tuned().rows[0].gain) == (True, 1.0)
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.problem import Dtype, Mask, Pass, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Pass, Problem
+from flashgen.codegen.workload import Workload
 
 
 @pytest.mark.parametrize(("text", "dtype"), [("bf16", Dtype.BF16), ("bfloat16", Dtype.BF16), ("fp16", Dtype.FP16), ("half", Dtype.FP16)])

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from flashgen.codegen.device import find_device
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError, FlashgenError
-from flashgen.codegen.problem import Dtype, Problem, Workload
-from flashgen.record import Failure, FailureKind, Record
-from flashgen.record_exchange import import_into, of_device, of_head_dim, parse, to_text, winners
-from flashgen.records import Records
-from flashgen.selection import BENCHMARK_VERSION
-from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, in_order, make
+from flashgen.codegen.problem import Dtype, Problem
+from flashgen.codegen.workload import Workload
+from flashgen.records.exchange import import_into, of_device, of_head_dim, parse_records, to_text, winners
+from flashgen.records.record import BENCHMARK_VERSION, Failure, FailureKind, Record
+from flashgen.records.store import Records
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, in_order, make
 
 NEAR = Workload(2, 16, 16, 2048, 1024)
 SOUND = [make(1e-3), make(1.1e-3, config=CONFIGS[1]), make(Failure(FailureKind.WRONG, "off by one"), config=CONFIGS[2])]
@@ -47,10 +47,10 @@ def with_entry(entry: Any) -> bytes:
 
 
 def test_round_trip_is_exact() -> None:
-    contents = parse(file_of(*SOUND))
+    contents = parse_records(file_of(*SOUND))
     assert contents.records == SOUND
     assert contents.bad == []
-    assert parse(file_of()).records == []
+    assert parse_records(file_of()).records == []
     assert len(to_text(SOUND).splitlines()) == len(SOUND) + 2, "one record a line"
 
 
@@ -77,7 +77,7 @@ FILES: dict[str, tuple[bytes, str]] = {
 def test_a_file_that_is_none_of_ours_is_refused(name: str) -> None:
     data, message = FILES[name]
     with pytest.raises(ArgumentError, match=f"^file {message}"):
-        parse(data)
+        parse_records(data)
 
 
 def forged_family(values: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ BAD: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_record_is_refused_with_the_reason_and_nothing_is_imported(records: Records, name: str) -> None:
     entry, reason = BAD[name]
-    contents = parse(with_entry(entry))
+    contents = parse_records(with_entry(entry))
     with pytest.raises(
         ArgumentError, match=rf"^file must hold sound records only; got 1 bad of 2, and none .*--skip-bad.*\n  record 2: {reason}"
     ):
@@ -137,7 +137,7 @@ def test_a_bad_record_is_refused_with_the_reason_and_nothing_is_imported(records
 
 
 def test_of_many_bad_records_the_first_are_shown(records: Records) -> None:
-    contents = parse(json.dumps({"format": "flashgen tuning records", "schema": 1, "records": list(range(12))}).encode())
+    contents = parse_records(json.dumps({"format": "flashgen tuning records", "schema": 1, "records": list(range(12))}).encode())
     with pytest.raises(ArgumentError, match=r"(?s)12 bad of 12.*record 5: .*\n  and 7 more$"):
         import_into(records, contents, BENCHMARK_VERSION)
 
@@ -145,7 +145,7 @@ def test_of_many_bad_records_the_first_are_shown(records: Records) -> None:
 def test_import_adds_what_is_new_and_keeps_what_was_measured_here(records: Records) -> None:
     own = make(9e-3)
     records.put(own)
-    contents = parse(file_of(*SOUND))
+    contents = parse_records(file_of(*SOUND))
     dry = import_into(records, contents, BENCHMARK_VERSION, dry_run=True)
     assert records.all() == [own]
     done = import_into(records, contents, BENCHMARK_VERSION)
@@ -160,7 +160,7 @@ def test_import_adds_what_is_new_and_keeps_what_was_measured_here(records: Recor
 def test_import_is_heard_at_once(records: Records) -> None:
     problem, workload = Problem(Dtype.BF16, 64), make().key.workload
     assert records.best(problem, workload, DEVICE, "13.0", "13.0", BENCHMARK_VERSION) is None
-    import_into(records, parse(file_of(*SOUND)), BENCHMARK_VERSION)
+    import_into(records, parse_records(file_of(*SOUND)), BENCHMARK_VERSION)
     choice = records.best(problem, workload, DEVICE, "13.0", "13.0", BENCHMARK_VERSION)
     assert choice is not None
     assert choice.record == SOUND[0]
@@ -175,7 +175,7 @@ def test_what_nothing_could_use_is_left_out_and_said(records: Records) -> None:
         make(device=find_device("a100"), spec={**SPEC, "target": "sm_80"}),
         make(spec={**SPEC, "target": "sm_130"}),  # of a GPU without a target file
     ]
-    done = import_into(records, parse(file_of(*useless, *useful)), BENCHMARK_VERSION)
+    done = import_into(records, parse_records(file_of(*useless, *useful)), BENCHMARK_VERSION)
     assert done.added == 3
     assert sorted(done.useless.values()) == [1, 1, 2]
     reasons = "; ".join(done.useless)
@@ -188,7 +188,7 @@ def test_what_nothing_could_use_is_left_out_and_said(records: Records) -> None:
 def test_import_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.warns(RuntimeWarning), pytest.raises(FlashgenError, match="cannot be written"):
-        import_into(Records(tmp_path / "file/records.sqlite3"), parse(file_of(*SOUND)), BENCHMARK_VERSION)
+        import_into(Records(tmp_path / "file/records.sqlite3"), parse_records(file_of(*SOUND)), BENCHMARK_VERSION)
 
 
 def test_choices_by_device_and_head_dim() -> None:

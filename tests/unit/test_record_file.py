@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 
-from flashgen import record_file
-from flashgen.record_file import SCHEMA, RecordFile, Row, fault_of
+from flashgen.records import sqlite_file as record_file
+from flashgen.records.sqlite_file import SCHEMA, RecordFile, StoredRow, fault_of
 
 FORK = multiprocessing.get_context("fork")
 
 
-def row(number: int, registers: int = 128) -> Row:
+def row(number: int, registers: int = 128) -> StoredRow:
     """A row; its key differs from others' in the last length, which is `number`."""
     key = ("NVIDIA H200", 132, "13.0", "13.0", "digest", 1, 16, 16, 1024, number, 1)
-    return Row(*key, "{}", 1e-3, 0.9e-3, 1.1e-3, 7, None, None, registers, 0, 65536)
+    return StoredRow(*key, "{}", 1e-3, 0.9e-3, 1.1e-3, 7, None, None, registers, 0, 65536)
 
 
-def rows_of(file: RecordFile) -> list[Row]:
+def rows_of(file: RecordFile) -> list[StoredRow]:
     return sorted(file.of_device("NVIDIA H200", 132), key=lambda row: int(row.len_kv))
 
 
@@ -206,7 +206,7 @@ def test_empty_file_is_a_new_one(path: Path) -> None:
 EARLIER = row(0)
 
 
-def unusable(file: RecordFile, reason: str, already: Iterable[Row] = ()) -> None:
+def unusable(file: RecordFile, reason: str, already: Iterable[StoredRow] = ()) -> None:
     """Asserts that rows are kept in memory, with one warning that gives the file, the reason and the cure."""
     with pytest.warns(RuntimeWarning) as caught:
         for put in (row(1), row(2), row(3), row(2, registers=64)):

@@ -18,13 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from flashgen.codegen.device import Device, find_device
+from flashgen.codegen.devices import Device, find_device
 from flashgen.codegen.errors import ArgumentError, FlashgenError
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
-from flashgen.record_file import Row
-from flashgen.records import Choice, Failure, FailureKind, Records, Timing, distance
-from flashgen.selection import BENCHMARK_VERSION
-from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, in_order, make, timing
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.workload import Workload
+from flashgen.records.record import BENCHMARK_VERSION
+from flashgen.records.sqlite_file import StoredRow
+from flashgen.records.store import Choice, Failure, FailureKind, Records, Timing, distance
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, in_order, make, timing
 
 
 def best(
@@ -307,10 +308,10 @@ def test_look_up_among_tens_of_thousands(path: Path) -> None:
     for (n, workload), config in itertools.product(enumerate(workloads), CONFIGS[:4]):
         records.put(make(1e-3 + 1e-6 * n, workload, config))
     with closing(sqlite3.connect(path)) as connection, connection:
-        rows = [Row(*values) for values in connection.execute("SELECT * FROM candidates")]
+        rows = [StoredRow(*values) for values in connection.execute("SELECT * FROM candidates")]
         for copy in range(50):  # 20000 more rows, of 50 compilers
             copies = [row._replace(nvrtc_version=f"11.{copy}") for row in rows]
-            connection.executemany(f"INSERT INTO candidates VALUES ({', '.join('?' * len(Row._fields))})", copies)
+            connection.executemany(f"INSERT INTO candidates VALUES ({', '.join('?' * len(StoredRow._fields))})", copies)
     begin = time.process_time()  # of this process alone, however busy the machine is
     choice = best(records, workloads[3])
     cold = time.process_time() - begin

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from flashgen import reference as module
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.problem import Workload
-from flashgen.reference import Verdict, judge, plain, reference, sample_rows
+from flashgen.codegen.workload import Workload
+from flashgen.numerics import forward
+from flashgen.numerics.forward import _softmax, plain, reference, sample_rows
+from flashgen.numerics.rule import Verdict, judge
 
 SIZES = [(1, 1), (1, 9), (9, 9), (7, 20), (20, 7), (13, 1)]  # len_q, len_kv
 
@@ -97,7 +98,7 @@ def test_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = sample_rows(Workload(2, 4, 2, 37, 50), 30, 3, True)
     whole_rows = reference(q, k, v, causal=True, scale=0.25, rows=rows)
     for budget in (1, 300, 1000, 4000):
-        monkeypatch.setattr(module, "_SCORES_AT_ONCE", budget)
+        monkeypatch.setattr(forward, "_SCORES_AT_ONCE", budget)
         for given, wanted in zip(reference(q, k, v, causal=True, scale=0.25), whole, strict=True):
             torch.testing.assert_close(given, wanted, rtol=1e-13, atol=1e-13)
         for given, wanted in zip(reference(q, k, v, causal=True, scale=0.25, rows=rows), whole_rows, strict=True):
@@ -109,17 +110,17 @@ def test_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_scores_at_once_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch, attention: Any, rows: Tensor | None) -> None:
     """That memory stays bounded shows in no result. Chunks much smaller than the budget would be slow."""
     q, k, v = inputs(37, 50)
-    softmax, sizes = module._softmax, []
+    softmax, sizes = _softmax, []
 
     def noted(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         sizes.append(scores.numel())
         return softmax(scores, visible)
 
-    monkeypatch.setattr(module, "_softmax", noted)
+    monkeypatch.setattr(forward, "_softmax", noted)
     together = 4 * 37 if rows is None else max(Counter((b, h // 2) for b, h, _ in rows.tolist()).values())  # queries of a product
     for budget in (1, 300, 1000, 4000, 10**6):
         sizes.clear()
-        monkeypatch.setattr(module, "_SCORES_AT_ONCE", budget)
+        monkeypatch.setattr(forward, "_SCORES_AT_ONCE", budget)
         attention(q, k, v, causal=True, scale=0.25, rows=rows)
         assert max(sizes) <= max(budget, 50 * (2 if rows is None else 1)), "one query of a group's heads, or one row, is the least"
         assert max(sizes) >= min(budget // 2, 50 * together)

@@ -17,7 +17,7 @@ from flashgen.codegen.config import Config
 from flashgen.codegen.family import families
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype
-from flashgen.codegen.render import Atoms, Source, environment, render, render_program
+from flashgen.codegen.render import Atoms, Source, jinja_environment, render, render_program
 from flashgen.codegen.spec import KernelSpec
 from tests.support.examples import examples
 
@@ -44,7 +44,7 @@ every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 @pytest.mark.parametrize("path", [p for p in templates.paths() if p.endswith(".cuh")])
 def test_a_file_is_inserted_byte_for_byte(path: str) -> None:
     """Inline PTX is full of what Jinja takes for its own: {%0, {{ and {#."""
-    text = environment().from_string("before\n{{ source(path) }}after\n").render(path=path)
+    text = jinja_environment().from_string("before\n{{ source(path) }}after\n").render(path=path)
     content = (templates.ROOT / path).read_bytes()
     assert text.encode() == b"before\n" + content + b"after\n"
 
@@ -54,7 +54,7 @@ def test_a_file_is_inserted_byte_for_byte(path: str) -> None:
 )
 def test_not_even_jinja_in_a_file_is_read_as_jinja(content: str) -> None:
     text = "//% for i in range(1)\n{{ source('x') }}|\n//% endfor\n"
-    assert environment().from_string(text, globals={"source": lambda path: content}).render() == content + "|\n"
+    assert jinja_environment().from_string(text, globals={"source": lambda path: content}).render() == content + "|\n"
 
 
 @every_spec
@@ -76,9 +76,9 @@ def test_every_file_is_used_by_a_kernel() -> None:
 
 def test_an_unknown_variable_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError, match="'block_k' is undefined"):
-        environment().from_string("{{ block_k }}").render(block_q=1)
+        jinja_environment().from_string("{{ block_k }}").render(block_q=1)
     with pytest.raises(jinja2.UndefinedError):
-        environment().from_string("{{ 'x' if spec.nonsense }}").render(spec=SPECS[0])
+        jinja_environment().from_string("{{ 'x' if spec.nonsense }}").render(spec=SPECS[0])
 
 
 @pytest.mark.parametrize("path", ["atoms/ptx/nonsense.cuh", "../codegen/render.py", "/etc/hostname", "atoms"])
@@ -90,7 +90,7 @@ def test_only_files_of_templates_are_read(path: str) -> None:
 @every_spec
 def test_the_same_spec_gives_the_same_text(spec: KernelSpec) -> None:
     first = render(spec)
-    environment.cache_clear()
+    jinja_environment.cache_clear()
     second = render(KernelSpec.from_json(spec.to_json()))
     assert first == second
     assert first.digest == second.digest

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from flashgen.build.driver import DriverError
-from flashgen.scratch import COUNTERS_AT_ONCE, TileCounters
+from flashgen.build.gpu.driver import DriverError
+from flashgen.launch.tile_counters import COUNTERS_AT_ONCE, TileCounters
 
 
 class Memory:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen import selection
-from flashgen.codegen.device import find_device
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.target import find_target
+from flashgen.codegen.workload import Workload
+from flashgen.records.choice import bucket
+from flashgen.selection import ranking
+from flashgen.selection.families import default_spec, families_for
 
 H200 = find_device("h200")
 
@@ -25,23 +28,23 @@ H200 = find_device("h200")
     ],
 )
 def test_bucket(workload: Workload, expected: Workload) -> None:
-    assert selection.bucket(workload) == expected
+    assert bucket(workload) == expected
 
 
 def test_neighbouring_lengths_share_a_bucket() -> None:
-    buckets = {selection.bucket(Workload(1, 8, 8, length, length)) for length in range(1, 4097)}
+    buckets = {bucket(Workload(1, 8, 8, length, length)) for length in range(1, 4097)}
     assert len(buckets) == 13
 
 
 def test_ranking_is_complete_sorted_and_repeatable() -> None:
     problem, workload = Problem(Dtype.BF16, 64), Workload(4, 32, 32, 4096, 4096)
-    ranked = selection.ranked(problem, workload, H200)
-    able = selection.families_for(problem, H200.target)
+    ranked = ranking.ranked(problem, workload, H200)
+    able = families_for(problem, H200.target)
     legal = {(f, config) for f in able for config in f.legal_configs(problem, H200.target)}
     assert {(c.family, c.config) for c in ranked} == {(f, config) for f, config in legal if f.group_unit(config) == 1}
-    assert selection.ranked(problem, workload, H200, able[:1]) == [c for c in ranked if c.family is able[0]]
+    assert ranking.ranked(problem, workload, H200, able[:1]) == [c for c in ranked if c.family is able[0]]
     assert [c.seconds for c in ranked] == sorted(c.seconds for c in ranked)
-    assert ranked == selection.ranked(problem, workload, H200)
+    assert ranked == ranking.ranked(problem, workload, H200)
     assert all(c.seconds > 0 and c.bound_by for c in ranked)
 
 
@@ -50,16 +53,16 @@ def test_the_model_is_in_the_right_range(mask: Mask) -> None:
     """What an H200 reaches with either family, in TFLOP/s; a model that is off by half would rank by accident."""
     problem, workload = Problem(Dtype.BF16, 128, mask=mask), Workload(4, 16, 16, 4096, 4096)
     for family, low, high in (("attention_forward", 150, 600), ("attention_forward_sm90", 500, 900)):
-        best = selection.ranked(problem, workload, H200, [find_family(family)])[0]
+        best = ranking.ranked(problem, workload, H200, [find_family(family)])[0]
         assert low < workload.flops(problem) / best.seconds / 1e12 < high
 
 
 def test_a_longer_workload_takes_longer() -> None:
     problem = Problem(Dtype.BF16, 64, mask=Mask.CAUSAL)
-    times = [selection.ranked(problem, Workload(1, 32, 32, length, length), H200)[0].seconds for length in (256, 1024, 4096, 16384)]
+    times = [ranking.ranked(problem, Workload(1, 32, 32, length, length), H200)[0].seconds for length in (256, 1024, 4096, 16384)]
     assert times == sorted(times)
 
 
 def test_an_impossible_problem_is_refused_with_the_nearest_possible_one() -> None:
     with pytest.raises(ArgumentError, match=r"^head_dim must be a multiple of 8 from 8 to 256; got 100 \(nearest: 104\)"):
-        selection.default_spec(Problem(Dtype.BF16, 100, 64), find_target("sm_80"))
+        default_spec(Problem(Dtype.BF16, 100, 64), find_target("sm_80"))

@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 
-from flashgen import selection
 from flashgen.build.artifact import EntryReport, Report
-from flashgen.build.compiler import nvrtc_version
-from flashgen.build.driver import Gpu
-from flashgen.codegen.device import find_device
-from flashgen.codegen.problem import Dtype, Problem, Workload
+from flashgen.build.gpu.driver import Gpu
+from flashgen.build.nvrtc import nvrtc_version
+from flashgen.codegen.devices import find_device
+from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.spec import KernelSpec
-from flashgen.record_exchange import parse, to_text
-from flashgen.records import Choice, Failure, FailureKind, Record, Records
-from flashgen.selection import BENCHMARK_VERSION, Kernels
-from flashgen.shipped_records import FOLDER, ShippedRecords
-from tests.unit.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, make
+from flashgen.codegen.workload import Workload
+from flashgen.records import sources
+from flashgen.records.exchange import parse_records, to_text
+from flashgen.records.record import BENCHMARK_VERSION
+from flashgen.records.shipped import FOLDER, ShippedRecords
+from flashgen.records.store import Choice, Failure, FailureKind, Record, Records
+from flashgen.selection.families import families_for
+from flashgen.selection.loaded import Kernels
+from flashgen.selection.ranking import ranked
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, make
 
 NEAR = Workload(2, 16, 16, 2048, 1024)
 
@@ -38,7 +42,7 @@ def ship(folder: Path, *records: Record, name: str = "gpu") -> ShippedRecords:
 
 def test_all_that_is_shipped_is_sound() -> None:
     for file in FOLDER.glob("*.json"):
-        contents = parse(file.read_bytes())
+        contents = parse_records(file.read_bytes())
         assert contents.bad == [], file
         assert to_text(contents.records) == file.read_text(), "byte for byte as it was written"
 
@@ -117,7 +121,7 @@ HERE: dict[str, Any] = {"nvrtc_version": nvrtc_version()}
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Records:
     records = Records(tmp_path / "cache/records.sqlite3")
-    monkeypatch.setattr(selection, "records", lambda: records)
+    monkeypatch.setattr(sources, "own_records", lambda: records)
     return records
 
 
@@ -129,15 +133,15 @@ def test_own_records_win_and_shipped_ones_come_before_the_model(
     tmp_path: Path, own: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flashgen")
-    preferred = selection.ranked(PROBLEM, WORKLOAD, DEVICE, selection.families_for(PROBLEM, DEVICE.target)[:1])
+    preferred = ranked(PROBLEM, WORKLOAD, DEVICE, families_for(PROBLEM, DEVICE.target)[:1])
     model, fast, slow = (c.to_json() for c in (preferred[0].config, *CONFIGS[:2]))
     assert len({str(config) for config in (model, fast, slow)}) == 3
-    monkeypatch.setattr(selection, "shipped_records", lambda: ShippedRecords(tmp_path / "nowhere"))
+    monkeypatch.setattr(sources, "shipped_records", lambda: ShippedRecords(tmp_path / "nowhere"))
     assert chosen(FakeKernels())["config"] == model
     assert "no tuning record for NVIDIA H200" in caplog.text
 
     shipped = ship(tmp_path, make(1e-9, config=CONFIGS[0], **HERE))
-    monkeypatch.setattr(selection, "shipped_records", lambda: shipped)
+    monkeypatch.setattr(sources, "shipped_records", lambda: shipped)
     assert chosen(FakeKernels())["config"] == fast
     assert "using the shipped record for B2 H16 S1024" in caplog.text
 
@@ -158,7 +162,7 @@ def test_a_record_whose_kernel_this_compiler_breaks_is_passed_over(
     caplog.set_level(logging.INFO, "flashgen")
     foreign, shipped = make(1e-3, config=CONFIGS[-1], nvrtc_version="12.9"), ship(tmp_path, make(1e-3, config=CONFIGS[-2], **HERE))
     own.put(foreign)
-    monkeypatch.setattr(selection, "shipped_records", lambda: shipped)
+    monkeypatch.setattr(sources, "shipped_records", lambda: shipped)
     assert chosen(FakeKernels()) == foreign.spec
     kernels = FakeKernels()
     kernels.broken = (foreign.spec,)
@@ -168,7 +172,7 @@ def test_a_record_whose_kernel_this_compiler_breaks_is_passed_over(
 
 def test_once_chosen_nothing_is_read(tmp_path: Path, own: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = ship(tmp_path / "shipped", make(1e-9, config=CONFIGS[-2], **HERE))
-    monkeypatch.setattr(selection, "shipped_records", lambda: shipped)
+    monkeypatch.setattr(sources, "shipped_records", lambda: shipped)
     kernels = FakeKernels()
     first = chosen(kernels)
     shutil.rmtree(tmp_path / "shipped")

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import flashgen
-from flashgen import selection
 from flashgen.codegen.errors import ArgumentError, IllegalConfigError
-from flashgen.codegen.families.attention_forward import AttentionForwardConfig, QueryPlace, StepOrder
+from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, QueryPlace, StepOrder
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec, problem_from_json, problem_to_json
 from flashgen.codegen.target import find_target, targets
+from flashgen.selection.families import default_spec
 
 FAMILY = find_family("attention_forward")
 CONFIG = AttentionForwardConfig(block_q=64, block_kv=32, step_kv=16, warps=4, stages=2, query=QueryPlace.SHARED)
@@ -144,7 +144,7 @@ def test_specs_are_values() -> None:
 
 def test_a_spec_for_an_architecture_without_a_file_comes_back_with_its_target() -> None:
     target = dataclasses.replace(find_target("sm_90a"), name="sm_99", capability=(9, 9))
-    spec = selection.default_spec(Problem(Dtype.BF16, 64), target)
+    spec = default_spec(Problem(Dtype.BF16, 64), target)
     assert KernelSpec.from_json(spec.to_json(), target) == spec
     with pytest.raises(ArgumentError, match=r"^arch must be one of"):
         KernelSpec.from_json(spec.to_json())

@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 
-from flashgen.build import compiler as compiler_module
-from flashgen.build import store as module
+from flashgen.build import nvrtc as compiler_module
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.cache_dir import UnsafeCacheError
-from flashgen.build.compiler import OPTIONS, nvrtc_version
-from flashgen.build.store import FILES, ArtifactStore, artifact_key
+from flashgen.build.nvrtc import OPTIONS, nvrtc_version
+from flashgen.build.store import store as module
+from flashgen.build.store.store import FILES, ArtifactStore, artifact_key
 from flashgen.codegen import plain
 from flashgen.codegen.render import Source
 
@@ -301,7 +301,7 @@ def test_entry_replaced_between_two_reads_is_a_hit(root: Path, compiler: Compile
             ArtifactStore(root).get_or_compile(SOURCE, ARCH)
         return plain.parse(text, what)
 
-    monkeypatch.setattr("flashgen.build.store.parse", replace_then_parse)
+    monkeypatch.setattr("flashgen.build.store.store.parse", replace_then_parse)
     with no_warning():
         assert store.find(SOURCE, ARCH) == made
 
@@ -538,7 +538,7 @@ def test_fork_during_a_compile(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
 PROCESS = """
 import hashlib, sys
 from pathlib import Path
-from flashgen.build.store import ArtifactStore
+from flashgen.build.store.store import ArtifactStore
 from flashgen.codegen.render import Source
 store = ArtifactStore(Path(sys.argv[1]))
 print("ready", flush=True)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from flashgen.build import compiler as compiler_module
+from flashgen.build import nvrtc as compiler_module
 from flashgen.build.artifact import Artifact
-from flashgen.build.compiler import nvrtc_version
-from flashgen.build.store import FILES, META_FILE, ArtifactStore
+from flashgen.build.nvrtc import nvrtc_version
+from flashgen.build.store.store import FILES, META_FILE, ArtifactStore
 from flashgen.codegen.render import Source
 
 SOURCE = Source("k", "one text")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from flashgen.build.driver import DriverError
+from flashgen.build.emulator.tensor_map import emulated_map
+from flashgen.build.gpu.driver import DriverError
+from flashgen.build.gpu.tensor_map import KEPT, TensorMapField
 from flashgen.build.parameter_buffer import parameter_buffer
-from flashgen.build.tensor_map import KEPT, TensorMapField, host_map
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Dtype
 from flashgen.codegen.tensor_map import TensorMapShape
@@ -129,7 +130,7 @@ def test_the_parameters_of_a_launch_are_aligned() -> None:
 def test_a_map_on_the_cpu_has_the_bytes_that_are_written_down() -> None:
     shape = TensorMapShape(Dtype.FP16, (64, 2**32 - 1, 3), (128, 2**40 - 16), (32, 256, 1), 64)
     expected = struct.pack("<Q4Q5I5H3B55x", 2**47 + 16, 128, 2**40 - 16, 0, 0, 64, 2**32 - 1, 3, 0, 0, 32, 256, 1, 0, 0, 3, 2, 64)
-    assert host_map(shape, 2**47 + 16) == expected
+    assert emulated_map(shape, 2**47 + 16) == expected
     assert len(expected) == 128
     with pytest.raises(ArgumentError, match=r"^sizes must be below 2\^32 on the CPU; got \(64, 4294967296\)$"):
-        host_map(TensorMapShape(Dtype.FP16, (64, 2**32), (128,), (32, 8), 64), 0)
+        emulated_map(TensorMapShape(Dtype.FP16, (64, 2**32), (128,), (32, 8), 64), 0)

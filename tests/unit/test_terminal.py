@@ -14,16 +14,17 @@ import pytest
 from rich.console import Console
 
 import flashgen
-from flashgen import selection
-from flashgen.build.driver import gpu_count
-from flashgen.build.store import ArtifactStore
+from flashgen.build.gpu.driver import gpu_count
+from flashgen.build.store.store import ArtifactStore
 from flashgen.cli import cache as cache_commands
 from flashgen.cli import options, progress
 from flashgen.cli.terminal import PrintableStream, printable
 from flashgen.codegen.errors import FlashgenError
-from flashgen.records import Records
-from tests import command_line
-from tests.unit.made_records import DEVICE, make
+from flashgen.records import sources
+from flashgen.records.store import Records
+from flashgen.selection import compilation
+from tests.support import command_line
+from tests.support.made_records import DEVICE, make
 
 EVIL = "GPU\x1b[2J\x1b]0;title\x07\r\u202e\x9b31m"
 SHOW = [sys.executable, "-m", "flashgen", "show", "--head-dim", "8", "--arch", "sm_80"]
@@ -140,7 +141,7 @@ def test_a_pipe_that_nobody_reads_is_no_error_to_tell() -> None:
 
 def test_what_cannot_be_cleared_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     store = ArtifactStore(cache)
-    monkeypatch.setattr(selection, "store", lambda: store)
+    monkeypatch.setattr(compilation, "store", lambda: store)
     monkeypatch.setattr(store, "_entries", lambda: iter([(cache / "artifacts/ab/entry", 1)]))
 
     def read_only(*_: object, **__: object) -> str:
@@ -152,7 +153,7 @@ def test_what_cannot_be_cleared_is_told(cache: Path, monkeypatch: pytest.MonkeyP
             cache_commands.clear()
     monkeypatch.setattr(store, "_entries", lambda: iter([]))
     records = Records(cache / "records.sqlite3")
-    monkeypatch.setattr(selection, "records", lambda: records)
+    monkeypatch.setattr(sources, "own_records", lambda: records)
     records.all()
     with monkeypatch.context() as patch:
         patch.setattr(records._file, "_run_on_file", read_only)

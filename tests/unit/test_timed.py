@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from flashgen import selection
-from flashgen.build.compiler import nvrtc_version
-from flashgen.build.driver import Gpu
+from flashgen.build.gpu.driver import Gpu
+from flashgen.build.nvrtc import nvrtc_version
 from flashgen.codegen.family import find_family
 from flashgen.codegen.spec import KernelSpec
-from flashgen.records import Records
+from flashgen.progress import Progress
+from flashgen.records import sources
+from flashgen.records.store import Records
+from flashgen.selection.families import default_spec
 from flashgen.tuning import Request
-from flashgen.tuning.request import Progress
 from flashgen.tuning.timed import TimedRun
-from tests.unit.made_records import DEVICE, PROBLEM, make
+from tests.support.made_records import DEVICE, PROBLEM, make
 
 GPU = Gpu(0, DEVICE, "uuid", "580.1")
 
@@ -23,12 +24,12 @@ GPU = Gpu(0, DEVICE, "uuid", "580.1")
 @pytest.mark.parametrize("family", [None, "attention_forward", "attention_forward_sm90"])
 def test_the_winner_is_of_the_family_asked_for(family: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Records(tmp_path / "records.sqlite3")
-    monkeypatch.setattr(selection, "records", lambda: own)
+    monkeypatch.setattr(sources, "own_records", lambda: own)
     request = Request(head_dim=64, causal=False, seqlens=(1024,), family=family)
     (cell,) = request.cells()
     run = TimedRun(GPU, Progress(), float("inf"), 1)
     for name, seconds in (("attention_forward", 1e-3), ("attention_forward_sm90", 2e-3)):
-        default = selection.default_spec(PROBLEM, DEVICE.target, family=name).config
+        default = default_spec(PROBLEM, DEVICE.target, family=name).config
         other = next(config for config in find_family(name).legal_configs(PROBLEM, DEVICE.target) if config != default)
         for config, factor in ((default, 3.0), (other, 1.0)):
             own.put(make(factor * seconds, cell.workload, config, driver_version=GPU.driver_version, nvrtc_version=nvrtc_version()))

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from flashgen.spread import Spread
-from flashgen.timing import Timer, input_sets, interleaved
-from tests.unit.fake_gpu import FakeGpu
+from flashgen.timing.protocol import Timer, input_sets, interleaved
+from flashgen.timing.spread import Spread
+from tests.support.fake_gpu import FakeGpu
 
 
 def test_a_long_call_is_timed_one_by_one_on_rotating_sets() -> None:

@@ -13,20 +13,26 @@ import numpy as np
 import pytest
 import torch
 
-from flashgen import measure, selection, timing
-from flashgen.build import driver, kernel
 from flashgen.build.artifact import Artifact, EntryReport, Report
-from flashgen.build.driver import Gpu, gpu_count
-from flashgen.codegen.device import find_device
+from flashgen.build.gpu import driver, kernel
+from flashgen.build.gpu.driver import Gpu, gpu_count
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.families.attention_forward import FAMILY
+from flashgen.codegen.families.attention_forward.family import FAMILY
+from flashgen.codegen.families.attention_forward.model import FITTED
 from flashgen.codegen.family import families, find_family
-from flashgen.codegen.models.attention_forward import FITTED
-from flashgen.codegen.problem import Dtype, Problem, Workload
+from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
-from flashgen.measure import Bench, Tensors
-from tests.unit.fake_gpu import FakeGpu
+from flashgen.codegen.workload import Workload
+from flashgen.launch.tensors import Tensors
+from flashgen.selection import compilation, loaded
+from flashgen.selection.families import default_spec
+from flashgen.selection.picks import model_picks
+from flashgen.timing import kernels as timing_kernels
+from flashgen.timing import protocol as timing
+from flashgen.timing.kernels import Bench
+from tests.support.fake_gpu import FakeGpu
 from tools import ab, instruction_mix, lse_cost, model
 
 MAINS: dict[str, Callable[[list[str]], None]] = {m.__name__: m.main for m in (ab, instruction_mix, lse_cost, model)}
@@ -61,14 +67,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         return Artifact(source.entry, arch, source.text, b"", LOG, "13.0")
 
     def choose(problem: Problem, workload: Workload, gpu: Gpu) -> FakeKernel:
-        spec = selection.default_spec(problem, gpu.device.target)
+        spec = default_spec(problem, gpu.device.target)
         return FakeKernel(spec, compiled(Source(spec.name, ""), spec.target.name), gpu)
 
-    monkeypatch.setattr(selection, "store", lambda: SimpleNamespace(get_or_compile=compiled))
-    monkeypatch.setattr(selection, "kernels", SimpleNamespace(choose=choose))
+    monkeypatch.setattr(compilation, "store", lambda: SimpleNamespace(get_or_compile=compiled))
+    monkeypatch.setattr(loaded, "kernels", SimpleNamespace(choose=choose))
     for module in (ab, lse_cost, driver):
         monkeypatch.setattr(module, "gpu", lambda ordinal: here)
-    for module in (ab, lse_cost, measure):
+    for module in (ab, lse_cost, timing_kernels):
         monkeypatch.setattr(module, "Bench", FakeBench)
     for module in (ab, kernel):
         monkeypatch.setattr(module, "Kernel", FakeKernel)
@@ -318,7 +324,7 @@ def test_a_fit_takes_the_best_weights_that_the_search_finds(
 
 def test_a_pick_is_held_against_the_fastest_of_any_family(capsys: pytest.CaptureFixture[str]) -> None:
     cell = (64, True, 1024)
-    taken = next(selection.model_picks(*model.cell_of(cell), H200))
+    taken = next(model_picks(*model.cell_of(cell), H200))
     other = next(row.spec for row in measured(cell, lambda s: s))
     rows = [model.Measured(taken, 128, 1.2e-3), model.Measured(other, 128, 1e-3)]
     assert model.picks(H200, {cell: rows, (64, True, 512): rows[1:]}) == {cell: pytest.approx(0.2)}

@@ -14,13 +14,14 @@ import pytest
 
 import flashgen
 from flashgen.codegen.config import Config
-from flashgen.codegen.device import find_device
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.family import families
-from flashgen.codegen.problem import Dtype, Problem, Workload
+from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.codegen.typed import checked, require_field_types, require_type
+from flashgen.codegen.workload import Workload
 from flashgen.tuning import Request
 
 

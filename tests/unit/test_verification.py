@@ -11,12 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen import reference, verification
-from flashgen.codegen.device import find_device
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Mask, Problem, Workload
-from flashgen.measure import Expected, Tensors
-from flashgen.verification import SHAPES, Screen, run
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.workload import Workload
+from flashgen.launch.tensors import Tensors
+from flashgen.numerics import forward
+from flashgen.numerics.forward import sample_rows
+from flashgen.verification import cases, screen
+from flashgen.verification.cases import SHAPES
+from flashgen.verification.expected import Expected
+from flashgen.verification.screen import Screen, verify_kernel
 
 H200, FAMILY = find_device("h200"), find_family("attention_forward")
 Attention = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
@@ -24,7 +29,7 @@ PROBLEMS = {mask: Problem(Dtype.BF16, 16, 24, mask) for mask in Mask}
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    return reference.plain(q, k, v, causal=causal, scale=scale)
+    return forward.plain(q, k, v, causal=causal, scale=scale)
 
 
 def one_key_less(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -95,7 +100,7 @@ def made_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Problem, Attention], A
         spec = SimpleNamespace(family=FAMILY, problem=problem, config=FAMILY.default(problem, H200.target))
         return SimpleNamespace(spec=spec, attention=attention)
 
-    monkeypatch.setattr(verification, "run_on_host", launch)
+    monkeypatch.setattr(screen, "run_on_cpu", launch)
     return made
 
 
@@ -103,20 +108,20 @@ def made_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Problem, Attention], A
 def some_shapes(monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[int, int, int, int, int], ...]:
     """In place of all, of which the longer ones take seconds."""
     some = tuple(shape for shape in SHAPES if shape[3] * shape[4] < 40000)
-    monkeypatch.setattr(verification, "SHAPES", some)
+    monkeypatch.setattr(cases, "SHAPES", some)
     return some
 
 
 @pytest.mark.parametrize("mask", Mask)
 def test_every_shape_is_run_at_ordinary_and_large_logits(made_of: Callable[..., Any], some_shapes: tuple[Any, ...], mask: Mask) -> None:
-    results = run(made_of(PROBLEMS[mask], plain))
+    results = verify_kernel(made_of(PROBLEMS[mask], plain))
     assert all(result.verdict.ok for result in results)
     sizes = [(w.batch, w.heads_q, w.heads_kv, w.len_q, w.len_kv, r.magnitude) for r in results for w in (r.workload,)]
     assert sorted(sizes) == sorted(
         [
             *((*shape, magnitude) for shape in some_shapes for magnitude in (1.0, 16.0)),
-            *((*shape, 1.0) for shape in (verification.LONG, verification.COARSE, verification.FAR)),
-            (*verification.HUGE, 2.0**40),
+            *((*shape, 1.0) for shape in (cases.LONG, cases.COARSE, cases.FAR)),
+            (*cases.HUGE, 2.0**40),
         ]
     )
 
@@ -133,7 +138,7 @@ def test_a_candidate_with_a_fault_does_not_pass_the_screen(made_of: Callable[...
 
 @pytest.mark.usefixtures("some_shapes")
 def test_large_logits_are_verified(made_of: Callable[..., Any]) -> None:
-    results = run(made_of(PROBLEMS[Mask.FULL], overflow_of_large_logits))
+    results = verify_kernel(made_of(PROBLEMS[Mask.FULL], overflow_of_large_logits))
     wrong = {result.magnitude for result in results if not result.verdict.ok}
     assert wrong == {16.0, 2.0**40}
 
@@ -143,7 +148,7 @@ def test_the_screen_is_the_same_in_every_process() -> None:
     screens = []
     for seed in (3, 4):
         torch.manual_seed(seed)  # of what is drawn without a generator
-        screens.append(Screen(PROBLEMS[Mask.FULL], "cpu", special=[verification.HUGE, verification.COARSE]).cases(group_unit=1))
+        screens.append(Screen(PROBLEMS[Mask.FULL], "cpu", special=[cases.HUGE, cases.COARSE]).cases(group_unit=1))
     for one, other in zip(*screens, strict=True):
         for name in ("q", "k", "v"):
             assert torch.equal(getattr(one.tensors, name), getattr(other.tensors, name))
@@ -167,7 +172,7 @@ def test_sampled_rows_are_judged_where_they_are(spoilt: str) -> None:
     tensors = Tensors.random(problem, workload, torch.Generator().manual_seed(0))
     assert tensors.out.isnan().all(), "what a kernel does not write shows"
     assert tensors.lse.isnan().all()
-    rows = reference.sample_rows(workload, 20, 1, True)
+    rows = sample_rows(workload, 20, 1, True)
     expected = Expected.of(tensors, True, 0.25, rows)
     assert not expected.judge(tensors).ok
     out, lse = plain(tensors.q, tensors.k, tensors.v, True, 0.25)

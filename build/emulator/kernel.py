@@ -1,0 +1,198 @@
+"""`EmulatedKernel`: a text with emulated atoms, compiled and loaded in this process, run thread for thread on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashgen.codegen.errors import ArgumentError, require_int
+from flashgen.codegen.parameters import TENSOR_MAP_BYTES, ParameterBlock
+from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, Program
+
+from ..parameter_buffer import parameter_buffer
+from .compiler import Emulated
+from .fault import EmulatorFaultError
+from .folder import program_folder
+from .memory import Extent, GuardedTensors, MemoryView
+from .tensor_map import emulated_map
+
+if TYPE_CHECKING:
+    from flashgen.codegen.spec import KernelSpec
+
+    from ..artifact import Artifact
+
+_TEXT_BYTES = 4096
+
+
+class Schedule(enum.IntEnum):
+    """Which thread goes on when one has to wait: `Schedule` in templates/emulator/schedule.cuh."""
+
+    ROUND_ROBIN = 0
+    AHEAD = 1
+    REVERSED = 2
+    RANDOM = 3
+
+
+@dataclass(frozen=True)
+class EmulationOrder:
+    """In what order a launch happens: threads by `schedule` (and `seed`, where that is random), copies early or late."""
+
+    schedule: Schedule = Schedule.ROUND_ROBIN
+    late_copies: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class EmulationLimits:
+    """When a launch is stopped: after so many seconds in which no thread of the kernel waits or ends, or so many in all; 0: never."""
+
+    stall_seconds: float = 60.0
+    seconds: float = 0.0
+
+
+# One of each kind: every schedule, and both completions of copies.
+ORDERS = tuple(EmulationOrder(schedule, late) for schedule in Schedule for late in (False, True))
+
+
+class _Options(ctypes.Structure):
+    """`Options` in templates/emulator/block.cuh."""
+
+    _fields_ = (
+        ("extents", ctypes.POINTER(Extent)),
+        ("seed", ctypes.c_uint64),
+        ("stall_seconds", ctypes.c_double),
+        ("limit_seconds", ctypes.c_double),
+        ("extent_count", ctypes.c_int),
+        ("schedule", ctypes.c_int),
+        ("late_copies", ctypes.c_int),
+        ("workers", ctypes.c_int),
+        ("first_block", ctypes.c_int),
+        ("blocks", ctypes.c_int),
+        ("resident", ctypes.c_int),
+        ("isolated", ctypes.c_int),
+    )
+
+
+class EmulatedLibrary:
+    """A text with emulated atoms as a shared library in this process, with its entry. Safe to use from several threads."""
+
+    def __init__(self, library: bytes) -> None:
+        # Under a name of its own: the loader takes a library of the same name for the same library.
+        with tempfile.NamedTemporaryFile(prefix="flashgen-", suffix=".so", dir=program_folder()) as file:
+            file.write(library)
+            file.flush()
+            self._run = ctypes.CDLL(file.name).flashgen_emulator_run
+
+    def run(
+        self,
+        parameters: bytes | bytearray,
+        threads: int,
+        shared_bytes: int,
+        order: EmulationOrder,
+        blocks: range,
+        *,
+        tensors: Sequence[MemoryView] = (),
+        workers: int = 1,
+        resident: int = 1,
+        limits: EmulationLimits | None = None,
+    ) -> None:
+        """Runs `blocks` on `workers` cores and waits for them. `parameters`: the kernel's struct; the rest: see EmulatedKernel.launch.
+
+        `tensors`: what atoms may touch, all of memory if none is given. `limits`: of a process of its own, in which it runs then.
+
+        Raises EmulatorFaultError if a check fails.
+        """
+        aligned = parameter_buffer(parameters)
+        allowed = (Extent * len(tensors))(*(tensor.extent() for tensor in tensors))
+        how = (order.schedule, order.late_copies, workers, blocks.start, len(blocks), resident, limits is not None)
+        seconds = (limits.stall_seconds, limits.seconds) if limits else (0.0, 0.0)
+        options = _Options(allowed, order.seed, *seconds, len(tensors), *how)
+        check, message = ctypes.create_string_buffer(_TEXT_BYTES), ctypes.create_string_buffer(_TEXT_BYTES)
+        if self._run(ctypes.byref(aligned), threads, shared_bytes, ctypes.byref(options), check, message, ctypes.c_int(_TEXT_BYTES)):
+            raise EmulatorFaultError(check.value.decode(), message.value.decode(errors="replace"))
+
+
+class EmulatedKernel:
+    """The kernels of a text, each in a shared library. Safe to use from several threads."""
+
+    def __init__(self, spec: KernelSpec, artifact: Artifact, *others: Artifact) -> None:
+        """Loads the libraries, one for each of the spec's kernels in their order. Raises ArgumentError for machine code of a GPU."""
+        for each in (artifact, *others):
+            if each.arch != Emulated.LIBRARY:
+                raise ArgumentError(f"artifact must be for {Emulated.LIBRARY}; got {each.arch}")
+        self.spec, self.artifact = spec, artifact
+        libraries = (EmulatedLibrary(each.cubin) for each in (artifact, *others))
+        self._libraries = dict(zip(spec.kernels, libraries, strict=True))
+
+    def launch(
+        self,
+        program: Program,
+        tensors: Mapping[str, MemoryView],
+        order: EmulationOrder | None = None,
+        *,
+        limits: EmulationLimits | None = None,
+        first_block: int = 0,
+        blocks: int | None = None,
+        workers: int = 0,
+        resident: int = 1,
+    ) -> None:
+        """Runs a program on `workers` cores (0: all), and waits for it. Of each launch, blocks [first_block, first_block + blocks), or all.
+
+        `tensors`: the operands by name, without those that nobody wants; buffers are made here. `resident`: how many blocks run at the
+        same time on a core; blocks that wait for each other must, others need not. Each launch has a process of its own, which ends with
+        it, or by `limits`.
+        Raises EmulatorFaultError if a check fails, the kernel crashes or does not end. The tensors in this process are then as they were.
+        """
+        buffers = {buffer.name: _Memory(buffer) for buffer in program.buffers}
+        given = [*tensors.values(), *(memory.tensor for memory in buffers.values())]
+        whole = True
+        with GuardedTensors(given) as guarded:
+            addresses = {name: tensor.address for name, tensor in zip((*tensors, *buffers), guarded, strict=True)}
+            for launch in program.launches:
+                require_int("first_block", first_block, 0, launch.grid - 1)
+                some = range(first_block, launch.grid if blocks is None else first_block + blocks)
+                require_int("blocks", len(some), 1, launch.grid - first_block)
+                require_int("resident", resident, 1, len(some))
+                whole = whole and len(some) == launch.grid
+                self._libraries[launch.suffix].run(
+                    packed_parameters(self.spec.kernels[launch.suffix].parameters, launch, addresses),
+                    launch.threads,
+                    launch.shared_bytes,
+                    order or EmulationOrder(),
+                    some,
+                    tensors=guarded,
+                    workers=min(workers or len(os.sched_getaffinity(0)), -(-len(some) // resident)),
+                    resident=resident,
+                    limits=limits or EmulationLimits(),
+                )
+        for buffer in program.buffers:
+            if whole and buffer.kind is BufferKind.STREAM_COUNTER and (left := buffers[buffer.name].words()):
+                raise EmulatorFaultError("tile counter", f"the kernel must leave its {buffer.name.replace('_', ' ')} 0; it left {left}")
+
+
+class _Memory:
+    """A program's buffer: what is in it when the first launch begins is as on a GPU, or, where that may be anything, all ones: NaN."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._bytes = (ctypes.c_ubyte * buffer.bytes)(*([0xFF] * buffer.bytes if buffer.kind is BufferKind.CALL else []))
+        self.tensor = MemoryView(buffer.name, ctypes.addressof(self._bytes), 1, (buffer.bytes,), (1,), writable=True)
+
+    def words(self) -> int:
+        """Its contents as an integer."""
+        return int.from_bytes(self._bytes, "little")
+
+
+def packed_parameters(block: ParameterBlock, launch: KernelLaunch, addresses: Mapping[str, int]) -> bytearray:
+    """A launch's parameters with addresses of this process. A pointer to what has none is 0."""
+    packed = bytearray(block.pack(launch.values))
+    for place in block.pointers:
+        struct.pack_into("=Q", packed, place.offset, addresses.get(place.name, 0))
+    for place in block.tensor_maps:
+        packed[place.offset : place.offset + TENSOR_MAP_BYTES] = emulated_map(launch.maps[place.name], addresses[place.name])
+    return packed

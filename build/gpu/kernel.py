@@ -1,0 +1,123 @@
+"""`Kernel`: an artifact loaded on one GPU, ready to launch; `Launch`: a call's program on it with everything but the addresses bound."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.operation import operation_of
+from flashgen.codegen.parameters import TENSOR_MAP_BYTES
+
+from ..parameter_buffer import parameter_buffer
+from .driver import Gpu, check, driver
+from .tensor_map import Encoder, TensorMapField
+
+if TYPE_CHECKING:
+    from flashgen.codegen.program import KernelLaunch, Program
+    from flashgen.codegen.spec import KernelSpec
+
+    from ..artifact import Artifact
+
+MAX_GRID = 2**31 - 1
+
+
+_libraries: dict[bytes, Any] = {}
+_loading = threading.Lock()
+
+
+def _library(artifact: Artifact) -> Any:
+    """The driver's library of an artifact's machine code, loaded once and never unloaded.
+
+    A CUDA graph does not keep alive the kernels that it captured, and nothing tells when it is gone: unloading one of them would let a
+    replay launch freed code. What that costs is the size of each machine code once a process, 50 to 100 KB.
+    """
+    key = hashlib.sha256(artifact.cubin).digest()
+    with _loading:
+        if key not in _libraries:
+            _libraries[key] = check(driver().cuLibraryLoadData(artifact.cubin, [], [], 0, [], [], 0), f"loading {artifact.entry}")
+        return _libraries[key]
+
+
+class Kernel:
+    """An artifact loaded on one GPU, for as long as the process lives. Independent of CUDA contexts; safe to share between threads."""
+
+    def __init__(self, spec: KernelSpec, artifact: Artifact, gpu: Gpu) -> None:
+        """Loads the machine code. Raises DriverError if the driver refuses it, ArgumentError if it is for another architecture."""
+        cu = driver()
+        if artifact.arch != gpu.device.target.name:
+            raise ArgumentError(
+                f"artifact must be for {gpu.device.target.name}, the architecture of device {gpu.ordinal}; got {artifact.arch}"
+            )
+        self.spec, self.artifact, self.gpu = spec, artifact, gpu
+        library, shared_bytes = _library(artifact), spec.family.shared_bytes(spec.problem, spec.config)
+        device = check(cu.cuDeviceGet(gpu.ordinal), "finding the GPU")
+        limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self.handles: dict[str, Any] = {}
+        for suffix in spec.kernels:
+            entry = artifact.entry + suffix
+            kernel = check(cu.cuLibraryGetKernel(library, entry.encode()), f"finding {entry}")
+            check(cu.cuKernelSetAttribute(limit, shared_bytes, kernel, device), f"allowing {shared_bytes} B of shared memory")
+            self.handles[suffix] = cu.CUfunction(int(kernel))
+
+    def bind(self, program: Program) -> Launch:
+        """Fixes all of a call but the addresses."""
+        return Launch(self, program)
+
+
+class Launch:
+    """A program with everything but the addresses bound. Not for use by two threads at once: it has one buffer for the parameters.
+
+    names: whose addresses a launch is given, in this order: the operation's operands and the program's buffers
+    """
+
+    def __init__(self, kernel: Kernel, program: Program) -> None:
+        """Raises ArgumentError for a number of blocks that no launch can have."""
+        self.kernel, self.program = kernel, program
+        operands = (operand.name for operand in operation_of(kernel.spec.problem).operands(kernel.spec.problem))
+        self.names = (*operands, *(buffer.name for buffer in program.buffers))
+        self._launch = driver().cuLaunchKernel
+        self._bound = tuple(_Bound(kernel, launch, self.names) for launch in program.launches)
+
+    def __call__(self, stream: int, *addresses: int) -> None:
+        """Enqueues the program on a stream of the GPU whose context is current. Addresses: of `names`, 0 for what nobody wants.
+
+        Raises DriverError if the driver refuses a tensor map or a launch.
+        """
+        for bound in self._bound:
+            words = bound.words
+            for word, index in bound.pointers:
+                words[word] = addresses[index]
+            for index, field in bound.maps:
+                if field.address != addresses[index]:
+                    field.fill(addresses[index])
+            (status,) = self._launch(*bound.shape, stream, bound.arguments, 0)
+            if status:
+                check((status,), f"launching {self.kernel.artifact.entry}{bound.suffix}")
+
+
+class _Bound:
+    """One launch of a program: its parameters, and where the addresses go."""
+
+    def __init__(self, kernel: Kernel, launch: KernelLaunch, names: tuple[str, ...]) -> None:
+        if not 0 < launch.grid <= MAX_GRID:
+            raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {launch.grid}")
+        block = kernel.spec.kernels[launch.suffix].parameters
+        self.suffix = launch.suffix
+        self._buffer = parameter_buffer(block.pack(launch.values))
+        self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+        self.arguments = ctypes.addressof(self._address)
+        written = memoryview(self._buffer).cast("B")
+        self.words = written.cast("Q")
+        # A pointer to what this program does not have stays 0.
+        self.pointers = tuple((place.offset // 8, names.index(place.name)) for place in block.pointers if place.name in names)
+        self.maps = tuple(
+            (
+                names.index(place.name),
+                TensorMapField(Encoder(launch.maps[place.name]), written[place.offset : place.offset + TENSOR_MAP_BYTES]),
+            )
+            for place in block.tensor_maps
+        )
+        self.shape: tuple[Any, ...] = (kernel.handles[launch.suffix], launch.grid, 1, 1, launch.threads, 1, 1, launch.shared_bytes)

@@ -1,0 +1,1 @@
+"""The artifact store: compiled kernels on disk."""

@@ -1,0 +1,90 @@
+"""What launches of attention kernels have in common: the order in which query tiles are worked on, divisions by multiplying, the scale."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+
+from .errors import ArgumentError, shown
+from .family import Strides
+from .operands import Call
+from .operation import operation_of
+from .problem import Mask, Problem
+from .workload import Workload
+
+MAX_SECTION_HEADS = 1024
+MIN_SCALE = 2.0**-126  # the smallest normal fp32 number
+MAX_SCALE = float.fromhex("0x1.62e42ep127")  # the largest one whose product with log2(e) is one, too
+
+
+TENSORS = ("q", "k", "v", "out")  # whose strides a caller may choose
+
+
+def attention_call(problem: Problem, workload: Workload, strides: Sequence[Strides], scale: float) -> Call:
+    """A call with these strides of q, k, v and out; lse is dense."""
+    by_axis = {name: (batch, row, head, 1) for name, (batch, head, row) in zip(TENSORS, strides, strict=True)}
+    return operation_of(problem).call(problem, workload, by_axis, {"scale": scale})
+
+
+def operand_strides(call: Call, name: str) -> Strides:
+    """Of batch, head and row of an operand that lies as (batch, length, head, column)."""
+    batch, row, head, _ = call.views[name].strides
+    return batch, head, row
+
+
+def float32(value: float) -> float:
+    """Rounded to fp32, as a kernel will see it."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def reciprocal(divisor: int) -> int:
+    """What `divide` in templates/tile/common/schedule.cuh multiplies with."""
+    return 0 if divisor == 1 else -(-(2**64) // divisor)
+
+
+def section_heads(problem: Problem, workload: Workload, section_bytes: int) -> int:
+    """Heads, over the whole batch, that a section of a launch's order has: see templates/tile/common/schedule.cuh.
+
+    Their K and V take at most `section_bytes`. Sections are of one size, so it divides the number of heads. Without a mask query
+    tiles are equally long, and one head a section reads K and V most often from the L2.
+    """
+    if problem.mask is Mask.FULL:
+        return 1
+    heads = workload.batch * workload.heads_q
+    bytes_of_head = workload.len_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
+    fitting = section_bytes * (workload.heads_q // workload.heads_kv) // max(1, bytes_of_head)
+    largest = max(1, min(fitting, heads, MAX_SECTION_HEADS))
+    return next(n for n in range(largest, 0, -1) if heads % n == 0)
+
+
+def require_scale(scale: float) -> None:
+    """Raises ArgumentError unless a kernel can multiply scores by `scale` in fp32, and in base 2. Works on the numbers of a tracer."""
+    if not MIN_SCALE <= scale <= MAX_SCALE:
+        given = shown(scale) if isinstance(scale, int) else float(scale)  # not every int has a float
+        raise ArgumentError(
+            f"scale must be from {MIN_SCALE:.5g} to {MAX_SCALE:.5g}, so that it is normal in fp32 and finite times log2(e); got {given}"
+        )
+
+
+def scale_values(scale: float) -> dict[str, float]:
+    """scale_log2, natural, natural_low: scores times the first are base-2 logarithms, and the other two turn those back into scaled scores.
+
+    The scale is an fp32 number, as in plain PyTorch, which multiplies fp32 scores by it: lse is that of the same scaled scores.
+    Raises ArgumentError as `require_scale` does.
+    """
+    require_scale(scale)
+    scale = float32(scale)
+    scale_log2 = float32(scale * math.log2(math.e))
+    natural = scale / scale_log2
+    return {"scale_log2": scale_log2, "natural": natural, "natural_low": natural - float32(natural)}
+
+
+def head_dim_reasons(problem: Problem) -> list[str]:
+    """Why these head dims are illegal: they must be multiples of 8, the elements that a copy of 16 bytes has, up to 256."""
+    reasons = []
+    for name, width in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):
+        if width % 8 or not 8 <= width <= 256:
+            nearest = min(max(8, -(-width // 8) * 8), 256)
+            reasons.append(f"{name} must be a multiple of 8 from 8 to 256; got {width} (nearest: {nearest})")
+    return reasons

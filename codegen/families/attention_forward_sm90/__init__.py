@@ -1,0 +1,7 @@
+"""The forward family for Hopper: FlashAttention-3 on wgmma and tensor copies."""
+
+from __future__ import annotations
+
+from .family import FAMILY
+
+__all__ = ["FAMILY"]

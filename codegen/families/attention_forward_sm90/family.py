@@ -1,0 +1,293 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from flashgen.codegen import wgmma
+from flashgen.codegen.attention import TENSORS, head_dim_reasons, operand_strides, reciprocal, scale_values, section_heads
+from flashgen.codegen.devices import Device, device_of_target
+from flashgen.codegen.family import Family, Prediction, Strides
+from flashgen.codegen.operands import Call
+from flashgen.codegen.parameters import Parameter, ParameterBlock
+from flashgen.codegen.problem import Dtype, Mask, Pass, Problem
+from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, Program
+from flashgen.codegen.target import Target, find_target
+from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape
+from flashgen.codegen.workload import Workload
+
+from . import model
+from .config import PACKED_HEADS, AttentionForwardSm90Config, Reference, Scheduler
+
+PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
+COUNTER_BYTES = 4  # an int
+SUM_BYTES = 8  # of shared memory for each row: kSumsBytes in the template
+STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
+TILE_BYTES = 16  # of shared memory for each tile that a block knows: Tile::kBytes in the template
+WIDEST_BESIDE_ANOTHER = 192  # head_dim_v of a block that shares its SM: 96 registers of a product's 128; 256 does not compile (C7602)
+LONG = 2048  # keys from which on a section's K and V may take more of the L2
+SECTION_BYTES, SHORT_SECTION_BYTES = 32 * 2**20, 16 * 2**20
+
+
+def _panels(width: int) -> int:
+    return -(-width // PANEL)
+
+
+def _columns(width: int) -> int:
+    """As the matrix products take them."""
+    return -(-width // 16) * 16
+
+
+class AttentionForwardSm90(Family):
+    """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
+
+    name = "attention_forward_sm90"
+    revision = 6
+    preference = 1
+    template = "kernels/attention_forward_sm90.cu.j2"
+    config_type = AttentionForwardSm90Config
+    parameters = ParameterBlock(
+        (
+            *(Parameter("TensorMap", f"{tensor}_map") for tensor in TENSORS),
+            Parameter("float*", "lse"),
+            Parameter("u32*", "tile_counter"),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("head_sets", "group", "section_heads", "section_blocks")),
+            *(Parameter("int", n) for n in ("head_sets", "len_q", "len_kv", "query_tiles", "section_heads", "section_blocks")),
+            *(Parameter("int", n) for n in ("tiles", "launched_blocks")),
+            *(Parameter("float", n) for n in ("scale_log2", "natural", "natural_low")),
+        )
+    )
+    atoms = (
+        *("types", "register", "index", "shared_memory", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
+        *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "ex2", "mul", "shfl_sync", "vote_sync"),
+    )
+    tiles = (
+        *("common/shared_regions", "common/schedule", "warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "common/mask"),
+        *("common/softmax_rows", "common/lse", "warpgroup/row_sums", "warpgroup/lazy_softmax", "warpgroup/epilogue"),
+    )
+
+    # Registers a consumer's thread needs beside scores, probabilities of two key blocks and the output. By experiment: what is
+    # within compiles without spills, and what is 16 beyond does not. The more consumers, the fewer the compiler gets by with.
+    registers_beside = (48, 40, 32)
+
+    def refusals(self, problem: Problem, target: Target) -> list[str]:
+        """See Family."""
+        reasons = []
+        if problem.direction is not Pass.FORWARD:
+            reasons.append(f"pass must be forward; got {problem.direction.value}")
+        reasons += head_dim_reasons(problem)
+        if target.name != "sm_90a":
+            reasons.append(f"target must be sm_90a; got {target.name}")
+        return reasons
+
+    def check(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> list[str]:
+        """See Family."""
+        reasons = self.refusals(problem, target)
+        limits = (("warpgroups", 1, 3, 1), ("block_kv", 32, 256, 16), ("stages", 2, 4, 1), ("query_stages", 1, 2, 1))
+        for name, low, high, step in (*limits, ("out_panels", 1, _panels(problem.head_dim_v), 1)):
+            value = getattr(config, name)
+            if not low <= value <= high or value % step:
+                reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
+        if config.packed_heads not in PACKED_HEADS:
+            reasons.append(f"packed_heads must be one of {', '.join(map(str, PACKED_HEADS))}; got {config.packed_heads}")
+        if config.turns and config.warpgroups == 1:
+            reasons.append("turns must be false with warpgroups 1: there is nobody to take turns with; got true")
+        if config.warpgroups == 3 and not config.dynamic:
+            reasons.append("scheduler must be dynamic with warpgroups 3: the static one does not fit 160 registers; got static")
+        return reasons or self._resource_reasons(problem, config, target)
+
+    def _resource_reasons(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> list[str]:
+        reasons = []
+        shared, available = self.shared_bytes(problem, config), target.shared_memory_per_block
+        if shared > available:
+            cure = "lower block_kv, stages, query_stages, out_panels or warpgroups"
+            reasons.append(f"needs {shared} B of shared memory, {target.name} has {available} B a block: {cure}")
+        needed, cap = self.registers_needed(problem, config), self.registers(problem, config)[1]
+        if needed > cap:
+            reasons.append(
+                f"needs about {needed} registers a thread, {cap} are available with warpgroups {config.warpgroups}: lower block_kv"
+            )
+        return reasons
+
+    def registers_needed(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
+        """An estimate of the registers of a consumer's thread; the compiler has the last word."""
+        beside = self.registers_beside[config.warpgroups - 1]
+        return config.block_kv + _columns(problem.head_dim_v) // 2 + beside
+
+    def blocks_per_sm(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
+        """How many blocks share an SM. With one consumer two, if they fit: each computes while the other waits.
+
+        128 registers a thread are then what a product's operands must fit, whatever the consumer is given later.
+        """
+        target = find_target("sm_90a")
+        shared = self.shared_bytes(problem, config) + target.shared_memory_reserved
+        fits = 2 * shared <= target.shared_memory_per_sm and problem.head_dim_v <= WIDEST_BESIDE_ANOTHER
+        return 2 if config.warpgroups == 1 and fits else 1
+
+    def registers(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[int, int]:
+        """Of a thread of the producer, and of a consumer: together no more than the launch bounds give out.
+
+        A producer that claims tiles needs more than 24. A consumer that is alone on its SM has all that a thread can have, and moves none.
+        """
+        each = find_target("sm_90a").registers_per_sm // (self.threads(config) * self.blocks_per_sm(problem, config)) // 8 * 8
+        if each >= 255:
+            return 255, 255
+        producer = 32 if config.warpgroups == 3 else 40
+        return producer, (each * (config.warpgroups + 1) - producer) // config.warpgroups // 8 * 8
+
+    def threads(self, config: AttentionForwardSm90Config) -> int:
+        """See Family. The producer's warpgroup, and the consumers'."""
+        return 128 * (config.warpgroups + 1)
+
+    def shared_bytes(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
+        """See Family. Queries, the stages of K and V, panels of the output, sums, barriers."""
+        panel = PANEL * problem.dtype.bytes
+        panels, panels_v = _panels(problem.head_dim), _panels(problem.head_dim_v)
+        tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
+        return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + self._barrier_bytes(config)
+
+    def _barrier_bytes(self, config: AttentionForwardSm90Config) -> int:
+        """Of pipelines of queries, keys, values and each consumer's sums, and of the tiles that a block knows."""
+        stages = config.query_stages + 2 * config.stages + config.warpgroups
+        return stages * STAGE_BYTES + (config.query_stages + 2) * TILE_BYTES
+
+    def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:
+        return -(-workload.len_q // config.queries) * (workload.heads_q // config.packed_heads) * workload.batch
+
+    def grid(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> int:
+        """Number of blocks: as many as are resident at once, as they stay."""
+        return min(self._tiles(config, workload), self.blocks_per_sm(problem, config) * device.sm_count)
+
+    def program(self, config: AttentionForwardSm90Config, call: Call, device: Device) -> Program:
+        """See Family. Only tiles that are claimed need a counter."""
+        problem, shared = call.problem, self.shared_bytes(call.problem, config)
+        grid = self.grid(problem, config, call.workload, device)
+        values = {**self._sizes(problem, config, call.workload), "launched_blocks": grid, **scale_values(call.scalars["scale"])}
+        launch = KernelLaunch(grid, self.threads(config), shared, values, self._tensor_maps(config, call))
+        counter = Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER)
+        return Program((launch,), (counter,) if config.dynamic else ())
+
+    def _sizes(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload) -> dict[str, int | float]:
+        """The parameters that say how tiles are found."""
+        query_tiles = -(-workload.len_q // config.queries)
+        sets = workload.heads_q // config.packed_heads
+        in_sets = dataclasses.replace(workload, heads_q=sets)
+        section = section_heads(problem, in_sets, SECTION_BYTES if workload.len_kv >= LONG else SHORT_SECTION_BYTES)
+        divisors = {
+            "head_sets": sets,
+            "group": workload.heads_q // workload.heads_kv,
+            "section_heads": section,
+            "section_blocks": section * query_tiles,
+        }
+        values: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
+        values |= {name: divisors[name] for name in ("head_sets", "section_heads", "section_blocks")}
+        values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles}
+        return values | {"tiles": self._tiles(config, workload)}
+
+    def _tensor_maps(self, config: AttentionForwardSm90Config, call: Call) -> dict[str, TensorMapShape]:
+        """Of q, k, v and out as (column, row, head, batch); the output goes out 16 rows at a time, those of a warp.
+
+        Where heads are packed, q and out are (column, head, row, batch): a box has some heads' rows of one query next to each other.
+        """
+        problem, w = call.problem, call.workload
+        d, dv = problem.head_dim, problem.head_dim_v
+        queries, keys = (w.len_q, w.heads_q), (w.len_kv, w.heads_kv)
+        boxes = ((d, queries, config.block_q), (d, keys, config.block_kv), (dv, keys, config.block_kv), (dv, queries, 16))
+        packed = config.packed_heads
+        maps = {}
+        for name, (width, sizes, rows) in zip(TENSORS, boxes, strict=True):
+            batch, head, row = operand_strides(call, name)
+            steps, box = (row, head), (rows, 1)
+            if packed > 1 and sizes is queries:
+                sizes, steps, box = (w.heads_q, w.len_q), (head, row), (packed, rows // packed)
+            in_bytes = tuple(step * problem.dtype.bytes for step in (*steps, batch))
+            maps[name] = TensorMapShape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, *box, 1))
+        return maps
+
+    def worth_trying(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:
+        """See Family. Packing more heads is for fewer tiles, by a tenth at least: their work is the same, and copies become smaller."""
+        if config.packed_heads == 1:
+            return True
+        half = dataclasses.replace(config, packed_heads=config.packed_heads // 2)
+        return self._tiles(config, workload) <= 0.9 * self._tiles(half, workload)
+
+    def workload_refusals(self, config: AttentionForwardSm90Config, workload: Workload) -> list[str]:
+        """See Family."""
+        group = workload.heads_q // max(1, workload.heads_kv)
+        if group % config.packed_heads:
+            return [f"packed_heads must divide the {group} query heads of a key/value head; got {config.packed_heads}"]
+        return []
+
+    def group_unit(self, config: AttentionForwardSm90Config) -> int:
+        """See Family. Heads that share a tile are of one group."""
+        return config.packed_heads
+
+    def launch_refusals(self, problem: Problem, workload: Workload, strides: Sequence[Strides]) -> list[str]:
+        """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
+        reasons = []
+        if not workload.len_kv:
+            reasons.append("len_kv must be at least 1 for tensor copies; got 0")
+        for name, own in zip(TENSORS, strides, strict=True):
+            if max(own) * problem.dtype.bytes >= STRIDE_END:
+                reasons.append(f"strides of {name} must be below {STRIDE_END // problem.dtype.bytes} elements; got {max(own)}")
+        return reasons
+
+    def context(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> dict[str, object]:
+        """See Family."""
+        producer, consumer = self.registers(problem, config)
+        return {
+            "element": _ELEMENTS[problem.dtype],
+            "causal": problem.mask is Mask.CAUSAL,
+            "producer_registers": producer,
+            "consumer_registers": consumer,
+            "shared_bytes": self.shared_bytes(problem, config),
+            "blocks_per_sm": self.blocks_per_sm(problem, config),
+        }
+
+    def instructions(self, problem: Problem, config: AttentionForwardSm90Config) -> str:
+        """See Family. The shapes of wgmma for scores and output."""
+        element = _ELEMENTS[problem.dtype]
+        return f"{wgmma.wgmma_ss(element, config.block_kv)}\n{wgmma.wgmma_rs(element, _columns(problem.head_dim_v))}"
+
+    def space(self, problem: Problem, target: Target) -> Iterator[AttentionForwardSm90Config]:
+        """See Family. Legal ones only: of buffers, the most that fit."""
+        keys = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192)
+        for warpgroups, block_kv, reference, scheduler in itertools.product((1, 2, 3), keys, Reference, Scheduler):
+            for turns in (False, True) if warpgroups > 1 else (False,):
+                buffers = ((2, 2), (2, 1), (1, 2), (1, 1))
+                configs = [AttentionForwardSm90Config(warpgroups, block_kv, 2, *b, reference, turns, scheduler) for b in buffers]
+                legal = [config for config in configs if not self.check(problem, config, target)]
+                for config in sorted(legal, key=lambda config: -self.blocks_per_sm(problem, config))[:1]:  # fewer buffers are never faster
+                    yield from (dataclasses.replace(config, packed_heads=packed) for packed in PACKED_HEADS)
+
+    def default(self, problem: Problem, target: Target) -> AttentionForwardSm90Config:
+        """See Family. The model's pick for a long sequence."""
+        return _default(problem, target)
+
+    def predict(
+        self,
+        problem: Problem,
+        config: AttentionForwardSm90Config,
+        workload: Workload,
+        device: Device,
+        registers: int | None = None,
+        weights: model.HopperWeights = model.FITTED,
+    ) -> Prediction:
+        """See Family, and model.py. The compiler reports registers at entry, which say nothing here."""
+        return model.predict(problem, config, workload, device, self.blocks_per_sm(problem, config), weights)
+
+
+_ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}
+FAMILY = AttentionForwardSm90()
+
+
+@cache
+def _default(problem: Problem, target: Target) -> AttentionForwardSm90Config:
+    device, workload = device_of_target(target), Workload(batch=4, heads_q=16, heads_kv=16, len_q=4096, len_kv=4096)
+    legal = [config for config in FAMILY.space(problem, target) if config.packed_heads == 1]  # all of it is legal
+    if not legal:
+        FAMILY.require_legal(problem, AttentionForwardSm90Config(2, 64), target)
+    return min(legal, key=lambda config: FAMILY.predict(problem, config, workload, device).seconds)

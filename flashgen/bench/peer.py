@@ -1,0 +1,81 @@
+"""What a peer is: one implementation of attention that the benchmark can call."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from flashgen.codegen.errors import FlashgenError
+
+from ..cells import Cell
+from .check import CellCheck
+
+Call = Callable[[Tensor, Tensor, Tensor], Tensor]
+_REASON_LENGTH = 300
+
+
+class Peer(ABC):
+    """One implementation of attention.
+
+    name: for the command line and the tables; layout: of its tensors, "bshd" or "bhsd"; packages: distributions whose versions
+    decide its speed, the first that is installed counts; usual: whether it is measured unless asked otherwise.
+    """
+
+    name: ClassVar[str]
+    layout: ClassVar[str] = "bshd"
+    packages: ClassVar[tuple[str, ...]] = ()
+    usual: ClassVar[bool] = True
+
+    @abstractmethod
+    def bind(self, cell: Cell, device: torch.device) -> Call:
+        """The call (q, k, v) -> out for a cell, tensors and out in `layout`."""
+
+    def select(self) -> None:  # noqa: B027 (most peers need nothing)
+        """What must be set for this peer before its calls, and is no part of them."""
+
+    def explain(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> list[str]:
+        """Why a call may have failed, where the error itself does not tell."""
+        return []
+
+    def note(self, cell: Cell, device: torch.device) -> str:
+        """What else is to be told of this peer in a cell."""
+        return ""
+
+    def fault(self, check: CellCheck, call: Call, q: Tensor, k: Tensor, v: Tensor) -> str:
+        """What is wrong with the call's result, empty if nothing. Its tensors are in `layout`."""
+        out = call(q, k, v)
+        return check.fault(out if self.layout == "bshd" else out.transpose(1, 2))
+
+
+def reason(error: Exception, said: Iterable[str] = ()) -> str:
+    """Why a peer is left out, in one line: its error, and what it `said` in warnings before."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    text = lines[0].strip() if lines else "no message"
+    if not isinstance(error, FlashgenError):  # ours begin with what is wrong
+        text = f"{type(error).__name__}: {text}"
+    # PyTorch tells why a backend cannot run in warnings, between others that only name the backends which are not selected.
+    why = [line for line in said if not re.search(r"not used because|runtime disabled|disabled at runtime", line)]
+    return "; ".join(dict.fromkeys([text, *why]))[:_REASON_LENGTH]
+
+
+def written_to_stderr(call: Callable[[], object]) -> str:
+    """What the call writes to the process's standard error, past Python: it does not appear there."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            call()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        return file.read()

@@ -1,0 +1,180 @@
+"""Measuring: each peer checked, then all of them timed interleaved by the protocol of `flashgen/timing/protocol.py`, cell after cell."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgen.codegen.errors import FlashgenError
+
+from ..cells import Cell
+from ..launch.arguments import TORCH_DTYPES
+from ..timing import protocol as timing
+from .check import CellCheck, poison
+from .peer import Call, Peer, reason
+from .result import CellResult, PeerTimes
+
+ROUND_SECONDS = 12e-3  # of GPU time for one peer in one round
+
+
+class ContextLostError(FlashgenError):
+    """A peer broke the GPU's context: nothing more can run in this process."""
+
+
+class _PeerError(Exception):
+    """A peer failed while it was timed."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(peer)
+        self.peer = peer
+
+
+@dataclass(frozen=True)
+class _Entrant:
+    """A peer that has passed the check of a cell."""
+
+    peer: str
+    timer: timing.Timer
+    first_call_s: float
+
+    def seconds(self) -> float:
+        """Seconds of one call, measured now. Raises _PeerError, so that the one to blame is known."""
+        try:
+            return self.timer.seconds()
+        except Exception as error:
+            raise _PeerError(self.peer) from error
+
+
+class Runner:
+    """Measures cells on one device, which is the current one."""
+
+    def __init__(
+        self, peers: Mapping[str, Peer], device: torch.device, l2_bytes: int, rounds: int, stopwatch: timing.Stopwatch | None = None
+    ) -> None:
+        self.peers, self.device, self.l2_bytes, self.rounds, self.stopwatch = peers, device, l2_bytes, rounds, stopwatch
+
+    def measure(self, grid: str, cell: Cell) -> CellResult:
+        """One cell. A peer that fails, or computes something else, is left out of it with the reason.
+
+        Raises ContextLostError if the GPU can no longer be used.
+        """
+        result = CellResult(grid, cell)
+        with torch.no_grad():
+            try:
+                inputs = self._inputs(cell)
+                check = CellCheck(cell, *inputs["bshd"][0])
+                self.settle()
+            except Exception as error:
+                self.recover("the reference", cell.problem.name, error)
+                result.errors = dict.fromkeys(self.peers, f"not measured: {reason(error)}")
+                return result
+            entrants = {}
+            for name, peer in self.peers.items():
+                try:
+                    entrants[name] = self._enter(name, peer, inputs[peer.layout], check, result)
+                except Exception as error:
+                    result.errors[name] = reason(error)
+                    self.recover(name, result.name, error)
+            self._time(entrants, result)
+        entrants.clear()
+        self._free()
+        return result
+
+    def _inputs(self, cell: Cell) -> dict[str, list[tuple[Tensor, Tensor, Tensor]]]:
+        """The same sets of inputs from N(0, 1) in every layout, each dense."""
+        w, p = cell.workload, cell.problem
+        generator = torch.Generator(self.device).manual_seed(0)
+
+        def normal(length: int, heads: int, width: int) -> Tensor:
+            shape = (w.batch, length, heads, width)
+            return torch.randn(shape, dtype=TORCH_DTYPES[p.dtype], device=self.device, generator=generator)
+
+        sets = [
+            (normal(w.len_q, w.heads_q, p.head_dim), normal(w.len_kv, w.heads_kv, p.head_dim), normal(w.len_kv, w.heads_kv, p.head_dim_v))
+            for _ in range(timing.input_sets(w.io_bytes(p), self.l2_bytes))
+        ]
+        layouts = {"bshd": sets}
+        if any(peer.layout == "bhsd" for peer in self.peers.values()):
+            layouts["bhsd"] = [tuple(t.transpose(1, 2).contiguous() for t in tensors) for tensors in sets]  # type: ignore[misc]
+        return layouts
+
+    def _enter(self, name: str, peer: Peer, sets: list[tuple[Tensor, Tensor, Tensor]], check: CellCheck, result: CellResult) -> _Entrant:
+        """Calls a peer for the first time, checks what it computes and warms it up. Raises whatever it raises."""
+        cell = result.cell
+        peer.select()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                call = peer.bind(cell, self.device)
+                begun = time.perf_counter()
+                call(*sets[0])
+                self.settle()
+                first_call_s = time.perf_counter() - begun
+                poison(cell, sets[0][0])
+                fault = peer.fault(check, call, *sets[0])
+            except Exception as error:
+                why = [str(warning.message) for warning in said]
+                with suppress(Exception):  # what matters is the first error
+                    why += peer.explain(cell, *sets[0])
+                raise FlashgenError(reason(error, why)) from error
+            if fault:
+                raise FlashgenError(fault)
+            notes = [peer.note(cell, self.device)]
+            timer, note = self._timer(peer, call, sets)
+        if note := "; ".join(filter(None, [*notes, note])):
+            result.notes[name] = note
+        return _Entrant(name, timer, first_call_s)
+
+    def _timer(self, peer: Peer, call: Call, sets: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[timing.Timer, str]:
+        """A peer that cannot be captured in a CUDA graph is timed call by call, which is said."""
+
+        def make(graphs: bool) -> timing.Timer:
+            return timing.Timer(
+                lambda i: call(*sets[i]), len(sets), ROUND_SECONDS, prepare=peer.select, graphs=graphs, stopwatch=self.stopwatch
+            )
+
+        try:
+            return make(graphs=True), ""
+        except Exception as error:
+            note = f"no CUDA graph: {reason(error)}"
+        self.settle()
+        return make(graphs=False), note
+
+    def _time(self, entrants: dict[str, _Entrant], result: CellResult) -> None:
+        """All that are left, from the first round on: rounds in which one failed would not be alike."""
+        while entrants:
+            try:
+                seconds = timing.interleaved(entrants, self.rounds, seed=0)
+                break
+            except _PeerError as error:
+                del entrants[error.peer]
+                cause = error.__cause__
+                assert isinstance(cause, Exception)
+                result.errors[error.peer] = reason(cause)
+                self.recover(error.peer, result.name, cause)
+        for name, entrant in entrants.items():
+            rounds_ms = tuple(s * 1e3 for s in seconds[name])
+            result.times[name] = PeerTimes(rounds_ms, entrant.timer.graphed, entrant.first_call_s)
+
+    def recover(self, who: str, where: str, error: Exception) -> None:
+        """After an error: frees memory, and finds out whether the GPU can still be used. Raises ContextLostError if not."""
+        try:
+            self.settle()
+            self._free()
+        except Exception as lost:
+            raise ContextLostError(f"the GPU's context was lost to {who} in {where}: {reason(error)}") from lost
+
+    def settle(self) -> None:
+        """Waits for the GPU, which reports its errors then."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _free(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

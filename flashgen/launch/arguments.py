@@ -1,0 +1,165 @@
+"""What the arguments of a call of attention must be: one set of checks for tensors on a GPU, on the CPU, fake and empty ones."""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import Any
+
+import torch
+from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
+
+from flashgen.codegen.attention import require_scale
+from flashgen.codegen.errors import ArgumentError, choice_error
+from flashgen.codegen.family import Strides, require_possible
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.typed import require_type
+from flashgen.codegen.workload import Workload
+
+LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimension)
+DTYPES = {torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
+TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
+_SCALES = (float, int, NoneType, torch.SymFloat, torch.SymInt)  # symbolic: numbers that a tracer stands for
+ALIGNMENT = 16  # bytes: what one asynchronous copy moves
+
+
+class TracedArgumentError(ArgumentError, NotImplementedError):
+    """A bad argument of a traced call. As a NotImplementedError it makes torch.compile leave the call to Python, which says the same."""
+
+
+def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, return_lse: Any) -> None:
+    """Raises ArgumentError unless these have the types that `attention` takes, and tensors lie in memory by strides.
+
+    torch.compile traces this, but not `require_type`: so that is not asked about what has the usual type.
+    """
+    for name, value, usual, annotation in (
+        ("q", q, torch.Tensor, torch.Tensor),
+        ("k", k, torch.Tensor, torch.Tensor),
+        ("v", v, torch.Tensor, torch.Tensor),
+        ("causal", causal, bool, bool),
+        ("scale", scale, _SCALES, float | None),
+        ("layout", layout, str, str),
+        ("return_lse", return_lse, bool, bool),
+    ):
+        if not isinstance(value, usual) or isinstance(value, bool) is not (annotation is bool):
+            require_type(name, value, annotation)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+            raise ArgumentError(f"{name} must have elements; got a {type(tensor).__name__}, whose lazy module was not called yet")
+        _require_dense(name, tensor)
+    _require_layout(layout)
+    if type(scale) is int:  # the operators take a float, which not every int has
+        require_scale(scale)
+
+
+def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> None:
+    """Raises ArgumentError unless a kernel for some GPU could take this call; only where tensors are, and begin, is left to look at.
+
+    Works on fake tensors; a symbolic head dim becomes a number, since kernels are made for one.
+    """
+    _check_shapes(q, k, v, layout)
+    if scale is not None:
+        require_scale(scale)
+    require_possible(_problem(q, v, causal))
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _check_strides(name, tensor)
+
+
+def check_traced(*arguments: Any) -> None:
+    """As `check_call`, for calls that PyTorch may be tracing: raises TracedArgumentError."""
+    try:
+        check_call(*arguments)
+    except ArgumentError as error:
+        raise TracedArgumentError(str(error)) from error
+
+
+def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> None:
+    """Ranks, dtypes, devices and sizes go together."""
+    _require_layout(layout)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _require_dense(name, tensor)
+        if tensor.dim() != 4:
+            raise ArgumentError(f"{name} must have 4 dimensions ({', '.join(layout)}); got {tensor.dim()}")
+        if tensor.dtype not in DTYPES:
+            raise ArgumentError(f"{name} must be torch.bfloat16 or torch.float16; got {tensor.dtype}")
+        if tensor.dtype != q.dtype:
+            raise ArgumentError(f"{name} must have q's dtype {q.dtype}; got {tensor.dtype}")
+        if tensor.device != q.device:
+            raise ArgumentError(f"{name} must be on q's device {q.device}; got {tensor.device}")
+        if tensor.shape[0] != q.shape[0]:
+            raise ArgumentError(f"{name} must have q's batch size {q.shape[0]}; got {tensor.shape[0]}")
+    row, head = LAYOUTS[layout]
+    if k.shape[3] != q.shape[3]:
+        raise ArgumentError(f"k must have q's head_dim {q.shape[3]}; got {k.shape[3]}")
+    if v.shape[row] != k.shape[row]:
+        raise ArgumentError(f"v must have k's length {k.shape[row]}; got {v.shape[row]}")
+    if v.shape[head] != k.shape[head]:
+        raise ArgumentError(f"v must have k's number of heads {k.shape[head]}; got {v.shape[head]}")
+    if q.shape[head] and (not k.shape[head] or q.shape[head] % k.shape[head]):
+        raise ArgumentError(f"q must have a number of heads that is a multiple of k's {k.shape[head]}; got {q.shape[head]}")
+
+
+def _require_dense(name: str, tensor: torch.Tensor) -> None:
+    if tensor.is_nested:
+        raise ArgumentError(f"{name} must be one dense tensor; got a nested one: pad its sequences, or make a call for each")
+    if tensor.layout is not torch.strided:
+        raise ArgumentError(f"{name} must be dense (torch.strided); got {tensor.layout}")
+
+
+def _require_layout(layout: str) -> None:
+    if layout not in LAYOUTS:
+        raise choice_error("layout", layout, LAYOUTS)
+
+
+def _check_strides(name: str, tensor: torch.Tensor) -> None:
+    """The last dimension is contiguous and rows are aligned. An empty tensor may have any strides: `contiguous` could not mend them."""
+    strides = tensor.stride()
+    if strides[3] != 1 and tensor.numel():
+        raise ArgumentError(f"{name} must be contiguous in its last dimension (stride 1); got stride {strides[3]}")
+    for dim in range(3):
+        if strides[dim] * tensor.element_size() % ALIGNMENT and tensor.shape[dim] > 1 and tensor.numel():
+            raise ArgumentError(
+                f"{name} must have rows aligned to {ALIGNMENT} bytes (strides of a multiple of 8 elements); "
+                f"got stride {strides[dim]} in dimension {dim}"
+            )
+
+
+def _problem(q: torch.Tensor, v: torch.Tensor, causal: bool) -> Problem:
+    return Problem(DTYPES[q.dtype], int(q.shape[3]), int(v.shape[3]), Mask.CAUSAL if causal else Mask.FULL)
+
+
+def require_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, error: Exception, in_mode: bool) -> None:
+    """Raises ArgumentError where that may be why PyTorch has met `error`: a subclass (a masked, distributed, fake tensor), or a mode.
+
+    Modes such as the one for fake tensors take none but their own. An error of another type, for example for want of memory, stays. What
+    PyTorch asserts is always about the tensors: one that has left its transform looks like any other.
+    """
+    kinds = [type(tensor) for tensor in (q, k, v)]
+    strange = in_mode or not {*kinds} <= {torch.Tensor, Parameter}
+    if type(error) is AssertionError or (strange and type(error) in (AttributeError, NotImplementedError, RuntimeError, TypeError)):
+        names, told = ", ".join(kind.__name__ for kind in kinds), str(error).partition("\n")[0]
+        raise ArgumentError(f"q, k and v must be tensors that PyTorch takes together; got {names}: {told}") from error
+
+
+def problem_and_workload(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str) -> tuple[Problem, Workload]:
+    """The types of `codegen` for these tensors, which have passed `check_call`."""
+    row, head = LAYOUTS[layout]
+    return _problem(q, v, causal), Workload(q.shape[0], q.shape[head], k.shape[head], q.shape[row], k.shape[row])
+
+
+def require_memory(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raises ArgumentError unless these begin at addresses that kernels can take, and their storages hold all their elements."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if past := tensor.data_ptr() % ALIGNMENT:
+            raise ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.numel():  # storages are resized where memory is short: for parameters that are gathered for each layer, for example
+            last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            needed, there = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()
+            if needed > there or not tensor.data_ptr():
+                raise ArgumentError(f"{name} must have a storage that holds its elements, at least {needed} bytes; got one of {there}")
+
+
+def strides_of(tensor: torch.Tensor, row: int, head: int) -> Strides:
+    """(batch, head, row) strides in elements; 0 where the size is 1, so that a stride that is never used cannot overflow."""
+    shape, strides = tensor.shape, tensor.stride()
+    return tuple(strides[dim] if shape[dim] > 1 else 0 for dim in (0, head, row))  # type: ignore[return-value]

@@ -1,0 +1,140 @@
+"""A call on a GPU: `Plan` holds everything that its signature decides, with the kernel bound to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import torch
+
+from flashgen.build.gpu.driver import Gpu, check, driver, gpu
+from flashgen.build.gpu.kernel import Kernel, Launch
+from flashgen.codegen.attention import attention_call
+from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.program import BufferKind
+from flashgen.codegen.workload import Workload
+
+from ..selection import loaded
+from ..selection.families import families_for, left_out
+from .arguments import ALIGNMENT, LAYOUTS, check_call, problem_and_workload, require_memory, strides_of
+from .tile_counters import tile_counters
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CaptureError(FlashgenError, RuntimeError):
+    """A kernel would have to be compiled or loaded while a CUDA graph is being captured."""
+
+
+def untraced(function: F) -> F:
+    """The function, marked: torch.compile looks neither into it nor into what it calls when it has left a call to Python.
+
+    PyTorch marks so by private names, which may go: they cost a call nothing, and load no compiler as `torch.compiler.disable` does.
+    """
+    with suppress(AttributeError, TypeError):
+        marks = torch._C._dynamo.eval_frame
+        skip = marks._FrameAction.SKIP
+        marks.set_code_exec_strategy(function.__code__, marks._FrameExecStrategy(skip, skip))
+    return function
+
+
+class Plan:
+    """Everything about a call that its signature decides."""
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        scale: float | None,
+        layout: str,
+        kernel: Kernel | None = None,
+    ) -> None:
+        """Checks the arguments and binds a kernel: `kernel`, which must be able to take them, or else the selection's choice."""
+        check_call(q, k, v, causal, scale, layout)
+        if q.device.type != "cuda":
+            raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
+        row, head = LAYOUTS[layout]
+        problem, workload = problem_and_workload(q, k, v, causal, layout)
+        on = gpu(q.device.index)
+        families_for(problem, on.device.target)
+        self.index = q.device.index
+        self.out_shape = (*q.shape[:3], v.shape[3])
+        self.out_like_q = q.is_contiguous() and q.shape == self.out_shape
+        self.lse_shape = (workload.batch, workload.heads_q, workload.len_q)
+        self.launch: Launch | None = None
+        if not math.prod(self.lse_shape):
+            return
+        out = torch.empty(self.out_shape, device="meta")
+        strides = [strides_of(tensor, row, head) for tensor in (q, k, v, out)]
+        if kernel is None:
+            kernel = choose_kernel(problem, workload, on, left_out(problem, workload, strides, on.device.target))
+        family, config, device = kernel.spec.family, kernel.spec.config, kernel.gpu.device
+        family.require_workload(config, workload)
+        call = attention_call(problem, workload, strides, scale if scale is not None else problem.head_dim**-0.5)
+        program = family.program(config, call, device)
+        self.buffers = tuple((buffer.bytes, buffer.kind) for buffer in program.buffers)
+        self.launch = kernel.bind(program)
+        _require_context(self.index)
+
+    @untraced
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Allocates out, and lse if it is wanted, and enqueues the kernel on the current stream."""
+        if _current_device() != self.index:
+            with torch.cuda.device(self.index):
+                return self(q, k, v, with_lse)
+        out = torch.empty_like(q) if self.out_like_q else q.new_empty(self.out_shape)
+        lse = q.new_empty(self.lse_shape, dtype=torch.float32) if with_lse else None
+        self.into(q, k, v, out, lse)
+        return out, lse
+
+    def into(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        """Enqueues the kernel on the current stream of its device, which must be the current one. out and lse are dense."""
+        if self.launch is not None:
+            pointers = q.data_ptr(), k.data_ptr(), v.data_ptr()
+            if (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT or not (pointers[0] and pointers[1] and pointers[2]):
+                require_memory(q, k, v)
+            stream = _current_stream(self.index)
+            operands = *pointers, out.data_ptr(), 0 if lse is None else lse.data_ptr()
+            if not self.buffers:
+                self.launch(stream, *operands)
+                return
+            # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
+            held = [self._buffer(size, kind, stream) for size, kind in self.buffers]
+            self.launch(stream, *operands, *(memory if isinstance(memory, int) else memory.data_ptr() for memory in held))
+
+    def _buffer(self, size: int, kind: BufferKind, stream: int) -> int | torch.Tensor:
+        """The memory of one of the program's buffers, or its address where it is nobody's to give back."""
+        if kind is BufferKind.STREAM_COUNTER:
+            return tile_counters.address(self.index, stream)
+        make = torch.zeros if kind is BufferKind.CALL_ZEROED else torch.empty
+        return make(size, dtype=torch.uint8, device=torch.device("cuda", self.index))
+
+
+def choose_kernel(problem: Problem, workload: Workload, on: Gpu, without: frozenset[str], any_length: bool = False) -> Kernel:
+    """The selection's kernel; `without`: names of the families that the call leaves out; `any_length`: see `selection.picks`.
+
+    Raises CaptureError if it would have to be made while a CUDA graph is being captured.
+    """
+    if torch.cuda.is_current_stream_capturing() and not loaded.kernels.is_chosen(problem, workload, on, without, any_length):
+        raise CaptureError(
+            f"flashgen.attention has no kernel yet for {problem.name} {workload.name}, and none can be made during a CUDA graph's capture: "
+            "call flashgen.warm(...), or the same attention once, before the capture"
+        )
+    return loaded.kernels.choose(problem, workload, on, without, any_length)
+
+
+def _require_context(ordinal: int) -> None:
+    """A thread that has not used CUDA yet has no context; a launch needs the device's primary one."""
+    cu = driver()
+    with torch.cuda.device(ordinal):
+        if not int(check(cu.cuCtxGetCurrent(), "finding the context")):
+            torch.cuda.synchronize()  # the runtime makes the primary context current in this thread
+
+
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)

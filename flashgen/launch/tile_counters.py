@@ -1,0 +1,64 @@
+"""Memory that a kernel needs beside its tensors: the tile counters of persistent kernels.
+
+A tile counter is an int32 that is 0 when a kernel begins and that the kernel leaves 0 when it ends, so nobody has to clear it between
+launches. No two kernels may use one at the same time:
+
+- Launches of one stream share one. They run one after the other: nothing here is launched to overlap with its predecessor.
+- A stream is known by its handle, together with the thread: the handle of the default stream of a thread is the same in all of them.
+  A handle may come back for a new stream once the old one is destroyed. The driver releases it when the work of the old stream is
+  done, and the counter is 0 by then; PyTorch's allocator relies on the same.
+- A launch that is captured in a CUDA graph gets one of its own, for good: the graph may be replayed on any stream, next to eager
+  launches and other graphs. Replays of one graph do not overlap, as they would write the same outputs, too.
+
+Counters are cut from memory that comes zeroed from the driver. It is not PyTorch's, because what is held beyond a call would be taken
+for a leak while torch.compile warms up or records a graph (mode "reduce-overhead"), where all that a thread allocates must belong to
+the graph. Nothing is given back: it is 4 bytes a stream, and 4 bytes a captured launch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+import torch
+
+from flashgen.build.gpu.device_memory import zeroed_memory
+
+COUNTER_BYTES = 4
+COUNTERS_AT_ONCE = 16384
+
+
+class TileCounters:
+    """The tile counters of all devices. Safe to use from several threads; those of a stream that is known already take no lock."""
+
+    def __init__(self, allocate: Callable[[int], int] = zeroed_memory) -> None:
+        """`allocate`: gives so many zeroed bytes on the current device."""
+        self._allocate, self._lock = allocate, threading.Lock()
+        self._unused: defaultdict[int, deque[int]] = defaultdict(deque)
+        self._of_streams: dict[tuple[int, int, int], int] = {}
+
+    def address(self, device: int, stream: int) -> int:
+        """Where the counter is for a launch on `stream`, the current stream of `device`, which is the current device.
+
+        Raises DriverError if memory is needed and there is none.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return self._take(device)
+        key = (device, stream, threading.get_ident())
+        address = self._of_streams.get(key)
+        if address is None:
+            address = self._of_streams[key] = self._take(device)
+        return address
+
+    def _take(self, device: int) -> int:
+        """A counter that nobody has had."""
+        with self._lock:
+            unused = self._unused[device]
+            if not unused:
+                begin = self._allocate(COUNTERS_AT_ONCE * COUNTER_BYTES)
+                unused.extend(range(begin, begin + COUNTERS_AT_ONCE * COUNTER_BYTES, COUNTER_BYTES))
+            return unused.popleft()
+
+
+tile_counters = TileCounters()

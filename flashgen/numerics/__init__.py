@@ -1,0 +1,1 @@
+"""What correct means: an oracle for each operation, and the rule that judges a kernel by it."""

@@ -1,0 +1,170 @@
+"""The oracle of the forward pass: attention in float64, and plain PyTorch attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgen.codegen.errors import ArgumentError, require_int
+from flashgen.codegen.workload import Workload
+
+_MATRIX_UNIT = 64  # rows and columns
+_SCORES_AT_ONCE = 2**26  # elements: 512 MiB in float64, of which the softmax holds up to three
+
+
+@dataclass(frozen=True)
+class _Method:
+    """One way to compute attention: on a part of the problem, and the element types of its results.
+
+    attend: (q [n, rows, d], k [n, keys, d], v [n, keys, d_v], visible [rows], scale) -> out [n, rows, d_v], lse [n, rows],
+            where row r sees the first visible[r] keys.
+    """
+
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    out: torch.dtype
+    lse: torch.dtype
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Attention in float64: (out, lse), both float64, in the module's shapes.
+
+    `rows`: int64 [n, 3] of (batch, query head, query); then out is [n, head_dim_v] and lse [n] for these rows only.
+    Memory beside the results stays bounded whatever the lengths. Raises ArgumentError for shapes that do not go together.
+    """
+    return _attention(_Method(_attend_exact, torch.float64, torch.float64), q, k, v, causal, scale, rows)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Attention as plain PyTorch does it in q's element type: scores and softmax in fp32, probabilities and output rounded.
+
+    The same arguments, shapes and errors as `reference`; out has q's element type, lse is fp32.
+    """
+    return _attention(_Method(_attend_plain, q.dtype, torch.float32), q, k, v, causal, scale, rows)
+
+
+def sample_rows(workload: Workload, count: int, seed: int, causal: bool) -> Tensor:
+    """`count` rows of a workload to judge where all of them are too many: int64 [n, 3] of (batch, query head, query), on the CPU.
+
+    Always among them: the first and the last query of the first and of the last head, and under a causal mask the first query
+    that sees a key. The rest is drawn with `seed`. Empty if the workload has no query. Raises ArgumentError for a count below 6.
+    """
+    require_int("count", count, 6)
+    if not workload.batch * workload.heads_q * workload.len_q:
+        return torch.empty(0, 3, dtype=torch.int64)
+    queries = [0, workload.len_q - 1]
+    if causal:
+        queries.append(min(max(0, workload.len_q - workload.len_kv), workload.len_q - 1))
+    fixed = [(b, h, i) for b, h in ((0, 0), (workload.batch - 1, workload.heads_q - 1)) for i in queries]
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (workload.batch, workload.heads_q, workload.len_q)
+    drawn = [torch.randint(size, (count - len(fixed),), generator=generator) for size in sizes]
+    return torch.cat([torch.tensor(fixed, dtype=torch.int64), torch.stack(drawn, dim=1)])
+
+
+def _attention(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    _require_shapes(q, k, v)
+    if rows is None:
+        return _attention_whole(method, q, k, v, causal, scale)
+    if rows.dtype != torch.int64 or rows.ndim != 2 or rows.shape[1] != 3:
+        raise ArgumentError(f"rows must be an int64 tensor [n, 3]; got {rows.dtype} {list(rows.shape)}")
+    return _attention_rows(method, q, k, v, causal, scale, rows.to(q.device))
+
+
+def _attention_whole(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    (batch, len_q, heads_q, _), (_, len_kv, heads_kv, head_dim_v) = q.shape, v.shape
+    group = heads_q // max(1, heads_kv)
+    out = q.new_empty(batch, len_q, heads_q, head_dim_v, dtype=method.out)
+    lse = q.new_empty(batch, heads_q, len_q, dtype=method.lse)
+    visible = _visible(torch.arange(len_q, device=q.device), len_q, len_kv, causal)
+    # As many key/value heads at once as the budget allows, and of one head as many queries.
+    queries = max(1, min(len_q, _SCORES_AT_ONCE // max(1, len_kv * group)))
+    heads = max(1, min(heads_kv, _SCORES_AT_ONCE // max(1, len_kv * group * queries)))
+    for b in range(batch):
+        for head in range(0, heads_kv, heads):
+            kv = slice(head, min(head + heads, heads_kv))
+            mine = slice(kv.start * group, kv.stop * group)
+            keys, values = k[b, :, kv].transpose(0, 1), v[b, :, kv].transpose(0, 1)
+            for some in _slices(len_q, queries):
+                # The queries of a group, one head after the other, are rows of one product with their common keys.
+                rows = q[b, some, mine].transpose(0, 1).reshape(kv.stop - kv.start, -1, q.shape[3])
+                part, part_lse = method.attend(rows, keys, values, visible[some].repeat(group), scale)
+                out[b, some, mine] = part.reshape(mine.stop - mine.start, -1, head_dim_v).transpose(0, 1)
+                lse[b, mine, some] = part_lse.reshape(mine.stop - mine.start, -1)
+    return out, lse
+
+
+def _attention_rows(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, rows: Tensor) -> tuple[Tensor, Tensor]:
+    group, len_kv = q.shape[2] // max(1, k.shape[2]), k.shape[1]
+    out, lse = q.new_empty(len(rows), v.shape[3], dtype=method.out), q.new_empty(len(rows), dtype=method.lse)
+    heads_kv = rows[:, 0] * k.shape[2] + rows[:, 1] // max(1, group)  # of the whole batch
+    for number in sorted(set(heads_kv.tolist())):
+        b, head = divmod(number, k.shape[2])
+        where = (heads_kv == number).nonzero()[:, 0]
+        for some in _slices(len(where), max(1, _SCORES_AT_ONCE // max(1, len_kv))):
+            index = where[some]
+            mine = q[b, rows[index, 2], rows[index, 1]]
+            visible = _visible(rows[index, 2], q.shape[1], len_kv, causal)
+            part, part_lse = method.attend(mine[None], k[b, :, head][None], v[b, :, head][None], visible, scale)
+            out[index], lse[index] = part[0], part_lse[0]
+    return out, lse
+
+
+def _attend_exact(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    probabilities, lse = _softmax((q.double() @ k.double().mT).mul_(scale), visible)
+    return probabilities @ v.double(), lse
+
+
+def _attend_plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    probabilities, lse = _softmax(_product_in_fp32(q, k.mT).mul_(scale), visible)
+    return _product_in_fp32(probabilities.to(q.dtype), v).to(q.dtype), lse
+
+
+def _product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product of 16-bit elements with an fp32 result.
+
+    On a GPU the matrix units of the element type compute it: how they accumulate, which is a little less exact than fp32
+    arithmetic, is part of what plain PyTorch errs by. Zeros fill small products up to a size for which PyTorch takes them.
+    Elsewhere products of 16-bit elements are exact in fp32.
+    """
+    if not (a.is_cuda and a.numel() and b.numel()):
+        return a.float() @ b.float()
+    rows, columns = a.shape[1], b.shape[2]
+    a = torch.nn.functional.pad(a, (0, 0, 0, -rows % _MATRIX_UNIT))
+    b = torch.nn.functional.pad(b, (0, -columns % _MATRIX_UNIT))
+    return torch.bmm(a, b.expand(len(a), -1, -1), out_dtype=torch.float32)[:, :rows, :columns]
+
+
+def _softmax(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities and log-sum-exp. Each row's maximum comes off first: the log-sum-exp of huge scores would be too coarse for that."""
+    scores.masked_fill_(torch.arange(scores.shape[-1], device=scores.device) >= visible[:, None], -torch.inf)
+    nothing = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    row_max = scores.amax(dim=-1, keepdim=True) if scores.shape[-1] else nothing
+    # A row without keys: -inf - (-inf) would be NaN, -inf - 0 gives probability 0.
+    scores.sub_(row_max.masked_fill(row_max == -torch.inf, 0.0)).exp_()
+    row_sum = scores.sum(dim=-1, keepdim=True)
+    lse = (row_max + row_sum.log())[..., 0]
+    return scores.div_(row_sum.masked_fill(row_sum == 0, 1.0)), lse
+
+
+def _visible(queries: Tensor, len_q: int, len_kv: int, causal: bool) -> Tensor:
+    """How many keys each of these queries sees."""
+    return (queries + 1 + len_kv - len_q).clamp(0, len_kv) if causal else torch.full_like(queries, len_kv)
+
+
+def _slices(length: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def _require_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.ndim != 4:
+            raise ArgumentError(f"{name} must have 4 dimensions (batch, length, heads, width); got {tensor.ndim}")
+    if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        raise ArgumentError(f"k must have q's batch {q.shape[0]} and width {q.shape[3]}; got {k.shape[0]} and {k.shape[3]}")
+    if v.shape[:3] != k.shape[:3]:
+        raise ArgumentError(f"v must have k's batch, length and heads {list(k.shape[:3])}; got {list(v.shape[:3])}")
+    if q.shape[2] and (not k.shape[2] or q.shape[2] % k.shape[2]):
+        raise ArgumentError(f"k must have a number of heads that divides q's {q.shape[2]}; got {k.shape[2]}")

@@ -1,0 +1,1 @@
+"""The PyTorch operators: how PyTorch sees flashgen."""

@@ -1,0 +1,99 @@
+"""The PyTorch operators: schemas, implementations, fakes and FLOPs.
+
+`flashgen::attention_output` computes out, `flashgen::attention_forward` lse, too; `flashgen::attention` is that with autograd. They are
+several because PyTorch's dispatcher charges every call of an operator with a Python autograd formula several microseconds, gradients or
+not, and because a tensor that nobody wants costs a call two more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.workload import Workload
+
+from ..launch.arguments import LAYOUTS, check_call, check_traced
+from ..launch.gpu import untraced
+from . import plans
+
+LIBRARY = torch.library.Library("flashgen", "DEF")
+_ARGUMENTS = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout)"
+LIBRARY.define(f"attention_output{_ARGUMENTS} -> Tensor out")
+LIBRARY.define(f"attention_forward{_ARGUMENTS} -> (Tensor out, Tensor lse)")
+LIBRARY.define(f"attention{_ARGUMENTS} -> (Tensor out, Tensor lse)")
+
+
+@untraced
+def _forward_cuda(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return plans.plan_for(q, k, v, causal, scale, layout)(q, k, v, True)
+
+
+@untraced
+def _output_cuda(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> torch.Tensor:
+    return plans.plan_for(q, k, v, causal, scale, layout)(q, k, v, False)[0]
+
+
+@untraced
+def _forward_elsewhere(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_call(q, k, v, causal, scale, layout)
+    if q.device.type != "cpu":
+        raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
+    if os.environ.get("FLASHGEN_CPU") != "1":
+        raise ArgumentError(
+            f"q must be on a CUDA device; got {q.device}. FLASHGEN_CPU=1 in the environment lets kernels run on the CPU, thread for "
+            "thread: right, and slow"
+        )
+    from . import cpu
+
+    return cpu.attention_on_cpu(q, k, v, causal, scale, layout)
+
+
+def _forward_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_traced(q, k, v, causal, scale, layout)
+    row, head = LAYOUTS[layout]
+    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    return out, q.new_empty((q.shape[0], q.shape[head], q.shape[row]), dtype=torch.float32)
+
+
+@untraced
+def _output_elsewhere(*arguments: Any) -> torch.Tensor:
+    return _forward_elsewhere(*arguments)[0]
+
+
+def _output_fake(*arguments: Any) -> torch.Tensor:
+    return _forward_fake(*arguments)[0]
+
+
+for _name, _cuda, _elsewhere, _fake in (
+    ("attention_output", _output_cuda, _output_elsewhere, _output_fake),
+    ("attention_forward", _forward_cuda, _forward_elsewhere, _forward_fake),
+    ("attention", _forward_cuda, _forward_elsewhere, _forward_fake),
+):
+    LIBRARY.impl(_name, _cuda, "CUDA")
+    for _key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutogradNestedTensor"):
+        LIBRARY.impl(_name, _elsewhere, _key)  # everything that has no kernel of its own
+    torch.library.register_fake(f"flashgen::{_name}", _fake, lib=LIBRARY)
+
+
+@register_flop_formula([torch.ops.flashgen.attention_output, torch.ops.flashgen.attention_forward, torch.ops.flashgen.attention])
+def _flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, scale: float | None, layout: str, **_: Any) -> int:
+    """For `torch.utils.flop_counter`; shapes in place of tensors."""
+    row, head = LAYOUTS[layout]
+    problem = Problem(Dtype.BF16, q[3], v[3], Mask.CAUSAL if causal else Mask.FULL)  # the dtype does not matter
+    return int(Workload(q[0], q[head], k[head], q[row], k[row]).flops(problem))
+
+
+attention_output = torch.ops.flashgen.attention_output.default
+attention_forward = torch.ops.flashgen.attention_forward.default

@@ -1,0 +1,67 @@
+"""Which families can compute a problem or take a call, and the config of one for where nothing is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashgen.codegen.config import Config
+from flashgen.codegen.errors import ArgumentError, choice_error
+from flashgen.codegen.family import Family, Strides, families, find_family
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import Target
+from flashgen.codegen.workload import Workload
+
+from ..records.choice import bucket as bucket
+
+
+def families_for(problem: Problem, target: Target, name: str | None = None) -> list[Family]:
+    """The families that can compute `problem` on `target`, those preferred first; or the one of that name.
+
+    Raises ArgumentError with every family's reasons if none can.
+    """
+    asked = [find_family(name)] if name is not None else families().values()
+    able = _without_reasons({family: family.refusals(problem, target) for family in asked})
+    return sorted(able, key=lambda family: (-family.preference, family.name))
+
+
+def left_out(problem: Problem, workload: Workload, strides: Sequence[Strides], target: Target) -> frozenset[str]:
+    """Names of the families that can compute `problem`, but not with these sizes and strides of q, k, v and out.
+
+    Raises ArgumentError with every family's reasons if that leaves none.
+    """
+    refusals = {family: family.launch_refusals(problem, workload, strides) for family in families_for(problem, target)}
+    able = _without_reasons(refusals)
+    return frozenset(family.name for family in refusals if family not in able)
+
+
+def dense_strides(problem: Problem, workload: Workload) -> list[Strides]:
+    """Of q, k, v and out, each dense in layout bshd."""
+    queries, keys = (workload.len_q, workload.heads_q), (workload.len_kv, workload.heads_kv)
+    shapes = ((*queries, problem.head_dim), (*keys, problem.head_dim), (*keys, problem.head_dim_v), (*queries, problem.head_dim_v))
+    return [(length * heads * width, width, heads * width) for length, heads, width in shapes]
+
+
+def _without_reasons(refusals: dict[Family, list[str]]) -> list[Family]:
+    """The families that refuse for no reason. Raises ArgumentError with all reasons if all refuse."""
+    able = [family for family, reasons in refusals.items() if not reasons]
+    if not able:
+        raise ArgumentError("; ".join(dict.fromkeys(reason for reasons in refusals.values() for reason in reasons)))
+    return able
+
+
+def family_of(config: Config) -> Family:
+    """The family that a config belongs to. Raises ArgumentError if there is none."""
+    owners = {family.config_type: family for family in families().values()}
+    if type(config) not in owners:
+        raise choice_error("config", type(config).__name__, [kind.__name__ for kind in owners])
+    return owners[type(config)]
+
+
+def default_spec(problem: Problem, target: Target, without: frozenset[str] = frozenset(), family: str | None = None) -> KernelSpec:
+    """The config for where nothing is known: it compiles cleanly everywhere. Of the family preferred, or of the one of that name.
+
+    `without`: names of families that are left out.
+    """
+    chosen = next(able for able in families_for(problem, target, family) if able.name not in without)
+    return KernelSpec(chosen, problem, chosen.default(problem, target), target)

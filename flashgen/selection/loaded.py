@@ -1,0 +1,144 @@
+"""The kernels that this process has loaded, and the choice among them: imported ones, records, else the model's pick. No torch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Hashable
+
+from flashgen.build.gpu.driver import Gpu
+from flashgen.build.gpu.kernel import Kernel
+from flashgen.build.nvrtc import nvrtc_version
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.workload import Workload
+
+from ..records.choice import bucket as bucket
+from . import compilation
+from .families import families_for
+from .imports import Imports
+from .picks import Pick, model_picks, picks
+
+logger = logging.getLogger("flashgen")
+
+
+class Kernels:
+    """The kernels that this process has loaded, and the choice among them. Safe to use from several threads.
+
+    A kernel is compiled once, and threads that want different ones do not wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # of what is here; never held during a compile
+        self._locks: dict[Hashable, threading.Lock] = {}
+        self._chosen: dict[Hashable, Kernel] = {}
+        self._loaded: dict[tuple[str, int], Kernel] = {}
+        self._broken: set[Hashable] = set()
+        self._said: set[Hashable] = set()
+        self.generation = 0  # raised whenever an earlier choice may no longer be the right one
+
+    def choose(
+        self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset(), any_length: bool = False
+    ) -> Kernel:
+        """The kernel for this call; compiles it if it is not in the store. `without`: the call's `left_out`; `any_length`: see `picks`.
+
+        What is chosen depends on the call, the imports and the records alone, not on earlier calls. Raises ArgumentError if no family can.
+        """
+        while True:
+            generation = self.generation
+            imported = imports.find(problem, workload, gpu, without)
+            if imported is not None:
+                return imported
+            pick = self._pick(problem, workload, gpu, without, any_length)
+            key = self._key(pick, problem, workload, gpu, without)
+            with self._locked(key):
+                kernel = self._chosen.get(key)
+                if kernel is None:
+                    kernel = self._load_pick(pick, gpu) if pick else self._model_pick(problem, workload, gpu, without)
+                with self._lock:
+                    if kernel is None:
+                        self._broken.add(key)
+                    elif generation == self.generation:
+                        self._chosen[key] = kernel
+            self._tell(pick, kernel, problem, workload, gpu)
+            if kernel is not None:
+                return kernel
+
+    def is_chosen(
+        self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset(), any_length: bool = False
+    ) -> bool:
+        """Whether `choose` would return at once."""
+        if imports.find(problem, workload, gpu, without) is not None:
+            return True
+        pick = self._pick(problem, workload, gpu, without, any_length)
+        return self._key(pick, problem, workload, gpu, without) in self._chosen
+
+    def load(self, spec: KernelSpec, gpu: Gpu) -> Kernel:
+        """One kernel by its spec, from memory, the store or the compiler."""
+        key = (spec.digest, gpu.ordinal)
+        kernel = self._loaded.get(key)
+        if kernel is None:
+            with self._locked(key):
+                kernel = self._loaded.get(key)
+                if kernel is None:
+                    kernel = self._loaded[key] = Kernel(spec, compilation.compile_spec(spec), gpu)
+        return kernel
+
+    def forget(self) -> None:
+        """Drops the choices made, so that new records or imports are heard. Kernels in use stay alive."""
+        with self._lock:
+            self._chosen.clear()
+            self.generation += 1
+
+    def _locked(self, key: Hashable) -> threading.Lock:
+        with self._lock:
+            return self._locks.setdefault(key, threading.Lock())
+
+    def _pick(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str], any_length: bool) -> Pick | None:
+        """The best record whose kernel is not known to be broken here."""
+        families_for(problem, gpu.device.target)
+        found = picks(problem, workload, gpu.device, (gpu.driver_version, nvrtc_version()), without, any_length)
+        return next((pick for pick in found if self._key(pick, problem, workload, gpu, without) not in self._broken), None)
+
+    @staticmethod
+    def _key(pick: Pick | None, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Hashable:
+        """What a choice is kept under: what the record's kernel follows from, or where there is none what the model is asked."""
+        if pick is not None:
+            choice = pick.choice
+            return (choice.record.key.spec_digest, choice.same_toolchain, choice.older, gpu.ordinal)
+        return (problem, bucket(workload), gpu.ordinal, without)
+
+    def _load_pick(self, pick: Pick, gpu: Gpu) -> Kernel | None:
+        """None if this compiler breaks the kernel, which only one that was measured here and now is known to be sound of."""
+        kernel = self.load(pick.choice.spec(gpu.device.target), gpu)
+        sound = pick.choice.same_toolchain and not pick.choice.older
+        return kernel if sound or not kernel.artifact.report.defects else None
+
+    def _model_pick(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Kernel:
+        """The first that compiles without defects; the default, which comes last, does everywhere."""
+        for spec in model_picks(problem, workload, gpu.device, without):
+            kernel = self.load(spec, gpu)
+            if not kernel.artifact.report.defects:
+                break
+        return kernel
+
+    def _tell(self, pick: Pick | None, kernel: Kernel | None, problem: Problem, workload: Workload, gpu: Gpu) -> None:
+        """Says once a bucket where something other than an own record of that very workload decides, and what could be done."""
+        about, of = f"{problem.name} {workload.name}: ", (problem, bucket(workload))
+        if pick is None:
+            self._say(of, f"{about}no tuning record for {gpu.device.name}, using the model's pick; try `flashgen tune`")
+        elif kernel is None:
+            self._say((*of, pick.name), f"{about}not using the {pick.name}, whose kernel this compiler breaks")
+        elif pick.choice.older:
+            self._say((*of, pick.name), f"{about}using the config of the {pick.name}, measured by an older version; try `flashgen tune`")
+        elif pick.whose != "own" or not pick.choice.same_toolchain or pick.choice.record.key.workload != workload:
+            self._say((*of, pick.name), f"{about}using the {pick.name}")
+
+    def _say(self, once: Hashable, message: str) -> None:
+        if once not in self._said:
+            self._said.add(once)
+            logger.info(message)
+
+
+kernels = Kernels()
+imports = Imports(changed=kernels.forget)

@@ -1,0 +1,67 @@
+"""Which record speaks for a workload, and what the model picks where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flashgen.codegen.devices import Device
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.workload import Workload
+
+from ..records import sources
+from ..records.choice import Choice, Known, bucket
+from ..records.record import BENCHMARK_VERSION
+from .families import default_spec
+from .ranking import shortlist
+
+_MODEL_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A record that speaks for a workload: whose it is, and its choice."""
+
+    whose: str
+    choice: Choice
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        toolchain = "" if self.choice.same_toolchain else " of another driver or compiler"
+        return f"{self.whose} record{toolchain} for {self.choice.record.key.workload.name}"
+
+
+def picks(
+    problem: Problem,
+    workload: Workload,
+    device: Device,
+    toolchain: tuple[str, str],
+    without: frozenset[str] = frozenset(),
+    any_length: bool = False,
+) -> Iterator[Pick]:
+    """The records that speak for a workload on a device, the best first; `toolchain` is the versions of driver and compiler.
+
+    `any_length`: those that speak for the lengths of its bucket without a record of their own.
+    In this order: the user's own of that very workload, his own for its bucket, then so of those that come with the package, then so the
+    configs of older ones of either. All but the exact ones are chosen for the bucket, so no choice depends on what was called before.
+    """
+    met: list[tuple[str, Known]] = []
+    for whose, source in (("own", sources.own_records), ("shipped", sources.shipped_records)):
+        known = source().known(problem, device, BENCHMARK_VERSION, without)
+        met.append((whose, known))
+        yield from (Pick(whose, choice) for choice in known.choices(workload, toolchain, any_length))
+    for whose, known in met:
+        yield from (Pick(whose, choice) for choice in known.choices(workload, toolchain, any_length, older=True))
+
+
+def model_picks(problem: Problem, workload: Workload, device: Device, without: frozenset[str] = frozenset()) -> Iterator[KernelSpec]:
+    """What the model takes for a workload's bucket, the best first, then the default.
+
+    All are of the family preferred: the models of two families need not err in the same direction.
+    """
+    default = default_spec(problem, device.target, without)
+    for candidate in shortlist(problem, bucket(workload), device, _MODEL_TRIES, [default.family]):
+        yield KernelSpec(candidate.family, problem, candidate.config, device.target)
+    yield default

@@ -1,0 +1,48 @@
+"""The legal configs of a problem in the order in which the models of their families expect them to be fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashgen.codegen.config import Config
+from flashgen.codegen.devices import Device
+from flashgen.codegen.family import Family
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.workload import Workload
+
+from ..records.choice import bucket as bucket
+from .families import families_for
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A config of a family, with the model's expectation for a workload in seconds and what bounds it."""
+
+    family: Family
+    config: Config
+    seconds: float
+    bound_by: str
+
+
+def ranked(problem: Problem, workload: Workload, device: Device, among: Sequence[Family] | None = None) -> list[Candidate]:
+    """All legal configs of `among`, or of all families that can, that are worth trying, the model's best first. Deterministic."""
+    found = []
+    for family in families_for(problem, device.target) if among is None else among:
+        for config in family.legal_configs(problem, device.target):
+            if family.workload_refusals(config, workload) or not family.worth_trying(config, workload):
+                continue
+            prediction = family.predict(problem, config, workload, device)
+            found.append(Candidate(family, config, prediction.seconds, prediction.bound_by))
+    return sorted(found, key=lambda c: (c.seconds, c.config.name))
+
+
+def shortlist(problem: Problem, workload: Workload, device: Device, count: int, among: Sequence[Family] | None = None) -> list[Candidate]:
+    """The model's best `count` of `ranked`. Of configs that it cannot tell apart, two will do: the others would crowd out what differs."""
+    chosen: list[Candidate] = []
+    for candidate in ranked(problem, workload, device, among):
+        if sum(c.seconds == candidate.seconds for c in chosen) < 2:
+            chosen.append(candidate)
+        if len(chosen) == count:
+            break
+    return chosen

@@ -1,0 +1,1 @@
+"""How fast a kernel is: the one protocol of timing, and the kernels that are timed by it."""

@@ -1,0 +1,84 @@
+"""What a tune found: a `Row` for each cell, and the `TuneResult` that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashgen.codegen.spec import KernelSpec
+
+from ..cells import Cell
+
+
+@dataclass(frozen=True)
+class Row:
+    """The winner of one cell. `gain` is the untuned default's time over the winner's; `seconds` is None if nothing was sound.
+
+    measured: whether `seconds` was measured, now or by a tuning record; else it is the model's
+    """
+
+    cell: Cell
+    spec: KernelSpec | None
+    seconds: float | None
+    gain: float | None
+    registers: int | None
+    spill_bytes: int | None
+    shared_bytes: int | None
+    bound_by: str
+    tried: int
+    failed: int
+    measured: bool = False
+
+    @property
+    def tflops(self) -> float | None:
+        """TFLOP/s by the field's count."""
+        return self.cell.workload.flops(self.cell.problem) / self.seconds / 1e12 if self.seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as JSON values; times in seconds."""
+        return {
+            "problem": self.cell.problem.name,
+            "workload": asdict(self.cell.workload),
+            "config": self.spec.config.to_json() if self.spec else None,
+            "kernel": self.spec.name if self.spec else None,
+            **{
+                n: getattr(self, n)
+                for n in (
+                    "seconds",
+                    "tflops",
+                    "gain",
+                    "registers",
+                    "spill_bytes",
+                    "shared_bytes",
+                    "bound_by",
+                    "tried",
+                    "failed",
+                    "measured",
+                )
+            },
+        }
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What a tune found. `timed` is False where times are the model's; `complete` is False where the budget ended it.
+
+    device_measured: whether measurements on this device stand behind the times: these, or those that the model was fitted to.
+    verified_on_cpu: kernels found right there, where there is no GPU; not_verified: why others were not tried, empty if none was left out.
+    """
+
+    device: str
+    timed: bool
+    complete: bool
+    rows: list[Row]
+    failures: dict[str, str]
+    measured: int
+    seconds: float
+    device_measured: bool = True
+    verified_on_cpu: int = 0
+    not_verified: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        names = ("device", "timed", "device_measured", "complete", "failures", "measured", "seconds", "verified_on_cpu", "not_verified")
+        return {**{name: getattr(self, name) for name in names}, "rows": [row.to_json() for row in self.rows]}

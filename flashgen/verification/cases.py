@@ -1,0 +1,90 @@
+"""The workloads that verification runs: awkward shapes, and cases whose tensors are made for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from flashgen.codegen.problem import Dtype
+from flashgen.codegen.workload import Workload
+
+from ..launch.tensors import Tensors
+
+# (batch, heads_q, heads_kv, len_q, len_kv): lengths of one, off by one from tiles, more queries than keys (rows that see no
+# key under a causal mask), no keys, grouped and single key/value heads, many tiles; one key that the last query of a tile alone sees, and
+# one that its first query alone does not, each in a step of its own. Each has rows enough for the rule's statistics.
+SHAPES = (
+    (8, 16, 16, 1, 1),
+    (2, 4, 2, 131, 197),
+    (1, 2, 1, 130, 33),
+    (1, 8, 1, 63, 65),
+    (3, 2, 2, 127, 129),
+    (8, 16, 2, 1, 1025),
+    (1, 2, 1, 300, 0),
+    (4, 8, 8, 1025, 1),
+    (2, 6, 3, 255, 257),
+    (1, 1, 1, 641, 642),
+    (1, 1, 1, 642, 640),
+    (1, 4, 4, 1000, 1531),
+    (1, 2, 1, 2048, 2048),
+)
+SCREENING = (SHAPES[1], SHAPES[2])
+# Cases whose tensors are made for them: nearly equal probabilities of so many keys, whose sum has to be kept more exactly than fp32 adds
+# it up; scores of which some are huge; values so large that the rule grants no noise; tensors past 2^31 elements, on the CPU alone.
+LONG, HUGE, COARSE, FAR = (1, 1, 1, 16, 65536), (2, 4, 2, 131, 500), (1, 2, 1, 131, 1000), (2, 2, 1, 131, 197)
+_MAGNITUDE = {Dtype.BF16: 2.0**40, Dtype.FP16: 2.0**13}  # of HUGE
+_OFFSET = {Dtype.BF16: 190.0, Dtype.FP16: 1500.0}  # of COARSE: neighbours are 1 apart, and 0.3 more rounds away
+
+
+def grouped_workload(shape: tuple[int, int, int, int, int], group_unit: int) -> Workload:
+    """A workload of that shape, with as many query heads as make its groups a multiple of `group_unit`: see `Family.group_unit`."""
+    batch, heads_q, heads_kv, *lengths = shape
+    return Workload(batch, heads_kv * math.lcm(heads_q // heads_kv, group_unit), heads_kv, *lengths)
+
+
+_Special = tuple[Tensors, float, list[Sequence[int]]]  # the tensors, what q was multiplied by, and groups of queries, each judged by itself
+
+
+def _nearly_equal(tensors: Tensors, _dtype: Dtype) -> _Special:
+    """Gives a row's keys one score, but for those that it sees first, which a kernel takes for the maximum: they are a little higher.
+
+    The additions of one number round to the same side again and again. Which side depends on the row: each has other scores. They are
+    such that log-sum-exps are small, where fp32 grants little noise.
+    """
+    (_, len_q, _, head_dim), len_kv = tensors.q.shape, tensors.k.shape[1]
+    tensors.q.copy_((1 + torch.arange(len_q) / 128)[None, :, None, None])
+    tensors.k.fill_(-math.log(len_kv) * head_dim**-0.5)
+    tensors.k[:, -2 * len_q :] *= 0.95
+    return tensors, 1.0, [range(len_q)]
+
+
+def _huge(tensors: Tensors, dtype: Dtype) -> _Special:
+    """Gives every third row scores that have to be shifted before they are scaled, next to rows of ordinary ones.
+
+    All scores are sums of whole numbers, which are exact in any order: two of them are the same, or so far apart that one has all the
+    probability. Those of the second batch are below 0. Of the first key/value head, keys that come last have ordinary scores in all rows.
+    """
+    q, k, magnitude = tensors.q, tensors.k, _MAGNITUDE[dtype]
+    q.round_()
+    k.round_()
+    q[1].abs_()
+    k[1].abs_().neg_()
+    q[:, ::3] *= magnitude
+    k[:, : k.shape[1] // 3, 0] /= magnitude
+    queries = range(q.shape[1])
+    return tensors, magnitude, [queries[::3], [query for query in queries if query % 3]]
+
+
+def _coarse(tensors: Tensors, dtype: Dtype) -> _Special:
+    """Moves values to where the rule is strictest: it grants the rounding of the output alone."""
+    tensors.v.add_(_OFFSET[dtype])
+    return tensors, 1.0, [range(tensors.q.shape[1])]
+
+
+def _far(tensors: Tensors, _dtype: Dtype) -> _Special:
+    return tensors.far(), 1.0, [range(tensors.q.shape[1])]
+
+
+SPECIAL = {LONG: _nearly_equal, HUGE: _huge, COARSE: _coarse, FAR: _far}

@@ -1,0 +1,125 @@
+"""`verify`: the numerics rule over awkward shapes, and the small workloads that every tuning candidate must pass first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flashgen.build.emulator.kernel import EmulatedKernel, EmulationLimits
+from flashgen.build.gpu.kernel import Kernel
+from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.workload import Workload
+
+from ..launch.cpu import run_on_cpu
+from ..launch.once import plan_of, run_once
+from ..launch.tensors import Tensors
+from ..numerics.rule import Verdict
+from . import cases
+from .cases import COARSE, FAR, HUGE, LONG, SCREENING, SPECIAL, grouped_workload
+from .expected import Expected
+
+LIMITS = EmulationLimits(seconds=600.0)  # of one launch on the CPU, which takes seconds
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One workload at one logit magnitude (what q was multiplied by), with the rule's verdict."""
+
+    workload: Workload
+    magnitude: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class _Case:
+    """`expected`: of groups of rows, each judged among its like: a bound that one group needs would hide what another loses."""
+
+    workload: Workload
+    magnitude: float
+    tensors: Tensors
+    expected: tuple[Expected, ...]
+
+    def judge(self) -> Verdict:
+        """The first group's that failed."""
+        verdicts = [expected.judge(self.tensors) for expected in self.expected]
+        return next((verdict for verdict in verdicts if not verdict.ok), verdicts[0])
+
+
+class Screen:
+    """The small workloads of one problem, whole, with references computed once for all candidates.
+
+    In every other case tensors lie apart.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        device: str,
+        shapes: Sequence[tuple[int, int, int, int, int]] = SCREENING,
+        magnitudes: Sequence[float] = (1.0,),
+        special: Sequence[tuple[int, int, int, int, int]] = (),
+    ) -> None:
+        """`device`: where inputs are drawn and references computed, 'cuda:0' or 'cpu'. `special`: which of LONG, HUGE, COARSE and FAR."""
+        self.special = special
+        self.problem, self.device, self.shapes, self.magnitudes = problem, device, shapes, magnitudes
+        self._cases: dict[int, list[_Case]] = {}
+
+    def cases(self, group_unit: int) -> list[_Case]:
+        """Of each shape with as many query heads as make its groups a multiple of that: see `Family.group_unit`."""
+        if group_unit not in self._cases:
+            generator = torch.Generator(self.device).manual_seed(1)
+            causal, scale = self.problem.mask is Mask.CAUSAL, self.problem.head_dim**-0.5
+            found: list[_Case] = []
+            for shape in self.shapes:
+                workload = grouped_workload(shape, group_unit)
+                for magnitude in self.magnitudes:
+                    tensors = Tensors.random(self.problem, workload, generator)
+                    tensors.q.mul_(magnitude)
+                    if len(found) % 2 == 0:
+                        tensors = tensors.apart()
+                    found.append(_Case(workload, magnitude, tensors, (Expected.of(tensors, causal, scale),)))
+            for shape in self.special:
+                tensors = Tensors.random(self.problem, workload := grouped_workload(shape, group_unit), generator)
+                tensors, magnitude, groups = SPECIAL[shape](tensors, self.problem.dtype)
+                rows = [_rows(workload, queries) for queries in groups]
+                found.append(_Case(workload, magnitude, tensors, tuple(Expected.of(tensors, causal, scale, of) for of in rows)))
+            self._cases[group_unit] = found
+        return self._cases[group_unit]
+
+    def judge(self, kernel: Kernel | EmulatedKernel) -> list[CaseResult]:
+        """Runs the kernel on every case that it can take: calls like the others go to another family.
+
+        Raises HungKernelError or DriverError if it does not finish or faults on a GPU, EmulatorFaultError if a check fails on the CPU.
+        """
+        results = []
+        for case in self.cases(kernel.spec.family.group_unit(kernel.spec.config)):
+            if kernel.spec.family.launch_refusals(kernel.spec.problem, case.workload, case.tensors.strides()):
+                continue
+            _launch(kernel, case.tensors)
+            results.append(CaseResult(case.workload, case.magnitude, case.judge()))
+        return results
+
+
+def _rows(workload: Workload, queries: Sequence[int]) -> torch.Tensor:
+    """These queries of all heads, as `Expected.rows`."""
+    return torch.cartesian_prod(torch.arange(workload.batch), torch.arange(workload.heads_q), torch.tensor(queries))
+
+
+def _launch(kernel: Kernel | EmulatedKernel, tensors: Tensors) -> None:
+    if isinstance(kernel, Kernel):
+        run_once(plan_of(kernel, tensors), tensors)
+    else:
+        run_on_cpu(kernel, tensors, limits=LIMITS)
+
+
+def verify_kernel(kernel: Kernel | EmulatedKernel) -> list[CaseResult]:
+    """The numerics rule over all awkward shapes, at ordinary and at large logits, and over the special cases."""
+    return whole_screen(kernel.spec.problem, f"cuda:{kernel.gpu.ordinal}" if isinstance(kernel, Kernel) else "cpu").judge(kernel)
+
+
+def whole_screen(problem: Problem, device: str) -> Screen:
+    """All that `run` puts to a kernel."""
+    special = (LONG, HUGE, COARSE, FAR) if device == "cpu" else (LONG, HUGE, COARSE)
+    return Screen(problem, device, cases.SHAPES, magnitudes=(1.0, 16.0), special=special)

@@ -1,0 +1,162 @@
+// Tensor copies (TMA): see atoms/ptx/cp_async_bulk_tensor.cuh. By the launch's choice they take place as early as may be, when they are
+// issued, or as late: loads when nobody can do anything but wait, stores when they are waited for. Until a load has been waited for at its
+// mbarrier, or a store by its thread, the shadow keeps others off. Maps have four dimensions, boxes rows of 128 bytes and that swizzle.
+
+// As build/gpu/tensor_map.py makes it.
+struct alignas(64) TensorMap {
+    u64 address, strides[4];  // bytes, of dimension 1 and so on
+    u32 sizes[5];             // elements, innermost first
+    u16 box[5];
+    unsigned char rank, element_bytes, swizzle_bytes;
+};
+
+namespace emulator {
+
+constexpr int kRowBytes = 128, kRowElements = kRowBytes / 2;
+
+struct Box {
+    const TensorMap* map;
+    SharedAddress place;
+    int at[4];  // coordinates, innermost first
+
+    int rows() const { return map->box[1] * map->box[2] * map->box[3]; }
+    SharedAddress row_place(int row) const { return place + row * kRowBytes; }
+
+    // Which elements [first, end) of a row of the box lie within the tensor, and where the first one of them is. None: first == end.
+    struct Part {
+        int first, end;
+        u64 address;
+    };
+    Part part(int row) const {
+        const int within[3] = {row % map->box[1], row / map->box[1] % map->box[2], row / map->box[1] / map->box[2]};
+        const int first = max(0, -at[0]);
+        u64 address = map->address + 2 * static_cast<i64>(at[0] + first);
+        for (int i = 0; i < 3; ++i) {
+            const i64 coordinate = static_cast<i64>(at[i + 1]) + within[i];
+            if (coordinate < 0 || coordinate >= map->sizes[i + 1]) return {0, 0, 0};
+            address += map->strides[i] * coordinate;
+        }
+        const i64 end = std::min<i64>(kRowElements, static_cast<i64>(map->sizes[0]) - at[0]);
+        return end > first ? Part{first, static_cast<int>(end), address} : Part{0, 0, 0};
+    }
+    // The swizzle: chunk c of 16 bytes of a row lies at c xor row % 8.
+    SharedAddress chunk_place(int row, int chunk) const { return row_place(row) + (chunk ^ row % 8) * 16; }
+
+    // All chunks of which a part lies within the tensor: no others are stored.
+    template <class Visit>
+    void visit_stored(const Visit& visit) const {
+        for (int row = 0; row < rows(); ++row) {
+            const Part some = part(row);
+            for (int chunk = some.first / 8; chunk * 8 < some.end; ++chunk) visit(chunk_place(row, chunk));
+        }
+    }
+    void load() const {
+        for (int row = 0; row < rows(); ++row) {
+            unsigned char line[kRowBytes] = {};
+            const Part some = part(row);
+            if (some.end > some.first) std::memcpy(line + some.first * 2, bits_as<const void*>(some.address), (some.end - some.first) * 2);
+            for (int chunk = 0; chunk < 8; ++chunk)
+                std::memcpy(&current->shared.bytes[chunk_place(row, chunk)], line + chunk * 16, 16);
+        }
+    }
+    void store() const {
+        for (int row = 0; row < rows(); ++row) {
+            unsigned char line[kRowBytes];
+            for (int chunk = 0; chunk < 8; ++chunk)
+                std::memcpy(line + chunk * 16, &current->shared.bytes[chunk_place(row, chunk)], 16);
+            const Part some = part(row);
+            if (some.end > some.first) std::memcpy(bits_as<void*>(some.address), line + some.first * 2, (some.end - some.first) * 2);
+        }
+    }
+};
+
+inline Box box_of(const TensorMap& map, SharedAddress place, int column, int row, int head, int batch) {
+    if (map.rank != 4 || map.element_bytes != 2 || map.swizzle_bytes != kRowBytes || map.box[0] != kRowElements)
+        current->fail("tensor map",
+                      "copies by a map of rank %d, %d-byte elements, rows of %d elements and a swizzle of %d bytes; 4, 2, 64 and 128 are known",
+                      map.rank, map.element_bytes, map.box[0], map.swizzle_bytes);
+    if (place % 1024) current->fail("tensor copy", "copies a box at %u, no multiple of 1024", place);
+    return {&map, place, {column, row, head, batch}};
+}
+
+// A load has landed. Nobody may be running: it reports, and does not fail.
+inline void land(Block& block, const Box& box, Mbarrier& barrier) {
+    current = &block;
+    box.load();
+    block.shared.landed(box.place, box.rows() * kRowBytes, barrier.party, barrier.phase + 1);
+    barrier.bytes -= box.rows() * kRowBytes;
+    if (barrier.bytes < 0)
+        block.fault.report("mbarrier", "block " + std::to_string(block.index) + ": copies brought the mbarrier at " +
+                                           std::to_string(barrier.address) + " " + std::to_string(-barrier.bytes) +
+                                           " bytes that nobody announced");
+    barrier.settle();
+}
+
+// The stores of a thread, by group, oldest first, that it has not waited for.
+struct Stores : Kept {
+    struct OfThread {
+        std::deque<std::vector<Box>> groups;
+        std::vector<Box> open;
+    };
+    std::vector<OfThread> threads{static_cast<std::size_t>(current->threads)};
+
+    OfThread& own() { return threads[current->running]; }
+
+    void wait(std::size_t pending) {
+        for (; own().groups.size() > pending; own().groups.pop_front())
+            for (const Box& box : own().groups.front()) {
+                if (current->options.late_copies) box.store();
+                box.visit_stored([](SharedAddress chunk) { current->shared.stored(chunk, 16, now()); });
+            }
+    }
+    void thread_ends(Block& block) override {
+        if (!own().open.empty() || !own().groups.empty())
+            block.fail("tensor copy", "ends, and shared memory was given up under a store that it has not waited for");
+    }
+};
+
+}  // namespace emulator
+
+inline void prefetch_tensormap(const TensorMap&) {}
+
+inline void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, SharedAddress barrier, int column, int row, int head,
+                                      int batch) {
+    emulator::Block& block = *emulator::current;
+    const emulator::Box box = emulator::box_of(map, destination, column, row, head, batch);
+    emulator::Mbarrier& announced = emulator::mbarrier_at(barrier, true);
+    for (int r = 0; r < box.rows(); ++r) {
+        emulator::require(block.shared.may_write(box.row_place(r), emulator::kRowBytes, emulator::now(), true), box.row_place(r), emulator::kRowBytes);
+        const emulator::Box::Part part = box.part(r);
+        if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, false, "copies");
+    }
+    if (!block.options.late_copies) return emulator::land(block, box, announced);
+    block.scheduler.postpone([&block, box, &announced] { emulator::land(block, box, announced); });
+}
+
+inline void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head, int batch) {
+    emulator::Block& block = *emulator::current;
+    const emulator::Box box = emulator::box_of(map, source, column, row, head, batch);
+    for (int coordinate : box.at)
+        if (coordinate < 0)
+            block.fail("tensor copy", "stores a box at (%d, %d, %d, %d), before the tensor's begin", column, row, head, batch);
+    for (int r = 0; r < box.rows(); ++r) {
+        const emulator::Box::Part part = box.part(r);
+        if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, true, "stores");
+    }
+    box.visit_stored([&](SharedAddress chunk) { emulator::require(block.shared.may_store(chunk, 16, emulator::now()), chunk, 16); });
+    if (!block.options.late_copies) box.store();
+    block.kept<emulator::Stores>().own().open.push_back(box);
+}
+
+inline void cp_async_bulk_commit_group() {
+    emulator::Stores::OfThread& own = emulator::current->kept<emulator::Stores>().own();
+    own.groups.push_back(std::move(own.open));
+    own.open.clear();
+}
+
+template <int kPending>
+inline void cp_async_bulk_wait_group_read() {
+    emulator::current->kept<emulator::Stores>().wait(kPending);
+}
+
+inline void fence_proxy_async() { emulator::current->shared.fence(emulator::now()); }

@@ -1,0 +1,44 @@
+// Shared memory: an array of the block, each access checked against its shadow.
+
+using SharedAddress = u32;  // byte address in the array
+
+constexpr u32 kRedZone = emulator::kRedZone;  // bytes after each region that nobody may touch: regions stay as aligned as their sizes are
+
+inline SharedAddress shared_memory() { return 0; }
+
+inline void claim_region(SharedAddress address, int bytes) { emulator::current->claim_region(address, bytes); }
+
+namespace emulator {
+
+inline Moment now() {
+    const Warp& warp = current->warp();
+    return {current->running, current->running / kLanes, warp.clock, warp.synced};
+}
+inline void require(bool allowed, SharedAddress address, int size) {
+    if (allowed) return;
+    const Shared& shared = current->shared;
+    if (shared.other < 0) current->fail("shared memory", "%s: %d bytes at %u", shared.fault, size, address);
+    current->fail("shared memory", "%s: %d bytes at %u, thread %d", shared.fault, size, address, shared.other);
+}
+template <class T>
+inline T read_shared(SharedAddress address, bool alone) {
+    require(current->shared.may_read(address, sizeof(T), now(), alone), address, sizeof(T));
+    T value;
+    std::memcpy(&value, &current->shared.bytes[address], sizeof(T));
+    return value;
+}
+template <class T>
+inline void write_shared(SharedAddress address, const T& value) {
+    require(current->shared.may_write(address, sizeof(T), now(), false), address, sizeof(T));
+    std::memcpy(&current->shared.bytes[address], &value, sizeof(T));
+}
+
+}  // namespace emulator
+
+inline u32 load_shared(SharedAddress address) { return emulator::read_shared<u32>(address, true); }
+
+inline uint4 load_shared_v4(SharedAddress address) { return emulator::read_shared<uint4>(address, true); }
+
+inline void store_shared(SharedAddress address, u32 value) { emulator::write_shared(address, value); }
+
+inline void store_shared_v4(SharedAddress address, const uint4& value) { emulator::write_shared(address, value); }

@@ -1,0 +1,270 @@
+// A block in the emulator: its threads, each on a fiber, and how they wait for each other: for the other lanes of their warp or warpgroup, at a
+// barrier, or for a change of memory.
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace emulator {
+
+struct Block;
+inline thread_local Block* current = nullptr;
+
+static int registers_at_launch = 0;  // of a thread in this library (an inline variable would be one for all libraries of the process), by the kernel's launch bounds; 0 if nothing is known of them
+constexpr int kRegistersPerSm = 65536;
+constexpr int kBarriers = 16, kWarpgroup = 4 * kLanes;
+
+struct Options {
+    const Extent* extents;  // of global memory that atoms may touch; none given: they may touch all
+    std::uint64_t seed;
+    double stall_seconds, limit_seconds;  // see isolate.cuh; 0: none
+    int extent_count;
+    int schedule, late_copies;  // late_copies: asynchronous copies take place when they are waited for, not when they are issued
+    int workers;                // threads of the operating system
+    int first_block, blocks;    // which blocks run
+    int resident;               // how many of them run together: those that wait for each other must
+    int isolated;               // in a process of their own
+};
+
+// What all copies and waits of one thread need to remember: see atoms/emulated/cp_async.cuh.
+struct Copy {
+    std::uint32_t destination;
+    const void* source;  // null: zeros
+};
+
+struct Thread {
+    Wait wait;
+    Wait polled;  // the last value that it read of memory that others change
+    std::vector<std::vector<Copy>> groups;  // committed asynchronous copies, oldest first
+    std::vector<Copy> open;
+    int regions = 0;  // of shared memory that it has taken
+};
+
+// Where the threads of a warp or warpgroup come together.
+struct Meeting {
+    int arrived = 0;  // threads, at the collective `op`
+    const char* op = nullptr;
+    void* operands[kWarpgroup];
+};
+
+struct Warp {
+    Meeting meeting;
+    Clock clock[kParties] = {};  // clock[p]: up to which time of party p this warp has seen what that one did
+    Clock synced = 0;            // how often its lanes have met in a way that orders memory
+};
+
+struct Barrier {
+    int arrived = 0, expected = 0;
+    std::vector<int> waiting;      // threads
+    Clock seen[kParties] = {};     // by those that have arrived
+};
+
+// What a file of atoms keeps for a block, beside what all blocks have.
+struct Kept {
+    virtual ~Kept() = default;
+    virtual void thread_ends(Block&) {}
+};
+
+struct Block {
+    const Options& options;
+    Fault& fault;
+    Scheduler& scheduler;
+    const int place, threads;  // place: which of the resident blocks it is
+    int index = 0, running = 0, ended = 0;  // running: the thread that runs now; ended: threads that have
+    Shared shared;
+
+    Block(const Options& options, Fault& fault, Scheduler& scheduler, int place, int threads, int shared_bytes)
+        : options(options), fault(fault), scheduler(scheduler), place(place), threads(threads), shared(shared_bytes), fibers(threads) {}
+
+    // All threads of block `number` are at the kernel's begin.
+    void begin(int number, void (*kernel)(const void*), const void* parameters) {
+        index = number, body = kernel, arguments = parameters, ended = 0;
+        shared.clear();
+        for (Barrier& barrier : barriers) barrier = Barrier{};
+        states.assign(threads, Thread{});
+        warps.assign(threads / kLanes, Warp{});
+        warpgroups.assign(threads / kWarpgroup, Meeting{});
+        kept_by_type.clear();
+        for (std::size_t w = 0; w < warps.size(); ++w) warps[w].clock[w] = 1;
+        for (int i = 0; i < threads; ++i) {
+            fibers[i].begin(run_thread);
+            wake(i);
+        }
+    }
+    // Runs a thread until it has to wait, or its end.
+    void resume(int thread) {
+        current = this, running = thread;
+        fibers[thread].resume();
+    }
+    bool done() const {
+        for (const Thread& thread : states)
+            if (thread.wait.kind != Wait::kEnded) return false;
+        return true;
+    }
+
+    Thread& thread() { return states[running]; }
+    Warp& warp() { return warps[running / kLanes]; }
+    Warp& warp(int index) { return warps[index]; }
+
+    // The one State of this block; its first use makes it.
+    template <class State>
+    State& kept() {
+        static const char type = 0;
+        std::unique_ptr<Kept>& place = kept_by_type[&type];
+        if (!place) place = std::make_unique<State>();
+        return static_cast<State&>(*place);
+    }
+
+    // The running thread reads, or writes, these bytes of global memory: `does` says how.
+    void require_global(std::uint64_t address, std::uint64_t bytes, bool writes, const char* does) {
+        for (int i = 0; i < options.extent_count; ++i)
+            if ((options.extents[i].writable || !writes) && options.extents[i].holds(address, bytes)) return;
+        if (options.extent_count)
+            fail("global memory", "%s %d bytes %soutside of the tensors: %s", does, static_cast<int>(bytes), writes ? "" : "from ",
+                 place_among(options.extents, options.extent_count, address).c_str());
+    }
+
+    // The running thread takes a region of shared memory. In the end all of them must be just what the launch gives the block.
+    void claim_region(std::uint32_t address, int bytes) {
+        const int number = thread().regions++;
+        const bool is_new = number == shared.regions();
+        if (is_new && (number == kMaxRegions || shared.claimed + bytes > shared.given)) fail_claim(shared.claimed + bytes, number + 1);
+        if (!shared.claim(number, address, bytes))
+            fail("divergence", "takes a region of %d bytes at %u, and another thread a different one", bytes, address);
+    }
+
+    // All lanes of the warp meet at `op`. The last one to come does the work for all of them.
+    template <class Operand, class Work>
+    void meet(const char* op, Operand& own, const Work& work) {
+        meet<kLanes>(warp().meeting, op, own, work);
+    }
+    // All threads of the warpgroup do.
+    template <class Operand, class Work>
+    void meet_warpgroup(const char* op, Operand& own, const Work& work) {
+        if (running / kWarpgroup == static_cast<int>(warpgroups.size()))
+            fail("divergence", "is at %s, and the block ends before its warpgroup does", op);
+        meet<kWarpgroup>(warpgroups[running / kWarpgroup], op, own, work);
+    }
+
+    // What the running warp has done and seen so far, others will have seen who acquire from `clock`.
+    void release(Clock (&clock)[kParties]) {
+        join(clock, warp().clock);
+        ++warp().clock[running / kLanes];
+    }
+    void acquire(const Clock (&clock)[kParties]) { join(warp().clock, clock); }
+
+    // The thread arrives at a barrier of the block, which is passed once `expected` threads have arrived; it waits for that if `waits`.
+    void arrive(int number, int expected, const char* what, bool waits) {
+        Barrier& barrier = barriers[number];
+        if (barrier.arrived && barrier.expected != expected)
+            fail("divergence", "says that barrier %d has %d threads, and another said %d", number, expected, barrier.expected);
+        barrier.expected = expected;
+        release(barrier.seen);
+        if (waits) barrier.waiting.push_back(running);
+        if (++barrier.arrived < expected) {
+            if (waits) wait({Wait::kAtBarrier, what, static_cast<std::uint64_t>(number)});
+            return;
+        }
+        for (int thread : barrier.waiting) {
+            Warp& warp = warps[thread / kLanes];
+            join(warp.clock, barrier.seen);
+            if (thread % kLanes == 0) ++warp.synced;
+            if (thread != running) wake(thread);
+        }
+        barrier = Barrier{};
+    }
+
+    // The thread has found something that others change as `polled` says. If that is what it found last it spins, and tries again once
+    // something has happened: true. Who waits in this way reads again; who changes such memory says so by `scheduler.stir()`.
+    bool spins(const Wait& polled) {
+        const bool same = polled == thread().polled;
+        thread().polled = polled;
+        if (!same) return false;
+        thread().wait = polled;
+        scheduler.set_aside(number(running));
+        fibers[running].suspend();
+        thread().wait = Wait{};
+        return true;
+    }
+    // The same of a `value` in memory.
+    bool spins(const char* what, const void* address, std::uint64_t value) {
+        return spins({Wait::kOnMemory, what, bits_as<std::uintptr_t>(address), value});
+    }
+
+    // Stops the launch: what the running thread does is wrong. Does not return.
+    [[gnu::format(printf, 3, 4)]] void fail(const char* check, const char* format, ...) {
+        char text[1600];
+        va_list values;
+        va_start(values, format);
+        std::vsnprintf(text, sizeof text, format, values);
+        va_end(values);
+        fault.report(check, "block " + std::to_string(index) + ": thread " + std::to_string(running) + " (warp " +
+                                std::to_string(running / kLanes) + ", lane " + std::to_string(running % kLanes) + ") " + text);
+        fibers[running].suspend();
+        std::abort();  // a launch that failed goes on nowhere
+    }
+
+    // "block 0: threads 0-31 have ended; threads 32-127 wait at barrier_sync 0"
+    std::string waiting() const {
+        std::string text = "block " + std::to_string(index) + ": ";
+        for (int first = 0; first < threads;) {
+            int end = first + 1;
+            while (end < threads && states[end].wait == states[first].wait) ++end;
+            text += (first ? "; threads " : "threads ") + std::to_string(first) + "-" + std::to_string(end - 1) + " " + states[first].wait.text();
+            first = end;
+        }
+        return text;
+    }
+
+  private:
+    std::vector<Fiber> fibers;
+    std::vector<Thread> states;
+    std::vector<Warp> warps;
+    std::vector<Meeting> warpgroups;
+    std::map<const void*, std::unique_ptr<Kept>> kept_by_type;
+    Barrier barriers[kBarriers];
+    void (*body)(const void*) = nullptr;
+    const void* arguments = nullptr;
+
+    static void run_thread() {
+        Block& block = *current;
+        block.body(block.arguments);
+        const int regions = block.shared.regions();
+        if (++block.ended == block.threads && regions && block.shared.claimed != block.shared.given) block.fail_claim(block.shared.claimed, regions);
+        for (const auto& [type, kept] : block.kept_by_type) kept->thread_ends(block);
+        block.wait({Wait::kEnded});
+    }
+    void fail_claim(int bytes, int regions) {
+        fail("shared memory claim", "takes %d bytes of shared memory in %d regions; the launch gives the block %d", bytes, regions, shared.given);
+    }
+    template <int kThreads, class Operand, class Work>
+    void meet(Meeting& meeting, const char* op, Operand& own, const Work& work) {
+        if (meeting.arrived && std::strcmp(meeting.op, op))
+            fail("divergence", "is at %s while another thread of its %s is at %s", op, kThreads == kLanes ? "warp" : "warpgroup",
+                 meeting.op);
+        meeting.op = op;
+        meeting.operands[running % kThreads] = &own;
+        if (++meeting.arrived < kThreads) return wait({Wait::kForLanes, op});
+        meeting.arrived = 0;
+        Operand* operands[kThreads];
+        for (int i = 0; i < kThreads; ++i) operands[i] = static_cast<Operand*>(meeting.operands[i]);
+        work(operands);
+        const int first = running / kThreads * kThreads;
+        for (int i = 0; i < kThreads; ++i)
+            if (first + i != running) wake(first + i);
+    }
+    // The running thread goes on once it is woken.
+    void wait(const Wait& what) {
+        thread().wait = what;
+        scheduler.halt(number(running));
+        fibers[running].suspend();
+        thread().wait = Wait{};
+    }
+    void wake(int thread) { scheduler.wake(number(thread)); }
+    int number(int thread) const { return place * threads + thread; }  // among those of all resident blocks
+};
+
+}  // namespace emulator

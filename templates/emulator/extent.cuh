@@ -1,0 +1,63 @@
+// A tensor in global memory as a kernel may touch it: which bytes belong to its elements, and how to say where other ones lie.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+namespace emulator {
+
+constexpr int kDims = 4;
+constexpr std::uint64_t kGuard = 1ull << 32;  // bytes beside each tensor where nothing else lies: _GUARD in build/emulator/memory.py
+
+// Rows of adjacent elements, and dimensions by which rows are apart, the widest stride first; all in bytes.
+struct Extent {
+    std::uint64_t address, sizes[kDims], strides[kDims];
+    std::uint64_t spans[kDims + 1];  // spans[d]: from the first to the last element of what has dimensions d and on alone; spans[dims]: a row
+    std::int32_t dims, writable;
+    char name[16];
+
+    bool holds(std::uint64_t at, std::uint64_t bytes) const { return at >= address && within(0, at - address, bytes); }
+
+    // "64 bytes past the end of k"
+    std::string place_of(std::uint64_t at) const {
+        char text[100];
+        const std::uint64_t end = address + spans[0];
+        if (at >= end)
+            std::snprintf(text, sizeof text, "%llu bytes past the end of %s", static_cast<unsigned long long>(at - end), name);
+        else if (at < address)
+            std::snprintf(text, sizeof text, "%llu bytes before the begin of %s", static_cast<unsigned long long>(address - at), name);
+        else
+            std::snprintf(text, sizeof text, "%s %llu bytes after the begin of %s", holds(at, 1) ? "in a row" : "between rows",
+                          static_cast<unsigned long long>(at - address), name);
+        return text;
+    }
+    std::uint64_t distance_to(std::uint64_t at) const {
+        return at < address ? address - at : at >= address + spans[0] ? at - address - spans[0] + 1 : 0;
+    }
+
+  private:
+    // Views may overlap themselves: then more than one step along a dimension may lead to the same byte.
+    bool within(int dim, std::uint64_t offset, std::uint64_t bytes) const {
+        if (dim == dims) return offset + bytes <= spans[dims];
+        for (std::uint64_t i = std::min(sizes[dim] - 1, offset / strides[dim]);; --i) {
+            const std::uint64_t rest = offset - i * strides[dim];
+            if (rest + bytes > spans[dim + 1]) return false;
+            if (within(dim + 1, rest, bytes)) return true;
+            if (i == 0) return false;
+        }
+    }
+};
+
+// The nearest of some tensors, from which a byte of no tensor is told.
+inline const Extent* nearest_to(const Extent* extents, int count, std::uint64_t at) {
+    return std::min_element(extents, extents + count, [at](const Extent& a, const Extent& b) { return a.distance_to(at) < b.distance_to(at); });
+}
+inline std::string place_among(const Extent* extents, int count, std::uint64_t at) {
+    return count ? nearest_to(extents, count, at)->place_of(at) : "no tensor is known";
+}
+inline bool lies_by_one(const Extent* extents, int count, std::uint64_t at) {
+    return count && nearest_to(extents, count, at)->distance_to(at) < kGuard;
+}
+
+}  // namespace emulator

@@ -1,0 +1,198 @@
+"""Every planted fault is caught in the emulator: races by its checks in one launch, the rest by those or by the numerics rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from functools import cache, partial
+
+import pytest
+
+from flashgen.build.artifact import CompileError
+from flashgen.build.emulator.fault import EmulatorFaultError
+from flashgen.build.emulator.kernel import EmulatedKernel, EmulationOrder, Schedule
+from flashgen.build.nvrtc import compile_many
+from flashgen.codegen.render import Atoms, Source, render
+from flashgen.codegen.target import find_target
+from tests.support.cases import Case
+from tests.support.fault import Fault, setting
+from tests.support.faults import FAULTS
+from tests.support.runs import compiled, emulated_kernel, why_rejected
+
+TARGET = find_target("sm_90a")
+ORDERS = (EmulationOrder(Schedule.ROUND_ROBIN, late_copies=True),)
+MAX_PAIRS = 2**21  # of queries and keys: a second or two
+
+RACES, OTHERS = ([fault for fault in FAULTS if fault.race is race] for race in (True, False))
+_OVERWRITE = "write over what another warp may still read, with no barrier between"
+_TWICE = "write over what another thread wrote, with no barrier between"
+_IN_FLIGHT = "read under an asynchronous copy that was not waited for"
+# By which check each is caught: with a barrier missing before a read, before an overwrite, a wait missing or one group short.
+RACE_CHECKS = {
+    "barrier-before-queries": _IN_FLIGHT,
+    "barrier-before-query-fragments": _IN_FLIGHT,
+    "barrier-before-a-stage": _OVERWRITE,
+    "stage-loaded-before-the-barrier": _OVERWRITE,
+    "barrier-before-output": _OVERWRITE,
+    "output-in-the-place-of-another-warp": _TWICE,
+    "sums-in-the-place-of-another-warp": _TWICE,
+    "first-wait-removed": _IN_FLIGHT,
+    "first-wait-one-group-short": _IN_FLIGHT,
+    "wait-removed": _IN_FLIGHT,
+    "wait-one-group-short": _IN_FLIGHT,
+    "wait-one-group-short-of-three-stages": _IN_FLIGHT,
+}
+# One of each kind for every run; --slow has all.
+QUICK = {
+    "barrier-before-queries",
+    "stage-loaded-before-the-barrier",
+    "output-in-the-place-of-another-warp",
+    "wait-one-group-short",
+    # of the runtime
+    "warp-that-leaves",
+    "spin-that-never-ends",
+    "overrun-into-the-next-region",
+    "overrun-past-the-last-region",
+    "region-too-large",
+}
+
+# Faults of the emulator: what no GPU would show reliably, or at all. Each with the check that finds it.
+SMALL = setting((40, 100), batch=1, heads=(1, 1))
+_SUMS = "last_stage = ring + (kStages - 1) * kStageBytes;"
+_STORE_BEHIND = "\n    if (thread_index() == 0) store_shared(sums + Softmax::kBytes + kRedZone, 0);"
+_TAKE = "const QueryTile query_tile{regions.take(kQueryBytes)};"
+RUNTIME = [
+    ("deadlock", Fault("warp-that-leaves", _TAKE, _TAKE + "\n    if (warp_index() == 0) return;", SMALL)),
+    (
+        "spin that never ends",
+        Fault(
+            "spin-that-never-ends",
+            _TAKE,
+            _TAKE + "\n    for (const u32* flag = reinterpret_cast<const u32*>(p.lse); *flag != 7;) "
+            'emulator::current->spins("flag", flag, *flag);',
+            SMALL,
+        ),
+    ),
+    (
+        "divergence",
+        Fault(
+            "vote-of-half-the-lanes",
+            _TAKE,
+            _TAKE + "\n    if (lane_index() < 16) vote_sync_any(true);\n    else barrier_warp_sync();",
+            SMALL,
+        ),
+    ),
+    (
+        "write to a red zone",
+        Fault("overrun-into-the-next-region", _TAKE, _TAKE + "\n    store_shared(query_tile.base + kQueryBytes, 0);", SMALL),
+    ),
+    (
+        "write over what another lane may still read, with no barrier between",
+        Fault("off-by-one-shared-index", "load_shared_v4(place)", "load_shared_v4(place + 16)", SMALL),
+    ),
+    ("shared access outside of the block's memory", Fault("overrun-past-the-last-region", _SUMS, _SUMS + _STORE_BEHIND, SMALL)),
+    (
+        "shared memory claim",
+        Fault("region-too-large", "sums = regions.take(Softmax::kBytes),", "sums = regions.take(Softmax::kBytes + 16),", SMALL),
+    ),
+    (
+        "a different one",
+        Fault(
+            "regions-of-each-warp",
+            "    SharedRegions regions;",
+            "    SharedRegions regions;\n    regions.next += warp_index() * 16;",
+            SMALL,
+        ),
+    ),
+    ("outside of the block's memory", Fault("past-the-end", _TAKE, _TAKE + "\n    store_shared(1u << 20, 0);", SMALL)),
+    ("misaligned", Fault("misaligned-store", _TAKE, _TAKE + "\n    store_shared(query_tile.base + 2, 0);", SMALL)),
+    ("outside of the tensors", Fault("copy-from-nowhere", "queries_in(q, p.q_row);", "queries_in(q - 100000, p.q_row);", SMALL)),
+]
+# Faults that break no rule of memory: wrong numbers are all there is to see.
+NUMBERS = [
+    Fault("wrong-swizzle-on-one-side", "offsets.at(values, chunk * 16, j));", "offsets.at(values, chunk * 16, j) ^ 16);", SMALL),
+    Fault("wrong-fragment-map", "scores[i][j], a[i], b[0], b[1]);", "scores[i][j], a[i], b[1], b[0]);", SMALL),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once(request: pytest.FixtureRequest) -> None:
+    """All texts, on all cores: one after the other they would take most of the time."""
+    slow = request.config.getoption("--slow")
+    planted = [*NUMBERS, *(fault for fault in (*dict(RUNTIME).values(), *FAULTS) if slow or fault.name in QUICK)]
+    right = [render(fault.setting.spec(TARGET), Atoms.EMULATED) for fault in planted]
+    texts = {source.digest: source for source in (*right, *map(faulty_text, planted))}
+    for _, result in compile_many((digest, partial(compiled, source)) for digest, source in texts.items()):
+        if isinstance(result, CompileError):
+            pytest.fail(str(result), pytrace=False)
+
+
+def faulty_text(fault: Fault) -> Source:
+    return fault.apply(render(fault.setting.spec(TARGET), Atoms.EMULATED), Atoms.EMULATED)
+
+
+def small(case: Case) -> Case:
+    """The case itself, or where that is large a smaller one: a race shows in the emulator however little is under way."""
+    w = case.workload
+    if w.batch * w.heads_q * w.len_q * w.len_kv > 2 * MAX_PAIRS:
+        w = dataclasses.replace(w, batch=1, heads_q=1, heads_kv=1, len_q=min(w.len_q, 512), len_kv=min(w.len_kv, 512))
+    return dataclasses.replace(case, workload=w)
+
+
+@cache
+def control(spec_name: str, case: Case) -> str:
+    """Why the kernel without a fault is rejected: empty, as it should be."""
+    return why_rejected(KERNELS[spec_name], case, ORDERS)
+
+
+KERNELS: dict[str, EmulatedKernel] = {}
+
+
+def caught_by(fault: Fault) -> str:
+    """What rejects the faulty kernel, empty if nothing does."""
+    spec = fault.setting.spec(TARGET)
+    KERNELS.setdefault(spec.name, emulated_kernel(spec))
+    faulty = emulated_kernel(spec, faulty_text(fault))
+    for case in map(small, fault.setting.cases):
+        assert not control(spec.name, case), f"the kernel without the fault is rejected on {case.name}"
+        try:
+            if why := why_rejected(faulty, case, ORDERS):
+                return f"the numerics rule: {why}"
+        except EmulatorFaultError as error:
+            return str(error)
+    return ""
+
+
+def listed(faults: Iterable[Fault]) -> list[object]:
+    """As parameters."""
+    return [pytest.param(fault, marks=() if fault.name in QUICK else pytest.mark.slow, id=fault.name) for fault in faults]
+
+
+@pytest.mark.parametrize("fault", listed(RACES))
+def test_a_race_is_caught_by_the_check_for_it(fault: Fault) -> None:
+    caught = caught_by(fault)
+    assert caught.startswith("shared memory: ")
+    assert RACE_CHECKS[fault.name] in caught
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", OTHERS, ids=lambda fault: fault.name)
+def test_caught(fault: Fault) -> None:
+    assert caught_by(fault), f"fault {fault.name} was accepted"
+
+
+@pytest.mark.parametrize("fault", listed(dict(RUNTIME).values()))
+def test_caught_by_its_check(fault: Fault) -> None:
+    (check,) = (check for check, planted in RUNTIME if planted is fault)
+    assert check in caught_by(fault)
+
+
+@pytest.mark.parametrize("fault", NUMBERS, ids=lambda fault: fault.name)
+def test_caught_by_the_numerics_rule(fault: Fault) -> None:
+    assert caught_by(fault).startswith("the numerics rule: ")
+
+
+def test_a_deadlock_and_a_spin_say_who_waits_where() -> None:
+    faults = dict(RUNTIME)
+    assert "threads 0-31 have ended; threads 32-127 wait at barrier_sync 0" in caught_by(faults["deadlock"])
+    assert "threads 0-127 spin at flag of 0x" in caught_by(faults["spin that never ends"])

@@ -1,0 +1,63 @@
+"""Every way in which tensors of the GPU's cases lie in memory, on the CPU: a kernel gives what it gives for dense ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import pytest
+import torch
+
+from flashgen.build.emulator.kernel import EmulatedKernel
+from flashgen.codegen.family import Family, families
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import find_target
+from flashgen.codegen.workload import Workload
+from flashgen.launch import cpu
+from flashgen.launch.tensors import Tensors, untouched
+from flashgen.verification.expected import Expected
+from tests.support.cases import Layout
+
+PROBLEM, TARGET = Problem(Dtype.BF16, 64, 64, Mask.FULL), find_target("sm_90a")
+ORDINARY, SINGLE = Workload(2, 4, 2, 70, 100), Workload(1, 1, 1, 70, 100)
+
+
+@cache
+def kernel_of(family: Family) -> EmulatedKernel:
+    return cpu.load_emulated(KernelSpec(family, PROBLEM, family.default(PROBLEM, TARGET), TARGET))
+
+
+@cache
+def dense(family: Family, workload: Workload) -> Tensors:
+    """With the results of the kernel, which are right."""
+    tensors = Tensors.random(PROBLEM, workload, torch.Generator().manual_seed(2))
+    cpu.run_on_cpu(kernel_of(family), tensors)
+    assert Expected.of(tensors, False, PROBLEM.head_dim**-0.5).judge(tensors).ok
+    return tensors
+
+
+def laid(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The same values, in memory of which rows that lie far apart leave the rest untouched."""
+    strides = layout.strides(tensor.shape)
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)) + 1
+    memory = torch.frombuffer(untouched(span * tensor.element_size()), dtype=tensor.dtype)
+    return memory.as_strided(tuple(tensor.shape), strides).copy_(tensor)
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["all", "mixed"])
+@pytest.mark.parametrize("layout", Layout, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+def test_a_layout_gives_what_dense_tensors_give(family: Family, layout: Layout, mixed: bool) -> None:
+    """All four tensors have it, or each has another one of those that follow."""
+    workload = SINGLE if layout is Layout.SINGULAR else ORDINARY
+    expected, every = dense(family, workload), list(Layout)
+    after = [every[(every.index(layout) + place * mixed) % len(every)] for place in range(4)]
+    names = dict(zip(("q", "k", "v", "out"), after, strict=True))
+    tensors = dataclasses.replace(
+        expected, lse=expected.lse.clone(), **{name: laid(getattr(expected, name), of) for name, of in names.items()}
+    )
+    assert not kernel_of(family).spec.family.launch_refusals(PROBLEM, workload, tensors.strides())
+    cpu.run_on_cpu(kernel_of(family), tensors)
+    assert torch.equal(tensors.out, expected.out)
+    assert torch.equal(tensors.lse, expected.lse)

@@ -1,0 +1,180 @@
+"""That `verify` without a GPU sees what dense tensors and short sequences hide."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from flashgen.build.emulator.fault import EmulatorFaultError
+from flashgen.build.emulator.kernel import EmulatedKernel
+from flashgen.codegen.family import Family, Strides, families
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.render import Atoms, Source, render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import find_target
+from flashgen.launch.tensors import Tensors
+from flashgen.verification.cases import COARSE, FAR, HUGE, LONG, SCREENING, SHAPES
+from flashgen.verification.screen import Screen
+from tests.support.runs import emulated_kernel
+
+PROBLEM, TARGET = Problem(Dtype.BF16, 64, 64, Mask.FULL), find_target("sm_90a")
+FAMILIES = pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+COMPENSATION = {
+    "attention_forward": "row.lost[h] += partial[i][h] - (row.sum[h] - before);",
+    "attention_forward_sm90": "lost[h] += partial[h][0] - (sum[h] - before);",
+}
+NAMES, DIMS = ("q", "k", "v", "out"), ("batch", "head", "row")
+INCREASED = "setmaxnreg_inc<kConsumerRegisters>"
+DECREASED = "setmaxnreg_dec<kProducerRegisters>"
+
+
+def kernel_of(family: Family, find: str = "", replace: str = "", problem: Problem = PROBLEM) -> EmulatedKernel:
+    spec = KernelSpec(family, problem, family.default(problem, TARGET), TARGET)
+    text = render(spec, Atoms.EMULATED).text
+    assert not find or text.count(find) == 1
+    return emulated_kernel(spec, Source(spec.name, text.replace(find, replace) if find else text))
+
+
+def why_rejected(screen: Screen, kernel: EmulatedKernel) -> str:
+    try:
+        return "; ".join(result.verdict.message for result in screen.judge(kernel) if not result.verdict.ok)
+    except EmulatorFaultError as fault:
+        return str(fault)
+
+
+@FAMILIES
+def test_a_stride_taken_for_another_is_seen(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tensor's batch, head and row with the strides of each other one."""
+    screen, kernel, strides = Screen(PROBLEM, "cpu", SCREENING[:1]), kernel_of(family), Tensors.strides
+    assert not why_rejected(screen, kernel)
+    for (taken, of), dim in itertools.product(itertools.permutations(range(4), 2), range(3)):
+
+        def mixed(tensors: Tensors, taken: int = taken, of: int = of, dim: int = dim) -> list[Strides]:
+            found = [list(own) for own in strides(tensors)]
+            found[taken][dim] = found[of][dim]
+            return [tuple(own) for own in found]  # type: ignore[misc]
+
+        monkeypatch.setattr(Tensors, "strides", mixed)
+        assert why_rejected(screen, kernel), f"{NAMES[taken]}'s stride of its {DIMS[dim]} was taken from {NAMES[of]}, and accepted"
+
+
+@FAMILIES
+def test_sums_without_compensation_are_seen(family: Family) -> None:
+    screen = Screen(PROBLEM, "cpu", (), special=[LONG])
+    assert [case.workload.len_kv for case in screen.cases(1)] == [LONG[-1]]
+    assert not why_rejected(screen, kernel_of(family))
+    assert why_rejected(screen, kernel_of(family, COMPENSATION[family.name])).startswith("lse max error")
+
+
+def truncated(low: str, high: str) -> str:
+    """Two numbers as bf16, rounded towards 0."""
+    return f"(__float_as_uint({low}) >> 16 | (__float_as_uint({high}) & 0xffff0000u))"
+
+
+_PAIR = "pair[i % 2 * 2] * inverse[i % 2]", "pair[i % 2 * 2 + 1] * inverse[i % 2]"
+_OUT = "out[i][j][h * 2]", "out[i][j][h * 2 + 1]"
+_MOVED = "move_origin(origin, maximum[{0}], scale_log2, natural)"
+# What shapes with ordinary scores and dense tensors hide: the family, which special case sees it, and the fault.
+HIDDEN = {
+    "queries-32-bits": (
+        "attention_forward",
+        FAR,
+        "p.q_head) + first_query * p.q_row;",
+        "p.q_head) + static_cast<int>(first_query * p.q_row);",
+    ),
+    "heads-32-bits": ("attention_forward", FAR, "+ head * head_stride;", "+ static_cast<int>(head * head_stride);"),
+    "batches-32-bits": ("attention_forward", FAR, "base + batch * batch_stride", "base + static_cast<int>(batch * batch_stride)"),
+    "values-32-bits": ("attention_forward", FAR, "v + tile * kBlockKv * p.v_row,", "v + static_cast<int>(tile * kBlockKv * p.v_row),"),
+    "passes-32-bits": (
+        "attention_forward",
+        FAR,
+        "source -= Passes::kRowsPerPass * row_stride;",
+        "source -= static_cast<int>(Passes::kRowsPerPass * row_stride);",
+    ),
+    "output-32-bits": ("attention_forward", FAR, "rows + cover.row * row_stride +", "rows + static_cast<int>(cover.row * row_stride) +"),
+    "shift-of-another-row": (
+        "attention_forward",
+        HUGE,
+        "scores[i][j][h * 2 + 1] -= shift[i][h];",
+        "scores[i][j][h * 2 + 1] -= shift[i][0];",
+    ),
+    "huge-sums-not-rescaled": (
+        "attention_forward",
+        HUGE,
+        f"factor[i][h] = {_MOVED.format('i][h')};",
+        f"{_MOVED.format('i][h')}, factor[i][h] = 1.0f;",
+    ),
+    "sm90-huge-sums-not-rescaled": (
+        "attention_forward_sm90",
+        HUGE,
+        f"rescale_sum(h, {_MOVED.format('h')});",
+        f"{_MOVED.format('h')}, factor[h] = 1.0f;",
+    ),
+    "sm90-shift-not-kept": ("attention_forward_sm90", HUGE, "            shift[h] = origin.shift;\n", ""),
+    "sm90-huge-forgotten": ("attention_forward_sm90", HUGE, "huge |= vote_sync_any(far);", "huge = vote_sync_any(far);"),
+    "sm90-huge-told-by-another-row": ("attention_forward_sm90", HUGE, "(huge) && shift[h] != 0.0f)", "(huge) && shift[0] != 0.0f)"),
+    "output-truncated": ("attention_forward", COARSE, f"cvt_rn_x2<Element>({', '.join(_OUT)})", truncated(*_OUT)),
+    "probabilities-truncated": (
+        "attention_forward",
+        COARSE,
+        "p[i][e] = cvt_rn_x2<Element>(low, high)",
+        f"p[i][e] = {truncated('low', 'high')}",
+    ),
+    "sm90-output-truncated": ("attention_forward_sm90", COARSE, f"cvt_rn_x2<Element>({', '.join(_PAIR)})", truncated(*_PAIR)),
+    "sm90-probabilities-truncated": (
+        "attention_forward_sm90",
+        COARSE,
+        "p[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(low, high)",
+        f"p[j / 2][j % 2 * 2 + h] = {truncated('low', 'high')}",
+    ),
+}
+QUICK = {"passes-32-bits", "sm90-huge-told-by-another-row", "output-truncated"}  # for every run; --slow has all
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "find", "replace"),
+    [pytest.param(*fault, marks=() if name in QUICK else pytest.mark.slow, id=name) for name, fault in HIDDEN.items()],
+)
+def test_what_ordinary_cases_hide_is_seen(family: str, shape: tuple[int, int, int, int, int], find: str, replace: str) -> None:
+    screen, found = Screen(PROBLEM, "cpu", (), special=[shape]), families()[family]
+    assert not why_rejected(screen, kernel_of(found))
+    assert why_rejected(screen, kernel_of(found, find, replace))
+    assert not why_rejected(Screen(PROBLEM, "cpu"), kernel_of(found, find, replace)), "it is not hidden"
+
+
+@pytest.mark.parametrize(
+    ("family", "find", "replace"),
+    [
+        ("attention_forward", "first_query + 1 + diagonal)", "first_query + 3 + diagonal)"),
+        ("attention_forward", "first_query + kBlockQ + diagonal)", "first_query + kBlockQ - 1 + diagonal)"),
+        ("attention_forward_sm90", "first_query + kBlockQ + diagonal)", "first_query + kBlockQ - 1 + diagonal)"),
+    ],
+)
+def test_a_key_at_the_edge_of_a_step_is_seen(family: str, find: str, replace: str) -> None:
+    causal, edges = dataclasses.replace(PROBLEM, mask=Mask.CAUSAL), [shape for shape in SHAPES if 641 <= sum(shape[3:]) // 2 <= 642]
+    screen, found = Screen(causal, "cpu", edges), families()[family]
+    assert len(edges) == 2
+    assert not why_rejected(screen, kernel_of(found, problem=causal))
+    assert why_rejected(screen, kernel_of(found, find, replace, causal))
+
+
+@pytest.mark.parametrize(
+    ("find", "change", "says"),
+    [
+        (INCREASED, "+ 8", "have 520 registers together, a thread of each; the launch gives them 504"),
+        (INCREASED, "- 8", "have 488 registers together, a thread of each; the launch gives them 504"),
+        (DECREASED, "+ 8", "have 512 registers together"),
+        (DECREASED, "+ 136", "is at setmaxnreg_dec to have 176 registers a thread, and has 168"),
+    ],
+)
+def test_registers_that_do_not_add_up_are_seen(find: str, change: str, says: str) -> None:
+    kernel = kernel_of(families()["attention_forward_sm90"], find, find[:-1] + f" {change}>")
+    assert says in why_rejected(Screen(PROBLEM, "cpu", SCREENING[1:]), kernel)
+
+
+def test_threads_that_the_launch_bounds_do_not_say_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = kernel_of(families()["attention_forward"])
+    monkeypatch.setattr(kernel.spec.family, "threads", lambda config: 160)
+    assert "launch: the block has 160 threads, the kernel's launch bounds say 128" in why_rejected(Screen(PROBLEM, "cpu"), kernel)

@@ -1,0 +1,62 @@
+"""Running cases on the CPU: compile a text with emulated atoms, launch it thread for thread, judge what it wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import torch
+
+from flashgen.build.artifact import Artifact
+from flashgen.build.emulator.compiler import Emulated
+from flashgen.build.emulator.kernel import EmulatedKernel, EmulationLimits, EmulationOrder
+from flashgen.build.store.store import ArtifactStore
+from flashgen.codegen.devices import device_of_target
+from flashgen.codegen.render import Atoms, Source, render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.launch.cpu import view_of
+from tests.support.cases import Case, Tensors
+
+LIMITS = EmulationLimits(stall_seconds=60.0, seconds=600.0)
+
+
+def compiled(source: Source) -> Artifact:
+    """The text as a shared library, from the store or the compiler."""
+    return ArtifactStore().get_or_compile(source, Emulated.LIBRARY)
+
+
+def emulated_kernel(spec: KernelSpec, source: Source | None = None) -> EmulatedKernel:
+    """The kernel of a spec on emulated atoms, or another text of it."""
+    return EmulatedKernel(spec, compiled(source or render(spec, Atoms.EMULATED)))
+
+
+def launch(
+    kernel: EmulatedKernel,
+    case: Case,
+    tensors: Tensors,
+    order: EmulationOrder | None = None,
+    resident: int = 1,
+    sm_count: int | None = None,
+    with_lse: bool = True,
+) -> None:
+    """Poisons the results and runs the kernel, as on a GPU with so many SMs. Raises EmulatorFaultError if a check of the runtime fails."""
+    tensors.out.buffer.fill_(torch.nan)
+    tensors.lse.buffer.fill_(torch.nan)
+    family, config, device = kernel.spec.family, kernel.spec.config, device_of_target(kernel.spec.target)
+    if sm_count is not None:
+        device = dataclasses.replace(device, sm_count=sm_count)
+    given = {name: view_of(name, getattr(tensors, name)) for name in ("q", "k", "v")}
+    given["out"] = view_of("out", tensors.out.view, writable=True)
+    if with_lse:
+        given["lse"] = view_of("lse", tensors.lse.view, writable=True)
+    kernel.launch(case.program(family, config, device), given, order, resident=resident, limits=LIMITS)
+
+
+def why_rejected(kernel: EmulatedKernel, case: Case, orders: Iterable[EmulationOrder], sm_count: int | None = None) -> str:
+    """What rejects the kernel on a case, in any of these orders: empty if nothing does."""
+    tensors = case.make("cpu")
+    for order in orders:
+        launch(kernel, case, tensors, order, sm_count=sm_count)
+        if found := case.rejections(tensors):
+            return f"{order}: {'; '.join(found)}"
+    return ""
