@@ -50,6 +50,10 @@ class Operand:
     role: Role = Role.IN
     optional: bool = False
 
+    def bytes(self, problem: Problem) -> int:
+        """Size of one element."""
+        return problem.dtype.bytes if self.element is Element.INPUT else 4
+
     def sizes(self, problem: Problem, workload: Workload) -> tuple[int, ...]:
         """How many elements it has along each axis."""
         return tuple(getattr(problem if axis in _OF_THE_PROBLEM else workload, axis.value) for axis in self.axes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import operator
 import pkgutil
 from abc import ABC, abstractmethod
@@ -27,8 +28,17 @@ class Operation(ABC):
         """The tensors that it reads and writes, in the order in which launches take their addresses."""
 
     @abstractmethod
-    def scalars(self, problem: Problem) -> tuple[str, ...]:
-        """Names of the numbers that a call gives beside its tensors."""
+    def scalars(self, problem: Problem) -> Mapping[str, float]:
+        """The numbers that a call gives beside its tensors, by name, as they are where a caller says nothing else."""
+
+    @abstractmethod
+    def flops(self, problem: Problem, workload: Workload) -> float:
+        """Floating-point operations by the field's convention."""
+
+    def io_bytes(self, problem: Problem, workload: Workload) -> int:
+        """Bytes of the operands, each once, without optional ones: what the memory must move at least."""
+        required = (operand for operand in self.operands(problem) if not operand.optional)
+        return sum(math.prod(operand.sizes(problem, workload)) * operand.bytes(problem) for operand in required)
 
     @abstractmethod
     def examples(self) -> tuple[tuple[Problem, Workload], ...]:
@@ -48,7 +58,7 @@ class Operation(ABC):
             views[operand.name] = View(sizes, given)
         if not strides.keys() <= views.keys():
             raise ArgumentError(f"strides must be of {', '.join(views)}; got {', '.join(strides)}")
-        if scalars.keys() != set(self.scalars(problem)):
+        if scalars.keys() != self.scalars(problem).keys():
             raise ArgumentError(f"scalars must be {', '.join(self.scalars(problem)) or 'none'}; got {', '.join(scalars) or 'none'}")
         return Call(problem, workload, views, scalars)
 

@@ -59,9 +59,9 @@ def jinja_environment() -> jinja2.Environment:
     return env
 
 
-def render_program(spec: KernelSpec) -> Source:
+def render_program(spec: KernelSpec, suffix: str = "") -> Source:
     """The text with emulated atoms as a program of its own: what it reads and writes is said in templates/emulator/program.cuh."""
-    source = render(spec, Atoms.EMULATED)
+    source = render(spec, Atoms.EMULATED, suffix)
     return Source(source.entry, f"{source.text}\n{templates.read('emulator/program.cuh')}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .errors import ArgumentError, require_int
-from .problem import _MOST, Mask, Problem
+from .problem import _MOST, Mask
 from .typed import require_type
 
 
@@ -43,15 +43,3 @@ class Workload:
         # Query i sees clamp(i + 1 + len_kv - len_q, 0, len_kv) keys: an arithmetic series over the last min(len_q, len_kv) rows.
         rows = min(self.len_q, self.len_kv)
         return rows * (2 * self.len_kv - rows + 1) // 2
-
-    def flops(self, problem: Problem) -> float:
-        """Floating-point operations by the field's convention: 2 * (head_dim + head_dim_v) a pair, half of it when causal."""
-        require_type("problem", problem, Problem)
-        pairs = self.batch * self.heads_q * self.len_q * self.len_kv
-        return 2.0 * pairs * (problem.head_dim + problem.head_dim_v) * (0.5 if problem.mask is Mask.CAUSAL else 1.0)
-
-    def io_bytes(self, problem: Problem) -> int:
-        """Bytes of q, k, v and out, each once: what the memory must move at least."""
-        require_type("problem", problem, Problem)
-        rows = self.batch * (self.heads_q * self.len_q + self.heads_kv * self.len_kv)
-        return rows * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
@@ -19,3 +20,13 @@ class Cell:
 
     problem: Problem
     workload: Workload
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of a call, by the field's convention."""
+        return operation_of(self.problem).flops(self.problem, self.workload)
+
+    @property
+    def io_bytes(self) -> int:
+        """Bytes that a call must move at least."""
+        return operation_of(self.problem).io_bytes(self.problem, self.workload)

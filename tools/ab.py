@@ -29,6 +29,7 @@ from flashgen.build.gpu.driver import gpu
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.cli.options import parse_settings, problems, spec_for
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.render import Source, render
 from flashgen.codegen.spec import KernelSpec
@@ -86,9 +87,11 @@ def compare(options: argparse.Namespace) -> None:
             bench = Bench(problem, workload, on.ordinal)
             for tensors in bench.sets:
                 change_logits(tensors, logits)
-            rounds = bench.seconds(kernels, options.rounds, with_lse=with_lse)
+            rounds = bench.seconds(kernels, options.rounds, with_all=with_lse)
             for name, seconds in rounds.items():
-                result = line(workload.flops(problem), rounds[BASE], seconds, artifacts[with_lse.get(name, name)].report)
+                result = line(
+                    operation_of(problem).flops(problem, workload), rounds[BASE], seconds, artifacts[with_lse.get(name, name)].report
+                )
                 print(f"S {workload.len_q:6} {logits:10} {name:24} {result}")
 
 
@@ -135,11 +138,11 @@ def line(flops: float, base: Sequence[float], seconds: Sequence[float], report: 
 def change_logits(tensors: Tensors, how: str) -> None:
     """'x16' multiplies q; 'rising400' lets the logits of each row rise by so much, natural, from the last key to the first."""
     if how.startswith("rising"):
-        root = math.sqrt(float(how.removeprefix("rising")) * tensors.q.shape[3] ** 0.5)
-        tensors.q[..., -1] = root
-        tensors.k[..., -1] = torch.linspace(root, 0, tensors.k.shape[1], device=tensors.k.device)[None, :, None]
+        root = math.sqrt(float(how.removeprefix("rising")) * tensors["q"].shape[3] ** 0.5)
+        tensors["q"][..., -1] = root
+        tensors["k"][..., -1] = torch.linspace(root, 0, tensors["k"].shape[1], device=tensors["k"].device)[None, :, None]
     else:
-        tensors.q.mul_(float(how.removeprefix("x")))
+        tensors["q"].mul_(float(how.removeprefix("x")))
 
 
 if __name__ == "__main__":

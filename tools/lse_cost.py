@@ -40,7 +40,7 @@ def compare(grid: str, rounds: int) -> None:
     for cell in cells:
         kernel = loaded.kernels.choose(cell.problem, cell.workload, on)
         bench = Bench(cell.problem, cell.workload, on.ordinal)
-        times = bench.seconds({"without": kernel, "with": kernel}, rounds, with_lse=("with",))
+        times = bench.seconds({"without": kernel, "with": kernel}, rounds, with_all=("with",))
         ratio = Spread.of([a / b for a, b in zip(times["without"], times["with"], strict=True)])
         medians.append(ratio.median)
         result = f"x {ratio.median:.4f} [{ratio.low:.4f}..{ratio.high:.4f}]"

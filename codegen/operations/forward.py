@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 from flashgen.codegen.operands import Axis, Element, Operand, Role
 from flashgen.codegen.operation import Operation
@@ -22,9 +23,14 @@ class Forward(Operation):
         """See Operation."""
         return _OPERANDS
 
-    def scalars(self, problem: Problem) -> tuple[str, ...]:
+    def scalars(self, problem: Problem) -> Mapping[str, float]:
         """See Operation. `scale`: of the scores before the softmax."""
-        return ("scale",)
+        return {"scale": problem.head_dim**-0.5}
+
+    def flops(self, problem: Problem, workload: Workload) -> float:
+        """See Operation: 2 * (head_dim + head_dim_v) for each pair of a query and a key, half of it where the mask is causal."""
+        pairs = workload.batch * workload.heads_q * workload.len_q * workload.len_kv
+        return 2.0 * pairs * (problem.head_dim + problem.head_dim_v) * (0.5 if problem.mask is Mask.CAUSAL else 1.0)
 
     def examples(self) -> tuple[tuple[Problem, Workload], ...]:
         """See Operation."""

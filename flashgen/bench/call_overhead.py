@@ -12,7 +12,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
 
 from ..cells import Cell
-from ..launch.arguments import TORCH_DTYPES
+from ..numerics.oracle import TORCH_DTYPES
 from .peer import Peer
 from .result import CallOverhead
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask
 
 from ..cells import Cell
-from ..numerics import forward
-from ..numerics.forward import reference, sample_rows
+from ..numerics.oracle import oracle_of
 from ..numerics.rule import judge
 
 SAMPLED_ROWS = 256
@@ -22,10 +22,11 @@ class CellCheck:
 
     def __init__(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor, seed: int = 0) -> None:
         """q, k, v are in layout bshd."""
-        self.causal = cell.problem.mask is Mask.CAUSAL
-        self._inputs, self._scale = (q, k, v), cell.problem.head_dim**-0.5
-        self._rows = sample_rows(cell.workload, SAMPLED_ROWS, seed, self.causal).to(q.device)
-        self._ref = reference(q, k, v, causal=self.causal, scale=self._scale, rows=self._rows)
+        self.cell, self.causal = cell, cell.problem.mask is Mask.CAUSAL
+        self._oracle, self._inputs = oracle_of(cell.problem), {"q": q, "k": k, "v": v}
+        self._scalars = operation_of(cell.problem).scalars(cell.problem)
+        self._rows = self._oracle.sample(cell.problem, cell.workload, SAMPLED_ROWS, seed).to(q.device)
+        self._exact = self._oracle.exact(cell.problem, self._inputs, self._scalars, self._rows)
         self._shape = (*q.shape[:3], v.shape[3])
 
     def fault(self, out: Tensor) -> str:
@@ -33,7 +34,7 @@ class CellCheck:
         if out.shape != self._shape:
             return f"wrong: out has shape {tuple(out.shape)}, not {self._shape}"
         batch, head, row = self._rows.unbind(1)
-        given, ref = out[batch, row, head].double(), self._ref[0]
+        given, ref = out[batch, row, head].double(), self._exact["out"]
         allowed = ROW_TOLERANCE * ref.norm(dim=1)
         wrong = ~((given - ref).norm(dim=1) <= allowed)  # also where out is NaN
         if not wrong.any():
@@ -43,10 +44,9 @@ class CellCheck:
 
     def rule(self, out: Tensor, lse: Tensor) -> str:
         """What the numerics rule says of (out, lse) on the sampled rows, empty if it is kept."""
-        q, k, v = self._inputs
-        plain = forward.plain(q, k, v, causal=self.causal, scale=self._scale, rows=self._rows)
-        batch, head, row = self._rows.unbind(1)
-        verdict = judge(out[batch, row, head], lse[batch, head, row], self._ref, plain, q.dtype)
+        plain = self._oracle.plain(self.cell.problem, self._inputs, self._scalars, self._rows)
+        given = self._oracle.sampled({"out": out, "lse": lse}, self._rows)
+        verdict = judge(given, self._exact, plain, self._oracle.unseen(self._exact))
         return "" if verdict.ok else f"wrong: {verdict.message}"
 
 

@@ -81,8 +81,8 @@ class CellResult:
         """In `unit`, of the peer's median time and of its spread; None if it was not timed."""
         if peer not in self.times:
             return None
-        problem, workload, ms = self.cell.problem, self.cell.workload, self.times[peer].ms
-        work = workload.io_bytes(problem) / 1e6 if is_decode(workload) else workload.flops(problem) / 1e9
+        ms = self.times[peer].ms
+        work = self.cell.io_bytes / 1e6 if is_decode(self.cell.workload) else self.cell.flops / 1e9
         return Spread(work / ms.median, work / ms.high, work / ms.low)
 
     def ratio(self, subject: str, against: str | None) -> Spread | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from flashgen.codegen.errors import FlashgenError
 
 from ..cells import Cell
-from ..launch.arguments import TORCH_DTYPES
+from ..numerics.oracle import TORCH_DTYPES
 from ..timing import protocol as timing
 from .check import CellCheck, poison
 from .peer import Call, Peer, reason
@@ -97,7 +97,7 @@ class Runner:
 
         sets = [
             (normal(w.len_q, w.heads_q, p.head_dim), normal(w.len_kv, w.heads_kv, p.head_dim), normal(w.len_kv, w.heads_kv, p.head_dim_v))
-            for _ in range(timing.input_sets(w.io_bytes(p), self.l2_bytes))
+            for _ in range(timing.input_sets(cell.io_bytes, self.l2_bytes))
         ]
         layouts = {"bshd": sets}
         if any(peer.layout == "bhsd" for peer in self.peers.values()):

@@ -178,14 +178,14 @@ def _print_dry_run(request: BenchRequest, json: bool) -> None:
     from flashgen.bench.peers import make_peers
 
     made, absent = make_peers(request.peers)
-    cells = [(grid, cell.problem, cell.workload) for grid, cells in request.cells.items() for cell in cells]
+    cells = [(grid, cell) for grid, cells in request.cells.items() for cell in cells]
     if json:
-        facts = [{"grid": grid, "problem": problem_to_json(problem), "workload": asdict(workload)} for grid, problem, workload in cells]
+        facts = [{"grid": grid, "problem": problem_to_json(cell.problem), "workload": asdict(cell.workload)} for grid, cell in cells]
         print_json({"cells": facts, "peers": list(made), "absent": absent, "baseline": request.baseline, "host": request.host})
         return
     print_table(
         (("grid", False), ("problem", False), ("workload", False), ("GFLOP", True), ("MB", True)),
-        [[grid, p.name, w.name, f"{w.flops(p) / 1e9:.1f}", f"{w.io_bytes(p) / 1e6:.1f}"] for grid, p, w in cells],
+        [[grid, c.problem.name, c.workload.name, f"{c.flops / 1e9:.1f}", f"{c.io_bytes / 1e6:.1f}"] for grid, c in cells],
     )
     print()
     print_table((("peer", False), ("can be imported", False)), [[name, absent.get(name, "yes")] for name in request.peers])

@@ -40,6 +40,9 @@ HINT = "printf works in the kernel, which is plain C++ here: edit a copy of the 
 def debug(
     head_dim: HeadDim,
     block: Annotated[int, typer.Option("--block", **INTEGER, help="The first block that runs.")] = 0,
+    kernel: Annotated[
+        str, typer.Option("--kernel", help="Which kernel of a family with several: the suffix of its entry; default: the first.")
+    ] = "",
     blocks: Annotated[int, typer.Option("--blocks", **INTEGER, help="How many blocks run, from the first one on.")] = 1,
     sanitize: Annotated[
         bool, typer.Option("--sanitize", help="Look for bad accesses and undefined behaviour with the compiler's sanitizers.")
@@ -79,22 +82,24 @@ def debug(
     require_int("seed", seed, 0, 2**63 - 1)
     spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings), family)
     workload = Workload(batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
+    suffix = f"_{kernel.removeprefix('_')}" if kernel else ""
     order = EmulationOrder(_schedule(schedule), late_copies, seed)
     found = runner.run_blocks(
         spec,
         Tensors.random(spec.problem, workload, torch.Generator().manual_seed(seed)),
         out,
+        kernel=suffix,
         block=block,
         blocks=blocks,
         sanitize=sanitize,
         order=order,
-        source=runner.read_text(text, spec) if text is not None else None,
+        source=runner.read_text(text, spec, suffix) if text is not None else None,
         output=sys.stderr if json else sys.stdout,
     )
     if found.fault is not None and found.fault.report:
         print(found.fault.report, end="", file=sys.stderr, flush=True)
     how = {"sanitized": sanitize, "schedule": schedule, "copies": "late" if late_copies else "early", "seed": seed}
-    facts = {"kernel": spec.name, "workload": workload.name, **how, **_facts(found)}
+    facts = {"kernel": spec.name + suffix, "workload": workload.name, **how, **_facts(found)}
     if json:
         print_json(facts)
     else:

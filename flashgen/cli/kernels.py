@@ -206,6 +206,7 @@ def _case_facts(spec: KernelSpec, case: CaseResult) -> dict[str, object]:
         "ok": verdict.ok,
         "max_error": verdict.max_error,
         "max_allowed": verdict.max_allowed,
+        "bounds": {name: {kind: bound._asdict() for kind, bound in both._asdict().items()} for name, both in verdict.bounds.items()},
         "message": verdict.message,
     }
 

@@ -11,13 +11,14 @@ from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedPara
 from flashgen.codegen.attention import require_scale
 from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import Strides, require_possible
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
+from ..numerics.oracle import TORCH_DTYPES
+
 LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimension)
-DTYPES = {torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
-TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
+DTYPES = {theirs: ours for ours, theirs in TORCH_DTYPES.items()}
 _SCALES = (float, int, NoneType, torch.SymFloat, torch.SymInt)  # symbolic: numbers that a tracer stands for
 ALIGNMENT = 16  # bytes: what one asynchronous copy moves
 

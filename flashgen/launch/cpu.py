@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from flashgen.build.emulator.compiler import Emulated
 from flashgen.build.emulator.kernel import EmulatedKernel, EmulationLimits, EmulationOrder
 from flashgen.build.emulator.memory import MemoryView
-from flashgen.codegen.attention import attention_call
 from flashgen.codegen.devices import device_of_target
+from flashgen.codegen.operands import Role
 from flashgen.codegen.render import Atoms, render
 from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.workload import Workload
 
 from ..selection import compilation
 from .tensors import Tensors
@@ -33,20 +34,17 @@ def view_of(name: str, tensor: torch.Tensor, writable: bool = False) -> MemoryVi
 def run_on_cpu(
     kernel: EmulatedKernel,
     tensors: Tensors,
-    scale: float | None = None,
+    scalars: Mapping[str, float] | None = None,
     order: EmulationOrder | None = None,
     limits: EmulationLimits | None = None,
 ) -> None:
-    """One launch on poisoned outputs. The tensors are on the CPU.
+    """One call on poisoned outputs; `scalars`: those that are not as usual. The tensors are on the CPU.
 
     Raises ArgumentError if the kernel cannot take these heads, EmulatorFaultError if a check of the emulator fails, the kernel crashes or
     does not end.
     """
     tensors.poison()
-    (batch, len_q, heads_q, head_dim), (_, len_kv, heads_kv, _) = tensors.q.shape, tensors.k.shape
-    workload = Workload(batch, heads_q, heads_kv, len_q, len_kv)
-    family, problem, config = kernel.spec.family, kernel.spec.problem, kernel.spec.config
-    family.require_workload(config, workload)
-    call = attention_call(problem, workload, tensors.strides(), scale if scale is not None else head_dim**-0.5)
-    given = {name: view_of(name, getattr(tensors, name), writable=name in ("out", "lse")) for name in call.views}
+    family, config, call = kernel.spec.family, kernel.spec.config, tensors.call(scalars)
+    family.require_workload(config, call.workload)
+    given = {operand.name: view_of(operand.name, tensors[operand.name], operand.role is not Role.IN) for operand in tensors.operands}
     kernel.launch(family.program(config, call, device_of_target(kernel.spec.target)), given, order, limits=limits)

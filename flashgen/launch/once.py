@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import torch
 
 from flashgen.build.gpu.driver import DriverError
 from flashgen.build.gpu.kernel import Kernel
-from flashgen.codegen.problem import Mask
 
-from .gpu import Plan
+from .bound import BoundCall, addresses_of
 from .tensors import Tensors
 
 FIRST_LAUNCH_LIMIT = 20.0  # seconds
@@ -20,17 +20,19 @@ class HungKernelError(DriverError):
     """A kernel did not finish in time. The GPU's context is lost to it: the process must end."""
 
 
-def plan_of(kernel: Kernel, tensors: Tensors, scale: float | None = None) -> Plan:
-    """The bound launch of `kernel` on these tensors' shapes."""
-    return Plan(tensors.q, tensors.k, tensors.v, kernel.spec.problem.mask is Mask.CAUSAL, scale, "bshd", kernel)
+def run_once(kernel: Kernel, tensors: Tensors, scalars: Mapping[str, float] | None = None) -> None:
+    """One launch on poisoned outputs, waited for; `scalars`: those that are not as usual.
 
-
-def run_once(plan: Plan, tensors: Tensors) -> None:
-    """One launch on poisoned outputs, waited for. Raises HungKernelError after the time limit, DriverError on a fault."""
+    Raises ArgumentError if the kernel's config cannot take these sizes, HungKernelError after the time limit, DriverError on a fault.
+    """
     tensors.poison()
-    plan.into(tensors.q, tensors.k, tensors.v, tensors.out, tensors.lse)
-    done = torch.cuda.Event()
-    done.record()
+    with torch.cuda.device(kernel.gpu.ordinal):
+        if not any(size == 0 for tensor in tensors.outputs.values() for size in tensor.shape):
+            bound = BoundCall(kernel, tensors.call(scalars))
+            names = [operand.name for operand in tensors.operands]
+            bound(torch.cuda.current_stream().cuda_stream, *addresses_of(names, tensors))
+        done = torch.cuda.Event()
+        done.record()
     deadline = time.monotonic() + FIRST_LAUNCH_LIMIT
     try:
         while not done.query():

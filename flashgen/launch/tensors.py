@@ -1,79 +1,111 @@
-"""`Tensors`: one set of inputs and outputs for a kernel, in ordinary and in awkward memory layouts."""
+"""`Tensors`: the operands of one call, in ordinary and in awkward memory layouts, with outputs poisoned by NaN."""
 
 from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from flashgen.codegen.attention import TENSORS
 from flashgen.codegen.family import Strides
+from flashgen.codegen.operands import Call, Operand, Role
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
-from .arguments import LAYOUTS, TORCH_DTYPES, strides_of
+from ..numerics.oracle import oracle_of, torch_dtype
+from .arguments import LAYOUTS, strides_of
 
 _FAR = 2**31  # elements: an offset of 32 bits does not reach the next row
 _NORESERVE = 0x4000  # of Linux; the module mmap lacks it in Python 3.11
+_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1))  # of the first three dimensions in memory, outermost first
+_STRIDED = 4  # dimensions of an operand whose strides a caller may choose
 
 
 @dataclass(frozen=True)
-class Tensors:
-    """One set of inputs and outputs in layout bshd, with outputs poisoned by NaN."""
+class Tensors(Mapping[str, torch.Tensor]):
+    """The operands of one call by name, in their axes."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
+    problem: Problem
+    workload: Workload
+    by_name: Mapping[str, torch.Tensor]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_name)
+
+    def __len__(self) -> int:
+        return len(self.by_name)
 
     @classmethod
     def random(cls, problem: Problem, workload: Workload, generator: torch.Generator) -> Tensors:
-        """Inputs from N(0, 1), on the generator's device."""
-        dtype, on = TORCH_DTYPES[problem.dtype], generator.device
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, dtype=dtype, device=on, generator=generator)
-
-        w = workload
-        out = torch.empty(w.batch, w.len_q, w.heads_q, problem.head_dim_v, dtype=dtype, device=on)
-        lse = torch.empty(w.batch, w.heads_q, w.len_q, dtype=torch.float32, device=on)
-        q = normal(w.batch, w.len_q, w.heads_q, problem.head_dim)
-        k = normal(w.batch, w.len_kv, w.heads_kv, problem.head_dim)
-        tensors = cls(q, k, normal(w.batch, w.len_kv, w.heads_kv, problem.head_dim_v), out, lse)
+        """Inputs as the operation's oracle draws them, on the generator's device; all of it dense."""
+        drawn = oracle_of(problem).inputs(problem, workload, generator)
+        by_name = {}
+        for operand in operation_of(problem).operands(problem):
+            size, dtype = operand.sizes(problem, workload), torch_dtype(operand, problem)
+            by_name[operand.name] = (
+                drawn[operand.name] if operand.name in drawn else torch.empty(size, dtype=dtype, device=generator.device)
+            )
+        tensors = cls(problem, workload, by_name)
         tensors.poison()
         return tensors
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The operation's operands that are here."""
+        return tuple(operand for operand in operation_of(self.problem).operands(self.problem) if operand.name in self.by_name)
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """What a kernel writes, by name."""
+        return {operand.name: self[operand.name] for operand in self.operands if operand.role is not Role.IN}
+
+    def call(self, scalars: Mapping[str, float] | None = None) -> Call:
+        """The call of these tensors; `scalars`: those that are not as usual."""
+        operation = operation_of(self.problem)
+        strides = {operand.name: _strides(self[operand.name]) for operand in self.operands}
+        return operation.call(self.problem, self.workload, strides, {**operation.scalars(self.problem), **(scalars or {})})
+
+    def replacing(self, **others: torch.Tensor) -> Tensors:
+        """With other tensors of these names."""
+        return Tensors(self.problem, self.workload, {**self.by_name, **others})
+
+    def strides(self) -> list[Strides]:
+        """Of q, k, v and out."""
+        return [strides_of(self[name], *LAYOUTS["bshd"]) for name in TENSORS]
 
     def apart(self) -> Tensors:
         """The same values, where no stride of a tensor is one of another: a kernel that takes one for the other is wrong.
 
-        What lies between rows is NaN. Plans of launches on a GPU know dense outputs alone, so that out is dense there.
+        What lies between rows is NaN. Launches on a GPU know dense outputs alone, so that outputs are dense there.
         """
-        batch, length, head = 0, 1, 2
-        out = _laid_apart(self.out, (head, batch, length), 32) if self.out.device.type == "cpu" else self.out
-        return Tensors(
-            _laid_apart(self.q, (batch, length, head), 8),
-            _laid_apart(self.k, (batch, head, length), 16),
-            _laid_apart(self.v, (length, batch, head), 24),
-            out,
-            self.lse,
-        )
+        on_cpu = next(iter(self.values())).device.type == "cpu"
+        places = [operand for operand in self.operands if len(operand.axes) == _STRIDED and (on_cpu or operand.role is Role.IN)]
+        laid = {operand.name: _laid_apart(self[operand.name], _ORDERS[i % len(_ORDERS)], 8 * (i + 1)) for i, operand in enumerate(places)}
+        return self.replacing(**laid)
 
     def far(self) -> Tensors:
         """The same values on the CPU, where no row, head or batch is within 2^31 elements of the next: an offset of 32 bits is wrong."""
-        order, tensors = (1, 0, 2), (self.q, self.k, self.v, self.out)
-        q, k, v, out = (_laid_apart(tensor, order, _FAR + 8 * units) for units, tensor in enumerate(tensors, 1))
-        return Tensors(q, k, v, out, self.lse)
-
-    def strides(self) -> list[Strides]:
-        """Of q, k, v and out."""
-        return [strides_of(tensor, *LAYOUTS["bshd"]) for tensor in (self.q, self.k, self.v, self.out)]
+        places = [operand.name for operand in self.operands if len(operand.axes) == _STRIDED]
+        laid = {name: _laid_apart(self[name], (1, 0, 2), _FAR + 8 * (i + 1)) for i, name in enumerate(places)}
+        return self.replacing(**laid)
 
     def poison(self) -> None:
         """Fills the outputs with NaN: what a kernel does not write shows."""
-        self.out.fill_(math.nan)
-        self.lse.fill_(math.nan)
+        for tensor in self.outputs.values():
+            tensor.fill_(math.nan)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """In elements; 0 where the size is 1, so that a stride that is never used cannot overflow. The last one is 1."""
+    *outer, _ = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (*outer, 1)
 
 
 def _laid_apart(tensor: torch.Tensor, order: tuple[int, int, int], gap: int) -> torch.Tensor:

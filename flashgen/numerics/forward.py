@@ -1,15 +1,23 @@
-"""The oracle of the forward pass: attention in float64, and plain PyTorch attention."""
+"""The oracle of the forward pass: attention in float64, and plain PyTorch attention. All of it runs on any device.
+
+Tensors: q [batch, len_q, heads_q, head_dim], k [batch, len_kv, heads_kv, head_dim], v [batch, len_kv, heads_kv, head_dim_v],
+any strides; out [batch, len_q, heads_q, head_dim_v]; lse [batch, heads_q, len_q], natural logarithm. Query head h reads
+key/value head h // (heads_q // heads_kv). A causal mask is aligned bottom-right. A row that sees no key has out 0 and lse -inf.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flashgen.codegen.errors import ArgumentError, require_int
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
+
+from .oracle import Oracle, Sample
 
 _MATRIX_UNIT = 64  # rows and columns
 _SCORES_AT_ONCE = 2**26  # elements: 512 MiB in float64, of which the softmax holds up to three
@@ -168,3 +176,52 @@ def _require_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ArgumentError(f"v must have k's batch, length and heads {list(k.shape[:3])}; got {list(v.shape[:3])}")
     if q.shape[2] and (not k.shape[2] or q.shape[2] % k.shape[2]):
         raise ArgumentError(f"k must have a number of heads that divides q's {q.shape[2]}; got {k.shape[2]}")
+
+
+class ForwardOracle(Oracle):
+    """See the module's docstring."""
+
+    def exact(
+        self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], sample: Sample | None = None
+    ) -> dict[str, Tensor]:
+        """See Oracle. Memory beside the results stays bounded whatever the lengths."""
+        return self._named(reference, problem, tensors, scalars, sample)
+
+    def plain(
+        self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], sample: Sample | None = None
+    ) -> dict[str, Tensor]:
+        """See Oracle. out has the problem's element type, lse is fp32."""
+        return self._named(plain, problem, tensors, scalars, sample)
+
+    @staticmethod
+    def _named(
+        compute: Callable[..., tuple[Tensor, Tensor]],
+        problem: Problem,
+        tensors: Mapping[str, Tensor],
+        scalars: Mapping[str, float],
+        sample: Sample | None,
+    ) -> dict[str, Tensor]:
+        q, k, v = (tensors[name] for name in ("q", "k", "v"))
+        out, lse = compute(q, k, v, causal=problem.mask is Mask.CAUSAL, scale=scalars["scale"], rows=sample)
+        return {"out": out, "lse": lse}
+
+    def sample(self, problem: Problem, workload: Workload, count: int, seed: int) -> Sample:
+        """See Oracle, and `sample_rows`."""
+        return sample_rows(workload, count, seed, problem.mask is Mask.CAUSAL)
+
+    def sampled(self, outputs: Mapping[str, Tensor], sample: Sample) -> dict[str, Tensor]:
+        """See Oracle."""
+        batch, head, row = sample.to(outputs["out"].device).unbind(1)
+        return {"out": outputs["out"][batch, row, head], "lse": outputs["lse"][batch, head, row]}
+
+    def rows_of(self, touched: Mapping[str, Tensor]) -> Sample:
+        """See Oracle."""
+        return (touched["out"].any(-1).transpose(1, 2) | touched["lse"]).nonzero()
+
+    def unseen(self, exact: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See Oracle."""
+        nothing = exact["lse"] == -torch.inf
+        return {"out": nothing.transpose(1, 2) if nothing.ndim == 3 else nothing}
+
+
+ORACLE = ForwardOracle()

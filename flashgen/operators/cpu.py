@@ -28,9 +28,9 @@ def attention_on_cpu(
     lse = q.new_empty((workload.batch, workload.heads_q, workload.len_q), dtype=torch.float32)
     if lse.numel():
         q, k, v, written = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v, out))
-        tensors = Tensors(q, k, v, written, lse)
+        tensors = Tensors(problem, workload, {"q": q, "k": k, "v": v, "out": written, "lse": lse})
         without = left_out(problem, workload, tensors.strides(), find_target(cpu.ARCHITECTURE))
-        cpu.run_on_cpu(_default_kernel(problem, without), tensors, scale)
+        cpu.run_on_cpu(_default_kernel(problem, without), tensors, {} if scale is None else {"scale": scale})
     return out, lse
 
 

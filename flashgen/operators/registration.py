@@ -15,6 +15,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
 
@@ -92,7 +93,7 @@ def _flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, s
     """For `torch.utils.flop_counter`; shapes in place of tensors."""
     row, head = LAYOUTS[layout]
     problem = Problem(Dtype.BF16, q[3], v[3], Mask.CAUSAL if causal else Mask.FULL)  # the dtype does not matter
-    return int(Workload(q[0], q[head], k[head], q[row], k[row]).flops(problem))
+    return int(operation_of(problem).flops(problem, Workload(q[0], q[head], k[head], q[row], k[row])))
 
 
 attention_output = torch.ops.flashgen.attention_output.default

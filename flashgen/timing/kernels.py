@@ -7,12 +7,13 @@ from collections.abc import Container, Iterator, Mapping
 import torch
 
 from flashgen.build.gpu.kernel import Kernel
-from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.operation import operation_of
+from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
-from ..launch.once import plan_of
+from ..launch.bound import BoundCall, addresses_of
 from ..launch.tensors import Tensors
-from ..numerics.forward import sample_rows
+from ..numerics.oracle import oracle_of
 from ..records.store import Timing
 from ..verification.expected import Expected
 from .protocol import Timer, input_sets, interleaved
@@ -30,14 +31,13 @@ class Bench:
         generator = torch.Generator(torch.device("cuda", device)).manual_seed(seed)
         self.problem, self.workload, self.seed = problem, workload, seed
         first = Tensors.random(problem, workload, generator)
-        count = input_sets(workload.io_bytes(problem), torch.cuda.get_device_properties(device).L2_cache_size)
+        count = input_sets(operation_of(problem).io_bytes(problem, workload), torch.cuda.get_device_properties(device).L2_cache_size)
         self.sets = [first, *(Tensors.random(problem, workload, generator) for _ in range(count - 1))]
 
     def expected(self) -> Expected:
-        """The reference on sampled rows of the first set."""
-        causal = self.problem.mask is Mask.CAUSAL
-        rows = sample_rows(self.workload, SAMPLED_ROWS, self.seed, causal).to(self.sets[0].q.device)
-        return Expected.of(self.sets[0], causal, self.problem.head_dim**-0.5, rows)
+        """What a sample of the first set's outputs must be."""
+        sample = oracle_of(self.problem).sample(self.problem, self.workload, SAMPLED_ROWS, self.seed)
+        return Expected.of(self.sets[0], sample=sample.to(next(iter(self.sets[0].values())).device))
 
     def time(
         self, kernels: Mapping[str, Kernel], rounds: int = ROUNDS, round_seconds: float = ROUND_SECONDS
@@ -48,17 +48,22 @@ class Bench:
             yield key, Timing(spread.median, spread.low, spread.high, len(seconds))
 
     def seconds(
-        self, kernels: Mapping[str, Kernel], rounds: int, round_seconds: float = ROUND_SECONDS, with_lse: Container[str] = ()
+        self, kernels: Mapping[str, Kernel], rounds: int, round_seconds: float = ROUND_SECONDS, with_all: Container[str] = ()
     ) -> dict[str, list[float]]:
-        """The same, with the seconds of every round: for ratios, which are taken within a round. `with_lse`: keys that write lse."""
-        timers = {key: self._timer(kernel, round_seconds, key in with_lse) for key, kernel in kernels.items()}
+        """The same, with the seconds of every round: for ratios, which are taken within a round.
+
+        `with_all`: keys that write optional outputs, too.
+        """
+        timers = {key: self._timer(kernel, round_seconds, key in with_all) for key, kernel in kernels.items()}
         return interleaved(timers, rounds, self.seed)
 
-    def _timer(self, kernel: Kernel, round_seconds: float, with_lse: bool) -> Timer:
-        plan, sets = plan_of(kernel, self.sets[0]), self.sets
+    def _timer(self, kernel: Kernel, round_seconds: float, with_all: bool) -> Timer:
+        bound, operands = BoundCall(kernel, self.sets[0].call()), self.sets[0].operands
+        unwanted = () if with_all else [operand.name for operand in operands if operand.optional]  # most calls do not want them
+        places = [addresses_of([operand.name for operand in operands], tensors, unwanted) for tensors in self.sets]
+        stream = torch.cuda.current_stream
 
         def launch(i: int) -> None:
-            t = sets[i]
-            plan.into(t.q, t.k, t.v, t.out, t.lse if with_lse else None)  # most calls do not want it
+            bound(stream().cuda_stream, *places[i])
 
-        return Timer(launch, len(sets), round_seconds)
+        return Timer(launch, len(places), round_seconds)

@@ -32,7 +32,7 @@ class Row:
     @property
     def tflops(self) -> float | None:
         """TFLOP/s by the field's count."""
-        return self.cell.workload.flops(self.cell.problem) / self.seconds / 1e12 if self.seconds else None
+        return self.cell.flops / self.seconds / 1e12 if self.seconds else None
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON values; times in seconds."""

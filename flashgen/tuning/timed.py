@@ -152,10 +152,10 @@ class TimedRun:
     @staticmethod
     def _verify(bench: Bench, expected: Expected, kernel: Kernel) -> str:
         """Sampled rows of the workload that is about to be timed."""
-        from ..launch.once import plan_of, run_once
+        from ..launch.once import run_once
 
         tensors = bench.sets[0]
-        run_once(plan_of(kernel, tensors), tensors)
+        run_once(kernel, tensors)
         verdict = expected.judge(tensors)
         return "" if verdict.ok else verdict.message
 

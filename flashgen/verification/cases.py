@@ -53,10 +53,10 @@ def _nearly_equal(tensors: Tensors, _dtype: Dtype) -> _Special:
     The additions of one number round to the same side again and again. Which side depends on the row: each has other scores. They are
     such that log-sum-exps are small, where fp32 grants little noise.
     """
-    (_, len_q, _, head_dim), len_kv = tensors.q.shape, tensors.k.shape[1]
-    tensors.q.copy_((1 + torch.arange(len_q) / 128)[None, :, None, None])
-    tensors.k.fill_(-math.log(len_kv) * head_dim**-0.5)
-    tensors.k[:, -2 * len_q :] *= 0.95
+    (_, len_q, _, head_dim), len_kv = tensors["q"].shape, tensors["k"].shape[1]
+    tensors["q"].copy_((1 + torch.arange(len_q) / 128)[None, :, None, None])
+    tensors["k"].fill_(-math.log(len_kv) * head_dim**-0.5)
+    tensors["k"][:, -2 * len_q :] *= 0.95
     return tensors, 1.0, [range(len_q)]
 
 
@@ -66,7 +66,7 @@ def _huge(tensors: Tensors, dtype: Dtype) -> _Special:
     All scores are sums of whole numbers, which are exact in any order: two of them are the same, or so far apart that one has all the
     probability. Those of the second batch are below 0. Of the first key/value head, keys that come last have ordinary scores in all rows.
     """
-    q, k, magnitude = tensors.q, tensors.k, _MAGNITUDE[dtype]
+    q, k, magnitude = tensors["q"], tensors["k"], _MAGNITUDE[dtype]
     q.round_()
     k.round_()
     q[1].abs_()
@@ -79,12 +79,12 @@ def _huge(tensors: Tensors, dtype: Dtype) -> _Special:
 
 def _coarse(tensors: Tensors, dtype: Dtype) -> _Special:
     """Moves values to where the rule is strictest: it grants the rounding of the output alone."""
-    tensors.v.add_(_OFFSET[dtype])
-    return tensors, 1.0, [range(tensors.q.shape[1])]
+    tensors["v"].add_(_OFFSET[dtype])
+    return tensors, 1.0, [range(tensors["q"].shape[1])]
 
 
 def _far(tensors: Tensors, _dtype: Dtype) -> _Special:
-    return tensors.far(), 1.0, [range(tensors.q.shape[1])]
+    return tensors.far(), 1.0, [range(tensors["q"].shape[1])]
 
 
 SPECIAL = {LONG: _nearly_equal, HUGE: _huge, COARSE: _coarse, FAR: _far}

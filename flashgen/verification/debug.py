@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,21 +18,20 @@ from flashgen.build.emulator.kernel import EmulationOrder, packed_parameters
 from flashgen.build.emulator.program import FILES, EmulatedProgram, ProgramLaunch
 from flashgen.build.files import make_folders, require_writable
 from flashgen.build.own_files import require_own
-from flashgen.codegen.attention import attention_call
 from flashgen.codegen.devices import device_of_target
-from flashgen.codegen.errors import ArgumentError, require_int
-from flashgen.codegen.problem import Mask
-from flashgen.codegen.program import KernelLaunch
+from flashgen.codegen.errors import ArgumentError, choice_error, require_int
+from flashgen.codegen.operands import Role
+from flashgen.codegen.program import KernelLaunch, Program
 from flashgen.codegen.render import Source, render_program
 from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.workload import Workload
 
+from ..launch.cpu import load_emulated, view_of
 from ..launch.tensors import Tensors
+from ..numerics.oracle import oracle_of
 from ..numerics.rule import Verdict
 from ..selection import compilation
 from .expected import Expected
 
-_INPUTS = ("q", "k", "v")
 _POISON = {2: 0x7FA5, 4: 0x7FA5A5A5}  # by bytes of an element: NaNs that no arithmetic gives
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 
@@ -41,7 +40,8 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 class Debugged:
     """What came of a run of `blocks` of `grid`: a fault that a check or a sanitizer found, or else the verdict on what was written.
 
-    rows: [n, 3] (batch, head, query), which were written; missing: why the verdict on them is not enough, empty if it is.
+    rows: those of the outputs that were written, as the operation's oracle samples them; missing: why the verdict on them is not enough,
+    empty if it is. There is no verdict, and nothing is missing, where a later kernel of the program writes the outputs.
     """
 
     program: EmulatedProgram
@@ -55,23 +55,19 @@ class Debugged:
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong."""
-        return self.verdict is not None and self.verdict.ok and not self.missing
+        return self.fault is None and not self.missing and (self.verdict is None or self.verdict.ok)
 
 
-def workload_of(tensors: Tensors) -> Workload:
-    """The sizes of these tensors."""
-    (batch, len_q, heads_q, _), (_, len_kv, heads_kv, _) = tensors.q.shape, tensors.k.shape
-    return Workload(batch, heads_q, heads_kv, len_q, len_kv)
-
-
-def read_text(path: Path, spec: KernelSpec) -> Source:
+def read_text(path: Path, spec: KernelSpec, kernel: str = "") -> Source:
     """An edited text of the spec's program. Raises ArgumentError if it cannot be read, or is of another kernel."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"text must be a file that can be read; got {path} ({error})") from error
-    if f"#define FLASHGEN_KERNEL {spec.name}\n" not in text:
-        raise ArgumentError(f"text must be an edited {spec.name}, as these options write it; got {path}, which does not launch that")
+    if f"#define FLASHGEN_KERNEL {spec.name}{kernel}\n" not in text:
+        raise ArgumentError(
+            f"text must be an edited {spec.name}{kernel}, as these options write it; got {path}, which does not launch that"
+        )
     return Source(spec.name, text)
 
 
@@ -80,6 +76,7 @@ def run_blocks(
     tensors: Tensors,
     folder: Path | None = None,
     *,
+    kernel: str = "",
     block: int = 0,
     blocks: int = 1,
     sanitize: bool = False,
@@ -89,43 +86,62 @@ def run_blocks(
 ) -> Debugged:
     """Runs `blocks` blocks from `block` on, in a program that is left in `folder` (a new temporary one) with its text and what it has read.
 
-    tensors: on the CPU, any strides; each gets an allocation of exactly what it spans. source: a text in place of the rendered one.
-    order: by default copies happen where they are issued, so that a bad one is found at its line. output: where the kernel's printf
-    goes, stdout by default.
-    Raises ArgumentError for heads that the config cannot take, blocks that are not there and a folder in which no program can be written
-    and run, or in which a file of somebody else's, or an altered one, would be replaced; CxxCompilerMissingError, SanitizerMissingError,
-    and CompileError.
+    tensors: on the CPU, any strides; each gets an allocation of exactly what it spans. kernel: the suffix of the one whose blocks run; the
+    kernels before it run whole in the emulator first, those after it once all of its blocks have run.
+    source: a text in place of the rendered one. order: by default copies happen where they are issued, so that a bad one is found at its
+    line. output: where the kernel's printf goes, stdout by default.
+    Raises ArgumentError for a kernel that is not there, heads that the config cannot take, blocks that are not there and a folder in which
+    no program can be written and run, or in which a file of somebody else's, or an altered one, would be replaced;
+    CxxCompilerMissingError, SanitizerMissingError, and CompileError.
     """
-    workload = workload_of(tensors)
-    spec.family.require_workload(spec.config, workload)
-    call = attention_call(spec.problem, workload, tensors.strides(), _scale(spec))
-    asked = spec.family.program(spec.config, call, device_of_target(spec.target))
-    (launch,) = asked.launches
-    grid = launch.grid
-    require_int("block", block, 0, grid - 1)
-    require_int("blocks", blocks, 1, grid - block)
+    call = tensors.call()
+    spec.family.require_workload(spec.config, call.workload)
+    if kernel not in spec.kernels:
+        raise choice_error("kernel", kernel, spec.kernels)
+    program = spec.family.program(spec.config, call, device_of_target(spec.target))
+    place = next(i for i, launch in enumerate(program.launches) if launch.suffix == kernel)
+    launch, last = program.launches[place], place == len(program.launches) - 1
+    require_int("block", block, 0, launch.grid - 1)
+    require_int("blocks", blocks, 1, launch.grid - block)
     some = range(block, block + blocks)
-    source = source or render_program(spec)
+    source = source or render_program(spec, kernel)
     folder = _make_folder(folder, source)
     artifact = compilation.store().get_or_compile(source, Emulated.SANITIZED if sanitize else Emulated.PROGRAM)
-    program = EmulatedProgram(artifact, folder)
+    emulated = EmulatedProgram(artifact, folder)
     _poison(tensors)
-    given = {field.name: _bytes(getattr(tensors, field.name)) for field in dataclasses.fields(tensors)}
-    given |= {buffer.name: bytes(buffer.bytes) for buffer in asked.buffers}
+    memory = {buffer.name: torch.zeros(buffer.bytes, dtype=torch.uint8) for buffer in program.buffers}
+    _run_whole(spec, tensors, memory, program.launches[:place])
+    inputs = [operand.name for operand in tensors.operands if operand.role is Role.IN]
+    given = {name: _bytes(tensors[name]) for name in (*inputs, *tensors.outputs)}
+    given |= {name: _bytes(buffer) for name, buffer in memory.items()}
     try:
-        results = program.run(
-            _launch(spec, launch, list(given), some, order or EmulationOrder(late_copies=False)), given, len(_INPUTS), output or sys.stdout
-        )
+        how = _launch(spec, launch, list(given), some, order or EmulationOrder(late_copies=False))
+        results = emulated.run(how, given, len(inputs), output or sys.stdout)
     except EmulatorFaultError as fault:
-        return Debugged(program, some, grid, fault, torch.empty(0, 3, dtype=torch.int64), None, "")
-    for tensor, name in ((tensors.out, "out"), (tensors.lse, "lse")):
-        _span(tensor).view(torch.uint8).copy_(torch.frombuffer(bytearray(results[name]), dtype=torch.uint8))
-    rows = _written_rows(tensors)
-    missing = [f"{name} was written to" for name in _INPUTS if results[name] != given[name]]
-    if not len(rows) or (blocks == grid and len(rows) < tensors.lse.numel()):
-        missing.append(f"{tensors.lse.numel() - len(rows)} rows were not written" if len(rows) else "no row was written")
-    expected = Expected.of(tensors, spec.problem.mask is Mask.CAUSAL, _scale(spec), rows) if len(rows) else None
-    return Debugged(program, some, grid, None, rows, expected.judge(tensors) if expected else None, "; ".join(missing))
+        return Debugged(emulated, some, launch.grid, fault, torch.empty(0, 3, dtype=torch.int64), None, "")
+    for name, tensor in {**tensors.outputs, **memory}.items():
+        if tensor.numel():
+            _span(tensor).view(torch.uint8).copy_(torch.frombuffer(bytearray(results[name]), dtype=torch.uint8))
+    missing = [f"{name} was written to" for name in inputs if results[name] != given[name]]
+    if whole := len(some) == launch.grid:
+        _run_whole(spec, tensors, memory, program.launches[place + 1 :])
+    if not (whole or last):
+        return Debugged(emulated, some, launch.grid, None, torch.empty(0, 3, dtype=torch.int64), None, "; ".join(missing))
+    oracle = oracle_of(spec.problem)
+    rows = oracle.rows_of(_touched(tensors))
+    every = len(oracle.rows_of({name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in tensors.outputs.items()}))
+    if not len(rows) or (whole and len(rows) < every):
+        missing.append(f"{every - len(rows)} rows were not written" if len(rows) else "no row was written")
+    verdict = Expected.of(tensors, sample=rows).judge(tensors) if len(rows) else None
+    return Debugged(emulated, some, launch.grid, None, rows, verdict, "; ".join(missing))
+
+
+def _run_whole(spec: KernelSpec, tensors: Tensors, memory: Mapping[str, torch.Tensor], launches: tuple[KernelLaunch, ...]) -> None:
+    """Runs other kernels of the program in the emulator, with the buffers in `memory`."""
+    if launches:
+        given = {operand.name: view_of(operand.name, tensors[operand.name], operand.role is not Role.IN) for operand in tensors.operands}
+        given |= {name: view_of(name, buffer, writable=True) for name, buffer in memory.items()}
+        load_emulated(spec).launch(Program(launches), given)
 
 
 def _make_folder(folder: Path | None, source: Source) -> Path:
@@ -141,10 +157,6 @@ def _make_folder(folder: Path | None, source: Source) -> Path:
     except OSError as error:
         raise ArgumentError(f"out must be a folder that can be written; got {folder}: {error.strerror or error}") from error
     return folder.absolute()
-
-
-def _scale(spec: KernelSpec) -> float:
-    return float(spec.problem.head_dim**-0.5)
 
 
 def _launch(spec: KernelSpec, launch: KernelLaunch, names: list[str], blocks: range, order: EmulationOrder) -> ProgramLaunch:
@@ -166,11 +178,10 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _poison(tensors: Tensors) -> None:
-    for tensor in (tensors.out, tensors.lse):
+    for tensor in tensors.outputs.values():
         _span(tensor).view(_INTEGERS[tensor.element_size()]).fill_(_POISON[tensor.element_size()])
 
 
-def _written_rows(tensors: Tensors) -> torch.Tensor:
-    """(batch, head, query) of each row of which an element of out, or its lse, is no longer as it was."""
-    touched = [t.view(_INTEGERS[t.element_size()]) != _POISON[t.element_size()] for t in (tensors.out, tensors.lse)]
-    return (touched[0].any(-1).transpose(1, 2) | touched[1]).nonzero()
+def _touched(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Of each output the elements that are no longer as they were."""
+    return {name: t.view(_INTEGERS[t.element_size()]) != _POISON[t.element_size()] for name, t in tensors.outputs.items()}

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from flashgen.codegen.operation import operation_of
+
 from ..launch.tensors import Tensors
-from ..numerics import forward, rule
-from ..numerics.forward import reference
-from ..numerics.rule import Verdict
+from ..numerics.oracle import Sample, oracle_of
+from ..numerics.rule import Verdict, judge
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The reference and plain PyTorch for one set of tensors: whole, or for the sampled `rows` [n, 3]."""
+    """The exact outputs and plain PyTorch's for one set of tensors: whole, or of a sample."""
 
-    rows: torch.Tensor | None
-    ref: tuple[torch.Tensor, torch.Tensor]
-    plain: tuple[torch.Tensor, torch.Tensor]
+    sample: Sample | None
+    exact: Mapping[str, torch.Tensor]
+    plain: Mapping[str, torch.Tensor]
 
     @classmethod
-    def of(cls, tensors: Tensors, causal: bool, scale: float, rows: torch.Tensor | None = None) -> Expected:
-        """Computed once for all candidates."""
-        q, k, v = tensors.q, tensors.k, tensors.v
-        return cls(
-            rows,
-            reference(q, k, v, causal=causal, scale=scale, rows=rows),
-            forward.plain(q, k, v, causal=causal, scale=scale, rows=rows),
-        )
+    def of(cls, tensors: Tensors, scalars: Mapping[str, float] | None = None, sample: Sample | None = None) -> Expected:
+        """Computed once for all candidates; `scalars`: those that are not as usual."""
+        problem, oracle = tensors.problem, oracle_of(tensors.problem)
+        given = {**operation_of(problem).scalars(problem), **(scalars or {})}
+        return cls(sample, oracle.exact(problem, tensors, given, sample), oracle.plain(problem, tensors, given, sample))
 
     def judge(self, tensors: Tensors) -> Verdict:
         """The numerics rule on what a kernel wrote."""
-        out, lse = tensors.out, tensors.lse
-        if self.rows is not None:
-            batch, head, row = self.rows.unbind(1)
-            out, lse = out[batch, row, head], lse[batch, head, row]
-        return rule.judge(out, lse, self.ref, self.plain, tensors.q.dtype)
+        oracle, written = oracle_of(tensors.problem), tensors.outputs
+        if self.sample is not None:
+            written = oracle.sampled(written, self.sample)
+        return judge(written, self.exact, self.plain, oracle.unseen(self.exact))

@@ -9,11 +9,11 @@ import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel, EmulationLimits
 from flashgen.build.gpu.kernel import Kernel
-from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
 from ..launch.cpu import run_on_cpu
-from ..launch.once import plan_of, run_once
+from ..launch.once import run_once
 from ..launch.tensors import Tensors
 from ..numerics.rule import Verdict
 from . import cases
@@ -70,21 +70,20 @@ class Screen:
         """Of each shape with as many query heads as make its groups a multiple of that: see `Family.group_unit`."""
         if group_unit not in self._cases:
             generator = torch.Generator(self.device).manual_seed(1)
-            causal, scale = self.problem.mask is Mask.CAUSAL, self.problem.head_dim**-0.5
             found: list[_Case] = []
             for shape in self.shapes:
                 workload = grouped_workload(shape, group_unit)
                 for magnitude in self.magnitudes:
                     tensors = Tensors.random(self.problem, workload, generator)
-                    tensors.q.mul_(magnitude)
+                    tensors["q"].mul_(magnitude)
                     if len(found) % 2 == 0:
                         tensors = tensors.apart()
-                    found.append(_Case(workload, magnitude, tensors, (Expected.of(tensors, causal, scale),)))
+                    found.append(_Case(workload, magnitude, tensors, (Expected.of(tensors),)))
             for shape in self.special:
                 tensors = Tensors.random(self.problem, workload := grouped_workload(shape, group_unit), generator)
                 tensors, magnitude, groups = SPECIAL[shape](tensors, self.problem.dtype)
                 rows = [_rows(workload, queries) for queries in groups]
-                found.append(_Case(workload, magnitude, tensors, tuple(Expected.of(tensors, causal, scale, of) for of in rows)))
+                found.append(_Case(workload, magnitude, tensors, tuple(Expected.of(tensors, sample=of) for of in rows)))
             self._cases[group_unit] = found
         return self._cases[group_unit]
 
@@ -103,13 +102,13 @@ class Screen:
 
 
 def _rows(workload: Workload, queries: Sequence[int]) -> torch.Tensor:
-    """These queries of all heads, as `Expected.rows`."""
+    """These queries of all heads, as a sample."""
     return torch.cartesian_prod(torch.arange(workload.batch), torch.arange(workload.heads_q), torch.tensor(queries))
 
 
 def _launch(kernel: Kernel | EmulatedKernel, tensors: Tensors) -> None:
     if isinstance(kernel, Kernel):
-        run_once(plan_of(kernel, tensors), tensors)
+        run_once(kernel, tensors)
     else:
         run_on_cpu(kernel, tensors, limits=LIMITS)
 

@@ -122,7 +122,7 @@ def run(folder: Path, block: int = 0, layout: Layout = Layout.DENSE, **options: 
     """The same in this process: on padded and other tensors, too."""
     case = Case("small", SPEC.problem, Workload(1, 1, 1, 300, 300), 0.25, layouts=(layout,) * 4)
     made = case.make("cpu")
-    tensors = Tensors(made.q, made.k, made.v, made.out.view, made.lse.view)
+    tensors = Tensors(case.problem, case.workload, {"q": made.q, "k": made.k, "v": made.v, "out": made.out.view, "lse": made.lse.view})
     with open(os.devnull, "w") as output:
         return debug.run_blocks(SPEC, tensors, folder, block=block, output=output, **options)  # type: ignore[arg-type]
 

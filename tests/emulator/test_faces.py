@@ -19,12 +19,12 @@ from flashgen.codegen.target import find_target
 from flashgen.launch import cpu
 from flashgen.numerics import forward
 from flashgen.numerics.forward import reference
-from flashgen.numerics.rule import judge
 from flashgen.selection.families import default_spec
 from flashgen.tuning.on_cpu import CpuScreen
 from flashgen.verification import cases
 from tests.support import command_line
 from tests.support.faults import FAULTS
+from tests.support.judging import judge_forward
 from tests.support.runs import emulated_kernel
 
 
@@ -42,7 +42,7 @@ def test_attention(layout: str, causal: bool) -> None:
     with torch.no_grad():
         out, lse = flashgen.attention(*given, causal=causal, layout=layout, return_lse=True)
     ref, plain = (f(q, k, v, causal=causal, scale=64**-0.5) for f in (reference, forward.plain))
-    verdict = judge(out if layout == "bshd" else out.transpose(1, 2), lse, ref, plain, torch.bfloat16)
+    verdict = judge_forward(out if layout == "bshd" else out.transpose(1, 2), lse, ref, plain, torch.bfloat16)
     assert verdict.ok, verdict.message
     assert out.is_contiguous()
 

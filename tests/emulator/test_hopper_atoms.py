@@ -124,7 +124,9 @@ def test_wgmma(atom: str, element: str, columns: int, depth: int) -> None:
 
 def test_descriptors_are_those_of_the_gpu() -> None:
     """The bits of a descriptor are computed, not an instruction: both files of atoms say the same."""
-    bodies = [re.search(r"u64 matrix_descriptor\(.*?\n}", templates.read(f"atoms/{kind}/wgmma.cuh"), re.DOTALL) for kind in ("ptx", "emulated")]
+    bodies = [
+        re.search(r"u64 matrix_descriptor\(.*?\n}", templates.read(f"atoms/{kind}/wgmma.cuh"), re.DOTALL) for kind in ("ptx", "emulated")
+    ]
     first, second = (body[0] for body in bodies if body)
     assert first == second
 

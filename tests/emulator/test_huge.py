@@ -17,6 +17,6 @@ def test_huge_logits(variant: Variant, every: bool) -> None:
         kernel = cpu.load_emulated(spec)
         for case in cases(spec.problem, variant.workload, every):
             tensors = case.make("cpu")
-            cpu.run_on_cpu(kernel, tensors, case.scale)
+            cpu.run_on_cpu(kernel, tensors, {"scale": case.scale})
             found += [f"{spec.name} {case.name}: {why}" for why in case.rejections(tensors)]
     assert not found, "\n".join(found)

@@ -123,11 +123,11 @@ def spec_of(family: Family) -> KernelSpec:
 def test_a_crash_or_a_stray_write_is_a_report(breach: Breach, breached: EmulatedKernel) -> None:
     workload = dataclasses.replace(WORKLOAD, len_kv=100 + BREACHES.index(breach))
     tensors = Tensors.random(PROBLEM, workload, torch.Generator().manual_seed(1))
-    tensors = dataclasses.replace(tensors, out=torch.empty(B, S, H, 72, dtype=torch.bfloat16)[..., :D])
+    tensors = tensors.replacing(out=torch.empty(B, S, H, 72, dtype=torch.bfloat16)[..., :D])
     with pytest.raises(EmulatorFaultError, match=breach.says) as caught:
         run_on_cpu(breached, tensors, limits=EmulationLimits(stall_seconds=1.0))
     assert caught.value.check == breach.check
-    assert tensors.out.isnan().all(), "a launch that failed changes nothing"
+    assert tensors["out"].isnan().all(), "a launch that failed changes nothing"
 
 
 def test_a_stray_write_beside_a_row_far_from_the_others_is_seen(breached: EmulatedKernel) -> None:

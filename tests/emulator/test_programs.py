@@ -23,8 +23,8 @@ PROBLEM, SM_90 = Problem(Dtype.BF16, 8), find_target("sm_90a")
 def test_launches_follow_each_other(two_steps: TwoSteps, rows: int) -> None:
     spec = KernelSpec(two_steps, PROBLEM, TwoStepsConfig(), SM_90)
     tensors = Tensors.random(PROBLEM, Workload(1, 2, 1, rows, 3), torch.Generator().manual_seed(0))
-    cpu.run_on_cpu(cpu.load_emulated(spec), tensors, scale=0.5)
-    assert tensors.lse.flatten().tolist() == [2 * row + 0.5 for row in range(2 * rows)]
+    cpu.run_on_cpu(cpu.load_emulated(spec), tensors, {"scale": 0.5})
+    assert tensors["lse"].flatten().tolist() == [2 * row + 0.5 for row in range(2 * rows)]
 
 
 def test_the_text_has_both_kernels(two_steps: TwoSteps) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 
 import pytest
 
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import EmulatedKernel
-from flashgen.codegen.family import Family, Strides, families
+from flashgen.codegen.family import Family, families
+from flashgen.codegen.operands import Call, View
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Atoms, Source, render
 from flashgen.codegen.spec import KernelSpec
@@ -47,16 +49,18 @@ def why_rejected(screen: Screen, kernel: EmulatedKernel) -> str:
 @FAMILIES
 def test_a_stride_taken_for_another_is_seen(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tensor's batch, head and row with the strides of each other one."""
-    screen, kernel, strides = Screen(PROBLEM, "cpu", SCREENING[:1]), kernel_of(family), Tensors.strides
+    screen, kernel, made = Screen(PROBLEM, "cpu", SCREENING[:1]), kernel_of(family), Tensors.call
     assert not why_rejected(screen, kernel)
     for (taken, of), dim in itertools.product(itertools.permutations(range(4), 2), range(3)):
 
-        def mixed(tensors: Tensors, taken: int = taken, of: int = of, dim: int = dim) -> list[Strides]:
-            found = [list(own) for own in strides(tensors)]
-            found[taken][dim] = found[of][dim]
-            return [tuple(own) for own in found]  # type: ignore[misc]
+        def mixed(tensors: Tensors, scalars: Mapping[str, float] | None = None, taken: int = taken, of: int = of, dim: int = dim) -> Call:
+            call = made(tensors, scalars)
+            strides = list(call.views[NAMES[taken]].strides)
+            strides[dim] = call.views[NAMES[of]].strides[dim]
+            view = View(call.views[NAMES[taken]].sizes, tuple(strides))
+            return dataclasses.replace(call, views={**call.views, NAMES[taken]: view})
 
-        monkeypatch.setattr(Tensors, "strides", mixed)
+        monkeypatch.setattr(Tensors, "call", mixed)
         assert why_rejected(screen, kernel), f"{NAMES[taken]}'s stride of its {DIMS[dim]} was taken from {NAMES[of]}, and accepted"
 
 

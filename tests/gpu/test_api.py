@@ -23,10 +23,10 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.launch import arguments
 from flashgen.launch.gpu import CaptureError
 from flashgen.numerics.forward import plain, reference
-from flashgen.numerics.rule import judge
 from flashgen.records.choice import bucket
 from flashgen.selection import bundle, compilation, loaded
 from flashgen.selection.families import default_spec
+from tests.support.judging import judge_forward
 
 pytestmark = pytest.mark.gpu
 
@@ -43,7 +43,7 @@ def assert_right(
     out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
 ) -> None:
     ref = reference(q, k, v, causal=causal, scale=scale)
-    verdict = judge(out, lse, ref, plain(q, k, v, causal=causal, scale=scale), q.dtype)
+    verdict = judge_forward(out, lse, ref, plain(q, k, v, causal=causal, scale=scale), q.dtype)
     assert verdict.ok, verdict.message
 
 

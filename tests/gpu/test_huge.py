@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashgen.build.gpu.driver import gpu
-from flashgen.launch.once import plan_of, run_once
+from flashgen.launch.once import run_once
 from flashgen.selection import loaded
 from tests.support.huge import VARIANTS, Variant, cases
 
@@ -22,6 +22,6 @@ def test_huge_logits(variant: Variant) -> None:
         kernel = loaded.kernels.load(spec, on)
         for case in cases(spec.problem, variant.workload, every=True):
             tensors = case.make("cuda")
-            run_once(plan_of(kernel, tensors, case.scale), tensors)
+            run_once(kernel, tensors, {"scale": case.scale})
             found += [f"{spec.name} {case.name}: {why}" for why in case.rejections(tensors)]
     assert not found, "\n".join(found)

@@ -15,17 +15,17 @@ from flashgen.codegen.attention import attention_call
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Strides
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
-from flashgen.numerics import rule
 from flashgen.numerics.forward import plain, reference, sample_rows
+from flashgen.numerics.oracle import TORCH_DTYPES
 from flashgen.numerics.rule import Verdict
 from tests.support import configs
+from tests.support.judging import judge_forward
 
-TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
 SAMPLED_ROWS = 2048
 ALL_ROWS_BELOW = 2**30  # pairs; above, sampled rows are judged
 _GUARD = 512  # elements before and after each tensor; a multiple of 16 bytes
@@ -215,7 +215,7 @@ class Case:
             out, lse = out[rows[:, 0], rows[:, 2], rows[:, 1]], lse[rows[:, 0], rows[:, 1], rows[:, 2]]
         ref = reference(tensors.q, tensors.k, tensors.v, causal=causal, scale=self.scale, rows=rows)
         pt = plain(tensors.q, tensors.k, tensors.v, causal=causal, scale=self.scale, rows=rows)
-        return rule.judge(out, lse, ref, pt, out.dtype)
+        return judge_forward(out, lse, ref, pt, out.dtype)
 
     def spec(self, family: Family, target: Target) -> KernelSpec:
         """The kernel that this case asks for."""

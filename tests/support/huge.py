@@ -16,10 +16,10 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
-from flashgen.launch.arguments import TORCH_DTYPES
 from flashgen.launch.tensors import Tensors
 from flashgen.numerics.forward import plain, reference
-from flashgen.numerics.rule import judge
+from flashgen.numerics.oracle import TORCH_DTYPES
+from tests.support.judging import judge_forward
 
 LARGEST = float(torch.finfo(torch.float32).max)
 ORDINARY = 2.0**20  # of a scaled score: below, fp32 rounds it by less than what the rule sees
@@ -82,9 +82,9 @@ class HugeCase:
     def make(self, device: str) -> Tensors:
         """The inputs, and outputs full of NaN."""
         tensors = Tensors.random(self.problem, self.workload, torch.Generator(device).manual_seed(1))
-        q, k = tensors.q, tensors.k
+        q, k = tensors["q"], tensors["k"]
         if self.kind == "constant":
-            for tensor in (q, k, tensors.v):
+            for tensor in (q, k, tensors["v"]):
                 tensor.fill_(self.magnitude)
             return tensors
         keys = torch.arange(k.shape[1], device=device, dtype=torch.float32)[None, :, None, None]
@@ -108,9 +108,9 @@ class HugeCase:
         are -inf gives 0 and -inf.
         """
         causal, scale, found = self.problem.mask is Mask.CAUSAL, self.scale, []
-        ref, pt = (how(tensors.q, tensors.k, tensors.v, causal=causal, scale=scale) for how in (reference, plain))
-        out, ref_out, pt_out = (t.transpose(1, 2) for t in (tensors.out, ref[0], pt[0]))
-        lse, (_, ref_lse), (_, pt_lse) = tensors.lse, ref, pt
+        ref, pt = (how(tensors["q"], tensors["k"], tensors["v"], causal=causal, scale=scale) for how in (reference, plain))
+        out, ref_out, pt_out = (t.transpose(1, 2) for t in (tensors["out"], ref[0], pt[0]))
+        lse, (_, ref_lse), (_, pt_lse) = tensors["lse"], ref, pt
         scores, bounds = _scores(tensors, causal)
         unseen = ref_lse == -torch.inf
         finite = bounds.amax(-1) * max(1.0, scale) < 0.99 * LARGEST
@@ -122,12 +122,14 @@ class HugeCase:
         ordinary = (scores.amax(-1) * scale).abs() < ORDINARY
         for name, rows in (("ordinary", finite & ordinary | unseen), ("huge", finite & ~ordinary & ~unseen), ("barely finite", other)):
             if rows.any():
-                verdict = judge(out[rows], lse[rows], (ref_out[rows], ref_lse[rows]), (pt_out[rows], pt_lse[rows]), tensors.q.dtype)
+                verdict = judge_forward(
+                    out[rows], lse[rows], (ref_out[rows], ref_lse[rows]), (pt_out[rows], pt_lse[rows]), tensors["q"].dtype
+                )
                 if not verdict.ok:
                     found.append(f"{int(rows.sum())} {name} rows: {verdict.message}")
         first, second = torch.nn.functional.pad(scores, (0, 1), value=-torch.inf).topk(2, dim=-1).values.unbind(-1)
         clear = finite & ~unseen & ((first - second - CLEAR * bounds.amax(-1)) * scale > 64)
-        v = tensors.v.transpose(1, 2).repeat_interleave(tensors.q.shape[2] // tensors.k.shape[2], 1)
+        v = tensors["v"].transpose(1, 2).repeat_interleave(tensors["q"].shape[2] // tensors["k"].shape[2], 1)
         winners = v.gather(2, scores.argmax(-1)[..., None].expand(*scores.shape[:-1], v.shape[-1]))
         if wrong := int((clear & (out != winners).any(-1)).sum()):
             found.append(f"{wrong} of {int(clear.sum())} rows with one clear maximum are not the value of its key")
@@ -153,8 +155,8 @@ def cases(problem: Problem, workload: Workload, every: bool) -> Iterator[HugeCas
 
 def _scores(tensors: Tensors, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """In float64, [batch, head, query, key]: q k^T, -inf where masked, and the sums of its absolute products, 0 there."""
-    group = tensors.q.shape[2] // tensors.k.shape[2]
-    q, k = tensors.q.double().transpose(1, 2), tensors.k.double().transpose(1, 2).repeat_interleave(group, 1)
+    group = tensors["q"].shape[2] // tensors["k"].shape[2]
+    q, k = tensors["q"].double().transpose(1, 2), tensors["k"].double().transpose(1, 2).repeat_interleave(group, 1)
     scores, bounds = q @ k.mT, q.abs() @ k.abs().mT
     rows, keys = scores.shape[-2:]
     hidden = torch.ones(rows, keys, dtype=torch.bool, device=scores.device).triu(keys - rows + 1)

@@ -19,7 +19,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
-from flashgen.launch.once import plan_of, run_once
+from flashgen.launch.once import run_once
 from flashgen.launch.tensors import Tensors
 from flashgen.selection import compilation, loaded
 from tests.support import configs
@@ -37,7 +37,7 @@ def launch_fault(name: str) -> None:
     spec = fault.setting.spec(on.device.target)
     kernel = Kernel(spec, compilation.store().get_or_compile(fault.apply(render(spec)), on.device.target.name), on)
     tensors = Tensors.random(spec.problem, Workload(1, 2, 1, 131, 297), torch.Generator("cuda").manual_seed(0))
-    run_once(plan_of(kernel, tensors), tensors)
+    run_once(kernel, tensors)
 
 
 def main() -> None:
@@ -53,8 +53,8 @@ def main() -> None:
         kernel = loaded.kernels.load(KernelSpec(family, problem, config, on.device.target), on)
         for workload in WORKLOADS:
             tensors = Tensors.random(problem, workload, torch.Generator("cuda").manual_seed(index))
-            run_once(plan_of(kernel, tensors), tensors)
-            assert not tensors.out.isnan().any()
+            run_once(kernel, tensors)
+            assert not tensors["out"].isnan().any()
         print(f"{kernel.spec.name}: launched on {len(WORKLOADS)} workloads", flush=True)
     torch.cuda.synchronize()
 

@@ -85,4 +85,4 @@ def test_a_workload_by_hand_may_have_other_keys_than_queries() -> None:
 def test_bytes_are_those_of_q_k_v_and_out() -> None:
     problem, workload = Problem(Dtype.BF16, 192, 128), Workload(2, 8, 2, 5, 7)
     q, k, v, out = 2 * 8 * 5 * 192, 2 * 2 * 7 * 192, 2 * 2 * 7 * 128, 2 * 8 * 5 * 128
-    assert workload.io_bytes(problem) == 2 * (q + k + v + out)
+    assert Cell(problem, workload).io_bytes == 2 * (q + k + v + out)

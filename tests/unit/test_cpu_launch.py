@@ -42,7 +42,7 @@ class Launched:
 
 def launch(spec: KernelSpec, tensors: Tensors, scale: float | None = None, order: EmulationOrder | None = None) -> Any:
     kernel: Any = Launched(spec)
-    cpu.run_on_cpu(kernel, tensors, scale, order)
+    cpu.run_on_cpu(kernel, tensors, {} if scale is None else {"scale": scale}, order)
     return kernel.given
 
 
@@ -50,15 +50,15 @@ def launch(spec: KernelSpec, tensors: Tensors, scale: float | None = None, order
 def test_a_launch_has_the_tensors_and_no_more(family: Any) -> None:
     spec = KernelSpec(family, PROBLEM, family.default(PROBLEM, SM_90), SM_90)
     tensors = Tensors.random(PROBLEM, WORKLOAD, torch.Generator().manual_seed(0))
-    tensors.out.zero_()
+    tensors["out"].zero_()
     given = launch(spec, tensors)
-    operands = {"q": tensors.q, "k": tensors.k, "v": tensors.v, "out": tensors.out, "lse": tensors.lse}
+    operands = {"q": tensors["q"], "k": tensors["k"], "v": tensors["v"], "out": tensors["out"], "lse": tensors["lse"]}
     assert [(t.name, t.address, t.sizes, t.strides) for t in given.tensors] == [
         (name, t.data_ptr(), tuple(t.shape), t.stride()) for name, t in operands.items()
     ]
     assert [t.name for t in given.tensors if t.writable] == ["out", "lse"]
-    assert tensors.out.isnan().all(), "what is not written shows"
-    assert tensors.lse.isnan().all()
+    assert tensors["out"].isnan().all(), "what is not written shows"
+    assert tensors["lse"].isnan().all()
     assert given.grid == program_of(family, PROBLEM, spec.config, WORKLOAD, device_of_target(SM_90)).launches[0].grid
     assert [given.values[name] for name in ("len_q", "len_kv")] == [70, 130]
     assert given.values["scale_log2"] == pytest.approx(64**-0.5 * 1.4426950408889634)
@@ -73,7 +73,9 @@ def test_strides_are_those_of_the_tensors() -> None:
     spec = KernelSpec(family, PROBLEM, family.default(PROBLEM, SM_90), SM_90)
     q, k, v = (torch.randn(2, n, h, w).bfloat16() for n, h, w in ((70, 6, 72), (130, 3, 80), (130, 3, 88)))
     out, lse = torch.empty(2, 70, 6, 40).bfloat16(), torch.empty(2, 6, 70)
-    given = launch(spec, Tensors(q[..., :64], k[..., :64], v[..., :32], out[..., :32], lse))
+    given = launch(
+        spec, Tensors(PROBLEM, WORKLOAD, {"q": q[..., :64], "k": k[..., :64], "v": v[..., :32], "out": out[..., :32], "lse": lse})
+    )
     for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
         batch, row, head, _ = tensor.stride()
         assert [given.values[f"{name}_{dim}"] for dim in ("batch", "head", "row")] == [batch, head, row]

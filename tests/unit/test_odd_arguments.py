@@ -179,8 +179,6 @@ def faces(config: Any) -> list[tuple[str, Callable[..., Any], dict[str, Any]]]:
         ("Dtype", flashgen.Dtype, {"value": "bf16"}),
         ("Mask", flashgen.Mask, {"value": "full"}),
         ("Pass", flashgen.Pass, {"value": "forward"}),
-        ("flops", workload.flops, {"problem": problem}),
-        ("io_bytes", workload.io_bytes, {"problem": problem}),
         ("visible_pairs", workload.visible_pairs, {"mask": flashgen.Mask.FULL}),
         ("replace_from_text", config.replace_from_text, {"settings": {}}),
         ("from_json", partial(flashgen.KernelSpec.from_json, spec.to_json()), {"target": target}),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.operations.forward import OPERATION as FORWARD
 from flashgen.codegen.problem import Dtype, Mask, Pass, Problem
 from flashgen.codegen.workload import Workload
 
@@ -105,12 +106,12 @@ def test_visible_pairs_against_counting(mask: Mask) -> None:
 
 def test_flops_follow_the_convention() -> None:
     workload = Workload(2, 8, 2, 100, 300)
-    assert workload.flops(Problem(Dtype.BF16, 64)) == 4 * 2 * 8 * 100 * 300 * 64
-    assert workload.flops(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL)) == 2 * 2 * 8 * 100 * 300 * 64
-    assert workload.flops(Problem(Dtype.BF16, 192, 128)) == 2 * 2 * 8 * 100 * 300 * (192 + 128)
+    assert FORWARD.flops(Problem(Dtype.BF16, 64), workload) == 4 * 2 * 8 * 100 * 300 * 64
+    assert FORWARD.flops(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL), workload) == 2 * 2 * 8 * 100 * 300 * 64
+    assert FORWARD.flops(Problem(Dtype.BF16, 192, 128), workload) == 2 * 2 * 8 * 100 * 300 * (192 + 128)
 
 
 def test_what_the_memory_moves_at_least() -> None:
     workload = Workload(2, 8, 2, 100, 300)
     rows, keys = 2 * 8 * 100, 2 * 2 * 300
-    assert workload.io_bytes(Problem(Dtype.BF16, 192, 128)) == 2 * (rows * 192 + keys * 192 + keys * 128 + rows * 128)
+    assert FORWARD.io_bytes(Problem(Dtype.BF16, 192, 128), workload) == 2 * (rows * 192 + keys * 192 + keys * 128 + rows * 128)

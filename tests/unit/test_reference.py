@@ -18,7 +18,8 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.workload import Workload
 from flashgen.numerics import forward
 from flashgen.numerics.forward import _softmax, plain, reference, sample_rows
-from flashgen.numerics.rule import Verdict, judge
+from flashgen.numerics.rule import Verdict
+from tests.support.judging import judge_forward
 
 SIZES = [(1, 1), (1, 9), (9, 9), (7, 20), (20, 7), (13, 1)]  # len_q, len_kv
 
@@ -206,7 +207,7 @@ class Judged:
         self.pt = plain(self.q, self.k, self.v, causal=causal, scale=self.scale)
 
     def of(self, out: Tensor | None = None, lse: Tensor | None = None) -> Verdict:
-        return judge(self.pt[0] if out is None else out, self.pt[1] if lse is None else lse, self.ref, self.pt, torch.float16)
+        return judge_forward(self.pt[0] if out is None else out, self.pt[1] if lse is None else lse, self.ref, self.pt, torch.float16)
 
 
 @pytest.fixture(params=[True, False], ids=["causal", "full"])
@@ -228,12 +229,17 @@ def test_judge_allows_so_many_times_what_plain_errs_by(index: int, bound: str, f
     for times, passes in ((1.0, True), (factor * 0.999, True), (factor * 1.001, False)):
         given = list(pt)
         given[index] = ref[index] + times * unit * where
-        verdict = judge(given[0], given[1], ref, pt, torch.float32)
+        verdict = judge_forward(given[0], given[1], ref, pt, torch.float32)
         assert verdict.ok is passes, f"{times} times: {verdict.message}"
     name = ("out", "lse")[index]
     assert verdict.message.startswith(f"{name} {bound} error {times * unit:.3e} exceeds ")
     assert ";" not in verdict.message, "the other bounds hold"
-    allowed = verdict.max_allowed, verdict.rms_allowed, verdict.lse_max_allowed, verdict.lse_rms_allowed
+    allowed = (
+        verdict.bounds["out"].max.allowed,
+        verdict.bounds["out"].rms.allowed,
+        verdict.bounds["lse"].max.allowed,
+        verdict.bounds["lse"].rms.allowed,
+    )
     assert allowed[2 * index : 2 * index + 2] == pytest.approx((2 * unit + noise, 1.5 * unit + noise), rel=1e-9)
     assert 0 < noise < 1e-3 * unit
 
@@ -245,8 +251,13 @@ def test_judge_allows_the_rounding_of_the_element_type(dtype: torch.dtype) -> No
     ref = torch.randn(1, 64, 2, 32, generator=generator).to(dtype).double(), torch.randn(1, 2, 64, generator=generator).double()
     noise = 2 * float((((r := ref[0].to(dtype)) + 0.3 - 0.3) - r).double().abs().max())
     noise_lse = 2 * float((((r := ref[1].float()) + 0.3 - 0.3) - r).double().abs().max())
-    verdict = judge(ref[0], ref[1], ref, ref, dtype)
-    assert (verdict.max_allowed, verdict.rms_allowed, verdict.lse_max_allowed, verdict.lse_rms_allowed) == (
+    verdict = judge_forward(ref[0], ref[1], ref, ref, dtype)
+    assert (
+        verdict.bounds["out"].max.allowed,
+        verdict.bounds["out"].rms.allowed,
+        verdict.bounds["lse"].max.allowed,
+        verdict.bounds["lse"].rms.allowed,
+    ) == (
         noise,
         noise,
         noise_lse,
@@ -257,9 +268,9 @@ def test_judge_allows_the_rounding_of_the_element_type(dtype: torch.dtype) -> No
         given = list(ref)
         given[index] = ref[index].clone()
         given[index].view(-1)[7] += 0.99 * allowed
-        assert judge(given[0], given[1], ref, ref, dtype).ok
+        assert judge_forward(given[0], given[1], ref, ref, dtype).ok
         given[index].view(-1)[7] += 0.02 * allowed
-        assert not judge(given[0], given[1], ref, ref, dtype).ok
+        assert not judge_forward(given[0], given[1], ref, ref, dtype).ok
 
 
 def test_judge_measures_the_greatest_error_and_the_root_of_the_mean_square(judged: Judged) -> None:
@@ -269,13 +280,18 @@ def test_judge_measures_the_greatest_error_and_the_root_of_the_mean_square(judge
     seen = judged.ref[1] != -torch.inf
     errors = (out - judged.ref[0]).flatten(), (lse - judged.ref[1])[seen]
     expected = [number for e in errors for number in (e.abs().max().item(), math.sqrt(sum(x * x for x in e.tolist()) / len(e)))]
-    assert [verdict.max_error, verdict.rms_error, verdict.lse_max_error, verdict.lse_rms_error] == pytest.approx(expected, rel=1e-9)
+    assert [
+        verdict.bounds["out"].max.error,
+        verdict.bounds["out"].rms.error,
+        verdict.bounds["lse"].max.error,
+        verdict.bounds["lse"].rms.error,
+    ] == pytest.approx(expected, rel=1e-9)
 
 
 def test_judge_accepts_plain_and_the_rounded_reference(judged: Judged) -> None:
     verdict = judged.of()
     assert verdict.ok, verdict.message
-    assert verdict.max_error * 2 <= verdict.max_allowed
+    assert verdict.bounds["out"].max.error * 2 <= verdict.bounds["out"].max.allowed
     assert verdict.message == "within all bounds"
     assert judged.of(judged.ref[0].half(), judged.ref[1].float()).ok
 
@@ -283,7 +299,7 @@ def test_judge_accepts_plain_and_the_rounded_reference(judged: Judged) -> None:
 def test_judge_names_the_bound_with_its_numbers(judged: Judged) -> None:
     verdict = judged.of(lse=judged.pt[1] + 0.1)
     assert not verdict.ok
-    assert f"lse max error {verdict.lse_max_error:.3e} exceeds {verdict.lse_max_allowed:.3e}" in verdict.message
+    assert f"lse max error {verdict.bounds['lse'].max.error:.3e} exceeds {verdict.bounds['lse'].max.allowed:.3e}" in verdict.message
     assert "lse rms error" in verdict.message
     assert "out" not in verdict.message
     assert dataclasses.is_dataclass(verdict)
@@ -333,7 +349,7 @@ def test_judge_passes_nothing_by_bounds_that_are_no_numbers() -> None:
     for index in range(2):
         pt = [x.clone() for x in judged.pt]
         pt[index].view(-1)[-1] = torch.nan
-        verdict = judge(*judged.pt, judged.ref, (pt[0], pt[1]), torch.float16)
+        verdict = judge_forward(*judged.pt, judged.ref, (pt[0], pt[1]), torch.float16)
         assert not verdict.ok
         assert f"{('out', 'lse')[index]} max error" in verdict.message
 
@@ -365,26 +381,26 @@ def test_judge_wants_zeros_where_no_key_is_seen() -> None:
 def test_judge_where_nothing_is_seen_or_there_is_nothing() -> None:
     q, k, v = inputs(5, 0)
     ref, pt = reference(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
-    assert judge(*pt, ref, pt, torch.float16).ok
-    assert not judge(pt[0] + 1, pt[1], ref, pt, torch.float16).ok
+    assert judge_forward(*pt, ref, pt, torch.float16).ok
+    assert not judge_forward(pt[0] + 1, pt[1], ref, pt, torch.float16).ok
     q, k, v = inputs(0, 5)
     ref, pt = reference(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
-    assert judge(*pt, ref, pt, torch.float16).ok
+    assert judge_forward(*pt, ref, pt, torch.float16).ok
 
 
 def test_judge_where_plain_is_exact() -> None:
     q, k, v = inputs(1, 1)
     ref, pt = reference(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
     assert torch.equal(pt[0].double(), ref[0])
-    assert judge(*pt, ref, pt, torch.float16).ok
-    assert not judge(pt[0] * 1.05, pt[1], ref, pt, torch.float16).ok
+    assert judge_forward(*pt, ref, pt, torch.float16).ok
+    assert not judge_forward(pt[0] * 1.05, pt[1], ref, pt, torch.float16).ok
 
 
 def test_judge_of_rows(judged: Judged) -> None:
     rows = sample_rows(Workload(2, 4, 2, 90, 70), 40, 0, judged.causal)
     ref, pt = (f(judged.q, judged.k, judged.v, causal=judged.causal, scale=judged.scale, rows=rows) for f in (reference, plain))
-    assert judge(*pt, ref, pt, torch.float16).ok
-    assert not judge(pt[0].roll(1, 0), pt[1], ref, pt, torch.float16).ok
+    assert judge_forward(*pt, ref, pt, torch.float16).ok
+    assert not judge_forward(pt[0].roll(1, 0), pt[1], ref, pt, torch.float16).ok
 
 
 def test_judge_refuses_other_shapes(judged: Judged) -> None:
@@ -395,11 +411,11 @@ def test_judge_refuses_other_shapes(judged: Judged) -> None:
 @pytest.mark.parametrize("other", [lambda t: t.mT, lambda t: t.flatten(), lambda t: t[None]], ids=["transposed", "flat", "of 1 more"])
 @pytest.mark.parametrize("index", range(4))
 def test_judge_refuses_as_many_elements_in_another_shape(judged: Judged, index: int, other: Callable[[Tensor], Tensor]) -> None:
-    name = ("out", "lse", "pt out", "pt lse")[index]
+    name = ("out", "lse", "plain out", "plain lse")[index]
     given = [*judged.pt, *judged.pt]
     given[index] = other(given[index])
     with pytest.raises(ArgumentError, match=f"^{name} must have the reference's shape "):
-        judge(given[0], given[1], judged.ref, (given[2], given[3]), torch.float16)
+        judge_forward(given[0], given[1], judged.ref, (given[2], given[3]), torch.float16)
 
 
 def test_sample_rows() -> None:

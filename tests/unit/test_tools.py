@@ -183,12 +183,12 @@ def test_a_line_has_the_median_of_the_ratios_of_the_rounds() -> None:
 
 def test_logits_are_changed_as_said() -> None:
     tensors = Tensors.random(Problem(Dtype.FP16, 64), Workload(1, 2, 1, 3, 101), torch.Generator().manual_seed(0))
-    before = tensors.q.clone()
+    before = tensors["q"].clone()
     ab.change_logits(tensors, "x4")
-    assert torch.equal(tensors.q, before * 4)
-    tensors.q.zero_()
+    assert torch.equal(tensors["q"], before * 4)
+    tensors["q"].zero_()
     ab.change_logits(tensors, "rising400")
-    logits = torch.einsum("bihd,bjd->bhij", tensors.q.double(), tensors.k[:, :, 0].double()) / 64**0.5
+    logits = torch.einsum("bihd,bjd->bhij", tensors["q"].double(), tensors["k"][:, :, 0].double()) / 64**0.5
     assert torch.allclose(logits, torch.linspace(400, 0, 101, dtype=torch.float64).expand_as(logits), atol=1)
 
 

@@ -91,10 +91,10 @@ def made_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Problem, Attention], A
 
     def launch(kernel: Any, tensors: Tensors, **_: object) -> None:
         tensors.poison()
-        q, causal = tensors.q, kernel.spec.problem.mask is Mask.CAUSAL
-        out, lse = kernel.attention(q, tensors.k, tensors.v, causal, q.shape[3] ** -0.5)
-        tensors.out.copy_(out)
-        tensors.lse.copy_(lse)
+        q, causal = tensors["q"], kernel.spec.problem.mask is Mask.CAUSAL
+        out, lse = kernel.attention(q, tensors["k"], tensors["v"], causal, q.shape[3] ** -0.5)
+        tensors["out"].copy_(out)
+        tensors["lse"].copy_(lse)
 
     def made(problem: Problem, attention: Attention) -> Any:
         spec = SimpleNamespace(family=FAMILY, problem=problem, config=FAMILY.default(problem, H200.target))
@@ -151,7 +151,7 @@ def test_the_screen_is_the_same_in_every_process() -> None:
         screens.append(Screen(PROBLEMS[Mask.FULL], "cpu", special=[cases.HUGE, cases.COARSE]).cases(group_unit=1))
     for one, other in zip(*screens, strict=True):
         for name in ("q", "k", "v"):
-            assert torch.equal(getattr(one.tensors, name), getattr(other.tensors, name))
+            assert torch.equal(one.tensors[name], other.tensors[name])
 
 
 def test_shapes_are_awkward() -> None:
@@ -170,16 +170,16 @@ def test_shapes_are_awkward() -> None:
 def test_sampled_rows_are_judged_where_they_are(spoilt: str) -> None:
     problem, workload = Problem(Dtype.FP16, 16, 8, Mask.CAUSAL), Workload(3, 4, 2, 40, 50)
     tensors = Tensors.random(problem, workload, torch.Generator().manual_seed(0))
-    assert tensors.out.isnan().all(), "what a kernel does not write shows"
-    assert tensors.lse.isnan().all()
+    assert tensors["out"].isnan().all(), "what a kernel does not write shows"
+    assert tensors["lse"].isnan().all()
     rows = sample_rows(workload, 20, 1, True)
-    expected = Expected.of(tensors, True, 0.25, rows)
+    expected = Expected.of(tensors, {"scale": 0.25}, rows)
     assert not expected.judge(tensors).ok
-    out, lse = plain(tensors.q, tensors.k, tensors.v, True, 0.25)
+    out, lse = plain(tensors["q"], tensors["k"], tensors["v"], True, 0.25)
     batch, head, row = rows.unbind(1)
-    tensors.out[batch, row, head] = out[batch, row, head]
-    tensors.lse[batch, head, row] = lse[batch, head, row]
+    tensors["out"][batch, row, head] = out[batch, row, head]
+    tensors["lse"][batch, head, row] = lse[batch, head, row]
     assert expected.judge(tensors).ok, "the others are not looked at"
     b, h, i = rows[7].tolist()
-    (tensors.out[b, i, h] if spoilt == "out" else tensors.lse[b, h, i : i + 1]).add_(0.5)
+    (tensors["out"][b, i, h] if spoilt == "out" else tensors["lse"][b, h, i : i + 1]).add_(0.5)
     assert not expected.judge(tensors).ok

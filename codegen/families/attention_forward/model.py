@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Prediction
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
@@ -236,7 +237,7 @@ def predict(
         total = rounds * together * block_cycles(together) + (rest * block_cycles(rest) if rest else 0.0)
     seconds = total / device.clock_hz * (weights.output_first if output_first else 1.0)
     alone = (longest * step.latency + ends) / device.clock_hz
-    memory = workload.io_bytes(problem) / (DRAM_EFFICIENCY * device.memory_bandwidth)
+    memory = operation_of(problem).io_bytes(problem, workload) / (DRAM_EFFICIENCY * device.memory_bandwidth)
     if memory >= max(seconds, alone):
         return Prediction(memory, "memory")
     if alone > seconds:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Prediction
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
 
@@ -110,7 +111,7 @@ def predict(
         mean = (total * step + tiles * tile) / blocks
         cycles = max(longest * step + tile, mean * (1.0 if config.dynamic else 1.0 + w.static_tail) + 0.25 * step)
     seconds = (cycles + w.launch) / (device.clock_hz * w.clock)
-    memory = workload.io_bytes(problem) / (device.memory_bandwidth * DRAM_EFFICIENCY)
+    memory = operation_of(problem).io_bytes(problem, workload) / (device.memory_bandwidth * DRAM_EFFICIENCY)
     bounds = {"tensor cores": tensor, "exponentials and latency": serial}
     bound_by = "memory" if memory > seconds else max(bounds, key=bounds.__getitem__)
     return Prediction((seconds**MEMORY_JOINING + memory**MEMORY_JOINING) ** (1 / MEMORY_JOINING), bound_by)

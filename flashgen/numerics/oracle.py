@@ -1,0 +1,76 @@
+"""What an oracle is: it draws an operation's inputs, and knows what its outputs must be. One file an operation, found by its name."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flashgen.codegen.operands import Element, Operand, Role
+from flashgen.codegen.operation import operation_of
+from flashgen.codegen.problem import Dtype, Problem
+from flashgen.codegen.workload import Workload
+
+TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+
+Sample = Tensor
+"""Which rows of a workload are judged where all of them are too many: int64 [n, 3] of (batch, query head, query)."""
+
+
+class Oracle(ABC):
+    """`flashgen/numerics/<operation>.py` defines a subclass and one instance of it named `ORACLE`.
+
+    Tensors go by the operands' names, in their axes, with any strides; scalars by theirs.
+    """
+
+    def inputs(self, problem: Problem, workload: Workload, generator: torch.Generator) -> dict[str, Tensor]:
+        """What a kernel reads, from N(0, 1), dense, on the generator's device."""
+        read = (operand for operand in operation_of(problem).operands(problem) if operand.role is not Role.OUT)
+        return {
+            operand.name: torch.randn(
+                operand.sizes(problem, workload), dtype=torch_dtype(operand, problem), device=generator.device, generator=generator
+            )
+            for operand in read
+        }
+
+    @abstractmethod
+    def exact(
+        self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], sample: Sample | None = None
+    ) -> dict[str, Tensor]:
+        """The outputs in float64: whole, or of a sample."""
+
+    @abstractmethod
+    def plain(
+        self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], sample: Sample | None = None
+    ) -> dict[str, Tensor]:
+        """The outputs as plain PyTorch computes them in the problem's element type, with its rounding: what the rule doubles."""
+
+    @abstractmethod
+    def sample(self, problem: Problem, workload: Workload, count: int, seed: int) -> Sample:
+        """`count` rows of a workload, those among them where kernels err first, on the CPU."""
+
+    @abstractmethod
+    def sampled(self, outputs: Mapping[str, Tensor], sample: Sample) -> dict[str, Tensor]:
+        """Of each output what a sample is of, in the shapes that `exact` has for it."""
+
+    @abstractmethod
+    def rows_of(self, touched: Mapping[str, Tensor]) -> Sample:
+        """The rows of which an output has an element that is touched; `touched`: masks of the shapes of the outputs."""
+
+    def unseen(self, exact: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """For some outputs the rows that see no key: see `rule.judge`."""
+        return {}
+
+
+def torch_dtype(operand: Operand, problem: Problem) -> torch.dtype:
+    """The element type of an operand."""
+    return torch.float32 if operand.element is Element.F32 else TORCH_DTYPES[problem.dtype]
+
+
+def oracle_of(problem: Problem) -> Oracle:
+    """The oracle of a problem's operation."""
+    found: Oracle = importlib.import_module(f"{__package__}.{operation_of(problem).name}").ORACLE
+    return found
