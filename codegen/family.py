@@ -39,6 +39,8 @@ class Family(ABC):
     `atoms` and `tiles` are the names of the files that its kernels are made of, in the order in which they must come.
     `revision` is raised whenever the rendered text changes: it is part of every spec's digest, so that what was measured of
     the old text never speaks for the new one.
+    `automatic`: whether a kernel of the family may be taken where nobody asks for the family by name: those that are there to be read and
+    compared are not.
     `preference`: where no measurement says which family is faster, the one with the highest is taken of those that can do the same.
     """
 
@@ -50,6 +52,7 @@ class Family(ABC):
     tiles: ClassVar[tuple[str, ...]]
     parameters: ClassVar[ParameterBlock]
     preference: ClassVar[int] = 0
+    automatic: ClassVar[bool] = True
 
     def __reduce__(self) -> tuple[Any, ...]:  # there is one of each: a copy would make specs differ that are the same
         return find_family, (self.name,)
@@ -155,7 +158,7 @@ def require_possible(problem: Problem) -> None:
 @cache
 def _refusals_everywhere(problem: Problem) -> tuple[str, ...]:
     found: dict[str, None] = {}
-    for family in families().values():
+    for family in (family for family in families().values() if family.automatic):
         refusals = [family.refusals(problem, target) for target in targets().values()]
         if not all(refusals):
             return ()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
 from flashgen.build.gpu.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.config import Config
-from flashgen.codegen.errors import ArgumentError, choice_error, shown
+from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.typed import checked
 from flashgen.codegen.workload import Workload
 
+from .cells import SEQLENS, cells_of
 from .launch.arguments import check_types, require_together
 from .launch.gpu import CaptureError, choose_kernel
 from .operators.plans import nobody_listens, plan_at_hand
@@ -181,14 +183,30 @@ def warm(
 
 
 @checked
-def tune(*, head_dim: int, **options: Any) -> TuneResult:
-    """What `flashgen tune` does, with the same options as keywords: see `flashgen.tuning.Request`."""
+def tune(
+    *,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    dtype: str = "bf16",
+    causal: bool | None = None,
+    seqlens: Sequence[int] = SEQLENS,
+    seqlen_kv: int | None = None,
+    batch: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    device: str | int | None = None,
+    arch: str | None = None,
+    jobs: int = 0,
+    budget_seconds: float | None = None,
+    exhaustive: bool = False,
+    family: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> TuneResult:
+    """What `flashgen tune` does, with the same options: see `flashgen.cells.cells_of` and `flashgen.tuning.Request`."""
     from . import tuning
 
-    allowed = tuning.Request.__dataclass_fields__
-    if unknown := sorted(set(options) - set(allowed)):
-        raise choice_error("option", unknown[0], allowed)
-    return tuning.run(tuning.Request(head_dim=head_dim, **options))
+    cells = cells_of(head_dim, head_dim_v, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads)
+    return tuning.run(tuning.Request(cells, device, arch, jobs, budget_seconds, exhaustive, family, settings or {}))
 
 
 @checked

@@ -1,17 +1,21 @@
-"""`Cell`: one problem at one workload, what the tuner tunes and the benchmark measures; the usual sizes of both."""
+"""`Cell`: one problem at one workload, what the tuner tunes and the benchmark measures; `cells_of` gives the usual ones."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.operation import operation_of
-from flashgen.codegen.problem import Problem
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.typed import checked
 from flashgen.codegen.workload import Workload
 
 TOKENS = 16384  # of the default workloads: batch * seqlen
 MODEL_DIM = 2048  # of the default workloads: heads * head_dim
 SEQLENS = (512, 1024, 4096, 16384)
 MAX_SEQLEN = 2**24
+MAX_HEADS = 2**31 - 1  # and of a batch: what an int of a kernel holds
 
 
 @dataclass(frozen=True)
@@ -30,3 +34,42 @@ class Cell:
     def io_bytes(self) -> int:
         """Bytes that a call must move at least."""
         return operation_of(self.problem).io_bytes(self.problem, self.workload)
+
+
+@checked
+def cells_of(
+    head_dim: int,
+    head_dim_v: int | None = None,
+    dtype: str = "bf16",
+    causal: bool | None = None,
+    seqlens: Sequence[int] = SEQLENS,
+    seqlen_kv: int | None = None,
+    batch: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+) -> list[Cell]:
+    """The cells of one head dim.
+
+    head_dim_v: None for head_dim; causal: None for both masks; seqlens: lengths of q; seqlen_kv: length of k and v, None for that of q;
+    batch: None for 16384 tokens in all, of the longer ones; heads: None for 2048 / head_dim; kv_heads: None for as many.
+    Raises ArgumentError for sizes that no workload has.
+    """
+    require_int("head_dim", head_dim, 1)
+    for name, size in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads)):
+        if size is not None:
+            require_int(name, size, 1, MAX_HEADS)
+    if not seqlens:
+        raise ArgumentError("seqlen must be given at least once; got none")
+    for seqlen in seqlens:
+        require_int("seqlen", seqlen, 1, MAX_SEQLEN)
+    if seqlen_kv is not None:
+        require_int("seqlen_kv", seqlen_kv, 1, MAX_SEQLEN)
+    masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
+    problems = [Problem(Dtype.parse(dtype), head_dim, head_dim_v, mask) for mask in masks]  # type: ignore[arg-type]  # None: head_dim
+    heads = heads or max(1, MODEL_DIM // head_dim)
+    lengths = [(seqlen, seqlen_kv or seqlen) for seqlen in dict.fromkeys(seqlens)]
+    return [
+        Cell(problem, Workload(batch or max(1, TOKENS // max(len_q, len_kv)), heads, kv_heads or heads, len_q, len_kv))
+        for problem in problems
+        for len_q, len_kv in lengths
+    ]

@@ -10,6 +10,7 @@ from flashgen.codegen.workload import Workload
 
 from ..cells import MODEL_DIM, TOKENS, Cell
 
+OURS = "flashgen"  # among the peers
 BY_HAND = "workload"  # the grid of cells that options gave
 ALL = "all-forward"  # stands for all grids
 

@@ -29,7 +29,7 @@ class Peer(ABC):
     decide its speed, the first that is installed counts; usual: whether it is measured unless asked otherwise.
     """
 
-    name: ClassVar[str]
+    name: str
     layout: ClassVar[str] = "bshd"
     packages: ClassVar[tuple[str, ...]] = ()
     usual: ClassVar[bool] = True

@@ -12,11 +12,19 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from flashgen.build.gpu.driver import gpu
+from flashgen.build.gpu.driver import Gpu, gpu
+from flashgen.build.nvrtc import nvrtc_version
 from flashgen.codegen.errors import choice_error
+from flashgen.codegen.family import families
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask
+from flashgen.codegen.spec import KernelSpec
 
 from ..cells import Cell
+from ..launch.bound import BoundCall
+from ..selection import loaded
+from ..selection.families import excluded_families
+from ..selection.picks import model_picks, picks
 from .check import CellCheck
 from .peer import Call, Peer, reason
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
@@ -123,17 +131,65 @@ class Xformers(Peer):
         return grouped
 
 
+class FamilyPeer(Peer):
+    """A kernel family of flashgen, asked for by name: its tuned kernel for a cell, else its model's pick."""
+
+    usual = False
+
+    def __init__(self, family: str) -> None:
+        self.name = family
+
+    def _spec(self, cell: Cell, on: Gpu) -> KernelSpec:
+        """Raises ArgumentError, with the reasons, if the family cannot compute the cell."""
+        toolchain, excluded = (on.driver_version, nvrtc_version()), excluded_families(self.name)
+        for pick in picks(cell.problem, cell.workload, on.device, toolchain, excluded):
+            return pick.choice.spec(on.device.target)
+        return next(model_picks(cell.problem, cell.workload, on.device, excluded, self.name))
+
+    def _bound(self, cell: Cell, device: torch.device) -> BoundCall:
+        operation = operation_of(cell.problem)
+        call = operation.call(cell.problem, cell.workload, {}, operation.scalars(cell.problem))
+        on = gpu(device.index)
+        return BoundCall(loaded.kernels.load(self._spec(cell, on), on), call)
+
+    def bind(self, cell: Cell, device: torch.device) -> Call:
+        """See Peer."""
+        bound = self._bound(cell, device)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = q.new_empty((*q.shape[:3], v.shape[3]))
+            bound(torch.cuda.current_stream().cuda_stream, *(t.data_ptr() for t in (q, k, v, out)), 0)
+            return out
+
+        return call
+
+    def note(self, cell: Cell, device: torch.device) -> str:
+        """The kernel that the calls of this cell run."""
+        return f"kernel {self._spec(cell, gpu(device.index)).name}"
+
+    def fault(self, check: CellCheck, call: Call, q: Tensor, k: Tensor, v: Tensor) -> str:
+        """Also held to the numerics rule, as flashgen is."""
+        out, w = q.new_empty((*q.shape[:3], v.shape[3])), check.cell.workload
+        lse = q.new_empty((w.batch, w.heads_q, w.len_q), dtype=torch.float32)
+        bound = self._bound(check.cell, q.device)
+        bound(torch.cuda.current_stream().cuda_stream, *(t.data_ptr() for t in (q, k, v, out, lse)))
+        return super().fault(check, call, q, k, v) or check.rule(out, lse)
+
+
 PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers, SdpaEfficient, SdpaMath)}
 
 
 def parse_peers(text: str | None) -> list[str]:
-    """The peers named, which commas separate; the usual ones for None. Raises ArgumentError for an unknown one."""
+    """The peers named, which commas separate; the usual ones for None. Families of flashgen are peers, too, by their names.
+
+    Raises ArgumentError for an unknown one.
+    """
     if text is None:
         return [name for name, peer in PEERS.items() if peer.usual]
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
-        if name not in PEERS:
-            raise choice_error("peers", name, PEERS)
+        if name not in PEERS and name not in families():
+            raise choice_error("peers", name, (*PEERS, *families()))
     return names
 
 
@@ -142,7 +198,7 @@ def make_peers(names: Iterable[str]) -> tuple[dict[str, Peer], dict[str, str]]:
     made, absent = {}, {}
     for name in names:
         try:
-            made[name] = PEERS[name]()
+            made[name] = PEERS[name]() if name in PEERS else FamilyPeer(name)
         except Exception as error:  # a package that is broken fails in its own ways
             absent[name] = reason(error)
     return made, absent

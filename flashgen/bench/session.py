@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 from flashgen.build.gpu.driver import DriverError, Gpu, gpu
 from flashgen.build.nvrtc import nvrtc_version
 from flashgen.codegen.errors import ArgumentError, FlashgenError, choice_error, require_int
-from flashgen.codegen.problem import Mask
+from flashgen.codegen.family import families
 
 from .. import tuning
 from ..cells import Cell
@@ -21,6 +22,7 @@ from ..timing.gpu_lock import exclusive
 from ..timing.spread import ROUNDS
 from ..version import __version__
 from .call_overhead import call_overhead
+from .cells import OURS
 from .peer import Peer, reason
 from .peers import make_peers
 from .result import BenchResult, CellResult, Environment
@@ -82,7 +84,7 @@ class Session:
         """Measures everything; calls `save` whenever there is more to keep. Raises ContextLostError and HungKernelError."""
         for name, why in self.result.absent.items():
             self.progress.say(f"{name} is left out: {why}")
-        if self.request.tune and "flashgen" in self.runner.peers:
+        if self.request.tune:
             self._tune()
         with exclusive(self.uuid, self.progress), sdpa_settings_kept():
             self.progress.begin("measuring", sum(map(len, self.request.cells.values())))
@@ -107,12 +109,14 @@ class Session:
 
     def _tune(self) -> None:
         cells = dict.fromkeys(cell for cells in self.request.cells.values() for cell in cells)
-        self.progress.begin("tuning", len(cells))
-        for cell in cells:
+        asked = [None if name == OURS else name for name in self.runner.peers if name == OURS or name in families()]
+        self.progress.begin("tuning", len(cells) * len(asked))
+        for cell, family in itertools.product(cells, asked):
             try:
-                tuning.run(_request(cell, self.request.device), _SayOnly(self.progress))
+                tuning.run(tuning.Request([cell], self.request.device, family=family), _SayOnly(self.progress))
             except ArgumentError as error:  # flashgen cannot do this cell, which its row will say as well
-                self.progress.say(f"{cell.problem.name} {cell.workload.name}: not tuned: {error}")
+                about = f"{cell.problem.name} {cell.workload.name}{f' {family}' if family else ''}"
+                self.progress.say(f"{about}: not tuned: {error}")
             self.progress.advance()
 
 
@@ -125,22 +129,6 @@ class _SayOnly(tuning.Progress):
     def say(self, text: str) -> None:
         """See Progress."""
         self._progress.say(text)
-
-
-def _request(cell: Cell, device: int) -> tuning.Request:
-    p, w = cell.problem, cell.workload
-    return tuning.Request(
-        head_dim=p.head_dim,
-        head_dim_v=p.head_dim_v,
-        dtype=p.dtype.value,
-        causal=p.mask is Mask.CAUSAL,
-        seqlens=(w.len_q,),
-        seqlen_kv=w.len_kv,
-        batch=w.batch,
-        heads=w.heads_q,
-        kv_heads=w.heads_kv,
-        device=device,
-    )
 
 
 def _line(result: CellResult) -> str:

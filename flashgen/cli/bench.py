@@ -14,17 +14,14 @@ import typer
 from flashgen.bench import cells as bench_cells
 from flashgen.bench import files, report
 from flashgen.bench.result import BenchResult
-from flashgen.cells import SEQLENS
+from flashgen.cells import SEQLENS, cells_of
 from flashgen.codegen.errors import ArgumentError, FlashgenError, require_int
 from flashgen.codegen.family import require_possible
 from flashgen.codegen.spec import problem_to_json
 from flashgen.timing.spread import ROUNDS
-from flashgen.tuning import Request
 
 from .options import INTEGER, Batch, CausalOrBoth, DtypeName, HeadDimV, Heads, Json, KvHeads, Seqlen, SeqlenKv, print_json, print_table
 from .progress import Bars
-
-OURS = "flashgen"  # among the peers
 
 if TYPE_CHECKING:  # PyTorch is loaded only when something is measured
     from flashgen.bench.session import BenchRequest
@@ -86,8 +83,7 @@ def bench(
         if grid is not None:
             raise ArgumentError(f"grid must stand without head_dim; got grid {grid} and head_dim {head_dim}")
         seqlens = tuple(seqlen or SEQLENS)
-        request = Request(head_dim, head_dim_v or None, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads)
-        cells = {bench_cells.BY_HAND: request.cells()}
+        cells = {bench_cells.BY_HAND: cells_of(head_dim, head_dim_v or None, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads)}
     elif workload:
         raise ArgumentError(f"head_dim must be given with options of one workload; got {', '.join(workload)} without it")
     else:
@@ -98,7 +94,7 @@ def bench(
 
     require_int("device", device, 0)
     names = parse_peers(peers)
-    if OURS in names:
+    if bench_cells.OURS in names:
         for problem in {cell.problem: None for some in cells.values() for cell in some}:
             require_possible(problem)
     command = shlex.join(["flashgen", *sys.argv[1:]])

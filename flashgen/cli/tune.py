@@ -9,7 +9,7 @@ import typer
 
 from flashgen import tuning
 from flashgen.build.gpu.driver import gpu
-from flashgen.cells import SEQLENS
+from flashgen.cells import SEQLENS, cells_of
 from flashgen.codegen.devices import Device
 from flashgen.tuning import Request, Row, TuneResult
 
@@ -70,15 +70,7 @@ def tune(
 ) -> None:
     """Find the fastest kernels for your GPU and shapes, and remember them."""
     request = Request(
-        head_dim=head_dim,
-        head_dim_v=head_dim_v or None,
-        dtype=dtype,
-        causal=causal,
-        seqlens=tuple(seqlen or SEQLENS),
-        seqlen_kv=seqlen_kv,
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
+        cells_of(head_dim, head_dim_v or None, dtype, causal, tuple(seqlen or SEQLENS), seqlen_kv, batch, heads, kv_heads),
         device=device,
         arch=arch,
         jobs=jobs,

@@ -16,11 +16,11 @@ from ..records.choice import bucket as bucket
 
 
 def families_for(problem: Problem, target: Target, name: str | None = None) -> list[Family]:
-    """The families that can compute `problem` on `target`, those preferred first; or the one of that name.
+    """The automatic families that can compute `problem` on `target`, those preferred first; or the one of that name.
 
     Raises ArgumentError with every family's reasons if none can.
     """
-    asked = [find_family(name)] if name is not None else families().values()
+    asked = [find_family(name)] if name is not None else [family for family in families().values() if family.automatic]
     able = _without_reasons({family: family.refusals(problem, target) for family in asked})
     return sorted(able, key=lambda family: (-family.preference, family.name))
 
@@ -48,6 +48,13 @@ def _without_reasons(refusals: dict[Family, list[str]]) -> list[Family]:
     if not able:
         raise ArgumentError("; ".join(dict.fromkeys(reason for reasons in refusals.values() for reason in reasons)))
     return able
+
+
+def excluded_families(asked: str | None = None) -> frozenset[str]:
+    """Names of the families that do not count: all others where one is asked for by name, else those that are not automatic."""
+    if asked is not None:
+        return frozenset(families()) - {asked}
+    return frozenset(family.name for family in families().values() if not family.automatic)
 
 
 def family_of(config: Config) -> Family:

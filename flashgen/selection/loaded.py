@@ -15,7 +15,7 @@ from flashgen.codegen.workload import Workload
 
 from ..records.choice import bucket as bucket
 from . import compilation
-from .families import families_for
+from .families import excluded_families, families_for
 from .imports import Imports
 from .picks import Pick, model_picks, picks
 
@@ -97,7 +97,7 @@ class Kernels:
     def _pick(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str], any_length: bool) -> Pick | None:
         """The best record whose kernel is not known to be broken here."""
         families_for(problem, gpu.device.target)
-        found = picks(problem, workload, gpu.device, (gpu.driver_version, nvrtc_version()), without, any_length)
+        found = picks(problem, workload, gpu.device, (gpu.driver_version, nvrtc_version()), without | excluded_families(), any_length)
         return next((pick for pick in found if self._key(pick, problem, workload, gpu, without) not in self._broken), None)
 
     @staticmethod

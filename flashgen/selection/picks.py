@@ -56,12 +56,14 @@ def picks(
         yield from (Pick(whose, choice) for choice in known.choices(workload, toolchain, any_length, older=True))
 
 
-def model_picks(problem: Problem, workload: Workload, device: Device, without: frozenset[str] = frozenset()) -> Iterator[KernelSpec]:
+def model_picks(
+    problem: Problem, workload: Workload, device: Device, without: frozenset[str] = frozenset(), family: str | None = None
+) -> Iterator[KernelSpec]:
     """What the model takes for a workload's bucket, the best first, then the default.
 
-    All are of the family preferred: the models of two families need not err in the same direction.
+    All are of the family asked for or preferred: the models of two families need not err in the same direction.
     """
-    default = default_spec(problem, device.target, without)
+    default = default_spec(problem, device.target, without, family)
     for candidate in shortlist(problem, bucket(workload), device, _MODEL_TRIES, [default.family]):
         yield KernelSpec(candidate.family, problem, candidate.config, device.target)
     yield default

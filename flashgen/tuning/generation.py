@@ -10,18 +10,17 @@ from flashgen.build.gpu.driver import gpu, gpu_count
 from flashgen.build.nvrtc import compile_many, nvrtc_version
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.errors import ArgumentError, FlashgenError
-from flashgen.codegen.family import families
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
+from ..cells import cells_of
 from ..records import choice
 from ..selection import compilation
 from ..selection.bundle import Generated
-from ..selection.families import default_spec, dense_strides, left_out
+from ..selection.families import default_spec, dense_strides, excluded_families, left_out
 from ..selection.picks import model_picks, picks
-from .request import Request
 
 Cell = tuple[Problem, Target]
 
@@ -41,7 +40,7 @@ def asked_workload(
         raise ArgumentError(f"seqlen must be given once, as a folder holds the kernels of one bucket; got {', '.join(map(str, seqlens))}")
     if not seqlens:
         return None
-    return Request(head_dim, seqlens=seqlens, seqlen_kv=seqlen_kv, batch=batch, heads=heads, kv_heads=kv_heads).cells()[0].workload
+    return cells_of(head_dim, seqlens=seqlens, seqlen_kv=seqlen_kv, batch=batch, heads=heads, kv_heads=kv_heads)[0].workload
 
 
 def generate(
@@ -111,15 +110,13 @@ def _chosen(
     problem: Problem, workload: Workload, device: Device, toolchain: tuple[str, str], family: str | None, say: Callable[[str], object]
 ) -> Iterator[KernelSpec]:
     """As a call chooses on that device."""
-    without = left_out(problem, workload, dense_strides(problem, workload), device.target)
-    if family is not None:
-        without |= families().keys() - {family}
+    without = left_out(problem, workload, dense_strides(problem, workload), device.target) | excluded_families(family)
     about = f"{problem.name} {workload.name} on {device.name}"
     for pick in picks(problem, workload, device, toolchain, without):
         say(f"{about}: the config of the {pick.name}{', measured by an older version' * pick.choice.older}")
         yield pick.choice.spec(device.target)
     say(f"{about}: no tuning record, the model's pick")
-    yield from model_picks(problem, workload, device, without)
+    yield from model_picks(problem, workload, device, without, family)
 
 
 def _records_of(target: Target, device: Device | None) -> tuple[Device, tuple[str, str]]:

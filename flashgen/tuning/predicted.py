@@ -30,7 +30,7 @@ def run_predicted(request: Request, device: Device, progress: Progress) -> TuneR
     Nothing is timed, and nothing goes into the tuning records.
     """
     begun = time.monotonic()
-    known = {cell: _measured(request, cell, device) for cell in request.cells()}
+    known = {cell: _measured(request, cell, device) for cell in request.cells}
     cells = {cell: _shortlist(request, cell, device, measured) for cell, measured in known.items()}
     specs = list(
         dict.fromkeys(spec for rank in range(max(map(len, cells.values()))) for specs in cells.values() for spec in specs[rank : rank + 1])

@@ -34,7 +34,7 @@ def run_timed(request: Request, gpu: Gpu, progress: Progress) -> TuneResult:
     """Measures what the records lack, and returns the winners of all cells."""
     begun = time.monotonic()
     deadline = begun + request.budget_seconds if request.budget_seconds else float("inf")
-    wanted = {cell: request.candidates(cell, gpu.device) for cell in request.cells()}
+    wanted = {cell: request.candidates(cell, gpu.device) for cell in request.cells}
     timed = TimedRun(gpu, progress, deadline, request.jobs)
     found = timed.recorded(wanted)
     if _missing(found):

@@ -19,6 +19,7 @@ import torch
 from flashgen.build.artifact import Artifact
 from flashgen.build.gpu.driver import gpu
 from flashgen.build.nvrtc import compile_source
+from flashgen.cells import cells_of
 from flashgen.codegen.render import Source, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.launch import once
@@ -113,8 +114,8 @@ def test_a_kernel_that_does_not_end_is_recorded_and_not_tried_again(cache: Path,
     records = Records()
     monkeypatch.setattr(sources, "own_records", lambda: records)
     on = gpu(0)
-    request = Request(head_dim=24, seqlens=(512,), causal=False, settings={"block_kv": "96"})
-    (cell,) = request.cells()
+    request = Request(cells_of(24, seqlens=(512,), causal=False), settings={"block_kv": "96"})
+    (cell,) = request.cells
     slow = request.candidates(cell, on.device)[-1]
 
     def compile_spec(spec: KernelSpec) -> Artifact:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flashgen.bench.cells import ALL, GRIDS, grids
-from flashgen.cells import Cell
+from flashgen.cells import Cell, cells_of
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
-from flashgen.tuning import Request
 
 # grid -> (dtype, head_dim, head_dim_v, masks, (batch, heads_q, heads_kv, len_q, len_kv)), both masks for "fc"
 WRITTEN_OUT = {
@@ -76,10 +75,10 @@ def test_grids_by_name() -> None:
 
 
 def test_a_workload_by_hand_may_have_other_keys_than_queries() -> None:
-    cells = Request(head_dim=64, causal=False, seqlens=(1, 128), seqlen_kv=4096, heads=32, kv_heads=8).cells()
+    cells = cells_of(64, causal=False, seqlens=(1, 128), seqlen_kv=4096, heads=32, kv_heads=8)
     assert [cell.workload for cell in cells] == [Workload(4, 32, 8, 1, 4096), Workload(4, 32, 8, 128, 4096)]
     with pytest.raises(ArgumentError, match="seqlen_kv must be an integer from 1"):
-        Request(head_dim=64, seqlen_kv=0)
+        cells_of(64, seqlen_kv=0)
 
 
 def test_bytes_are_those_of_q_k_v_and_out() -> None:

@@ -8,7 +8,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from typing import ClassVar
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from flashgen.bench.sdpa import SdpaMath
 from flashgen.bench.session import BenchRequest, Session
 from flashgen.cells import Cell
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.family import families
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
 from flashgen.numerics.forward import plain
@@ -311,7 +311,7 @@ def test_tuning_comes_first_and_takes_each_cell_once(monkeypatch: pytest.MonkeyP
     asked: list[Cell] = []
 
     def tune(request: Request, progress: Progress) -> None:
-        asked.extend(request.cells())
+        asked.extend(request.cells)
         if len(asked) == 2:
             raise ArgumentError("head_dim must be less")
 
@@ -325,6 +325,18 @@ def test_tuning_comes_first_and_takes_each_cell_once(monkeypatch: pytest.MonkeyP
     asked.clear()
     session({"other": Fake(gpu)}, gpu, tune=True).run(lambda _: None)
     assert asked == [], "there is nothing to tune without flashgen"
+
+
+def test_families_are_peers_that_are_tuned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setattr("flashgen.tuning.run", lambda request, progress: asked.append(request.family))
+    (family, *_) = families()
+    gpu = FakeGpu()
+    session({"flashgen": Fake(gpu), family: Fake(gpu), "other": Fake(gpu)}, gpu, tune=True).run(lambda _: None)
+    assert asked == [None, family] * 2
+    made, absent = make_peers([family])
+    assert (made[family].name, absent) == (family, {})
+    assert parse_peers(f"flash,{family}") == ["flash", family]
 
 
 def test_the_cpu_cost_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,13 +374,16 @@ def test_peers_by_name() -> None:
     assert parse_peers(None) == ["flashgen", "flash", "cudnn", "flex", "fa4", "xformers"]
     assert parse_peers("cudnn, flash,cudnn") == ["cudnn", "flash"]
     for wrong in ("", "flash,", "Flash"):
-        with pytest.raises(ArgumentError, match="peers must be one of flashgen, flash, cudnn, flex, fa4, xformers, efficient, math; got"):
+        with pytest.raises(
+            ArgumentError,
+            match=rf"peers must be one of flashgen, flash, cudnn, flex, fa4, xformers, efficient, math, {', '.join(families())}; got",
+        ):
             parse_peers(wrong)
 
 
 def test_a_peer_that_cannot_be_imported_is_absent_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Fake):
-        name: ClassVar[str] = "broken"
+        name = "broken"
 
         def __init__(self) -> None:
             raise OSError("libcudart.so.12: cannot open shared object file\nand more")

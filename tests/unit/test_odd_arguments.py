@@ -25,6 +25,7 @@ import flashgen
 from flashgen import api
 from flashgen.build.emulator.compiler import CxxCompilerMissingError
 from flashgen.build.gpu.driver import DriverError
+from flashgen.cells import cells_of
 from flashgen.codegen.errors import FlashgenError
 from flashgen.codegen.family import families, require_possible
 from flashgen.tuning import Request
@@ -166,7 +167,9 @@ def faces(config: Any) -> list[tuple[str, Callable[..., Any], dict[str, Any]]]:
     return [
         ("Problem", flashgen.Problem, {"dtype": flashgen.Dtype.BF16, "head_dim": 64, "head_dim_v": None, "mask": flashgen.Mask.FULL}),
         ("Workload", flashgen.Workload, {"batch": 1, "heads_q": 4, "heads_kv": 2, "len_q": 8, "len_kv": 8}),
-        ("Request", Request, {f.name: getattr(Request(64), f.name) for f in fields(Request)}),
+        ("Request", Request, {f.name: getattr(Request(cells_of(64)), f.name) for f in fields(Request)}),
+        ("cells_of", cells_of, {"head_dim": 64, "head_dim_v": None, "dtype": "bf16", "causal": None, "seqlens": (512,), "seqlen_kv": None,
+                                "batch": None, "heads": None, "kv_heads": None}),
         ("KernelSpec", flashgen.KernelSpec, {"family": families()["attention_forward_sm90"], "problem": problem,
                                              "config": config, "target": target}),
         ("config", type(config), {f.name: getattr(config, f.name) for f in fields(config)}),
@@ -188,8 +191,8 @@ def faces(config: Any) -> list[tuple[str, Callable[..., Any], dict[str, Any]]]:
     ]  # fmt: skip
 
 
-def require_all_possible(request: Request) -> None:
-    for cell in request.cells():
+def require_all_possible(**options: Any) -> None:
+    for cell in cells_of(64, **options):
         require_possible(cell.problem)
 
 
@@ -214,9 +217,9 @@ def test_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
             named = rf"(config field )?{name}|dtype|mask|pass|no GPU|config|arch|device|target|seqlen|heads_q"
             assert re.match(rf"({named})\b", complaint), (face, name, complaint)
             assert len(complaint) < 3000
-    for request in (Request(64, heads=3, kv_heads=2), Request(64, dtype="\ud800"), Request(64, head_dim_v=2**70)):
+    for options in ({"heads": 3, "kv_heads": 2}, {"dtype": "\ud800"}, {"head_dim_v": 2**70}):
         with pytest.raises(FlashgenError, match=r"^(heads_q|dtype|head_dim_v) must "):
-            require_all_possible(request)
+            require_all_possible(**options)
 
 
 @pytest.mark.parametrize("folder", ["", ".", "a\0b", "\udcff", "x" * 5000, "a/" * 3000, "loop", "file/x", "/dev/null", "/dev/full/x"])
@@ -232,7 +235,7 @@ def test_folders_that_no_kernels_can_be_in(folder: str, tmp_path: Path, monkeypa
 def test_seqlens_without_end_are_refused_at_once() -> None:
     for seqlens in (range(10**12), range(2**24, 10**12)):
         with pytest.raises(flashgen.ArgumentError, match=r"^seqlen must be an integer from 1 to 16777216; got (0|16777217)$"):
-            Request(64, seqlens=seqlens)
+            cells_of(64, seqlens=seqlens)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flashgen.build.gpu.driver import Gpu
+from flashgen.cells import cells_of
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
@@ -91,7 +92,7 @@ def test_heads_that_do_not_fit_are_refused() -> None:
     tensors = Tensors.random(PROBLEM, Workload(1, 12, 1, 5, 5), torch.Generator())
     with pytest.raises(ArgumentError, match=message):
         debug.run_blocks(PACKED_SPEC, tensors)
-    by_hand = Request(128, causal=False, seqlens=[64], batch=1, heads=12, kv_heads=1, settings={"packed_heads": "8"})
+    by_hand = Request(cells_of(128, causal=False, seqlens=[64], batch=1, heads=12, kv_heads=1), settings={"packed_heads": "8"})
     with pytest.raises(ArgumentError, match="packed_heads must divide the 12 query heads"):
         dry_run(by_hand, H200)
     refused = dry_run(dataclasses.replace(by_hand, settings={}), H200)["cells"][0]["refused"]

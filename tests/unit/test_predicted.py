@@ -10,6 +10,7 @@ import pytest
 
 from flashgen import tuning
 from flashgen.build.artifact import Artifact
+from flashgen.cells import cells_of
 from flashgen.cli.tune import _print_result
 from flashgen.codegen.family import find_family
 from flashgen.codegen.spec import KernelSpec
@@ -27,8 +28,8 @@ LOG = (
     "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
     "ptxas info : 0 bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads\nptxas info : Used 100 registers"
 )
-REQUEST = Request(head_dim=64, causal=False, seqlens=(1024, 4096), device="h200")
-FIRST, SECOND = REQUEST.cells()
+REQUEST = Request(cells_of(64, causal=False, seqlens=(1024, 4096)), device="h200")
+FIRST, SECOND = REQUEST.cells
 ODD = CONFIGS[5]  # which neither model nor default would take
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from flashgen.build.gpu.driver import Gpu
 from flashgen.build.nvrtc import nvrtc_version
+from flashgen.cells import cells_of
 from flashgen.codegen.family import find_family
 from flashgen.codegen.spec import KernelSpec
 from flashgen.progress import Progress
@@ -25,8 +26,8 @@ GPU = Gpu(0, DEVICE, "uuid", "580.1")
 def test_the_winner_is_of_the_family_asked_for(family: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Records(tmp_path / "records.sqlite3")
     monkeypatch.setattr(sources, "own_records", lambda: own)
-    request = Request(head_dim=64, causal=False, seqlens=(1024,), family=family)
-    (cell,) = request.cells()
+    request = Request(cells_of(64, causal=False, seqlens=(1024,)), family=family)
+    (cell,) = request.cells
     run = TimedRun(GPU, Progress(), float("inf"), 1)
     for name, seconds in (("attention_forward", 1e-3), ("attention_forward_sm90", 2e-3)):
         default = default_spec(PROBLEM, DEVICE.target, family=name).config
