@@ -39,14 +39,14 @@ def run_on_cpu(
 ) -> None:
     """One launch on poisoned outputs. The tensors are on the CPU.
 
-    Raises ArgumentError if the kernel cannot take these heads, EmulatorFaultError if a check of the emulator fails, the kernel crashes or
-    does not end.
+    Raises ArgumentError if the kernel cannot take these sizes and strides, EmulatorFaultError if a check of the emulator fails, the
+    kernel crashes or does not end.
     """
     tensors.poison()
-    (batch, len_q, heads_q, head_dim), (_, len_kv, heads_kv, _) = tensors.q.shape, tensors.k.shape
+    (batch, len_q, heads_q, _), (_, len_kv, heads_kv, _) = tensors.q.shape, tensors.k.shape
     workload = Workload(batch, heads_q, heads_kv, len_q, len_kv)
-    family, problem, config = kernel.spec.family, kernel.spec.problem, kernel.spec.config
-    family.require_workload(config, workload)
-    call = attention_call(problem, workload, tensors.strides(), scale if scale is not None else head_dim**-0.5)
+    family, config = kernel.spec.family, kernel.spec.config
+    call = attention_call(kernel.spec.problem, workload, tensors.strides(), scale)
+    family.require_call(call, config)
     given = {name: view_of(name, getattr(tensors, name), writable=name in ("out", "lse")) for name in call.views}
     kernel.launch(family.program(config, call, device_of_target(kernel.spec.target)), given, order, limits=limits)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from flashgen.codegen.family import Strides
+from flashgen.codegen.attention import TENSORS
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
-from .arguments import LAYOUTS, TORCH_DTYPES, strides_of
+from .arguments import TORCH_DTYPES, axis_strides
 
 _FAR = 2**31  # elements: an offset of 32 bits does not reach the next row
 _NORESERVE = 0x4000  # of Linux; the module mmap lacks it in Python 3.11
@@ -66,9 +66,9 @@ class Tensors:
         q, k, v, out = (_laid_apart(tensor, order, _FAR + 8 * units) for units, tensor in enumerate(tensors, 1))
         return Tensors(q, k, v, out, self.lse)
 
-    def strides(self) -> list[Strides]:
-        """Of q, k, v and out."""
-        return [strides_of(tensor, *LAYOUTS["bshd"]) for tensor in (self.q, self.k, self.v, self.out)]
+    def strides(self) -> dict[str, tuple[int, ...]]:
+        """Of q, k, v and out, by name, as `attention_call` takes them."""
+        return {name: axis_strides(getattr(self, name), "bshd") for name in TENSORS}
 
     def poison(self) -> None:
         """Fills the outputs with NaN: what a kernel does not write shows."""

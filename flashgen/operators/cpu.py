@@ -7,12 +7,13 @@ from functools import cache
 import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import find_target
 
 from ..launch import arguments, cpu
 from ..launch.tensors import Tensors
-from ..selection.families import default_spec, left_out
+from ..selection.families import default_spec, excluded_families
 
 
 def attention_on_cpu(
@@ -29,11 +30,12 @@ def attention_on_cpu(
     if lse.numel():
         q, k, v, written = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v, out))
         tensors = Tensors(q, k, v, written, lse)
-        without = left_out(problem, workload, tensors.strides(), find_target(cpu.ARCHITECTURE))
-        cpu.run_on_cpu(_default_kernel(problem, without), tensors, scale)
+        call = attention_call(problem, workload, tensors.strides(), scale)
+        excluded = excluded_families(call, find_target(cpu.ARCHITECTURE))
+        cpu.run_on_cpu(_default_kernel(problem, excluded), tensors, scale)
     return out, lse
 
 
 @cache
-def _default_kernel(problem: Problem, without: frozenset[str]) -> EmulatedKernel:
-    return cpu.load_emulated(default_spec(problem, find_target(cpu.ARCHITECTURE), without))
+def _default_kernel(problem: Problem, excluded: frozenset[str]) -> EmulatedKernel:
+    return cpu.load_emulated(default_spec(problem, find_target(cpu.ARCHITECTURE), excluded))

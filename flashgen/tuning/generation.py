@@ -8,6 +8,7 @@ from functools import partial
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.gpu.driver import gpu, gpu_count
 from flashgen.build.nvrtc import compile_many, nvrtc_version
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.family import families
@@ -19,7 +20,7 @@ from flashgen.codegen.workload import Workload
 from ..records import choice
 from ..selection import compilation
 from ..selection.bundle import Generated
-from ..selection.families import default_spec, dense_strides, left_out
+from ..selection.families import default_spec, excluded_families
 from ..selection.picks import model_picks, picks
 from .request import Request
 
@@ -111,15 +112,15 @@ def _chosen(
     problem: Problem, workload: Workload, device: Device, toolchain: tuple[str, str], family: str | None, say: Callable[[str], object]
 ) -> Iterator[KernelSpec]:
     """As a call chooses on that device."""
-    without = left_out(problem, workload, dense_strides(problem, workload), device.target)
+    excluded = excluded_families(attention_call(problem, workload), device.target)
     if family is not None:
-        without |= families().keys() - {family}
+        excluded |= families().keys() - {family}
     about = f"{problem.name} {workload.name} on {device.name}"
-    for pick in picks(problem, workload, device, toolchain, without):
+    for pick in picks(problem, workload, device, toolchain, excluded):
         say(f"{about}: the config of the {pick.name}{', measured by an older version' * pick.choice.older}")
         yield pick.choice.spec(device.target)
     say(f"{about}: no tuning record, the model's pick")
-    yield from model_picks(problem, workload, device, without)
+    yield from model_picks(problem, workload, device, excluded)
 
 
 def _records_of(target: Target, device: Device | None) -> tuple[Device, tuple[str, str]]:

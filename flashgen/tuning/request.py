@@ -115,7 +115,7 @@ def _dry_cell(request: Request, cell: Cell, device: Device) -> dict[str, Any]:
     refused = {}
     for family in families_for(cell.problem, target, request.family):
         for config in family.space(cell.problem, target):
-            if reasons := family.check(cell.problem, config, target) or family.workload_refusals(config, cell.workload):
+            if reasons := family.check(cell.problem, config, target) or family.config_refusals(config, cell.workload):
                 refused[config.name] = reasons
     candidates = [
         {

@@ -92,13 +92,13 @@ def run_blocks(
     tensors: on the CPU, any strides; each gets an allocation of exactly what it spans. source: a text in place of the rendered one.
     order: by default copies happen where they are issued, so that a bad one is found at its line. output: where the kernel's printf
     goes, stdout by default.
-    Raises ArgumentError for heads that the config cannot take, blocks that are not there and a folder in which no program can be written
-    and run, or in which a file of somebody else's, or an altered one, would be replaced; CxxCompilerMissingError, SanitizerMissingError,
-    and CompileError.
+    Raises ArgumentError for sizes and strides that the config cannot take, blocks that are not there and a folder in which no program can
+    be written and run, or in which a file of somebody else's, or an altered one, would be replaced; CxxCompilerMissingError,
+    SanitizerMissingError, and CompileError.
     """
     workload = workload_of(tensors)
-    spec.family.require_workload(spec.config, workload)
     call = attention_call(spec.problem, workload, tensors.strides(), _scale(spec))
+    spec.family.require_call(call, spec.config)
     asked = spec.family.program(spec.config, call, device_of_target(spec.target))
     (launch,) = asked.launches
     grid = launch.grid

@@ -9,6 +9,7 @@ import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel, EmulationLimits
 from flashgen.build.gpu.kernel import Kernel
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
@@ -93,9 +94,9 @@ class Screen:
 
         Raises HungKernelError or DriverError if it does not finish or faults on a GPU, EmulatorFaultError if a check fails on the CPU.
         """
-        results = []
-        for case in self.cases(kernel.spec.family.group_unit(kernel.spec.config)):
-            if kernel.spec.family.launch_refusals(kernel.spec.problem, case.workload, case.tensors.strides()):
+        results, spec = [], kernel.spec
+        for case in self.cases(spec.family.group_unit(spec.config)):
+            if spec.family.call_refusals(attention_call(spec.problem, case.workload, case.tensors.strides()), spec.config):
                 continue
             _launch(kernel, case.tensors)
             results.append(CaseResult(case.workload, case.magnitude, case.judge()))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
@@ -57,7 +58,7 @@ def test_a_layout_gives_what_dense_tensors_give(family: Family, layout: Layout, 
     tensors = dataclasses.replace(
         expected, lse=expected.lse.clone(), **{name: laid(getattr(expected, name), of) for name, of in names.items()}
     )
-    assert not kernel_of(family).spec.family.launch_refusals(PROBLEM, workload, tensors.strides())
+    assert not family.call_refusals(attention_call(PROBLEM, workload, tensors.strides()), kernel_of(family).spec.config)
     cpu.run_on_cpu(kernel_of(family), tensors)
     assert torch.equal(tensors.out, expected.out)
     assert torch.equal(tensors.lse, expected.lse)

@@ -9,7 +9,7 @@ import pytest
 
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import EmulatedKernel
-from flashgen.codegen.family import Family, Strides, families
+from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Atoms, Source, render
 from flashgen.codegen.spec import KernelSpec
@@ -25,7 +25,7 @@ COMPENSATION = {
     "attention_forward": "row.lost[h] += partial[i][h] - (row.sum[h] - before);",
     "attention_forward_sm90": "lost[h] += partial[h][0] - (sum[h] - before);",
 }
-NAMES, DIMS = ("q", "k", "v", "out"), ("batch", "head", "row")
+NAMES, DIMS = ("q", "k", "v", "out"), ("batch", "row", "head")
 INCREASED = "setmaxnreg_inc<kConsumerRegisters>"
 DECREASED = "setmaxnreg_dec<kProducerRegisters>"
 
@@ -51,10 +51,10 @@ def test_a_stride_taken_for_another_is_seen(family: Family, monkeypatch: pytest.
     assert not why_rejected(screen, kernel)
     for (taken, of), dim in itertools.product(itertools.permutations(range(4), 2), range(3)):
 
-        def mixed(tensors: Tensors, taken: int = taken, of: int = of, dim: int = dim) -> list[Strides]:
-            found = [list(own) for own in strides(tensors)]
-            found[taken][dim] = found[of][dim]
-            return [tuple(own) for own in found]  # type: ignore[misc]
+        def mixed(tensors: Tensors, taken: int = taken, of: int = of, dim: int = dim) -> dict[str, tuple[int, ...]]:
+            found = {name: list(own) for name, own in strides(tensors).items()}
+            found[NAMES[taken]][dim] = found[NAMES[of]][dim]
+            return {name: tuple(own) for name, own in found.items()}
 
         monkeypatch.setattr(Tensors, "strides", mixed)
         assert why_rejected(screen, kernel), f"{NAMES[taken]}'s stride of its {DIMS[dim]} was taken from {NAMES[of]}, and accepted"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flashgen.codegen.attention import attention_call, operand_strides
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operation import find_operation, operation_of, operations
 from flashgen.codegen.problem import Dtype, Problem
@@ -46,11 +46,18 @@ def test_a_call_has_a_view_of_each_operand() -> None:
     }
     assert call.views["q"].strides == (5 * 6 * 64, 6 * 64, 64, 1)
     assert call.views["lse"].strides == (6 * 5, 5, 1)
-    assert operand_strides(call, "v") == (9999, 99, 999), "of batch, head and row"
-    strides = [(1000 * i, 100 * i, 10 * i) for i in range(1, 5)]
+    assert call.views["v"].strides == (9999, 999, 99, 1)
+
+
+def test_a_call_of_attention_is_dense_and_has_the_usual_scale_where_nothing_else_is_said() -> None:
+    strides = {name: (1000 * i, 100 * i, 10 * i, 1) for i, name in enumerate(("q", "k", "v", "out"), 1)}
     given = attention_call(PROBLEM, WORKLOAD, strides, 0.5)
-    assert [operand_strides(given, name) for name in ("q", "k", "v", "out")] == strides
+    assert {name: given.views[name].strides for name in strides} == strides
     assert given.scalars == {"scale": 0.5}
+    plain = attention_call(PROBLEM, WORKLOAD)
+    assert plain == FORWARD.call(PROBLEM, WORKLOAD, {}, SCALE)
+    expected = {"q": (5 * 6 * 64, 6 * 64, 64, 1), "k": (7 * 3 * 64, 3 * 64, 64, 1), "v": (7 * 3 * 32, 3 * 32, 32, 1)}
+    assert {name: plain.views[name].strides for name in expected} == expected
 
 
 @pytest.mark.parametrize(
