@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from .errors import ArgumentError, shown
-from .family import Strides
 from .operands import Call
 from .operation import operation_of
 from .problem import Mask, Problem
@@ -21,16 +20,14 @@ MAX_SCALE = float.fromhex("0x1.62e42ep127")  # the largest one whose product wit
 TENSORS = ("q", "k", "v", "out")  # whose strides a caller may choose
 
 
-def attention_call(problem: Problem, workload: Workload, strides: Sequence[Strides], scale: float) -> Call:
-    """A call with these strides of q, k, v and out; lse is dense."""
-    by_axis = {name: (batch, row, head, 1) for name, (batch, head, row) in zip(TENSORS, strides, strict=True)}
-    return operation_of(problem).call(problem, workload, by_axis, {"scale": scale})
+_DENSE: Mapping[str, tuple[int, ...]] = {}
 
 
-def operand_strides(call: Call, name: str) -> Strides:
-    """Of batch, head and row of an operand that lies as (batch, length, head, column)."""
-    batch, row, head, _ = call.views[name].strides
-    return batch, head, row
+def attention_call(
+    problem: Problem, workload: Workload, strides: Mapping[str, tuple[int, ...]] = _DENSE, scale: float | None = None
+) -> Call:
+    """A call of attention; `strides`: of operands that are not dense, as `Operation.call` takes them; scale: None for head_dim ** -0.5."""
+    return operation_of(problem).call(problem, workload, strides, {"scale": problem.head_dim**-0.5 if scale is None else scale})
 
 
 def float32(value: float) -> float:

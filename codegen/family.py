@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -16,12 +16,9 @@ from .errors import ArgumentError, IllegalConfigError, choice_error
 from .operands import Call
 from .parameters import ParameterBlock
 from .problem import Problem
-from .program import KernelText, Program
+from .program import BlockResources, KernelText, Program
 from .target import Target, targets
 from .workload import Workload
-
-Strides = tuple[int, int, int]
-"""Of batch, head and row of one tensor, in elements."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,7 @@ class Family(ABC):
     `atoms` and `tiles` are the names of the files that its kernels are made of, in the order in which they must come.
     `revision` is raised whenever the rendered text changes: it is part of every spec's digest, so that what was measured of
     the old text never speaks for the new one.
+    `operation`: name of the one that its kernels compute.
     `automatic`: whether a kernel of the family may be taken where nobody asks for the family by name: those that are there to be read and
     compared are not.
     `preference`: where no measurement says which family is faster, the one with the highest is taken of those that can do the same.
@@ -51,6 +49,7 @@ class Family(ABC):
     atoms: ClassVar[tuple[str, ...]]
     tiles: ClassVar[tuple[str, ...]]
     parameters: ClassVar[ParameterBlock]
+    operation: ClassVar[str] = "forward"
     preference: ClassVar[int] = 0
     automatic: ClassVar[bool] = True
 
@@ -86,39 +85,42 @@ class Family(ABC):
         return (KernelText(self.parameters),)
 
     @abstractmethod
-    def threads(self, config: Any) -> int:
-        """Threads of a block; of several kernels the most."""
-
-    @abstractmethod
-    def shared_bytes(self, problem: Problem, config: Any) -> int:
-        """Dynamic shared memory of a block, in bytes; of several kernels the most."""
+    def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
+        """What a block of each kernel takes, by the kernel's suffix."""
 
     @abstractmethod
     def program(self, config: Any, call: Call, device: Device) -> Program:
         """The launches of a call; where blocks stay and take one piece of work after the other, `device` says how many they are.
 
-        Asked only where `launch_refusals` and `workload_refusals` have nothing to say.
+        Asked only where `call_refusals` has nothing to say.
         """
 
-    def launch_refusals(self, problem: Problem, workload: Workload, strides: Sequence[Strides]) -> list[str]:
-        """Why no kernel of this family can take these sizes and strides of q, k, v and out, though it can compute `problem`."""
-        return []
+    def call_refusals(self, call: Call, config: Any = None) -> list[str]:
+        """Why no kernel of this family can take the call's sizes and strides, though the family can compute its problem.
 
-    def workload_refusals(self, config: Any, workload: Workload) -> list[str]:
+        With a config: why no kernel of that config can. What the config adds is what `config_refusals` says, and no more.
+        """
+        return [] if config is None else self.config_refusals(config, call.workload)
+
+    def config_refusals(self, config: Any, workload: Workload) -> list[str]:
         """Why no kernel of this config can take a workload, though another config may.
 
-        It may depend on the group, the query heads of a key/value head, alone: one kernel is chosen for a whole bucket of workloads.
+        The answer may depend on the group, the query heads of a key/value head, alone: one kernel is chosen for a whole bucket of
+        workloads. Records, ranking and tuner, which know no call, ask here.
         """
         return []
 
     def group_unit(self, config: Any) -> int:
-        """What the query heads of a key/value head must be a multiple of, for `workload_refusals` to have nothing to say."""
+        """What the query heads of a key/value head must be a multiple of, for `config_refusals` to have nothing to say."""
         return 1
+
+    def require_call(self, call: Call, config: Config) -> None:
+        """Raises ArgumentError with the reasons if no kernel of this config can take a call."""
+        _require_none(self.call_refusals(call, config), config, call.workload)
 
     def require_workload(self, config: Config, workload: Workload) -> None:
         """Raises ArgumentError with the reasons if no kernel of this config can take a workload."""
-        if reasons := self.workload_refusals(config, workload):
-            raise ArgumentError(f"config {config.name} cannot take {workload.name}: {'; '.join(reasons)}")
+        _require_none(self.config_refusals(config, workload), config, workload)
 
     def worth_trying(self, config: Any, workload: Workload) -> bool:
         """Whether a config that takes a workload may be the best for it; False where another does the same with less."""
@@ -138,6 +140,11 @@ class Family(ABC):
             raise choice_error("config", type(config).__name__, [self.config_type.__name__])
         if reasons := self.check(problem, config, target):
             raise IllegalConfigError(config.name, reasons)
+
+
+def _require_none(reasons: list[str], config: Config, workload: Workload) -> None:
+    if reasons:
+        raise ArgumentError(f"config {config.name} cannot take {workload.name}: {'; '.join(reasons)}")
 
 
 @cache

@@ -44,12 +44,20 @@ class Operation(ABC):
     def examples(self) -> tuple[tuple[Problem, Workload], ...]:
         """Problems, each with a workload, that some family can compute: tests of all families run on them."""
 
-    def call(self, problem: Problem, workload: Workload, strides: Mapping[str, tuple[int, ...]], scalars: Mapping[str, float]) -> Call:
+    def call(
+        self,
+        problem: Problem,
+        workload: Workload,
+        strides: Mapping[str, tuple[int, ...]] | None = None,
+        scalars: Mapping[str, float] | None = None,
+    ) -> Call:
         """A call of these sizes; `strides`: of operands that are not dense, in elements, an entry for each of their axes.
 
+        scalars: those that are not as usual.
         Raises ArgumentError for names or numbers of strides that are not the operation's.
         """
-        views, operands = {}, self.operands(problem)
+        views, operands, usual = {}, self.operands(problem), self.scalars(problem)
+        strides, scalars = strides or {}, scalars or {}
         for operand in operands:
             sizes = operand.sizes(problem, workload)
             given = strides.get(operand.name) or _dense(sizes)
@@ -58,9 +66,9 @@ class Operation(ABC):
             views[operand.name] = View(sizes, given)
         if not strides.keys() <= views.keys():
             raise ArgumentError(f"strides must be of {', '.join(views)}; got {', '.join(strides)}")
-        if scalars.keys() != self.scalars(problem).keys():
-            raise ArgumentError(f"scalars must be {', '.join(self.scalars(problem)) or 'none'}; got {', '.join(scalars) or 'none'}")
-        return Call(problem, workload, views, scalars)
+        if not scalars.keys() <= usual.keys():
+            raise ArgumentError(f"scalars must be of {', '.join(usual) or 'none'}; got {', '.join(scalars)}")
+        return Call(problem, workload, views, {**usual, **scalars})
 
 
 def _dense(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -87,4 +95,4 @@ def find_operation(name: str) -> Operation:
 
 def operation_of(problem: Problem) -> Operation:
     """The operation that a problem is one of."""
-    return find_operation(problem.direction.value)
+    return find_operation(problem.operation)

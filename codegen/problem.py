@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from .errors import choice_error, require_int
+from .operations import operation_names
 from .plain import named
 from .typed import require_field_types, require_type
 
@@ -21,8 +22,8 @@ class _Choice(enum.Enum):
         raise choice_error(cls.__name__.lower(), value, (member.value for member in cls))
 
 
-class Pass(_Choice):
-    """Which pass of attention."""
+class Pass(enum.StrEnum):
+    """Names of operations, for those who do not want to spell them: `Problem.operation` takes any operation's name."""
 
     FORWARD = "forward"
 
@@ -58,6 +59,7 @@ class Problem:
     """Compile-time facts of the attention asked for.
 
     `head_dim` is the width of q and k, `head_dim_v` the width of v and out (None stands for `head_dim`), in elements.
+    `operation` is the name of what is computed: one of those with a file in `codegen/operations`.
     What a family can do with a problem is the family's to say; here only what no attention kernel could mean is refused.
     """
 
@@ -65,17 +67,22 @@ class Problem:
     head_dim: int
     head_dim_v: int = None  # type: ignore[assignment]  # __post_init__ puts a number here
     mask: Mask = Mask.FULL
-    direction: Pass = field(default=Pass.FORWARD, metadata=named("pass", first=True))
+    operation: str = field(default="forward", metadata=named("pass", first=True))
 
     def __post_init__(self) -> None:
         require_int("head_dim", self.head_dim, 1, _MOST)
         if self.head_dim_v is None:
             object.__setattr__(self, "head_dim_v", self.head_dim)
         require_int("head_dim_v", self.head_dim_v, 1, _MOST)
+        if isinstance(self.operation, Pass):
+            object.__setattr__(self, "operation", self.operation.value)
         require_field_types(self)
+        if self.operation not in operation_names():
+            raise choice_error("pass", self.operation, operation_names())
 
     @property
     def name(self) -> str:
-        """For people and file names, for example 'bf16_d64_causal' or 'fp16_d192x128_full'."""
+        """For people and file names, for example 'bf16_d64_causal' or 'fp16_d192x128_full'; an operation but forward comes first."""
         width = f"d{self.head_dim}" + (f"x{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
-        return f"{self.dtype.value}_{width}_{self.mask.value}"
+        operation = f"{self.operation}_" if self.operation != "forward" else ""
+        return f"{operation}{self.dtype.value}_{width}_{self.mask.value}"

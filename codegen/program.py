@@ -19,6 +19,14 @@ class KernelText:
     struct: str = "Parameters"
 
 
+@dataclass(frozen=True)
+class BlockResources:
+    """What a block of a kernel takes: its threads, and its dynamic shared memory in bytes."""
+
+    threads: int
+    shared_bytes: int
+
+
 class BufferKind(enum.Enum):
     """Where a buffer's memory comes from, and what is in it when the first launch begins.
 

@@ -11,7 +11,7 @@ from .errors import ArgumentError
 from .family import Family, find_family
 from .plain import digest, from_plain, to_plain
 from .problem import Problem
-from .program import KernelText
+from .program import BlockResources, KernelText
 from .target import Target, find_target
 from .typed import require_field_types, require_type
 
@@ -43,6 +43,17 @@ class KernelSpec:
     def kernels(self) -> dict[str, KernelText]:
         """The kernels of its text, by suffix."""
         return {kernel.suffix: kernel for kernel in self.family.kernels(self.problem, self.config)}
+
+    @property
+    def resources(self) -> Mapping[str, BlockResources]:
+        """What a block of each of its kernels takes, by suffix."""
+        return self.family.resources(self.problem, self.config)
+
+    @property
+    def largest_block(self) -> BlockResources:
+        """The one figure to show for a text: the most threads and the most shared memory that a block of any of its kernels takes."""
+        blocks = self.resources.values()
+        return BlockResources(max(block.threads for block in blocks), max(block.shared_bytes for block in blocks))
 
     def to_json(self) -> dict[str, Any]:
         """The spec as JSON values, the family's revision included."""

@@ -10,6 +10,7 @@ import torch
 
 from flashgen.build.gpu.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.problem import Dtype, Mask, Problem
@@ -25,7 +26,7 @@ from .operators.plans import nobody_listens, plan_at_hand
 from .operators.registration import attention_forward, attention_output
 from .operators.transforms import attention_with_autograd, is_differentiated
 from .selection import bundle, loaded
-from .selection.families import default_spec, dense_strides, family_of, left_out
+from .selection.families import default_spec, excluded_families, family_of
 
 if TYPE_CHECKING:
     from .tuning import TuneResult
@@ -177,9 +178,9 @@ def warm(
     width_v = head_dim if head_dim_v is None else head_dim_v
     problem = Problem(Dtype.parse(name), head_dim, width_v, Mask.CAUSAL if causal else Mask.FULL)
     workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv)
-    without = left_out(problem, workload, dense_strides(problem, workload), on.device.target)
-    choose_kernel(problem, workload, on, without, any_length=True)
-    return choose_kernel(problem, workload, on, without)
+    excluded = excluded_families(attention_call(problem, workload), on.device.target)
+    choose_kernel(problem, workload, on, excluded, any_length=True)
+    return choose_kernel(problem, workload, on, excluded)
 
 
 @checked

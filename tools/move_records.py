@@ -49,8 +49,13 @@ def made(values):
     try:
         spec = KernelSpec.from_json(values)
         source, family = render(spec), spec.family
-        sizes = [family.threads(spec.config), family.shared_bytes(spec.problem, spec.config)]
-        return {"entry": source.entry, "text": source.text, "launch": [*sizes, family.parameters.signature]}
+        if hasattr(spec, "resources"):
+            launch = {suffix: [block.threads, block.shared_bytes, spec.kernels[suffix].parameters.signature]
+                      for suffix, block in spec.resources.items()}
+        else:  # of before a text could have several kernels
+            sizes = family.threads(spec.config), family.shared_bytes(spec.problem, spec.config)
+            launch = {"": [*sizes, family.parameters.signature]}
+        return {"entry": source.entry, "text": source.text, "launch": launch}
     except ValueError as error:
         return {"fault": str(error)}
 
@@ -63,11 +68,11 @@ SYMTAB, NOBITS, SYMBOL_BYTES, NAME_BYTES = (".symtab", ".nv.merc.symtab"), 8, 24
 
 @dataclass(frozen=True)
 class Rendered:
-    """A kernel's text, and what its launch depends on beside it: threads, shared memory in bytes, the types of its parameters."""
+    """A text, and what launches depend on beside it: threads, shared memory in bytes and parameters of each kernel, by its suffix."""
 
     entry: str
     text: str
-    launch: tuple[int, int, str]
+    launch: dict[str, tuple[int, int, str]]
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,10 @@ def rendered_by(checkout: Path, specs: list[dict[str, Any]]) -> list[Rendered | 
 
 def rendered_here(spec: KernelSpec) -> Rendered:
     """What this checkout makes of a spec."""
-    source, family = render(spec), spec.family
-    sizes = family.threads(spec.config), family.shared_bytes(spec.problem, spec.config)
-    return Rendered(source.entry, source.text, (*sizes, family.parameters.signature))
+    source, kernels = render(spec), spec.kernels
+    blocks = spec.resources.items()
+    launch = {suffix: (block.threads, block.shared_bytes, kernels[suffix].parameters.signature) for suffix, block in blocks}
+    return Rendered(source.entry, source.text, launch)
 
 
 def loaded_parts(cubin: bytes, entry: str) -> list[tuple[Any, ...]]:

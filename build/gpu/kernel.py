@@ -52,12 +52,12 @@ class Kernel:
                 f"artifact must be for {gpu.device.target.name}, the architecture of device {gpu.ordinal}; got {artifact.arch}"
             )
         self.spec, self.artifact, self.gpu = spec, artifact, gpu
-        library, shared_bytes = _library(artifact), spec.family.shared_bytes(spec.problem, spec.config)
+        library = _library(artifact)
         device = check(cu.cuDeviceGet(gpu.ordinal), "finding the GPU")
         limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self.handles: dict[str, Any] = {}
-        for suffix in spec.kernels:
-            entry = artifact.entry + suffix
+        for suffix, block in spec.resources.items():
+            entry, shared_bytes = artifact.entry + suffix, block.shared_bytes
             kernel = check(cu.cuLibraryGetKernel(library, entry.encode()), f"finding {entry}")
             check(cu.cuKernelSetAttribute(limit, shared_bytes, kernel, device), f"allowing {shared_bytes} B of shared memory")
             self.handles[suffix] = cu.CUfunction(int(kernel))

@@ -23,7 +23,7 @@ from flashgen.codegen.spec import KernelSpec
 from ..cells import Cell
 from ..launch.bound import BoundCall
 from ..selection import loaded
-from ..selection.families import excluded_families
+from ..selection.families import families_not_asked
 from ..selection.picks import model_picks, picks
 from .check import CellCheck
 from .peer import Call, Peer, reason
@@ -141,14 +141,13 @@ class FamilyPeer(Peer):
 
     def _spec(self, cell: Cell, on: Gpu) -> KernelSpec:
         """Raises ArgumentError, with the reasons, if the family cannot compute the cell."""
-        toolchain, excluded = (on.driver_version, nvrtc_version()), excluded_families(self.name)
+        toolchain, excluded = (on.driver_version, nvrtc_version()), families_not_asked(self.name)
         for pick in picks(cell.problem, cell.workload, on.device, toolchain, excluded):
             return pick.choice.spec(on.device.target)
         return next(model_picks(cell.problem, cell.workload, on.device, excluded, self.name))
 
     def _bound(self, cell: Cell, device: torch.device) -> BoundCall:
-        operation = operation_of(cell.problem)
-        call = operation.call(cell.problem, cell.workload, {}, operation.scalars(cell.problem))
+        call = operation_of(cell.problem).call(cell.problem, cell.workload)
         on = gpu(device.index)
         return BoundCall(loaded.kernels.load(self._spec(cell, on), on), call)
 

@@ -114,8 +114,8 @@ def compile_(
 
     spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings), family)
     artifact = compilation.compile_spec(spec)
-    report, threads = artifact.report, spec.family.threads(spec.config)
-    shared = spec.family.shared_bytes(spec.problem, spec.config)
+    report, block = artifact.report, spec.largest_block
+    threads, shared = block.threads, block.shared_bytes
     facts = {
         "kernel": spec.name,
         "registers": report.registers,

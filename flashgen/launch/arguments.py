@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedPara
 
 from flashgen.codegen.attention import require_scale
 from flashgen.codegen.errors import ArgumentError, choice_error
-from flashgen.codegen.family import Strides, require_possible
+from flashgen.codegen.family import require_possible
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
@@ -160,7 +161,16 @@ def require_memory(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
                 raise ArgumentError(f"{name} must have a storage that holds its elements, at least {needed} bytes; got one of {there}")
 
 
-def strides_of(tensor: torch.Tensor, row: int, head: int) -> Strides:
-    """(batch, head, row) strides in elements; 0 where the size is 1, so that a stride that is never used cannot overflow."""
-    shape, strides = tensor.shape, tensor.stride()
-    return tuple(strides[dim] if shape[dim] > 1 else 0 for dim in (0, head, row))  # type: ignore[return-value]
+def axis_strides(tensor: torch.Tensor, layout: str) -> tuple[int, ...]:
+    """Strides in elements along (batch, length, head, column), the axes of an operand, of a tensor that has passed `check_call`."""
+    return ordered_strides(tensor.shape, tensor.stride(), layout)
+
+
+def ordered_strides(sizes: Sequence[int], strides: Sequence[int], layout: str) -> tuple[int, ...]:
+    """These strides, of a tensor in that layout, along (batch, length, head, column).
+
+    A stride is 0 where the size is 1, so that one that is never used cannot overflow. Columns are adjacent.
+    """
+    row, head = LAYOUTS[layout]
+    batch = strides[0] if sizes[0] > 1 else 0
+    return batch, strides[row] if sizes[row] > 1 else 0, strides[head] if sizes[head] > 1 else 0, 1

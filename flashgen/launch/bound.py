@@ -19,7 +19,7 @@ class BoundCall:
     def __init__(self, kernel: Kernel, call: Call) -> None:
         """Raises ArgumentError if the kernel's config cannot take the call's sizes."""
         family, config, gpu = kernel.spec.family, kernel.spec.config, kernel.gpu
-        family.require_workload(config, call.workload)
+        family.require_call(call, config)
         program = family.program(config, call, gpu.device)
         self.index = gpu.ordinal
         self.launch = kernel.bind(program)

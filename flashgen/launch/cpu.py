@@ -40,11 +40,11 @@ def run_on_cpu(
 ) -> None:
     """One call on poisoned outputs; `scalars`: those that are not as usual. The tensors are on the CPU.
 
-    Raises ArgumentError if the kernel cannot take these heads, EmulatorFaultError if a check of the emulator fails, the kernel crashes or
-    does not end.
+    Raises ArgumentError if the kernel cannot take these sizes and strides, EmulatorFaultError if a check of the emulator fails, the
+    kernel crashes or does not end.
     """
     tensors.poison()
     family, config, call = kernel.spec.family, kernel.spec.config, tensors.call(scalars)
-    family.require_workload(config, call.workload)
+    family.require_call(call, config)
     given = {operand.name: view_of(operand.name, tensors[operand.name], operand.role is not Role.IN) for operand in tensors.operands}
     kernel.launch(family.program(config, call, device_of_target(kernel.spec.target)), given, order, limits=limits)

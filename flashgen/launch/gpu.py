@@ -18,8 +18,8 @@ from flashgen.codegen.program import BufferKind
 from flashgen.codegen.workload import Workload
 
 from ..selection import loaded
-from ..selection.families import families_for, left_out
-from .arguments import ALIGNMENT, LAYOUTS, check_call, problem_and_workload, require_memory, strides_of
+from ..selection.families import excluded_families, families_for
+from .arguments import ALIGNMENT, axis_strides, check_call, ordered_strides, problem_and_workload, require_memory
 from .tile_counters import tile_counters
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,7 +58,6 @@ class Plan:
         check_call(q, k, v, causal, scale, layout)
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
-        row, head = LAYOUTS[layout]
         problem, workload = problem_and_workload(q, k, v, causal, layout)
         on = gpu(q.device.index)
         families_for(problem, on.device.target)
@@ -69,13 +68,14 @@ class Plan:
         self.launch: Launch | None = None
         if not math.prod(self.lse_shape):
             return
-        out = torch.empty(self.out_shape, device="meta")
-        strides = [strides_of(tensor, row, head) for tensor in (q, k, v, out)]
+        strides = {name: axis_strides(tensor, layout) for name, tensor in (("q", q), ("k", k), ("v", v))}
+        _, outer, inner, width = self.out_shape
+        strides["out"] = ordered_strides(self.out_shape, (outer * inner * width, inner * width, width, 1), layout)
+        call = attention_call(problem, workload, strides, scale)
         if kernel is None:
-            kernel = choose_kernel(problem, workload, on, left_out(problem, workload, strides, on.device.target))
+            kernel = choose_kernel(problem, workload, on, excluded_families(call, on.device.target))
         family, config, device = kernel.spec.family, kernel.spec.config, kernel.gpu.device
-        family.require_workload(config, workload)
-        call = attention_call(problem, workload, strides, scale if scale is not None else problem.head_dim**-0.5)
+        family.require_call(call, config)
         program = family.program(config, call, device)
         self.buffers = tuple((buffer.bytes, buffer.kind) for buffer in program.buffers)
         self.launch = kernel.bind(program)
@@ -115,17 +115,17 @@ class Plan:
         return make(size, dtype=torch.uint8, device=torch.device("cuda", self.index))
 
 
-def choose_kernel(problem: Problem, workload: Workload, on: Gpu, without: frozenset[str], any_length: bool = False) -> Kernel:
-    """The selection's kernel; `without`: names of the families that the call leaves out; `any_length`: see `selection.picks`.
+def choose_kernel(problem: Problem, workload: Workload, on: Gpu, excluded: frozenset[str], any_length: bool = False) -> Kernel:
+    """The selection's kernel; `excluded`: names of the families that cannot take the call; `any_length`: see `selection.picks`.
 
     Raises CaptureError if it would have to be made while a CUDA graph is being captured.
     """
-    if torch.cuda.is_current_stream_capturing() and not loaded.kernels.is_chosen(problem, workload, on, without, any_length):
+    if torch.cuda.is_current_stream_capturing() and not loaded.kernels.is_chosen(problem, workload, on, excluded, any_length):
         raise CaptureError(
             f"flashgen.attention has no kernel yet for {problem.name} {workload.name}, and none can be made during a CUDA graph's capture: "
             "call flashgen.warm(...), or the same attention once, before the capture"
         )
-    return loaded.kernels.choose(problem, workload, on, without, any_length)
+    return loaded.kernels.choose(problem, workload, on, excluded, any_length)
 
 
 def _require_context(ordinal: int) -> None:

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from flashgen.codegen.attention import TENSORS
-from flashgen.codegen.family import Strides
 from flashgen.codegen.operands import Call, Operand, Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import oracle_of, torch_dtype
-from .arguments import LAYOUTS, strides_of
 
 _FAR = 2**31  # elements: an offset of 32 bits does not reach the next row
 _NORESERVE = 0x4000  # of Linux; the module mmap lacks it in Python 3.11
@@ -68,17 +65,12 @@ class Tensors(Mapping[str, torch.Tensor]):
 
     def call(self, scalars: Mapping[str, float] | None = None) -> Call:
         """The call of these tensors; `scalars`: those that are not as usual."""
-        operation = operation_of(self.problem)
         strides = {operand.name: _strides(self[operand.name]) for operand in self.operands}
-        return operation.call(self.problem, self.workload, strides, {**operation.scalars(self.problem), **(scalars or {})})
+        return operation_of(self.problem).call(self.problem, self.workload, strides, scalars)
 
     def replacing(self, **others: torch.Tensor) -> Tensors:
         """With other tensors of these names."""
         return Tensors(self.problem, self.workload, {**self.by_name, **others})
-
-    def strides(self) -> list[Strides]:
-        """Of q, k, v and out."""
-        return [strides_of(self[name], *LAYOUTS["bshd"]) for name in TENSORS]
 
     def apart(self) -> Tensors:
         """The same values, where no stride of a tensor is one of another: a kernel that takes one for the other is wrong.

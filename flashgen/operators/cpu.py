@@ -12,7 +12,7 @@ from flashgen.codegen.target import find_target
 
 from ..launch import arguments, cpu
 from ..launch.tensors import Tensors
-from ..selection.families import default_spec, left_out
+from ..selection.families import default_spec, excluded_families
 
 
 def attention_on_cpu(
@@ -29,11 +29,12 @@ def attention_on_cpu(
     if lse.numel():
         q, k, v, written = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v, out))
         tensors = Tensors(problem, workload, {"q": q, "k": k, "v": v, "out": written, "lse": lse})
-        without = left_out(problem, workload, tensors.strides(), find_target(cpu.ARCHITECTURE))
-        cpu.run_on_cpu(_default_kernel(problem, without), tensors, {} if scale is None else {"scale": scale})
+        scalars = {} if scale is None else {"scale": scale}
+        excluded = excluded_families(tensors.call(scalars), find_target(cpu.ARCHITECTURE))
+        cpu.run_on_cpu(_default_kernel(problem, excluded), tensors, scalars)
     return out, lse
 
 
 @cache
-def _default_kernel(problem: Problem, without: frozenset[str]) -> EmulatedKernel:
-    return cpu.load_emulated(default_spec(problem, find_target(cpu.ARCHITECTURE), without))
+def _default_kernel(problem: Problem, excluded: frozenset[str]) -> EmulatedKernel:
+    return cpu.load_emulated(default_spec(problem, find_target(cpu.ARCHITECTURE), excluded))

@@ -45,7 +45,7 @@ def bucket(workload: Workload) -> Workload:
     """The workload that stands for all of its size: lengths and batch * heads rounded up to powers of two.
 
     One kernel is chosen per bucket, so a length not seen before costs at most one compile per bucket. The bucket keeps the group, on
-    which alone it may depend whether a kernel takes a workload: see `Family.workload_refusals`.
+    which alone it may depend whether a kernel takes a workload: see `Family.config_refusals`.
     """
     group = workload.heads_q // max(1, workload.heads_kv)
     heads = _power_of_two(workload.batch * workload.heads_kv, _MOST // max(1, group))
@@ -121,7 +121,7 @@ def _of(fastest: Fastest, chosen: Workload, workload: Workload, toolchain: tuple
 def takes(record: Record, workload: Workload) -> bool:
     """Whether the record's kernel can take a workload, which need not be the one that it was measured on."""
     family = find_family(record.spec["family"])
-    return not family.workload_refusals(family.config_type.from_json(record.spec["config"]), workload)
+    return not family.config_refusals(family.config_type.from_json(record.spec["config"]), workload)
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ def known_of(
     problem: Problem,
     target: Target,
     benchmark_version: int,
-    without: frozenset[str] = frozenset(),
+    excluded: frozenset[str] = frozenset(),
     spoiled: Callable[[ArgumentError], object] = lambda error: None,
 ) -> Known:
-    """What is known of a problem, from the times of one device; `without`: families that do not count. `spoiled` hears of bad entries.
+    """What is known of a problem, from the times of one device; `excluded`: families that do not count. `spoiled` hears of bad entries.
 
     The families of today must be able to make a kernel of that config for that problem and target. A record that a later version wrote
     does not count. Times are compared within one revision and benchmark version only: of older ones the youngest come first.
@@ -164,7 +164,7 @@ def known_of(
     for entry in entries:
         try:
             if entry.spec not in ages:
-                ages[entry.spec] = _age(entry.spec, problem, target, without)
+                ages[entry.spec] = _age(entry.spec, problem, target, excluded)
         except ArgumentError as error:
             spoiled(error)
             continue
@@ -191,13 +191,13 @@ def _plain_spec(text: str) -> PlainSpec:
     return PlainSpec.from_json(parse(text, "spec"))
 
 
-def _age(text: str, problem: Problem, target: Target, without: frozenset[str]) -> int | None:
+def _age(text: str, problem: Problem, target: Target, excluded: frozenset[str]) -> int | None:
     """How many revisions ago a spec was made; None if it is not for that problem and target, or no family makes it any more.
 
     Raises ArgumentError if the text holds no spec.
     """
     plain = _plain_spec(text)
-    if plain.problem != problem or plain.family in without or plain.target != target.name:
+    if plain.problem != problem or plain.family in excluded or plain.target != target.name:
         return None
     try:
         age = find_family(plain.family).revision - plain.revision

@@ -88,25 +88,25 @@ class Records:
         driver_version: str,
         nvrtc_version: str,
         benchmark_version: int,
-        without: frozenset[str] = frozenset(),
+        excluded: frozenset[str] = frozenset(),
     ) -> Choice | None:
         """The fastest kernel of today that is known for a workload on a device, or None: see `choose` for the order."""
-        known = self.known(problem, device, benchmark_version, without)
+        known = self.known(problem, device, benchmark_version, excluded)
         return choose(known.present, workload, (driver_version, nvrtc_version))
 
-    def known(self, problem: Problem, device: Device, benchmark_version: int, without: frozenset[str] = frozenset()) -> Known:
-        """What the records say of a problem on a device: see `known_of`. `without`: names of families that do not count.
+    def known(self, problem: Problem, device: Device, benchmark_version: int, excluded: frozenset[str] = frozenset()) -> Known:
+        """What the records say of a problem on a device: see `known_of`. `excluded`: names of families that do not count.
 
         The first call for a device reads its rows, later ones do not.
         """
-        wanted = (problem, device, benchmark_version, without)
+        wanted = (problem, device, benchmark_version, excluded)
         with self._file.lock:
             if wanted not in self._known:
                 name = (device.name, device.sm_count)
                 if name not in self._rows:
                     self._rows[name] = {row.key: row for row in self._file.of_device(*name)}
                 entries = (entry for row in self._rows[name].values() if (entry := _entry_of(row)))
-                self._known[wanted] = known_of(entries, problem, device.target, benchmark_version, without, self._skip)
+                self._known[wanted] = known_of(entries, problem, device.target, benchmark_version, excluded, self._skip)
             return self._known[wanted]
 
     def __len__(self) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, choice_error
-from flashgen.codegen.family import Family, Strides, families, find_family
+from flashgen.codegen.family import Family, families, find_family
+from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
-from flashgen.codegen.workload import Workload
 
 from ..records.choice import bucket as bucket
 
@@ -25,21 +23,14 @@ def families_for(problem: Problem, target: Target, name: str | None = None) -> l
     return sorted(able, key=lambda family: (-family.preference, family.name))
 
 
-def left_out(problem: Problem, workload: Workload, strides: Sequence[Strides], target: Target) -> frozenset[str]:
-    """Names of the families that can compute `problem`, but not with these sizes and strides of q, k, v and out.
+def excluded_families(call: Call, target: Target) -> frozenset[str]:
+    """Names of the families that can compute the call's problem on `target`, but not with its sizes and strides.
 
     Raises ArgumentError with every family's reasons if that leaves none.
     """
-    refusals = {family: family.launch_refusals(problem, workload, strides) for family in families_for(problem, target)}
+    refusals = {family: family.call_refusals(call) for family in families_for(call.problem, target)}
     able = _without_reasons(refusals)
     return frozenset(family.name for family in refusals if family not in able)
-
-
-def dense_strides(problem: Problem, workload: Workload) -> list[Strides]:
-    """Of q, k, v and out, each dense in layout bshd."""
-    queries, keys = (workload.len_q, workload.heads_q), (workload.len_kv, workload.heads_kv)
-    shapes = ((*queries, problem.head_dim), (*keys, problem.head_dim), (*keys, problem.head_dim_v), (*queries, problem.head_dim_v))
-    return [(length * heads * width, width, heads * width) for length, heads, width in shapes]
 
 
 def _without_reasons(refusals: dict[Family, list[str]]) -> list[Family]:
@@ -50,7 +41,7 @@ def _without_reasons(refusals: dict[Family, list[str]]) -> list[Family]:
     return able
 
 
-def excluded_families(asked: str | None = None) -> frozenset[str]:
+def families_not_asked(asked: str | None = None) -> frozenset[str]:
     """Names of the families that do not count: all others where one is asked for by name, else those that are not automatic."""
     if asked is not None:
         return frozenset(families()) - {asked}
@@ -65,10 +56,10 @@ def family_of(config: Config) -> Family:
     return owners[type(config)]
 
 
-def default_spec(problem: Problem, target: Target, without: frozenset[str] = frozenset(), family: str | None = None) -> KernelSpec:
+def default_spec(problem: Problem, target: Target, excluded: frozenset[str] = frozenset(), family: str | None = None) -> KernelSpec:
     """The config for where nothing is known: it compiles cleanly everywhere. Of the family preferred, or of the one of that name.
 
-    `without`: names of families that are left out.
+    `excluded`: names of families that do not count.
     """
-    chosen = next(able for able in families_for(problem, target, family) if able.name not in without)
+    chosen = next(able for able in families_for(problem, target, family) if able.name not in excluded)
     return KernelSpec(chosen, problem, chosen.default(problem, target), target)

@@ -29,8 +29,8 @@ class Imports:
             self._kernels.setdefault((spec.problem, spec.target.name, kernel.gpu.ordinal), {})[spec.family.name, bucket] = kernel
         self._changed()
 
-    def find(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset()) -> Kernel | None:
-        """The imported kernel that takes the workload, if there is one. `without`: names of families that do not count.
+    def find(self, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str] = frozenset()) -> Kernel | None:
+        """The imported kernel that takes the workload, if there is one. `excluded`: names of families that do not count.
 
         One for the workload's bucket comes before those for all; of several families the one preferred.
         """
@@ -39,8 +39,8 @@ class Imports:
         able = [
             (bucket is not None, kernel.spec.family.preference, kernel)
             for (name, bucket), kernel in imported.items()
-            if name not in without and bucket in (None, bucket_of(workload))
-            if not kernel.spec.family.workload_refusals(kernel.spec.config, workload)
+            if name not in excluded and bucket in (None, bucket_of(workload))
+            if not kernel.spec.family.config_refusals(kernel.spec.config, workload)
         ]
         return max(able, key=lambda found: found[:2], default=(False, 0, None))[2]
 

@@ -15,7 +15,7 @@ from flashgen.codegen.workload import Workload
 
 from ..records.choice import bucket as bucket
 from . import compilation
-from .families import excluded_families, families_for
+from .families import families_for, families_not_asked
 from .imports import Imports
 from .picks import Pick, model_picks, picks
 
@@ -38,23 +38,25 @@ class Kernels:
         self.generation = 0  # raised whenever an earlier choice may no longer be the right one
 
     def choose(
-        self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset(), any_length: bool = False
+        self, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str] = frozenset(), any_length: bool = False
     ) -> Kernel:
-        """The kernel for this call; compiles it if it is not in the store. `without`: the call's `left_out`; `any_length`: see `picks`.
+        """The kernel for this call; compiles it if it is not in the store.
+
+        `excluded`: names of the families that cannot take the call; `any_length`: see `picks`.
 
         What is chosen depends on the call, the imports and the records alone, not on earlier calls. Raises ArgumentError if no family can.
         """
         while True:
             generation = self.generation
-            imported = imports.find(problem, workload, gpu, without)
+            imported = imports.find(problem, workload, gpu, excluded)
             if imported is not None:
                 return imported
-            pick = self._pick(problem, workload, gpu, without, any_length)
-            key = self._key(pick, problem, workload, gpu, without)
+            pick = self._pick(problem, workload, gpu, excluded, any_length)
+            key = self._key(pick, problem, workload, gpu, excluded)
             with self._locked(key):
                 kernel = self._chosen.get(key)
                 if kernel is None:
-                    kernel = self._load_pick(pick, gpu) if pick else self._model_pick(problem, workload, gpu, without)
+                    kernel = self._load_pick(pick, gpu) if pick else self._model_pick(problem, workload, gpu, excluded)
                 with self._lock:
                     if kernel is None:
                         self._broken.add(key)
@@ -65,13 +67,13 @@ class Kernels:
                 return kernel
 
     def is_chosen(
-        self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str] = frozenset(), any_length: bool = False
+        self, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str] = frozenset(), any_length: bool = False
     ) -> bool:
         """Whether `choose` would return at once."""
-        if imports.find(problem, workload, gpu, without) is not None:
+        if imports.find(problem, workload, gpu, excluded) is not None:
             return True
-        pick = self._pick(problem, workload, gpu, without, any_length)
-        return self._key(pick, problem, workload, gpu, without) in self._chosen
+        pick = self._pick(problem, workload, gpu, excluded, any_length)
+        return self._key(pick, problem, workload, gpu, excluded) in self._chosen
 
     def load(self, spec: KernelSpec, gpu: Gpu) -> Kernel:
         """One kernel by its spec, from memory, the store or the compiler."""
@@ -94,19 +96,19 @@ class Kernels:
         with self._lock:
             return self._locks.setdefault(key, threading.Lock())
 
-    def _pick(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str], any_length: bool) -> Pick | None:
+    def _pick(self, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str], any_length: bool) -> Pick | None:
         """The best record whose kernel is not known to be broken here."""
         families_for(problem, gpu.device.target)
-        found = picks(problem, workload, gpu.device, (gpu.driver_version, nvrtc_version()), without | excluded_families(), any_length)
-        return next((pick for pick in found if self._key(pick, problem, workload, gpu, without) not in self._broken), None)
+        found = picks(problem, workload, gpu.device, (gpu.driver_version, nvrtc_version()), excluded | families_not_asked(), any_length)
+        return next((pick for pick in found if self._key(pick, problem, workload, gpu, excluded) not in self._broken), None)
 
     @staticmethod
-    def _key(pick: Pick | None, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Hashable:
+    def _key(pick: Pick | None, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str]) -> Hashable:
         """What a choice is kept under: what the record's kernel follows from, or where there is none what the model is asked."""
         if pick is not None:
             choice = pick.choice
             return (choice.record.key.spec_digest, choice.same_toolchain, choice.older, gpu.ordinal)
-        return (problem, bucket(workload), gpu.ordinal, without)
+        return (problem, bucket(workload), gpu.ordinal, excluded)
 
     def _load_pick(self, pick: Pick, gpu: Gpu) -> Kernel | None:
         """None if this compiler breaks the kernel, which only one that was measured here and now is known to be sound of."""
@@ -114,9 +116,9 @@ class Kernels:
         sound = pick.choice.same_toolchain and not pick.choice.older
         return kernel if sound or not kernel.artifact.report.defects else None
 
-    def _model_pick(self, problem: Problem, workload: Workload, gpu: Gpu, without: frozenset[str]) -> Kernel:
+    def _model_pick(self, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str]) -> Kernel:
         """The first that compiles without defects; the default, which comes last, does everywhere."""
-        for spec in model_picks(problem, workload, gpu.device, without):
+        for spec in model_picks(problem, workload, gpu.device, excluded):
             kernel = self.load(spec, gpu)
             if not kernel.artifact.report.defects:
                 break

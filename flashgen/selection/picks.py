@@ -38,7 +38,7 @@ def picks(
     workload: Workload,
     device: Device,
     toolchain: tuple[str, str],
-    without: frozenset[str] = frozenset(),
+    excluded: frozenset[str] = frozenset(),
     any_length: bool = False,
 ) -> Iterator[Pick]:
     """The records that speak for a workload on a device, the best first; `toolchain` is the versions of driver and compiler.
@@ -49,7 +49,7 @@ def picks(
     """
     met: list[tuple[str, Known]] = []
     for whose, source in (("own", sources.own_records), ("shipped", sources.shipped_records)):
-        known = source().known(problem, device, BENCHMARK_VERSION, without)
+        known = source().known(problem, device, BENCHMARK_VERSION, excluded)
         met.append((whose, known))
         yield from (Pick(whose, choice) for choice in known.choices(workload, toolchain, any_length))
     for whose, known in met:
@@ -57,13 +57,13 @@ def picks(
 
 
 def model_picks(
-    problem: Problem, workload: Workload, device: Device, without: frozenset[str] = frozenset(), family: str | None = None
+    problem: Problem, workload: Workload, device: Device, excluded: frozenset[str] = frozenset(), family: str | None = None
 ) -> Iterator[KernelSpec]:
     """What the model takes for a workload's bucket, the best first, then the default.
 
     All are of the family asked for or preferred: the models of two families need not err in the same direction.
     """
-    default = default_spec(problem, device.target, without, family)
+    default = default_spec(problem, device.target, excluded, family)
     for candidate in shortlist(problem, bucket(workload), device, _MODEL_TRIES, [default.family]):
         yield KernelSpec(candidate.family, problem, candidate.config, device.target)
     yield default

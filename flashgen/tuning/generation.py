@@ -10,6 +10,7 @@ from flashgen.build.gpu.driver import gpu, gpu_count
 from flashgen.build.nvrtc import compile_many, nvrtc_version
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
@@ -19,7 +20,7 @@ from ..cells import cells_of
 from ..records import choice
 from ..selection import compilation
 from ..selection.bundle import Generated
-from ..selection.families import default_spec, dense_strides, excluded_families, left_out
+from ..selection.families import default_spec, excluded_families, families_not_asked
 from ..selection.picks import model_picks, picks
 
 Cell = tuple[Problem, Target]
@@ -110,13 +111,13 @@ def _chosen(
     problem: Problem, workload: Workload, device: Device, toolchain: tuple[str, str], family: str | None, say: Callable[[str], object]
 ) -> Iterator[KernelSpec]:
     """As a call chooses on that device."""
-    without = left_out(problem, workload, dense_strides(problem, workload), device.target) | excluded_families(family)
+    excluded = excluded_families(operation_of(problem).call(problem, workload), device.target) | families_not_asked(family)
     about = f"{problem.name} {workload.name} on {device.name}"
-    for pick in picks(problem, workload, device, toolchain, without):
+    for pick in picks(problem, workload, device, toolchain, excluded):
         say(f"{about}: the config of the {pick.name}{', measured by an older version' * pick.choice.older}")
         yield pick.choice.spec(device.target)
     say(f"{about}: no tuning record, the model's pick")
-    yield from model_picks(problem, workload, device, without, family)
+    yield from model_picks(problem, workload, device, excluded, family)
 
 
 def _records_of(target: Target, device: Device | None) -> tuple[Device, tuple[str, str]]:

@@ -123,6 +123,6 @@ def _row(
     seconds = measured[1] if measured and known else predicted
     untuned = next((s for s, candidate, _, _ in sound if candidate == default), None)
     gain = untuned / predicted if untuned and (not known or spec == default) else None  # a prediction over a measurement would tell nothing
-    shared = spec.family.shared_bytes(spec.problem, spec.config)
+    shared = spec.largest_block.shared_bytes
     resources = (report.registers, report.spill_bytes, shared)
     return Row(cell, spec, seconds, gain, *resources, bound_by, len(specs), failed, known)

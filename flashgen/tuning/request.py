@@ -12,7 +12,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.typed import require_field_types
 
 from ..cells import Cell
-from ..selection.families import default_spec, excluded_families, families_for
+from ..selection.families import default_spec, families_for, families_not_asked
 from ..selection.ranking import ranked, shortlist
 
 MODEL_BEST = 16  # candidates a cell that are tried unless all are asked for
@@ -48,7 +48,7 @@ class Request:
     @property
     def excluded(self) -> frozenset[str]:
         """Names of the families that are not asked for."""
-        return excluded_families(self.family)
+        return families_not_asked(self.family)
 
     def default(self, cell: Cell, device: Device) -> KernelSpec:
         """What a tune is compared with: the default of the family asked for, else of the one preferred."""
@@ -81,7 +81,7 @@ def _dry_cell(request: Request, cell: Cell, device: Device) -> dict[str, Any]:
     refused = {}
     for family in families_for(cell.problem, target, request.family):
         for config in family.space(cell.problem, target):
-            if reasons := family.check(cell.problem, config, target) or family.workload_refusals(config, cell.workload):
+            if reasons := family.check(cell.problem, config, target) or family.config_refusals(config, cell.workload):
                 refused[config.name] = reasons
     candidates = [
         {

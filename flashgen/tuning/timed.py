@@ -166,7 +166,7 @@ class TimedRun:
     def _record(self, cell: Cell, spec: KernelSpec, outcome: Timing | Failure, artifact: Artifact | None = None) -> None:
         artifact = artifact or self._artifacts.get(spec)
         report = artifact.report if artifact else None
-        shared = spec.family.shared_bytes(spec.problem, spec.config)
+        shared = spec.largest_block.shared_bytes
         self.records.put(
             Record(
                 self.key(cell, spec),
@@ -184,7 +184,7 @@ class TimedRun:
         recorded = [record for record in found.values() if record]
         failed = sum(isinstance(record.outcome, Failure) for record in recorded)
         toolchain = (self.gpu.driver_version, nvrtc_version())
-        choice = self.records.best(cell.problem, cell.workload, self.gpu.device, *toolchain, BENCHMARK_VERSION, without=request.excluded)
+        choice = self.records.best(cell.problem, cell.workload, self.gpu.device, *toolchain, BENCHMARK_VERSION, excluded=request.excluded)
         if choice is None or not (choice.exact_workload and choice.same_toolchain) or not isinstance(choice.record.outcome, Timing):
             return Row(cell, None, None, None, None, None, None, "", len(recorded), failed)
         best, spec = choice.record, KernelSpec.from_json(choice.record.spec, self.gpu.device.target)

@@ -90,12 +90,12 @@ def run_blocks(
     kernels before it run whole in the emulator first, those after it once all of its blocks have run.
     source: a text in place of the rendered one. order: by default copies happen where they are issued, so that a bad one is found at its
     line. output: where the kernel's printf goes, stdout by default.
-    Raises ArgumentError for a kernel that is not there, heads that the config cannot take, blocks that are not there and a folder in which
-    no program can be written and run, or in which a file of somebody else's, or an altered one, would be replaced;
+    Raises ArgumentError for a kernel that is not there, sizes and strides that the config cannot take, blocks that are not there and a
+    folder in which no program can be written and run, or in which a file of somebody else's, or an altered one, would be replaced;
     CxxCompilerMissingError, SanitizerMissingError, and CompileError.
     """
     call = tensors.call()
-    spec.family.require_workload(spec.config, call.workload)
+    spec.family.require_call(call, spec.config)
     if kernel not in spec.kernels:
         raise choice_error("kernel", kernel, spec.kernels)
     program = spec.family.program(spec.config, call, device_of_target(spec.target))

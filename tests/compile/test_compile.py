@@ -44,10 +44,9 @@ def default_specs(family: Family, target: Target, chosen: Iterable[Problem]) -> 
 def require_sound(specs: list[KernelSpec]) -> None:
     defects = {}
     for spec, artifact in compile_specs(specs):
-        shared = spec.family.shared_bytes(spec.problem, spec.config)
         defects[spec.name] = artifact.report.defects
-        assert artifact.report.registers * spec.family.threads(spec.config) <= spec.target.registers_per_sm, spec.name
-        assert shared <= spec.target.shared_memory_per_block, spec.name
+        assert artifact.report.registers * spec.largest_block.threads <= spec.target.registers_per_sm, spec.name
+        assert spec.largest_block.shared_bytes <= spec.target.shared_memory_per_block, spec.name
         assert artifact.cubin.startswith(b"\x7fELF"), spec.name
         assert artifact.arch == spec.target.name
     assert {name: found for name, found in defects.items() if found} == {}
@@ -100,7 +99,7 @@ def test_legal_configs_compile(count: int) -> None:
     sound = 0
     for spec, artifact in compile_specs(sampled_specs(count)):
         report = artifact.report
-        threads = spec.family.threads(spec.config)
+        threads = spec.largest_block.threads
         assert 16 <= report.registers <= spec.target.registers_per_thread, spec.name
         assert report.registers * threads <= spec.target.registers_per_sm, spec.name
         assert bool(report.defects) == bool(report.spill_bytes or report.stack_bytes or report.warnings), spec.name

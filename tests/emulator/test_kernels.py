@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from flashgen.build.nvrtc import compile_many
 from flashgen.codegen.config import Config
 from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.program import Program
 from flashgen.codegen.render import Atoms, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, targets
@@ -138,10 +142,16 @@ def test_shared_memory_is_all_taken_and_no_more(family: Family, monkeypatch: pyt
     """A family that claims too little would have regions overlap whatever lies behind on a GPU; one that claims too much wastes it."""
     spec = spec_of(family, targets()["sm_90a"], Mask.FULL)
     small, kernel = case(spec.problem, Workload(1, 1, 1, 40, 100)), emulated_kernel(spec)
-    tensors, claimed = small.make("cpu"), family.shared_bytes(spec.problem, spec.config)
+    tensors, claimed = small.make("cpu"), spec.largest_block.shared_bytes
     launch(kernel, small, tensors)
+    right = family.program
+
+    def with_other_claims(given: int, *asked: Any) -> Program:
+        program = right(*asked)
+        return dataclasses.replace(program, launches=tuple(dataclasses.replace(one, shared_bytes=given) for one in program.launches))
+
     for wrong in (-4096, -16, 16, 4096):
-        monkeypatch.setattr(family, "shared_bytes", lambda problem, config, given=claimed + wrong: given)
+        monkeypatch.setattr(family, "program", partial(with_other_claims, claimed + wrong))
         says = rf"takes \d+ bytes of shared memory in \d+ regions; the launch gives the block {claimed + wrong}$"
         with pytest.raises(EmulatorFaultError, match=says) as caught:
             launch(kernel, small, tensors)

@@ -54,7 +54,7 @@ def test_a_layout_gives_what_dense_tensors_give(family: Family, layout: Layout, 
     after = [every[(every.index(layout) + place * mixed) % len(every)] for place in range(4)]
     names = dict(zip(("q", "k", "v", "out"), after, strict=True))
     tensors = expected.replacing(lse=expected["lse"].clone(), **{name: laid(expected[name], of) for name, of in names.items()})
-    assert not kernel_of(family).spec.family.launch_refusals(PROBLEM, workload, tensors.strides())
+    assert not family.call_refusals(tensors.call(), kernel_of(family).spec.config)
     cpu.run_on_cpu(kernel_of(family), tensors)
     assert torch.equal(tensors["out"], expected["out"])
     assert torch.equal(tensors["lse"], expected["lse"])

@@ -58,7 +58,7 @@ SHAPES = (
 
 
 def launch(rise: int) -> list[int]:
-    family: Any = SimpleNamespace(parameters=BLOCK, threads=lambda config: 32, shared_bytes=lambda problem, config: 0)
+    family: Any = SimpleNamespace(parameters=BLOCK)
     spec: Any = SimpleNamespace(family=family, problem=Problem(Dtype.BF16, 64), config=None, kernels={"": KernelText(BLOCK)})
     out = (ctypes.c_uint64 * 64)()
     kernel = EmulatedKernel(spec, compiled(Source("echo", TEXT)))

@@ -27,7 +27,7 @@ COMPENSATION = {
     "attention_forward": "row.lost[h] += partial[i][h] - (row.sum[h] - before);",
     "attention_forward_sm90": "lost[h] += partial[h][0] - (sum[h] - before);",
 }
-NAMES, DIMS = ("q", "k", "v", "out"), ("batch", "head", "row")
+NAMES, DIMS = ("q", "k", "v", "out"), ("batch", "row", "head")
 INCREASED = "setmaxnreg_inc<kConsumerRegisters>"
 DECREASED = "setmaxnreg_dec<kProducerRegisters>"
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from flashgen.build.gpu.kernel import Kernel
-from flashgen.codegen.attention import attention_call
+from flashgen.codegen.attention import TENSORS, attention_call
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device
-from flashgen.codegen.family import Family, Strides
+from flashgen.codegen.family import Family
+from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import Program
 from flashgen.codegen.spec import KernelSpec
@@ -173,18 +174,18 @@ class Case:
         q[..., -1] = root
         k[..., -1] = torch.linspace(math.copysign(root, self.rising), 0.0, k.shape[1], device=k.device)[:, None]
 
-    def strides(self) -> list[Strides]:
-        """Of q, k, v and out."""
+    def call(self) -> Call:
+        """What is known of it at launch but addresses."""
         found = (layout.strides(shape) for shape, layout in zip(self.shapes(), self.layouts, strict=True))
-        return [(batch, head, row) for batch, row, head, _ in found]
+        return attention_call(self.problem, self.workload, dict(zip(TENSORS, found, strict=True)), self.scale)
 
     def refusals(self, family: Family, target: Target) -> list[str]:
         """Why no kernel of the family can take this case."""
-        return family.refusals(self.problem, target) or family.launch_refusals(self.problem, self.workload, self.strides())
+        return family.refusals(self.problem, target) or family.call_refusals(self.call())
 
     def program(self, family: Family, config: Config, device: Device) -> Program:
         """What is to be launched."""
-        return family.program(config, attention_call(self.problem, self.workload, self.strides(), self.scale), device)
+        return family.program(config, self.call(), device)
 
     def launch(self, kernel: Kernel, tensors: Tensors) -> None:
         """Enqueues the kernel on the current stream."""

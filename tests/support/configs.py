@@ -73,7 +73,7 @@ def draw(family: Family, problem: Problem, target: Target, seed: int, workloads:
     rng = random.Random(seed)
     if not isinstance(family, AttentionForward):
         legal = family.legal_configs(problem, target)
-        return rng.choice([config for config in legal if not any(family.workload_refusals(config, w) for w in workloads)])
+        return rng.choice([config for config in legal if not any(family.config_refusals(config, w) for w in workloads)])
     family.require_legal(problem, family.default(problem, target), target)
     while True:
         config = _draw_attention_forward(rng)

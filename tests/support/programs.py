@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from flashgen.codegen.attention import attention_call
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device, find_device
-from flashgen.codegen.family import Family, Strides
+from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import Program
 from flashgen.codegen.workload import Workload
-from flashgen.selection.families import dense_strides
 
 H200 = find_device("h200")
 
@@ -23,12 +22,11 @@ def program_of(
     config: Config,
     workload: Workload,
     device: Device = H200,
-    strides: Sequence[Strides] | None = None,
+    strides: Mapping[str, tuple[int, ...]] | None = None,
     scale: float = 0.125,
 ) -> Program:
-    """For dense tensors, or for these strides of q, k, v and out."""
-    call = attention_call(problem, workload, strides or dense_strides(problem, workload), scale)
-    return family.program(config, call, device)
+    """For dense tensors, or for these strides of operands, by name."""
+    return family.program(config, attention_call(problem, workload, strides or {}, scale), device)
 
 
 def values_of(*arguments: Any, **options: Any) -> dict[str, Any]:

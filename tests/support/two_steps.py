@@ -5,7 +5,7 @@ The first kernel gives each row twice its number, the second adds the scale: lse
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Problem
-from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, KernelText, Program
+from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
@@ -86,17 +86,14 @@ class TwoSteps(Family):
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         return KernelText(self.parameters), KernelText(self.second, "_add", "AddParameters")
 
-    def threads(self, config: Any) -> int:
-        return 32
-
-    def shared_bytes(self, problem: Problem, config: Any) -> int:
-        return 0
+    def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
+        return {"": BlockResources(32, 0), "_add": BlockResources(32, 1024)}
 
     def program(self, config: Any, call: Call, device: Device) -> Program:
         w = call.workload
         rows = w.batch * w.heads_q * w.len_q
         grid, values = -(-rows // 32), {"rows": rows}
-        first, second = KernelLaunch(grid, 32, 0, values), KernelLaunch(grid, 32, 0, {**values, **call.scalars}, suffix="_add")
+        first, second = KernelLaunch(grid, 32, 0, values), KernelLaunch(grid, 32, 1024, {**values, **call.scalars}, suffix="_add")
         return Program((first, second), (Buffer("doubled", 4 * rows, BufferKind.CALL),))
 
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:

@@ -22,7 +22,7 @@ from flashgen.records.record import BENCHMARK_VERSION
 from flashgen.records.shipped import ShippedRecords
 from flashgen.records.store import Records
 from flashgen.selection import compilation, loaded, ranking
-from flashgen.selection.families import default_spec, dense_strides
+from flashgen.selection.families import default_spec
 from flashgen.selection.loaded import Kernels
 from flashgen.selection.ranking import Candidate, shortlist
 from tests.support.made_records import CONFIGS, FAMILY, make
@@ -62,11 +62,11 @@ def no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reco
 def test_each_gpu_problem_bucket_and_set_of_families_has_a_choice_of_its_own() -> None:
     kernels = FakeKernels()
     causal, longer = dataclasses.replace(PROBLEM, mask=Mask.CAUSAL), dataclasses.replace(WORKLOAD, len_kv=4096)
-    without = frozenset({"attention_forward_sm90"})
+    excluded = frozenset({"attention_forward_sm90"})
     asked: list[tuple[Problem, Workload, Gpu, frozenset[str]]] = [
         *((problem, WORKLOAD, gpu, frozenset()) for problem in (PROBLEM, causal) for gpu in (HOPPER, SAME, AMPERE)),
         (PROBLEM, longer, HOPPER, frozenset()),
-        (PROBLEM, WORKLOAD, HOPPER, without),
+        (PROBLEM, WORKLOAD, HOPPER, excluded),
     ]
     chosen = []
     for call in asked:
@@ -183,8 +183,3 @@ def test_a_bucket_keeps_batch_and_heads_together() -> None:
     assert bucket(Workload(3, 8, 2, 100, 200)) == Workload(1, 32, 8, 128, 256)
     assert bucket(Workload(6, 4, 1, 100, 200)) == Workload(1, 32, 8, 128, 256)
     assert bucket(Workload(1, 4, 1, 100, 200)) == Workload(1, 4, 1, 128, 256)
-
-
-def test_dense_strides_are_those_of_bshd() -> None:
-    strides = dense_strides(Problem(Dtype.BF16, 64, 32), Workload(2, 6, 3, 5, 7))
-    assert strides == [(5 * 6 * 64, 64, 6 * 64), (7 * 3 * 64, 64, 3 * 64), (7 * 3 * 32, 32, 3 * 32), (5 * 6 * 32, 32, 6 * 32)]

@@ -14,9 +14,12 @@ import flashgen
 from flashgen.build.artifact import EntryReport, Report
 from flashgen.build.gpu.driver import Gpu
 from flashgen.codegen import family as codegen_family
+from flashgen.codegen.attention import attention_call
+from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.families.attention_forward.family import AttentionForward
-from flashgen.codegen.family import Family, Strides
+from flashgen.codegen.family import Family
+from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
@@ -30,7 +33,7 @@ from flashgen.records.shipped import ShippedRecords
 from flashgen.records.store import Records
 from flashgen.selection import families, loaded
 from flashgen.selection import families as selection_families
-from flashgen.selection.families import default_spec, dense_strides, families_for, left_out
+from flashgen.selection.families import default_spec, excluded_families, families_for
 from flashgen.selection.loaded import Kernels
 from flashgen.verification.screen import Screen
 from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, make
@@ -50,10 +53,10 @@ class Picky(AttentionForward):
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         return super().refusals(problem, target) or ([] if target.name == "sm_90a" else [f"target must be sm_90a; got {target.name}"])
 
-    def launch_refusals(self, problem: Problem, workload: Workload, strides: Sequence[Strides]) -> list[str]:
-        reasons = [] if workload.len_kv else ["k must have keys; got none"]
-        shared = workload.heads_kv > 1 and strides[1][1] == 0
-        return reasons + (["k must have heads of its own; got a stride of 0"] if shared else [])
+    def call_refusals(self, call: Call, config: Config | None = None) -> list[str]:
+        reasons = [] if call.workload.len_kv else ["k must have keys; got none"]
+        shared = call.workload.heads_kv > 1 and call.views["k"].strides[2] == 0
+        return reasons + (["k must have heads of its own; got a stride of 0"] if shared else []) + super().call_refusals(call, config)
 
 
 class FakeKernels(Kernels):
@@ -93,25 +96,23 @@ def test_the_model_s_pick_is_of_the_preferred_family() -> None:
     assert FakeKernels().choose(PROBLEM, WORKLOAD, GPU, PICKY).spec.family.name == "attention_forward"
 
 
-def test_what_a_call_leaves_out() -> None:
-    dense = dense_strides(PROBLEM, WORKLOAD)
-    shared = [dense[0], (dense[1][0], 0, dense[1][2]), *dense[2:]]
-    assert left_out(PROBLEM, WORKLOAD, dense, DEVICE.target) == NONE
-    assert left_out(PROBLEM, WORKLOAD, shared, DEVICE.target) == PICKY
-    assert left_out(PROBLEM, NO_KEYS, dense_strides(PROBLEM, NO_KEYS), DEVICE.target) == PICKY
+def test_which_families_cannot_take_a_call() -> None:
+    shared = attention_call(PROBLEM, WORKLOAD, {"k": (10000, 64, 0, 1)})
+    assert excluded_families(attention_call(PROBLEM, WORKLOAD), DEVICE.target) == NONE
+    assert excluded_families(shared, DEVICE.target) == PICKY
+    assert excluded_families(attention_call(PROBLEM, NO_KEYS), DEVICE.target) == PICKY
 
 
-def test_dense_strides_are_pytorch_s() -> None:
-    problem, w = Problem(PROBLEM.dtype, 64, 32), Workload(3, 8, 2, 50, 70)
-    shapes = ((3, 50, 8, 64), (3, 70, 2, 64), (3, 70, 2, 32), (3, 50, 8, 32))
-    found = [torch.empty(shape, device="meta").stride() for shape in shapes]
-    assert dense_strides(problem, w) == [(batch, head, row) for batch, row, head, _ in found]
+def test_a_call_without_strides_is_as_dense_as_pytorch_s_tensors() -> None:
+    call = attention_call(Problem(PROBLEM.dtype, 64, 32), Workload(3, 8, 2, 50, 70))
+    for view in call.views.values():
+        assert view.strides == torch.empty(view.sizes, device="meta").stride()
 
 
 def test_where_none_is_left_every_reason_is_given(monkeypatch: pytest.MonkeyPatch, picky: Family) -> None:
     monkeypatch.setattr(families, "families", lambda: {picky.name: picky})
     with pytest.raises(ArgumentError, match=r"^k must have keys; got none; k must have heads of its own; got a stride of 0$"):
-        left_out(PROBLEM, NO_KEYS, [(0, 0, 0)] * 4, DEVICE.target)
+        excluded_families(attention_call(PROBLEM, NO_KEYS, {"k": (0, 0, 0, 1)}), DEVICE.target)
 
 
 def test_choices_are_kept_apart() -> None:
@@ -130,7 +131,7 @@ def specs_of(picky: Family) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("whose", ["own", "shipped"])
-def test_records_of_a_family_left_out_do_not_count(whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picky: Family) -> None:
+def test_records_of_an_excluded_family_do_not_count(whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picky: Family) -> None:
     fast, slow = specs_of(picky)
     known = [make(1e-6, spec=fast), make(1e-3, spec=slow)]
     if whose == "own":
@@ -144,7 +145,7 @@ def test_records_of_a_family_left_out_do_not_count(whose: str, tmp_path: Path, m
     assert kernels.choose(PROBLEM, WORKLOAD, GPU).spec.to_json() == fast
 
 
-def test_imports_of_a_family_left_out_do_not_count(picky: Family) -> None:
+def test_imports_of_an_excluded_family_do_not_count(picky: Family) -> None:
     load = FakeKernels().load
     mine, generic = (load(KernelSpec(f, PROBLEM, CONFIGS[1], DEVICE.target), GPU) for f in (picky, FAMILY))
     again = load(mine.spec, GPU)

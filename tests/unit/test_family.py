@@ -14,17 +14,19 @@ import numpy as np
 import pytest
 
 from flashgen import templates
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import device_of_target, find_device
 from flashgen.codegen.errors import ArgumentError, IllegalConfigError
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, QueryPlace
 from flashgen.codegen.family import Family, families, find_family
+from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.program import BlockResources
 from flashgen.codegen.target import Target, find_target, targets
 from flashgen.codegen.workload import Workload
 from flashgen.records.choice import bucket
-from flashgen.selection.families import dense_strides
 from tests.support.examples import examples
 from tests.support.programs import program_of, values_of
 
@@ -82,9 +84,11 @@ def test_legal_configs_fit_the_target(family: Family) -> None:
         configs = family.legal_configs(problem, target)
         assert configs, f"{problem.name} {target.name}"
         for config in configs[::17]:
-            assert family.shared_bytes(problem, config) <= target.shared_memory_per_block
-            assert 32 <= family.threads(config) <= 1024
-            assert family.threads(config) % 32 == 0
+            assert family.resources(problem, config).keys() == {kernel.suffix for kernel in family.kernels(problem, config)}
+            for block in family.resources(problem, config).values():
+                assert block.shared_bytes <= target.shared_memory_per_block
+                assert 32 <= block.threads <= 1024
+                assert block.threads % 32 == 0
 
 
 @every_family
@@ -117,7 +121,7 @@ def require_whole_programs(family: Family, problem: Problem, workload: Workload,
 def test_a_launch_has_all_that_the_parameters_ask_for(family: Family) -> None:
     for problem, workload, target in examples(family):
         for one in (workload, *ODD_WORKLOADS):
-            if not family.launch_refusals(problem, one, dense_strides(problem, one)):
+            if not family.call_refusals(attention_call(problem, one)):
                 require_whole_programs(family, problem, one, target)
 
 
@@ -207,7 +211,7 @@ class TestAttentionForward:
 
     def test_blocks_of_one_sm(self) -> None:
         reasons = self.reasons(block_kv=128, blocks_per_sm=8)
-        shared = FORWARD.shared_bytes(BF16_64, dataclasses.replace(self.good, block_kv=128))
+        shared = FORWARD.resources(BF16_64, dataclasses.replace(self.good, block_kv=128))[""].shared_bytes
         assert any(f"blocks_per_sm 8 needs {8 * (shared + 1024)} B of shared memory, sm_80 has {164 * 1024} B an SM" in r for r in reasons)
         assert any("registers" in r for r in reasons), "all the reasons, not the first"
 
@@ -272,11 +276,11 @@ class TestAttentionForward:
         ],
     )
     def test_shared_memory_needed(self, problem: Problem, changes: dict[str, Any], needed: int) -> None:
-        assert FORWARD.shared_bytes(problem, dataclasses.replace(self.good, **changes)) == needed
+        assert FORWARD.resources(problem, dataclasses.replace(self.good, **changes))[""].shared_bytes == needed
 
     @pytest.mark.parametrize(("available", "reasons"), [(53248, 0), (53247, 1)])
     def test_shared_memory_may_be_used_up(self, available: int, reasons: int) -> None:
-        assert FORWARD.shared_bytes(BF16_64, self.good) == 53248
+        assert FORWARD.resources(BF16_64, self.good) == {"": BlockResources(128, 53248)}
         for target in (
             dataclasses.replace(SM_80, shared_memory_per_block=available),
             dataclasses.replace(SM_80, shared_memory_per_sm=available + 1024),
@@ -393,8 +397,11 @@ def refusals_beyond_the_group(family: Family) -> list[str]:
         for config in {family.default(problem, target), *family.legal_configs(problem, target)[::7]}:
             for batch, heads_kv, group, len_q, len_kv in itertools.product((1, 3), (1, 5), (1, 3, 8, 12), (1, 100), (0, 1, 3000)):
                 workload = Workload(batch, heads_kv * group, heads_kv, len_q, len_kv)
-                if bool(family.workload_refusals(config, workload)) != bool(family.workload_refusals(config, bucket(workload))):
+                call, reasons = attention_call(problem, workload), family.config_refusals(config, workload)
+                if bool(reasons) != bool(family.config_refusals(config, bucket(workload))):
                     found.append(f"{config.name} {workload.name}")
+                if family.call_refusals(call, config) != family.call_refusals(call) + reasons:
+                    found.append(f"{config.name} {workload.name}: a reason that config_refusals does not know")
     return found
 
 
@@ -409,12 +416,20 @@ def test_a_config_takes_groups_that_are_multiples_of_its_unit(family: Family) ->
         for config in family.legal_configs(problem, target)[::7]:
             unit = family.group_unit(config)
             for group in (1, 2, 3, 8, 12, 16, 48):
-                assert bool(family.workload_refusals(config, Workload(2, 5 * group, 5, 100, 300))) == bool(group % unit)
+                assert bool(family.config_refusals(config, Workload(2, 5 * group, 5, 100, 300))) == bool(group % unit)
 
 
 def test_a_refusal_that_depends_on_a_length_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def refusals(config: Config, workload: Workload) -> list[str]:
         return [] if workload.len_kv % 128 == 0 else ["k must have a multiple of 128 rows"]
 
-    monkeypatch.setattr(FORWARD, "workload_refusals", refusals)
+    monkeypatch.setattr(FORWARD, "config_refusals", refusals)
+    assert refusals_beyond_the_group(FORWARD)
+
+
+def test_a_refusal_of_a_config_that_only_a_call_gets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusals(call: Call, config: Config | None = None) -> list[str]:
+        return ["k must be dense"] if config is not None and call.views["k"].strides[1] > 1 else []
+
+    monkeypatch.setattr(FORWARD, "call_refusals", refusals)
     assert refusals_beyond_the_group(FORWARD)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import IllegalConfigError
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, Reference, Scheduler
 from flashgen.codegen.families.attention_forward_sm90.family import FAMILY
-from flashgen.codegen.family import Strides
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Buffer, BufferKind
 from flashgen.codegen.target import find_target, targets
 from flashgen.codegen.tensor_map import TensorMapShape
 from flashgen.codegen.workload import Workload
-from flashgen.selection.families import dense_strides
 from tests.support.programs import program_of, values_of
 
 H200 = find_device("h200")
@@ -272,7 +272,9 @@ def test_tiles_are_counted_where_they_are_claimed(scheduler: Scheduler) -> None:
     assert buffers == ((Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER),) if scheduler is Scheduler.DYNAMIC else ())
 
 
-def maps_of(problem: Problem, chosen: AttentionForwardSm90Config, workload: Workload, strides: list[Strides]) -> list[TensorMapShape]:
+def maps_of(
+    problem: Problem, chosen: AttentionForwardSm90Config, workload: Workload, strides: Mapping[str, tuple[int, ...]]
+) -> list[TensorMapShape]:
     """Of q, k, v and out."""
     (launch,) = program_of(FAMILY, problem, chosen, workload, strides=strides).launches
     assert list(launch.maps) == ["q", "k", "v", "out"]
@@ -281,32 +283,33 @@ def maps_of(problem: Problem, chosen: AttentionForwardSm90Config, workload: Work
 
 def test_maps_say_where_every_element_is() -> None:
     problem, workload = Problem(Dtype.FP16, 72, 40), Workload(2, 8, 2, 5, 7)
-    strides = [(1000 * i, 100 * i, 10 * i) for i in (8, 16, 24, 32)]
+    strides = {name: (1000 * i, 10 * i, 100 * i, 1) for name, i in zip(("q", "k", "v", "out"), (8, 16, 24, 32), strict=True)}
     boxes = [(64, 128, 1, 1), (64, 96, 1, 1), (64, 96, 1, 1), (64, 16, 1, 1)]
     sizes = [(72, 5, 8, 2), (72, 7, 2, 2), (40, 7, 2, 2), (40, 5, 8, 2)]
     maps = maps_of(problem, config(block_kv=96), workload, strides)
     assert [m.dtype for m in maps] == [Dtype.FP16] * 4
     assert [m.sizes for m in maps] == sizes
     assert [m.box for m in maps] == boxes
-    assert [m.strides for m in maps] == [(2 * row, 2 * head, 2 * batch) for batch, head, row in strides]
+    assert [m.strides for m in maps] == [(2 * row, 2 * head, 2 * batch) for batch, row, head, _ in strides.values()]
     packed = maps_of(problem, config(block_kv=96, packed_heads=4), workload, strides)
     assert packed[1:3] == maps[1:3], "k and v are not packed"
     assert [m.sizes for m in (packed[0], packed[3])] == [(72, 8, 5, 2), (40, 8, 5, 2)]
     assert [m.box for m in (packed[0], packed[3])] == [(64, 4, 32, 1), (64, 4, 4, 1)]
-    assert [m.strides for m in (packed[0], packed[3])] == [(2 * h, 2 * r, 2 * b) for b, h, r in (strides[0], strides[3])]
+    assert [m.strides for m in (packed[0], packed[3])] == [(2 * h, 2 * r, 2 * b) for b, r, h, _ in (strides["q"], strides["out"])]
 
 
 def test_launches_that_tensor_maps_cannot_describe_are_refused() -> None:
     workload = Workload(1, 2, 2, 3, 4)
-    dense = dense_strides(D128, workload)
-    assert FAMILY.launch_refusals(D128, workload, dense) == []
-    assert FAMILY.launch_refusals(D128, Workload(1, 2, 2, 3, 0), dense) == ["len_kv must be at least 1 for tensor copies; got 0"]
-    for at, name in enumerate(("q", "k", "v", "out")):
+    assert FAMILY.call_refusals(attention_call(D128, workload)) == []
+    no_keys = attention_call(D128, Workload(1, 2, 2, 3, 0))
+    assert FAMILY.call_refusals(no_keys) == ["len_kv must be at least 1 for tensor copies; got 0"]
+    assert FAMILY.call_refusals(no_keys, config()) == FAMILY.call_refusals(no_keys)
+    for name in ("q", "k", "v", "out"):
         for dim in range(3):
             for stride, refused in ((2**39 - 8, False), (2**39, True)):
-                own = [list(some) for some in dense]
-                own[at][dim] = stride
-                found = FAMILY.launch_refusals(D128, workload, [(a, b, c) for a, b, c in own])
+                own = [1024, 1024, 1024, 1]
+                own[dim] = stride
+                found = FAMILY.call_refusals(attention_call(D128, workload, {name: tuple(own)}))
                 assert found == ([f"strides of {name} must be below {2**39} elements; got {stride}"] if refused else [])
 
 

@@ -21,7 +21,7 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.problem import Dtype, Problem
-from flashgen.codegen.program import Program
+from flashgen.codegen.program import BlockResources, Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.tensor_map import TensorMapShape
 from flashgen.codegen.workload import Workload
@@ -90,7 +90,7 @@ def bind(loaded: Kernel) -> kernel.Launch:
 
 def test_a_kernel_is_loaded_and_may_use_its_shared_memory(cu: FakeDriver) -> None:
     loaded = load("attention_forward_sm90")
-    shared = loaded.spec.family.shared_bytes(PROBLEM, loaded.spec.config)
+    shared = loaded.spec.largest_block.shared_bytes
     limit = binding.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     assert cu.asked == [
         ("cuLibraryLoadData", b"code", [], [], 0, [], [], 0),
@@ -141,7 +141,7 @@ def test_a_launch_writes_each_address_into_its_field(cu: FakeDriver, family: str
         addresses = {name: 1024 * (round + 10 * i) for i, name in enumerate(launch.names)}
         launch(stream, *addresses.values())
         made = cu.launches[-1]
-        threads, shared = spec.family.threads(spec.config), spec.family.shared_bytes(PROBLEM, spec.config)
+        threads, shared = spec.resources[""].threads, spec.resources[""].shared_bytes
         assert (made.function, made.stream, made.extra) == (12, stream, 0)
         assert made.shape == [asked.grid, 1, 1, threads, 1, 1]
         assert made.shared == shared
@@ -161,6 +161,8 @@ def test_the_launches_of_a_program_follow_each_other(cu: FakeDriver) -> None:
     spec = KernelSpec(family, PROBLEM, TwoStepsConfig(), H200.target)
     loaded = Kernel(spec, Artifact("entry", "sm_90a", "text", b"code", "log", "13.0"), Gpu(3, H200, "uuid", "580.1"))
     assert [asked[2] for asked in cu.asked if asked[0] == "cuLibraryGetKernel"] == [b"entry", b"entry_add"]
+    assert [asked[2] for asked in cu.asked if asked[0] == "cuKernelSetAttribute"] == [0, 1024], "each what its own blocks take"
+    assert spec.largest_block == BlockResources(32, 1024)
     launch = loaded.bind(program(loaded))
     assert launch.names == ("q", "k", "v", "out", "lse", "doubled")
     launch(77, 1, 2, 3, 4, 5, 6)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flashgen.codegen.attention import attention_call, operand_strides
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operation import find_operation, operation_of, operations
 from flashgen.codegen.problem import Dtype, Problem
@@ -46,11 +46,18 @@ def test_a_call_has_a_view_of_each_operand() -> None:
     }
     assert call.views["q"].strides == (5 * 6 * 64, 6 * 64, 64, 1)
     assert call.views["lse"].strides == (6 * 5, 5, 1)
-    assert operand_strides(call, "v") == (9999, 99, 999), "of batch, head and row"
-    strides = [(1000 * i, 100 * i, 10 * i) for i in range(1, 5)]
+    assert call.views["v"].strides == (9999, 999, 99, 1)
+
+
+def test_a_call_of_attention_is_dense_and_has_the_usual_scale_where_nothing_else_is_said() -> None:
+    strides = {name: (1000 * i, 100 * i, 10 * i, 1) for i, name in enumerate(("q", "k", "v", "out"), 1)}
     given = attention_call(PROBLEM, WORKLOAD, strides, 0.5)
-    assert [operand_strides(given, name) for name in ("q", "k", "v", "out")] == strides
+    assert {name: given.views[name].strides for name in strides} == strides
     assert given.scalars == {"scale": 0.5}
+    plain = attention_call(PROBLEM, WORKLOAD)
+    assert plain == FORWARD.call(PROBLEM, WORKLOAD, {}, SCALE)
+    expected = {"q": (5 * 6 * 64, 6 * 64, 64, 1), "k": (7 * 3 * 64, 3 * 64, 64, 1), "v": (7 * 3 * 32, 3 * 32, 32, 1)}
+    assert {name: plain.views[name].strides for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -59,10 +66,14 @@ def test_a_call_has_a_view_of_each_operand() -> None:
         ({"bias": (1,)}, SCALE, r"^strides must be of q, k, v, out, lse; got bias$"),
         ({"k": (1, 1, 1)}, SCALE, r"^strides of k must be 4, one for each axis; got \(1, 1, 1\)$"),
         ({"lse": (1, 1, 1, 1)}, SCALE, r"^strides of lse must be 3, one for each axis; got \(1, 1, 1, 1\)$"),
-        ({}, {}, r"^scalars must be scale; got none$"),
-        ({}, {"scale": 1.0, "softcap": 2.0}, r"^scalars must be scale; got scale, softcap$"),
+        ({}, {"scale": 1.0, "softcap": 2.0}, r"^scalars must be of scale; got scale, softcap$"),
     ],
 )
 def test_a_call_that_is_not_of_its_operation_is_refused(strides: dict[str, Any], scalars: dict[str, float], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         FORWARD.call(PROBLEM, WORKLOAD, strides, scalars)
+
+
+def test_scalars_are_as_usual_where_nobody_says_otherwise() -> None:
+    assert FORWARD.call(PROBLEM, WORKLOAD).scalars == {"scale": PROBLEM.head_dim**-0.5}
+    assert FORWARD.call(PROBLEM, WORKLOAD, scalars={"scale": 0.5}).scalars == {"scale": 0.5}

@@ -312,8 +312,8 @@ def test_a_call_without_rows_gives_empty_outputs(empty: str) -> None:
 def test_a_plan_asks_for_a_kernel_that_takes_its_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def choose(problem: Problem, workload: Workload, on: Gpu, without: frozenset[str]) -> Any:
-        asked.append((problem, workload, on, without))
+    def choose(problem: Problem, workload: Workload, on: Gpu, excluded: frozenset[str]) -> Any:
+        asked.append((problem, workload, on, excluded))
         return Bound("attention_forward")
 
     monkeypatch.setattr(gpu, "choose_kernel", choose)
@@ -349,8 +349,8 @@ def test_a_plan_refuses_a_kernel_whose_tiles_hold_too_many_heads() -> None:
 def test_strides_that_are_never_used_are_0() -> None:
     """PyTorch lets them be anything: one past 2^31 of a dimension of size 1 must not reach a kernel."""
     tensor = torch.empty_strided((1, 5, 1, 8), (2**40, 8, 2**41, 1), device="meta")
-    assert arguments.strides_of(tensor, *arguments.LAYOUTS["bshd"]) == (0, 0, 8)
-    assert arguments.strides_of(tensor, *arguments.LAYOUTS["bhsd"]) == (0, 8, 0)
+    assert arguments.axis_strides(tensor, "bshd") == (0, 8, 0, 1)
+    assert arguments.axis_strides(tensor, "bhsd") == (0, 0, 8, 1)
     kernel = Bound("attention_forward")
     plan({"batch": 1, "len_q": 1}, kernel)
     assert [kernel.values[f"{name}_batch"] for name in ("q", "k", "v", "out")] == [0] * 4
@@ -411,7 +411,7 @@ def test_no_kernel_is_made_while_a_graph_is_captured(tmp_path: Path, monkeypatch
         def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
             return SimpleNamespace(spec=spec, artifact=SimpleNamespace(report=Report({"kernel": EntryReport(128)})))
 
-    problem, workload, without = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL), Workload(2, 6, 3, 5, 7), frozenset({"attention_forward_sm90"})
+    problem, workload, excluded = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL), Workload(2, 6, 3, 5, 7), frozenset({"attention_forward_sm90"})
     monkeypatch.setattr(loaded, "kernels", Chosen())
     own, shipped = Records(tmp_path / "records.sqlite3"), ShippedRecords(tmp_path)
     monkeypatch.setattr(sources, "own_records", lambda: own)
@@ -419,10 +419,10 @@ def test_no_kernel_is_made_while_a_graph_is_captured(tmp_path: Path, monkeypatch
     capturing = [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     with pytest.raises(CaptureError, match=r"call flashgen\.warm\(\.\.\.\), or the same attention once, before the capture$"):
-        choose_kernel(problem, workload, GPU, without)
+        choose_kernel(problem, workload, GPU, excluded)
     capturing[0] = False
-    made = choose_kernel(problem, workload, GPU, without)
+    made = choose_kernel(problem, workload, GPU, excluded)
     capturing[0] = True
-    assert choose_kernel(problem, workload, GPU, without) is made
+    assert choose_kernel(problem, workload, GPU, excluded) is made
     with pytest.raises(CaptureError):
         choose_kernel(problem, workload, GPU, frozenset())

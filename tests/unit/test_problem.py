@@ -51,7 +51,8 @@ def test_problem_names_tell_problems_apart() -> None:
         ({"head_dim_v": -1}, r"^head_dim_v must be an integer from 1 to 2147483647; got -1$"),
         ({"dtype": "bf16"}, r"^dtype must be one of .*BF16.*; got 'bf16'$"),
         ({"mask": True}, r"^mask must be one of .*FULL.*CAUSAL.*; got True$"),
-        ({"direction": "forward"}, r"^direction must be one of .*FORWARD.*; got 'forward'$"),
+        ({"operation": "sideways"}, r"^pass must be one of .*forward.*; got 'sideways'$"),
+        ({"operation": 1}, r"^operation must be of type str; got 1"),
     ],
 )
 def test_a_problem_refuses(arguments: dict[str, Any], message: str) -> None:

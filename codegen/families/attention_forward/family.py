@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 
-from flashgen.codegen.attention import TENSORS, head_dim_reasons, operand_strides, reciprocal, scale_values, section_heads
+from flashgen.codegen.attention import TENSORS, head_dim_reasons, reciprocal, scale_values, section_heads
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Dtype, Mask, Pass, Problem
-from flashgen.codegen.program import KernelLaunch, Program
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.program import BlockResources, KernelLaunch, Program
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
@@ -58,8 +58,8 @@ class AttentionForward(Family):
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
         reasons = []
-        if problem.direction is not Pass.FORWARD:
-            reasons.append(f"pass must be forward; got {problem.direction.value}")
+        if problem.operation != self.operation:
+            reasons.append(f"pass must be {self.operation}; got {problem.operation}")
         reasons += head_dim_reasons(problem)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
@@ -112,12 +112,16 @@ class AttentionForward(Family):
         """Registers of a thread that the launch bounds leave."""
         return min(target.registers_per_thread, target.registers_per_sm // (self.threads(config) * config.blocks_per_sm) // 8 * 8)
 
-    def threads(self, config: AttentionForwardConfig) -> int:
+    def resources(self, problem: Problem, config: AttentionForwardConfig) -> Mapping[str, BlockResources]:
         """See Family."""
+        return {"": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
+
+    def threads(self, config: AttentionForwardConfig) -> int:
+        """Threads of a block."""
         return config.warps * 32
 
     def shared_bytes(self, problem: Problem, config: AttentionForwardConfig) -> int:
-        """See Family. Q, whose place the output takes in the end, and the ring of K and V."""
+        """Dynamic shared memory of a block, in bytes: Q, whose place the output takes in the end, and the ring of K and V."""
         columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
         rings = config.stages * config.block_kv * (columns + columns_v)
         sums = config.block_q // config.warps // 16 * self.threads(config) * 16
@@ -140,7 +144,8 @@ class AttentionForward(Family):
         }
         values: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         for name in TENSORS:
-            values |= {f"{name}_{dim}": stride for dim, stride in zip(("batch", "head", "row"), operand_strides(call, name), strict=True)}
+            batch, row, head, _ = call.views[name].strides
+            values |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
         values |= {name: divisors[name] for name in ("heads_q", "section_heads", "section_blocks")}
         values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles, **scale_values(call.scalars["scale"])}
         grid = self.grid(config, workload)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from flashgen.codegen import wgmma
-from flashgen.codegen.attention import TENSORS, head_dim_reasons, operand_strides, reciprocal, scale_values, section_heads
+from flashgen.codegen.attention import TENSORS, head_dim_reasons, reciprocal, scale_values, section_heads
 from flashgen.codegen.devices import Device, device_of_target
-from flashgen.codegen.family import Family, Prediction, Strides
+from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Dtype, Mask, Pass, Problem
-from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, Program
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, Program
 from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape
 from flashgen.codegen.workload import Workload
@@ -76,8 +76,8 @@ class AttentionForwardSm90(Family):
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
         reasons = []
-        if problem.direction is not Pass.FORWARD:
-            reasons.append(f"pass must be forward; got {problem.direction.value}")
+        if problem.operation != self.operation:
+            reasons.append(f"pass must be {self.operation}; got {problem.operation}")
         reasons += head_dim_reasons(problem)
         if target.name != "sm_90a":
             reasons.append(f"target must be sm_90a; got {target.name}")
@@ -138,12 +138,16 @@ class AttentionForwardSm90(Family):
         producer = 32 if config.warpgroups == 3 else 40
         return producer, (each * (config.warpgroups + 1) - producer) // config.warpgroups // 8 * 8
 
+    def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
+        """See Family."""
+        return {"": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
+
     def threads(self, config: AttentionForwardSm90Config) -> int:
-        """See Family. The producer's warpgroup, and the consumers'."""
+        """Threads of a block: the producer's warpgroup, and the consumers'."""
         return 128 * (config.warpgroups + 1)
 
     def shared_bytes(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
-        """See Family. Queries, the stages of K and V, panels of the output, sums, barriers."""
+        """Dynamic shared memory of a block, in bytes: queries, the stages of K and V, panels of the output, sums, barriers."""
         panel = PANEL * problem.dtype.bytes
         panels, panels_v = _panels(problem.head_dim), _panels(problem.head_dim_v)
         tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
@@ -199,7 +203,7 @@ class AttentionForwardSm90(Family):
         packed = config.packed_heads
         maps = {}
         for name, (width, sizes, rows) in zip(TENSORS, boxes, strict=True):
-            batch, head, row = operand_strides(call, name)
+            batch, row, head, _ = call.views[name].strides
             steps, box = (row, head), (rows, 1)
             if packed > 1 and sizes is queries:
                 sizes, steps, box = (w.heads_q, w.len_q), (head, row), (packed, rows // packed)
@@ -214,7 +218,7 @@ class AttentionForwardSm90(Family):
         half = dataclasses.replace(config, packed_heads=config.packed_heads // 2)
         return self._tiles(config, workload) <= 0.9 * self._tiles(half, workload)
 
-    def workload_refusals(self, config: AttentionForwardSm90Config, workload: Workload) -> list[str]:
+    def config_refusals(self, config: AttentionForwardSm90Config, workload: Workload) -> list[str]:
         """See Family."""
         group = workload.heads_q // max(1, workload.heads_kv)
         if group % config.packed_heads:
@@ -225,15 +229,15 @@ class AttentionForwardSm90(Family):
         """See Family. Heads that share a tile are of one group."""
         return config.packed_heads
 
-    def launch_refusals(self, problem: Problem, workload: Workload, strides: Sequence[Strides]) -> list[str]:
+    def call_refusals(self, call: Call, config: AttentionForwardSm90Config | None = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
-        reasons = []
-        if not workload.len_kv:
+        reasons, end = [], STRIDE_END // call.problem.dtype.bytes
+        if not call.workload.len_kv:
             reasons.append("len_kv must be at least 1 for tensor copies; got 0")
-        for name, own in zip(TENSORS, strides, strict=True):
-            if max(own) * problem.dtype.bytes >= STRIDE_END:
-                reasons.append(f"strides of {name} must be below {STRIDE_END // problem.dtype.bytes} elements; got {max(own)}")
-        return reasons
+        for name in TENSORS:
+            if (longest := max(call.views[name].strides)) >= end:
+                reasons.append(f"strides of {name} must be below {end} elements; got {longest}")
+        return reasons + super().call_refusals(call, config)
 
     def context(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> dict[str, object]:
         """See Family."""

@@ -45,18 +45,18 @@ class ShippedRecords:
         driver_version: str,
         nvrtc_version: str,
         benchmark_version: int,
-        without: frozenset[str] = frozenset(),
+        excluded: frozenset[str] = frozenset(),
     ) -> Choice | None:
         """The fastest kernel known for a workload on a device, or None: as `Records.best`, by the same rule."""
-        known = self.known(problem, device, benchmark_version, without)
+        known = self.known(problem, device, benchmark_version, excluded)
         return choose(known.present, workload, (driver_version, nvrtc_version))
 
-    def known(self, problem: Problem, device: Device, benchmark_version: int, without: frozenset[str] = frozenset()) -> Known:
+    def known(self, problem: Problem, device: Device, benchmark_version: int, excluded: frozenset[str] = frozenset()) -> Known:
         """What the records say of a problem on a device: as `Records.known`."""
-        wanted = (problem, device, benchmark_version, without)
+        wanted = (problem, device, benchmark_version, excluded)
         if wanted not in self._known:
             entries = (entry for r in self.for_device(device.name, device.sm_count) if (entry := Entry.of(r)))
-            self._known[wanted] = known_of(entries, problem, device.target, benchmark_version, without)
+            self._known[wanted] = known_of(entries, problem, device.target, benchmark_version, excluded)
         return self._known[wanted]
 
     @cached_property
