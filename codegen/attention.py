@@ -85,3 +85,8 @@ def head_dim_reasons(problem: Problem) -> list[str]:
             nearest = min(max(8, -(-width // 8) * 8), 256)
             reasons.append(f"{name} must be a multiple of 8 from 8 to 256; got {width} (nearest: {nearest})")
     return reasons
+
+
+def padded(columns: int) -> int:
+    """Columns as the matrix product takes them: a multiple of 16."""
+    return -(-columns // 16) * 16

@@ -11,6 +11,8 @@ from ..target import Target, find_target
 from ..typed import require_field_types
 from .table import DEVICES, KnownDevice
 
+DRAM_EFFICIENCY = 0.85  # of the data sheet's bandwidth that a kernel can reach
+
 
 @dataclass(frozen=True)
 class Device:

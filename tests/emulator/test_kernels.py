@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -16,14 +16,14 @@ from flashgen.build.nvrtc import compile_many
 from flashgen.codegen.config import Config
 from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.codegen.program import Program
 from flashgen.codegen.render import Atoms, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.workload import Workload
 from tests.support.cases import Case, Layout
 from tests.support.configs import CHOSEN, CHOSEN_SM90
-from tests.support.runs import compiled, emulated_kernel, launch, why_rejected
+from tests.support.programs import H200
+from tests.support.runs import compiled, emulated_kernel, emulated_texts, launch, why_rejected
 
 PADDED = (Layout.PADDED,) * 4
 ALL_CHOSEN: tuple[tuple[tuple[int, int], Config], ...] = (*CHOSEN, *CHOSEN_SM90)
@@ -66,7 +66,8 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
     specs = [spec_of(*param.values) for param in contract() if slow or not param.marks]  # type: ignore[attr-defined]
     specs += [param.values[0] for param in many_tiles()]  # type: ignore[attr-defined]
     specs += [chosen_spec(width, config) for width, config in (ALL_CHOSEN if slow else QUICK)]
-    list(compile_many((spec, lambda spec=spec: compiled(render(spec, Atoms.EMULATED))) for spec in dict.fromkeys(specs)))  # type: ignore[misc]
+    sources = [source for spec in dict.fromkeys(specs) for source in emulated_texts(spec)]
+    list(compile_many((source.digest, partial(compiled, source)) for source in sources))
 
 
 def spec_of(family: Family, target: Target, mask: Mask) -> KernelSpec:
@@ -139,20 +140,19 @@ def test_without_lse(family: Family) -> None:
 
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
 def test_shared_memory_is_all_taken_and_no_more(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A family that claims too little would have regions overlap whatever lies behind on a GPU; one that claims too much wastes it."""
+    """A launch that claims too little would have regions overlap whatever lies behind on a GPU; one that claims too much wastes it."""
     spec = spec_of(family, targets()["sm_90a"], Mask.FULL)
     small, kernel = case(spec.problem, Workload(1, 1, 1, 40, 100)), emulated_kernel(spec)
-    tensors, claimed = small.make("cpu"), spec.largest_block.shared_bytes
+    tensors, right = small.make("cpu"), small.program(family, spec.config, H200)
     launch(kernel, small, tensors)
-    right = family.program
-
-    def with_other_claims(given: int, *asked: Any) -> Program:
-        program = right(*asked)
-        return dataclasses.replace(program, launches=tuple(dataclasses.replace(one, shared_bytes=given) for one in program.launches))
-
-    for wrong in (-4096, -16, 16, 4096):
-        monkeypatch.setattr(family, "program", partial(with_other_claims, claimed + wrong))
-        says = rf"takes \d+ bytes of shared memory in \d+ regions; the launch gives the block {claimed + wrong}$"
+    assert spec.largest_block.shared_bytes == max(one.shared_bytes for one in right.launches)
+    changes = itertools.product(range(len(right.launches)), (-4096, -16, 16, 4096))
+    for at, wrong in [(at, wrong) for at, wrong in changes if right.launches[at].shared_bytes + wrong >= 0]:
+        claimed = right.launches[at].shared_bytes + wrong
+        launches = (dataclasses.replace(one, shared_bytes=claimed) if i == at else one for i, one in enumerate(right.launches))
+        wrongly = dataclasses.replace(right, launches=tuple(launches))
+        monkeypatch.setattr(family, "program", lambda *_, made=wrongly: made)
+        says = rf"takes \d+ bytes of shared memory in \d+ regions; the launch gives the block {claimed}$"
         with pytest.raises(EmulatorFaultError, match=says) as caught:
             launch(kernel, small, tensors)
         assert caught.value.check == "shared memory claim"

@@ -286,9 +286,11 @@ def test_tensors_are_poisoned() -> None:
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
 def test_values_are_the_parameters(family: Family) -> None:
     case = random_cases(1, seed=9)[0]
-    (launch,) = case.program(family, case.config(family, find_target("sm_90a")), find_device("h200")).launches
-    assert launch.values["len_kv"] == case.workload.len_kv
-    assert family.parameters.pack(launch.values)
+    config = case.config(family, find_target("sm_90a"))
+    blocks = {kernel.suffix: kernel.parameters for kernel in family.kernels(case.problem, config)}
+    for launch in case.program(family, config, find_device("h200")).launches:
+        assert launch.values["len_kv"] == case.workload.len_kv
+        assert blocks[launch.suffix].pack(launch.values)
 
 
 def test_far_layouts_pass_2_31() -> None:

@@ -25,9 +25,14 @@ def compiled(source: Source) -> Artifact:
     return ArtifactStore().get_or_compile(source, Emulated.LIBRARY)
 
 
-def emulated_kernel(spec: KernelSpec, source: Source | None = None) -> EmulatedKernel:
-    """The kernel of a spec on emulated atoms, or another text of it."""
-    return EmulatedKernel(spec, compiled(source or render(spec, Atoms.EMULATED)))
+def emulated_texts(spec: KernelSpec) -> list[Source]:
+    """The text of a spec with emulated atoms, once for each of its kernels."""
+    return [render(spec, Atoms.EMULATED, suffix) for suffix in spec.kernels]
+
+
+def emulated_kernel(spec: KernelSpec, *sources: Source) -> EmulatedKernel:
+    """The kernels of a spec on emulated atoms, or other texts of them."""
+    return EmulatedKernel(spec, *map(compiled, sources or emulated_texts(spec)))
 
 
 def launch(

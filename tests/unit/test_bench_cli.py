@@ -129,7 +129,7 @@ def test_without_matplotlib_everything_else_is_written(
         (["--rounds", "0"], "rounds must be an integer from 1 to 1000; got 0"),
         (["--batch", "0"], "head_dim must be given with options of one workload; got --batch without it"),
         (["--seqlen", "5", "--causal"], "head_dim must be given with options of one workload; got --seqlen, --causal without it"),
-        (["--head-dim", "64", "--batch", "0"], "batch must be an integer >= 1; got 0"),
+        (["--head-dim", "64", "--batch", "0"], "batch must be an integer from 1 to 2147483647; got 0"),
         (["--head-dim", "64", "--seqlen-kv", "0"], "seqlen_kv must be an integer from 1"),
         (["--head-dim", "64", "--grid", "gqa"], "grid must stand without head_dim; got grid gqa and head_dim 64"),
         (["--from", "nowhere.json"], "from must be a bench.json that can be read; got nowhere.json: No such file"),

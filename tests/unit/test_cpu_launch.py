@@ -33,11 +33,11 @@ class Launched:
         self.spec = spec
 
     def launch(self, program: Program, tensors: Any, order: Any = None, **more: Any) -> None:
-        (only,) = program.launches
         assert list(tensors) == [tensor.name for tensor in tensors.values()]
-        self.given = SimpleNamespace(
-            grid=only.grid, values=only.values, maps=only.maps, tensors=list(tensors.values()), order=order, **more
-        )
+        values = {name: value for launch in program.launches for name, value in launch.values.items()}
+        maps = {name: shape for launch in program.launches for name, shape in launch.maps.items()}
+        grids = [launch.grid for launch in program.launches]
+        self.given = SimpleNamespace(grids=grids, values=values, maps=maps, tensors=list(tensors.values()), order=order, **more)
 
 
 def launch(spec: KernelSpec, tensors: Tensors, scale: float | None = None, order: EmulationOrder | None = None) -> Any:
@@ -59,10 +59,11 @@ def test_a_launch_has_the_tensors_and_no_more(family: Any) -> None:
     assert [t.name for t in given.tensors if t.writable] == ["out", "lse"]
     assert tensors["out"].isnan().all(), "what is not written shows"
     assert tensors["lse"].isnan().all()
-    assert given.grid == program_of(family, PROBLEM, spec.config, WORKLOAD, device_of_target(SM_90)).launches[0].grid
+    expected = program_of(family, PROBLEM, spec.config, WORKLOAD, device_of_target(SM_90))
+    assert given.grids == [launch.grid for launch in expected.launches]
     assert [given.values[name] for name in ("len_q", "len_kv")] == [70, 130]
     assert given.values["scale_log2"] == pytest.approx(64**-0.5 * 1.4426950408889634)
-    assert given.maps.keys() == {place.name for place in family.parameters.tensor_maps}
+    assert given.maps.keys() == {place.name for kernel in spec.kernels.values() for place in kernel.parameters.tensor_maps}
     assert launch(spec, tensors, 0.3).values["scale_log2"] == pytest.approx(0.3 * 1.4426950408889634)
     order = EmulationOrder(late_copies=False)
     assert launch(spec, tensors, None, order).order is order

@@ -108,13 +108,19 @@ def require_whole_programs(family: Family, problem: Problem, workload: Workload,
     """Every parameter has a value, every operand a place, and every launch a size."""
     device, config, operation = device_of_target(target), family.default(problem, target), operation_of(problem)
     call = operation.call(problem, workload, {}, dict.fromkeys(operation.scalars(problem), 0.125))
-    program, block = family.program(config, call, device), family.parameters
+    program, kernels = family.program(config, call, device), family.kernels(problem, config)
+    blocks, resources = {kernel.suffix: kernel.parameters for kernel in kernels}, family.resources(problem, config)
+    assert resources.keys() == blocks.keys()
+    assert [launch.suffix for launch in program.launches] == list(blocks), "each kernel is launched, in their order"
     names = {operand.name for operand in operation.operands(problem)} | {buffer.name for buffer in program.buffers}
     for launch in program.launches:
+        block = blocks[launch.suffix]
         assert 1 <= launch.grid < 2**31
+        assert BlockResources(launch.threads, launch.shared_bytes) == resources[launch.suffix]
         assert launch.maps.keys() == {place.name for place in block.tensor_maps} <= names
         assert len(block.pack(launch.values)) % block.alignment == 0
-    assert names <= {place.name for place in (*block.tensor_maps, *block.pointers)}, "each is used"
+    places = [place.name for block in blocks.values() for place in (*block.tensor_maps, *block.pointers)]
+    assert names <= set(places), "each is used"
 
 
 @every_family

@@ -269,11 +269,12 @@ def test_a_sample_is_legal_repeatable_and_half_of_the_space() -> None:
     problem, _ = model.cell_of((72, True, 512))
     for family in families().values():
         sample = model.sample(family, problem, H200.target, 20)
-        assert len(set(sample)) == 20
+        legal = family.legal_configs(problem, H200.target)
+        assert len(set(sample)) == min(20, len(legal))
         assert sample == model.sample(family, problem, H200.target, 20)
         assert all(family.check(problem, config, H200.target) == [] for config in sample)
         assert {family.group_unit(config) for config in sample} == {1}
-        assert len(set(sample) & set(family.legal_configs(problem, H200.target))) >= 10
+        assert len(set(sample) & set(legal)) >= 10
 
 
 def test_a_score_tells_order_and_what_is_missed() -> None:

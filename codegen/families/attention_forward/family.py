@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from flashgen.codegen.attention import TENSORS, head_dim_reasons, reciprocal, scale_values, section_heads
+from flashgen.codegen.attention import TENSORS, head_dim_reasons, padded, reciprocal, scale_values, section_heads
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
@@ -18,7 +18,6 @@ from flashgen.codegen.workload import Workload
 
 from . import model
 from .config import AttentionForwardConfig, QueryPlace, StepOrder
-from .model import padded
 
 SECTION_SHARE_OF_L2 = 2  # one part in so many: blocks of neighbouring sections run together
 SPARE_REGISTERS = 36  # of a thread, beside those needed: with so many hardly anything spills

@@ -16,7 +16,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashgen.codegen.devices import Device
+from flashgen.codegen.attention import padded
+from flashgen.codegen.devices import DRAM_EFFICIENCY, Device
 from flashgen.codegen.family import Prediction
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask, Problem
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 SCHEDULERS = 4  # of an SM, on every architecture from sm_80 on
 SHARED_BYTES_PER_CYCLE = 128
-DRAM_EFFICIENCY = 0.85  # of the data sheet's bandwidth that a kernel can reach
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,6 @@ class Step:
             return "shared memory" if self.shared_memory > self.l2 else "L2"
         demands = {"tensor cores": self.tensor, "exponentials": self.exponentials, "arithmetic": arithmetic}
         return max(demands, key=lambda name: demands[name])
-
-
-def padded(columns: int) -> int:
-    """Columns as the matrix product takes them: a multiple of 16."""
-    return -(-columns // 16) * 16
 
 
 def neighbours(columns: int) -> int:

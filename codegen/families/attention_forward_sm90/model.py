@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from flashgen.codegen.devices import Device
+from flashgen.codegen.devices import DRAM_EFFICIENCY, Device
 from flashgen.codegen.family import Prediction
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 PANEL = 64  # columns that are copied together
 SECTOR_BYTES = 32  # of the L2
-DRAM_EFFICIENCY = 0.85  # of the data sheet's bandwidth that a kernel can reach
 MEMORY_JOINING = (
     8  # exponent of the norm that joins memory and the rest: of two that memory bounds, the one with less of the rest is faster
 )
