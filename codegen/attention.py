@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 
 from .errors import ArgumentError, shown
 from .operands import Call
@@ -51,8 +52,13 @@ def section_heads(problem: Problem, workload: Workload, section_bytes: int) -> i
     heads = workload.batch * workload.heads_q
     bytes_of_head = workload.len_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
     fitting = section_bytes * (workload.heads_q // workload.heads_kv) // max(1, bytes_of_head)
-    largest = max(1, min(fitting, heads, MAX_SECTION_HEADS))
-    return next(n for n in range(largest, 0, -1) if heads % n == 0)
+    return _largest_divisor(heads, max(1, min(fitting, heads, MAX_SECTION_HEADS)))
+
+
+@lru_cache(maxsize=2**12)
+def _largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor that is no larger than `limit`."""
+    return next(n for n in range(limit, 0, -1) if number % n == 0)
 
 
 def require_scale(scale: float) -> None:
@@ -70,11 +76,16 @@ def scale_values(scale: float) -> dict[str, float]:
     The scale is an fp32 number, as in plain PyTorch, which multiplies fp32 scores by it: lse is that of the same scaled scores.
     Raises ArgumentError as `require_scale` does.
     """
+    return dict(_scale_values(scale))
+
+
+@lru_cache(maxsize=2**10)
+def _scale_values(scale: float) -> tuple[tuple[str, float], ...]:
     require_scale(scale)
     scale = float32(scale)
     scale_log2 = float32(scale * math.log2(math.e))
     natural = scale / scale_log2
-    return {"scale_log2": scale_log2, "natural": natural, "natural_low": natural - float32(natural)}
+    return ("scale_log2", scale_log2), ("natural", natural), ("natural_low", natural - float32(natural))
 
 
 def head_dim_reasons(problem: Problem) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from .problem import Problem
 from .workload import Workload
@@ -56,7 +57,12 @@ class Operand:
 
     def sizes(self, problem: Problem, workload: Workload) -> tuple[int, ...]:
         """How many elements it has along each axis."""
-        return tuple(getattr(problem if axis in _OF_THE_PROBLEM else workload, axis.value) for axis in self.axes)
+        return tuple([getattr(problem if of_the_problem else workload, name) for of_the_problem, name in self._fields])
+
+    @cached_property
+    def _fields(self) -> tuple[tuple[bool, str], ...]:
+        """For each axis whether the problem or the workload has its size, and in which field: a new length asks for it."""
+        return tuple((axis in _OF_THE_PROBLEM, axis.value) for axis in self.axes)
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,15 @@ class ParameterBlock:
 
         The size is a multiple of `alignment`, as in C. Raises ValueError unless there is a value for each of those fields and no other.
         """
-        names = [field.name for field in self.values]
-        if values.keys() != set(names):
+        layout, empty, names = self._layout
+        if len(values) != len(names) or not all(map(values.__contains__, names)):
             raise ValueError(f"values must be of {', '.join(names)}; got {', '.join(values)}")
-        empty = [bytes(TENSOR_MAP_BYTES)] * len(self.tensor_maps) + [0] * len(self.pointers)
-        packed = struct.pack("=" + "".join(f.format for f in self.fields), *empty, *(values[name] for name in names))
-        return packed + bytes(-len(packed) % self.alignment)
+        return layout.pack(*empty, *map(values.__getitem__, names))
+
+    @cached_property
+    def _layout(self) -> tuple[struct.Struct, tuple[bytes | int, ...], tuple[str, ...]]:
+        """How `pack` packs, with the padding at the end; what it puts into tensor maps and pointers; the names of the values."""
+        fields = "=" + "".join(field.format for field in self.fields)
+        padding = -struct.calcsize(fields) % self.alignment
+        empty = (bytes(TENSOR_MAP_BYTES),) * len(self.tensor_maps) + (0,) * len(self.pointers)
+        return struct.Struct(f"{fields}{padding}x"), empty, tuple(field.name for field in self.values)

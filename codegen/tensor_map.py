@@ -9,6 +9,7 @@ https://docs.nvidia.com/cuda/parallel-thread-execution/#tensors).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import ArgumentError, choice_error, require_int
 from .problem import Dtype
@@ -18,6 +19,7 @@ MAX_SIZE = 2**32
 MAX_BOX = 256
 STRIDE_UNIT, STRIDE_END = 16, 2**40
 SWIZZLES = (0, 32, 64, 128)
+_INT = {int}
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,32 @@ class TensorMapShape:
     swizzle_bytes: int = 128
 
     def __post_init__(self) -> None:
+        if not self._is_allowed():
+            self._refuse()
+
+    def _is_allowed(self) -> bool:
+        """The rules in short: each call of a new length makes some shapes, and nearly all are allowed."""
+        sizes, strides, box, rank = self.sizes, self.strides, self.box, len(self.sizes)
+        row = self.dtype.bytes * box[0] if box else 0
+        return (
+            MIN_RANK <= rank <= MAX_RANK
+            and len(strides) == rank - 1
+            and len(box) == rank
+            and {*map(type, sizes), *map(type, strides), *map(type, box)} == _INT
+            and min(sizes) >= 1
+            and max(sizes) <= MAX_SIZE
+            and min(strides) >= 0
+            and max(strides) < STRIDE_END
+            and not sum([stride % STRIDE_UNIT for stride in strides])
+            and min(box) >= 1
+            and max(box) <= MAX_BOX
+            and self.swizzle_bytes in SWIZZLES
+            and not row % 16
+            and (not self.swizzle_bytes or row <= self.swizzle_bytes)
+        )
+
+    def _refuse(self) -> None:
+        """Raises ArgumentError that names the first rule broken."""
         rank = len(self.sizes)
         if not MIN_RANK <= rank <= MAX_RANK:
             raise ArgumentError(f"sizes must be of {MIN_RANK} to {MAX_RANK} dimensions; got {rank}")
@@ -58,3 +86,9 @@ class TensorMapShape:
             raise ArgumentError(f"box[0] must be a multiple of 16 bytes; got {self.box[0]} elements, {row} bytes")
         if self.swizzle_bytes and row > self.swizzle_bytes:
             raise ArgumentError(f"box[0] must fit swizzle_bytes {self.swizzle_bytes}; got {self.box[0]} elements, {row} bytes")
+
+
+@lru_cache(maxsize=2**12)
+def tensor_map_shape(dtype: Dtype, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> TensorMapShape:
+    """The shape with a swizzle of 128 bytes, checked once: k and v often have the same, and q and out keep theirs while keys are added."""
+    return TensorMapShape(dtype, sizes, strides, box)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operation import operation_of
-from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 
 from ..parameter_buffer import parameter_buffer
 from .driver import Gpu, check, driver
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_GRID = 2**31 - 1
 
+# Of pointers the word and the index of the name; of tensor maps the index, the name and the offset in bytes.
+_Places = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, str, int], ...]]
 
 _libraries: dict[bytes, Any] = {}
 _loading = threading.Lock()
@@ -55,12 +56,26 @@ class Kernel:
         library = _library(artifact)
         device = check(cu.cuDeviceGet(gpu.ordinal), "finding the GPU")
         limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self.operands = tuple(operand.name for operand in operation_of(spec.problem).operands(spec.problem))
+        self.parameters = {suffix: text.parameters for suffix, text in spec.kernels.items()}
+        self._places: dict[tuple[str, tuple[str, ...]], _Places] = {}
         self.handles: dict[str, Any] = {}
         for suffix, block in spec.resources.items():
             entry, shared_bytes = artifact.entry + suffix, block.shared_bytes
             kernel = check(cu.cuLibraryGetKernel(library, entry.encode()), f"finding {entry}")
             check(cu.cuKernelSetAttribute(limit, shared_bytes, kernel, device), f"allowing {shared_bytes} B of shared memory")
             self.handles[suffix] = cu.CUfunction(int(kernel))
+
+    def places(self, suffix: str, names: tuple[str, ...]) -> _Places:
+        """Where the addresses of `names` go in the parameters of a kernel: found once, because each call of a new length asks."""
+        places = self._places.get((suffix, names))
+        if places is None:
+            block = self.parameters[suffix]
+            # A pointer to what the program does not have stays 0.
+            pointers = tuple((place.offset // 8, names.index(place.name)) for place in block.pointers if place.name in names)
+            maps = tuple((names.index(place.name), place.name, place.offset) for place in block.tensor_maps)
+            places = self._places[suffix, names] = pointers, maps
+        return places
 
     def bind(self, program: Program) -> Launch:
         """Fixes all of a call but the addresses."""
@@ -75,9 +90,8 @@ class Launch:
 
     def __init__(self, kernel: Kernel, program: Program) -> None:
         """Raises ArgumentError for a number of blocks that no launch can have."""
-        self.kernel, self.program = kernel, program
-        operands = (operand.name for operand in operation_of(kernel.spec.problem).operands(kernel.spec.problem))
-        self.names = (*operands, *(buffer.name for buffer in program.buffers))
+        self.kernel = kernel  # and not the program: what lives as long as a plan costs each collection of garbage
+        self.names = (*kernel.operands, *[buffer.name for buffer in program.buffers])
         self._launch = driver().cuLaunchKernel
         self._bound = tuple(_Bound(kernel, launch, self.names) for launch in program.launches)
 
@@ -101,23 +115,17 @@ class Launch:
 class _Bound:
     """One launch of a program: its parameters, and where the addresses go."""
 
+    __slots__ = ("_address", "_buffer", "arguments", "maps", "pointers", "shape", "suffix", "words")
+
     def __init__(self, kernel: Kernel, launch: KernelLaunch, names: tuple[str, ...]) -> None:
         if not 0 < launch.grid <= MAX_GRID:
             raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {launch.grid}")
-        block = kernel.spec.kernels[launch.suffix].parameters
+        block, (self.pointers, maps) = kernel.parameters[launch.suffix], kernel.places(launch.suffix, names)
         self.suffix = launch.suffix
         self._buffer = parameter_buffer(block.pack(launch.values))
         self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
         self.arguments = ctypes.addressof(self._address)
         written = memoryview(self._buffer).cast("B")
         self.words = written.cast("Q")
-        # A pointer to what this program does not have stays 0.
-        self.pointers = tuple((place.offset // 8, names.index(place.name)) for place in block.pointers if place.name in names)
-        self.maps = tuple(
-            (
-                names.index(place.name),
-                TensorMapField(Encoder(launch.maps[place.name]), written[place.offset : place.offset + TENSOR_MAP_BYTES]),
-            )
-            for place in block.tensor_maps
-        )
+        self.maps = tuple([(index, TensorMapField(Encoder(launch.maps[name]), written, offset)) for index, name, offset in maps])
         self.shape: tuple[Any, ...] = (kernel.handles[launch.suffix], launch.grid, 1, 1, launch.threads, 1, 1, launch.shared_bytes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.problem import Dtype
@@ -22,27 +24,34 @@ class Encoder:
     Nothing is interleaved, elements out of bounds are 0, and the L2 is filled by 256 bytes.
     """
 
+    __slots__ = ("_shape",)
+
     def __init__(self, shape: TensorMapShape) -> None:
-        cu = driver()
-        rank = len(shape.sizes)
-        self._shape, self._encode = shape, cu.cuTensorMapEncodeTiled
-        self._before = (getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_DTYPES[shape.dtype]}"), rank)
-        self._after = (
-            [cu.cuuint64_t(size) for size in shape.sizes],
-            [cu.cuuint64_t(stride) for stride in shape.strides],
-            [cu.cuuint32_t(extent) for extent in shape.box],
-            [cu.cuuint32_t(1)] * rank,
-            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[shape.swizzle_bytes]}"),
-            cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
+        self._shape = shape
 
     def __call__(self, address: int) -> bytes:
         """The map of the tensor at a device address. Raises DriverError, with all that was asked for, if the driver refuses it."""
-        result = self._encode(*self._before, address, *self._after)
-        encoded = check(result, f"encoding a tensor map of {self._shape} at address {address:#x}")
+        cu, shape = driver(), self._shape
+        dtype, steps, options = _constants(cu, shape.dtype, len(shape.sizes), shape.swizzle_bytes)
+        # The driver's numbers are made here: kept, they would be dozens of objects a plan for the garbage collector to walk.
+        sizes, strides = [*map(cu.cuuint64_t, shape.sizes)], [*map(cu.cuuint64_t, shape.strides)]
+        box = [*map(cu.cuuint32_t, shape.box)]
+        status, encoded = cu.cuTensorMapEncodeTiled(dtype, len(sizes), address, sizes, strides, box, steps, *options)
+        if status:
+            check((status,), f"encoding a tensor map of {shape} at address {address:#x}")
         return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+
+
+@cache
+def _constants(cu: Any, dtype: Dtype, rank: int, swizzle_bytes: int) -> tuple[Any, list[Any], tuple[Any, ...]]:
+    """The driver's element type, steps of 1, and what follows the steps."""
+    options = (
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[swizzle_bytes]}"),
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_DTYPES[dtype]}"), [cu.cuuint32_t(1)] * rank, options
 
 
 class TensorMapField:
@@ -52,10 +61,12 @@ class TensorMapField:
     sees by `address`; of others the map is copied.
     """
 
-    def __init__(self, encode: Callable[[int], bytes], place: memoryview) -> None:
-        """`place`: the field's bytes among the parameters."""
+    __slots__ = ("_begin", "_encode", "_maps", "_parameters", "address")
+
+    def __init__(self, encode: Callable[[int], bytes], parameters: memoryview, begin: int) -> None:
+        """`begin`: of the field's bytes among those of the parameters."""
         self.address = -1
-        self._encode, self._place = encode, place
+        self._encode, self._parameters, self._begin = encode, parameters, begin
         self._maps: dict[int, bytes] = {}
 
     def fill(self, address: int) -> None:
@@ -67,5 +78,5 @@ class TensorMapField:
                 for old in list(self._maps)[: KEPT // 2]:
                     del self._maps[old]
             self._maps[address] = encoded
-        self._place[:] = encoded
+        self._parameters[self._begin : self._begin + TENSOR_MAP_BYTES] = encoded
         self.address = address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from types import NoneType
 from typing import Any
 
@@ -61,7 +62,7 @@ def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, 
     _check_shapes(q, k, v, layout)
     if scale is not None:
         require_scale(scale)
-    require_possible(_problem(q, v, causal))
+    _problem(q, v, causal)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _check_strides(name, tensor)
 
@@ -78,26 +79,28 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str
     """Ranks, dtypes, devices and sizes go together."""
     _require_layout(layout)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _require_dense(name, tensor)
-        if tensor.dim() != 4:
-            raise ArgumentError(f"{name} must have 4 dimensions ({', '.join(layout)}); got {tensor.dim()}")
+        _require_dense(name, tensor)  # others may have no shape
+    dtype, device, of_q, of_k, of_v = q.dtype, q.device, q.shape, k.shape, v.shape
+    for name, tensor, shape in (("q", q, of_q), ("k", k, of_k), ("v", v, of_v)):
+        if len(shape) != 4:
+            raise ArgumentError(f"{name} must have 4 dimensions ({', '.join(layout)}); got {len(shape)}")
         if tensor.dtype not in DTYPES:
             raise ArgumentError(f"{name} must be torch.bfloat16 or torch.float16; got {tensor.dtype}")
-        if tensor.dtype != q.dtype:
-            raise ArgumentError(f"{name} must have q's dtype {q.dtype}; got {tensor.dtype}")
-        if tensor.device != q.device:
-            raise ArgumentError(f"{name} must be on q's device {q.device}; got {tensor.device}")
-        if tensor.shape[0] != q.shape[0]:
-            raise ArgumentError(f"{name} must have q's batch size {q.shape[0]}; got {tensor.shape[0]}")
+        if tensor.dtype != dtype:
+            raise ArgumentError(f"{name} must have q's dtype {dtype}; got {tensor.dtype}")
+        if tensor.device != device:
+            raise ArgumentError(f"{name} must be on q's device {device}; got {tensor.device}")
+        if shape[0] != of_q[0]:
+            raise ArgumentError(f"{name} must have q's batch size {of_q[0]}; got {shape[0]}")
     row, head = LAYOUTS[layout]
-    if k.shape[3] != q.shape[3]:
-        raise ArgumentError(f"k must have q's head_dim {q.shape[3]}; got {k.shape[3]}")
-    if v.shape[row] != k.shape[row]:
-        raise ArgumentError(f"v must have k's length {k.shape[row]}; got {v.shape[row]}")
-    if v.shape[head] != k.shape[head]:
-        raise ArgumentError(f"v must have k's number of heads {k.shape[head]}; got {v.shape[head]}")
-    if q.shape[head] and (not k.shape[head] or q.shape[head] % k.shape[head]):
-        raise ArgumentError(f"q must have a number of heads that is a multiple of k's {k.shape[head]}; got {q.shape[head]}")
+    if of_k[3] != of_q[3]:
+        raise ArgumentError(f"k must have q's head_dim {of_q[3]}; got {of_k[3]}")
+    if of_v[row] != of_k[row]:
+        raise ArgumentError(f"v must have k's length {of_k[row]}; got {of_v[row]}")
+    if of_v[head] != of_k[head]:
+        raise ArgumentError(f"v must have k's number of heads {of_k[head]}; got {of_v[head]}")
+    if of_q[head] and (not of_k[head] or of_q[head] % of_k[head]):
+        raise ArgumentError(f"q must have a number of heads that is a multiple of k's {of_k[head]}; got {of_q[head]}")
 
 
 def _require_dense(name: str, tensor: torch.Tensor) -> None:
@@ -114,11 +117,11 @@ def _require_layout(layout: str) -> None:
 
 def _check_strides(name: str, tensor: torch.Tensor) -> None:
     """The last dimension is contiguous and rows are aligned. An empty tensor may have any strides: `contiguous` could not mend them."""
-    strides = tensor.stride()
+    strides, element_size = tensor.stride(), tensor.element_size()
     if strides[3] != 1 and tensor.numel():
         raise ArgumentError(f"{name} must be contiguous in its last dimension (stride 1); got stride {strides[3]}")
     for dim in range(3):
-        if strides[dim] * tensor.element_size() % ALIGNMENT and tensor.shape[dim] > 1 and tensor.numel():
+        if strides[dim] * element_size % ALIGNMENT and tensor.shape[dim] > 1 and tensor.numel():
             raise ArgumentError(
                 f"{name} must have rows aligned to {ALIGNMENT} bytes (strides of a multiple of 8 elements); "
                 f"got stride {strides[dim]} in dimension {dim}"
@@ -126,7 +129,16 @@ def _check_strides(name: str, tensor: torch.Tensor) -> None:
 
 
 def _problem(q: torch.Tensor, v: torch.Tensor, causal: bool) -> Problem:
-    return Problem(DTYPES[q.dtype], int(q.shape[3]), int(v.shape[3]), Mask.CAUSAL if causal else Mask.FULL)
+    """What these tensors ask for. Raises ArgumentError if no family can compute it on any target."""
+    return _possible_problem(q.dtype, int(q.shape[3]), int(v.shape[3]), causal)
+
+
+@lru_cache(maxsize=2**10)
+def _possible_problem(dtype: torch.dtype, head_dim: int, head_dim_v: int, causal: bool) -> Problem:
+    """One instance for all calls, which differ in their lengths far more often than in this. Raises ArgumentError as `_problem`."""
+    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL)
+    require_possible(problem)
+    return problem
 
 
 def require_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, error: Exception, in_mode: bool) -> None:
@@ -144,8 +156,8 @@ def require_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, error: E
 
 def problem_and_workload(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str) -> tuple[Problem, Workload]:
     """The types of `codegen` for these tensors, which have passed `check_call`."""
-    row, head = LAYOUTS[layout]
-    return _problem(q, v, causal), Workload(q.shape[0], q.shape[head], k.shape[head], q.shape[row], k.shape[row])
+    (row, head), of_q, of_k = LAYOUTS[layout], q.shape, k.shape
+    return _problem(q, v, causal), Workload(of_q[0], of_q[head], of_k[head], of_q[row], of_k[row])
 
 
 def require_memory(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from .arguments import ALIGNMENT, axis_strides, check_call, ordered_strides, pro
 from .tile_counters import tile_counters
 
 F = TypeVar("F", bound=Callable[..., Any])
+_LOCAL = threading.local()
 
 
 class CaptureError(FlashgenError, RuntimeError):
@@ -60,13 +62,13 @@ class Plan:
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
         problem, workload = problem_and_workload(q, k, v, causal, layout)
         on = gpu(q.device.index)
-        families_for(problem, on.device.target)
         self.index = q.device.index
         self.out_shape = (*q.shape[:3], v.shape[3])
         self.out_like_q = q.is_contiguous() and q.shape == self.out_shape
         self.lse_shape = (workload.batch, workload.heads_q, workload.len_q)
         self.launch: Launch | None = None
         if not math.prod(self.lse_shape):
+            families_for(problem, on.device.target)
             return
         strides = {name: axis_strides(tensor, layout) for name, tensor in (("q", q), ("k", k), ("v", v))}
         _, outer, inner, width = self.out_shape
@@ -74,9 +76,10 @@ class Plan:
         call = attention_call(problem, workload, strides, scale)
         if kernel is None:
             kernel = choose_kernel(problem, workload, on, excluded_families(call, on.device.target))
-        family, config, device = kernel.spec.family, kernel.spec.config, kernel.gpu.device
-        family.require_call(call, config)
-        program = family.program(config, call, device)
+            kernel.spec.family.require_workload(kernel.spec.config, workload)  # the family takes the call, or it would be excluded
+        else:
+            kernel.spec.family.require_call(call, kernel.spec.config)
+        program = kernel.spec.family.program(kernel.spec.config, call, kernel.gpu.device)
         self.buffers = tuple((buffer.bytes, buffer.kind) for buffer in program.buffers)
         self.launch = kernel.bind(program)
         _require_context(self.index)
@@ -120,6 +123,8 @@ def choose_kernel(problem: Problem, workload: Workload, on: Gpu, excluded: froze
 
     Raises CaptureError if it would have to be made while a CUDA graph is being captured.
     """
+    if (cached := loaded.kernels.cached(problem, workload, on, excluded, any_length)) is not None:
+        return cached
     if torch.cuda.is_current_stream_capturing() and not loaded.kernels.is_chosen(problem, workload, on, excluded, any_length):
         raise CaptureError(
             f"flashgen.attention has no kernel yet for {problem.name} {workload.name}, and none can be made during a CUDA graph's capture: "
@@ -129,11 +134,15 @@ def choose_kernel(problem: Problem, workload: Workload, on: Gpu, excluded: froze
 
 
 def _require_context(ordinal: int) -> None:
-    """A thread that has not used CUDA yet has no context; a launch needs the device's primary one."""
+    """A thread that has not used CUDA yet has no context; a launch needs the device's primary one, which stays once it is there."""
+    there: set[int] = _LOCAL.__dict__.setdefault("contexts", set())
+    if ordinal in there:
+        return
     cu = driver()
     with torch.cuda.device(ordinal):
         if not int(check(cu.cuCtxGetCurrent(), "finding the context")):
             torch.cuda.synchronize()  # the runtime makes the primary context current in this thread
+    there.add(ordinal)
 
 
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)

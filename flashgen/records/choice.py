@@ -47,9 +47,14 @@ def bucket(workload: Workload) -> Workload:
     One kernel is chosen per bucket, so a length not seen before costs at most one compile per bucket. The bucket keeps the group, on
     which alone it may depend whether a kernel takes a workload: see `Family.config_refusals`.
     """
+    return Workload(1, *bucket_sizes(workload))
+
+
+def bucket_sizes(workload: Workload) -> tuple[int, int, int, int]:
+    """The sizes of a workload's bucket but for its batch, which is 1: as good a key as the bucket itself, and cheaper to come by."""
     group = workload.heads_q // max(1, workload.heads_kv)
     heads = _power_of_two(workload.batch * workload.heads_kv, _MOST // max(1, group))
-    return Workload(1, heads * group, heads, _power_of_two(workload.len_q), _power_of_two(workload.len_kv))
+    return heads * group, heads, _power_of_two(workload.len_q), _power_of_two(workload.len_kv)
 
 
 _MOST = 2**31 - 1  # of each size of a workload
@@ -72,6 +77,11 @@ class Known:
     def __init__(self, present: Fastest, older: Fastest) -> None:
         self.present, self.older = present, older
         self._nearest: dict[tuple[Workload, tuple[str, str], bool], Choice | None] = {}
+
+    @property
+    def workloads(self) -> frozenset[Workload]:
+        """Those that have a record of their own, of whatever age."""
+        return frozenset(self.present.keys() | self.older.keys())
 
     def exact(self, workload: Workload, toolchain: tuple[str, str], older: bool = False) -> Choice | None:
         """The best record of that very workload: of that driver and compiler, else of any."""

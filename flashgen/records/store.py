@@ -36,6 +36,7 @@ class Records:
         self._file = RecordFile(path if path is not None else cache_dir() / "records.sqlite3")
         self.path = self._file.path
         self._warned = False
+        self.generation = 0  # raised whenever what `known` says may have changed
         # Rows, by key, of the devices that `known` was asked for, and what it found in them; others' later writes are not seen.
         self._rows: dict[tuple[str, int], dict[tuple[Any, ...], StoredRow]] = {}
         self._known: dict[tuple[Problem, Device, int, frozenset[str]], Known] = {}
@@ -53,6 +54,7 @@ class Records:
         row = _row_of(record)
         with self._file.lock:
             self._file.put(row)
+            self.generation += 1
             device = (record.key.device_name, record.key.sm_count)
             if device in self._rows:
                 self._rows[device][row.key] = row
@@ -66,6 +68,7 @@ class Records:
         rows = [_row_of(record) for record in records]
         with self._file.lock:
             added = self._file.add(rows)
+            self.generation += 1
             self._rows.clear()
             self._known.clear()
         if self._file.in_memory:
@@ -117,6 +120,7 @@ class Records:
         with self._file.lock:
             self._rows.clear()
             self._known.clear()
+            self.generation += 1
             removed = self._file.clear()
         if self._file.in_memory and self.path.exists():
             raise FlashgenError(f"{self.path} cannot be written: its records stay")

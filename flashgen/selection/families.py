@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import Family, families, find_family
@@ -12,15 +14,16 @@ from flashgen.codegen.target import Target
 
 from ..records.choice import bucket as bucket
 
+_NONE: frozenset[str] = frozenset()
+
 
 def families_for(problem: Problem, target: Target, name: str | None = None) -> list[Family]:
     """The automatic families that can compute `problem` on `target`, those preferred first; or the one of that name.
 
     Raises ArgumentError with every family's reasons if none can.
     """
-    asked = [find_family(name)] if name is not None else [family for family in families().values() if family.automatic]
-    able = _without_reasons({family: family.refusals(problem, target) for family in asked})
-    return sorted(able, key=lambda family: (-family.preference, family.name))
+    asked = (find_family(name),) if name is not None else tuple(family for family in families().values() if family.automatic)
+    return list(_able(asked, problem, target))
 
 
 def excluded_families(call: Call, target: Target) -> frozenset[str]:
@@ -29,8 +32,17 @@ def excluded_families(call: Call, target: Target) -> frozenset[str]:
     Raises ArgumentError with every family's reasons if that leaves none.
     """
     refusals = {family: family.call_refusals(call) for family in families_for(call.problem, target)}
+    if not any(refusals.values()):
+        return _NONE
     able = _without_reasons(refusals)
     return frozenset(family.name for family in refusals if family not in able)
+
+
+@lru_cache(maxsize=2**10)
+def _able(asked: tuple[Family, ...], problem: Problem, target: Target) -> tuple[Family, ...]:
+    """As `families_for`; kept, because each call of a new length asks."""
+    able = _without_reasons({family: family.refusals(problem, target) for family in asked})
+    return tuple(sorted(able, key=lambda family: (-family.preference, family.name)))
 
 
 def _without_reasons(refusals: dict[Family, list[str]]) -> list[Family]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from flashgen.build.gpu.driver import Gpu
 from flashgen.build.gpu.kernel import Kernel
@@ -13,13 +14,24 @@ from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 
+from ..records import sources
 from ..records.choice import bucket as bucket
+from ..records.choice import bucket_sizes
 from . import compilation
 from .families import families_for, families_not_asked
 from .imports import Imports
-from .picks import Pick, model_picks, picks
+from .picks import Pick, model_picks, picks, recorded_workloads
 
 logger = logging.getLogger("flashgen")
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """What all workloads of a bucket get but those `recorded`, which have a record of their own; `sources`: what that followed from."""
+
+    kernel: Kernel
+    recorded: frozenset[Workload]
+    sources: tuple[object, ...]
 
 
 class Kernels:
@@ -32,6 +44,7 @@ class Kernels:
         self._lock = threading.Lock()  # of what is here; never held during a compile
         self._locks: dict[Hashable, threading.Lock] = {}
         self._chosen: dict[Hashable, Kernel] = {}
+        self._buckets: dict[Hashable, _Bucket] = {}
         self._loaded: dict[tuple[str, int], Kernel] = {}
         self._broken: set[Hashable] = set()
         self._said: set[Hashable] = set()
@@ -46,6 +59,34 @@ class Kernels:
 
         What is chosen depends on the call, the imports and the records alone, not on earlier calls. Raises ArgumentError if no family can.
         """
+        kernel = self.cached(problem, workload, gpu, excluded, any_length)
+        if kernel is None:
+            sources_then = self._sources()
+            kernel = self._choose(problem, workload, gpu, excluded, any_length)
+            recorded = recorded_workloads(problem, gpu.device, excluded)
+            if workload not in recorded:
+                with self._lock:
+                    if sources_then == self._sources():
+                        key = (problem, bucket_sizes(workload), gpu.ordinal, excluded)
+                        self._buckets[key] = _Bucket(kernel, recorded, sources_then)
+        return kernel
+
+    def cached(self, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str], any_length: bool) -> Kernel | None:
+        """What `choose` would return, if it has chosen for another workload of this one's bucket: found without walking records.
+
+        The answer is the same as long as imports and records are what they were then, unless this very workload has a record.
+        """
+        found = self._buckets.get((problem, bucket_sizes(workload), gpu.ordinal, excluded))
+        if found is None or (workload in found.recorded and not any_length) or found.sources != self._sources():
+            return None
+        return found.kernel
+
+    def _sources(self) -> tuple[object, ...]:
+        """What a choice follows from beside the call: differs from what it was earlier once imports or records may have changed."""
+        own = sources.own_records()
+        return self.generation, own, own.generation, sources.shipped_records()
+
+    def _choose(self, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str], any_length: bool) -> Kernel:
         while True:
             generation = self.generation
             imported = imports.find(problem, workload, gpu, excluded)
@@ -70,6 +111,8 @@ class Kernels:
         self, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str] = frozenset(), any_length: bool = False
     ) -> bool:
         """Whether `choose` would return at once."""
+        if self.cached(problem, workload, gpu, excluded, any_length) is not None:
+            return True
         if imports.find(problem, workload, gpu, excluded) is not None:
             return True
         pick = self._pick(problem, workload, gpu, excluded, any_length)
@@ -90,6 +133,7 @@ class Kernels:
         """Drops the choices made, so that new records or imports are heard. Kernels in use stay alive."""
         with self._lock:
             self._chosen.clear()
+            self._buckets.clear()
             self.generation += 1
 
     def _locked(self, key: Hashable) -> threading.Lock:

@@ -56,6 +56,12 @@ def picks(
         yield from (Pick(whose, choice) for choice in known.choices(workload, toolchain, any_length, older=True))
 
 
+def recorded_workloads(problem: Problem, device: Device, excluded: frozenset[str] = frozenset()) -> frozenset[Workload]:
+    """The workloads for which `picks` may give a record of that very workload: all others of a bucket get the same picks."""
+    known = (source().known(problem, device, BENCHMARK_VERSION, excluded) for source in (sources.own_records, sources.shipped_records))
+    return frozenset().union(*(some.workloads for some in known))
+
+
 def model_picks(
     problem: Problem, workload: Workload, device: Device, excluded: frozenset[str] = frozenset(), family: str | None = None
 ) -> Iterator[KernelSpec]:

@@ -86,7 +86,7 @@ class Encodings:
 
 def test_a_field_is_encoded_once_an_address() -> None:
     parameters, encodings = bytearray(b"\xff" * 384), Encodings()
-    field = TensorMapField(encodings, memoryview(parameters)[128:256])
+    field = TensorMapField(encodings, memoryview(parameters), 128)
     for address in (7, 9, 7, 7, 9):
         field.fill(address)
         assert field.address == address
@@ -96,7 +96,7 @@ def test_a_field_is_encoded_once_an_address() -> None:
 
 def test_a_field_keeps_so_many_maps_and_forgets_the_oldest_half() -> None:
     encodings = Encodings()
-    field = TensorMapField(encodings, memoryview(bytearray(128)))
+    field = TensorMapField(encodings, memoryview(bytearray(128)), 0)
     for address in range(1, KEPT + 1):
         field.fill(address)
     field.fill(1)
@@ -111,7 +111,7 @@ def test_a_field_keeps_so_many_maps_and_forgets_the_oldest_half() -> None:
 
 def test_a_refused_address_leaves_the_field_and_is_asked_for_again() -> None:
     parameters, encodings = bytearray(128), Encodings(bad=13)
-    field = TensorMapField(encodings, memoryview(parameters))
+    field = TensorMapField(encodings, memoryview(parameters), 0)
     field.fill(7)
     for _ in range(2):
         with pytest.raises(DriverError):

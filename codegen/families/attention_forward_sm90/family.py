@@ -15,8 +15,8 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, Program
-from flashgen.codegen.target import Target, find_target
-from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape
+from flashgen.codegen.target import Target, targets
+from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
 from flashgen.codegen.workload import Workload
 
 from . import model
@@ -122,7 +122,7 @@ class AttentionForwardSm90(Family):
 
         128 registers a thread are then what a product's operands must fit, whatever the consumer is given later.
         """
-        target = find_target("sm_90a")
+        target = targets()["sm_90a"]
         shared = self.shared_bytes(problem, config) + target.shared_memory_reserved
         fits = 2 * shared <= target.shared_memory_per_sm and problem.head_dim_v <= WIDEST_BESIDE_ANOTHER
         return 2 if config.warpgroups == 1 and fits else 1
@@ -132,7 +132,7 @@ class AttentionForwardSm90(Family):
 
         A producer that claims tiles needs more than 24. A consumer that is alone on its SM has all that a thread can have, and moves none.
         """
-        each = find_target("sm_90a").registers_per_sm // (self.threads(config) * self.blocks_per_sm(problem, config)) // 8 * 8
+        each = targets()["sm_90a"].registers_per_sm // (self.threads(config) * self.blocks_per_sm(problem, config)) // 8 * 8
         if each >= 255:
             return 255, 255
         producer = 32 if config.warpgroups == 3 else 40
@@ -178,7 +178,7 @@ class AttentionForwardSm90(Family):
         """The parameters that say how tiles are found."""
         query_tiles = -(-workload.len_q // config.queries)
         sets = workload.heads_q // config.packed_heads
-        in_sets = dataclasses.replace(workload, heads_q=sets)
+        in_sets = workload if config.packed_heads == 1 else dataclasses.replace(workload, heads_q=sets)
         section = section_heads(problem, in_sets, SECTION_BYTES if workload.len_kv >= LONG else SHORT_SECTION_BYTES)
         divisors = {
             "head_sets": sets,
@@ -197,7 +197,7 @@ class AttentionForwardSm90(Family):
         Where heads are packed, q and out are (column, head, row, batch): a box has some heads' rows of one query next to each other.
         """
         problem, w = call.problem, call.workload
-        d, dv = problem.head_dim, problem.head_dim_v
+        d, dv, size = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
         queries, keys = (w.len_q, w.heads_q), (w.len_kv, w.heads_kv)
         boxes = ((d, queries, config.block_q), (d, keys, config.block_kv), (dv, keys, config.block_kv), (dv, queries, 16))
         packed = config.packed_heads
@@ -207,8 +207,8 @@ class AttentionForwardSm90(Family):
             steps, box = (row, head), (rows, 1)
             if packed > 1 and sizes is queries:
                 sizes, steps, box = (w.heads_q, w.len_q), (head, row), (packed, rows // packed)
-            in_bytes = tuple(step * problem.dtype.bytes for step in (*steps, batch))
-            maps[name] = TensorMapShape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, *box, 1))
+            in_bytes = (steps[0] * size, steps[1] * size, batch * size)
+            maps[name] = tensor_map_shape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, *box, 1))
         return maps
 
     def worth_trying(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:

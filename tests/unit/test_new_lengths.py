@@ -1,0 +1,210 @@
+"""What a call of a length not seen before costs, in counted work; and that its kernel follows from call, imports and records alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen.build.artifact import EntryReport, Report
+from flashgen.build.gpu.driver import Gpu
+from flashgen.codegen.config import Config
+from flashgen.codegen.devices import find_device
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.problem import Dtype, Problem
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.workload import Workload
+from flashgen.launch import gpu as launch_gpu
+from flashgen.operators import plans
+from flashgen.records import choice, sources
+from flashgen.records.shipped import ShippedRecords
+from flashgen.records.store import Records
+from flashgen.selection import loaded
+from flashgen.selection.imports import Imports
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
+from tools import call_overhead
+from tools.call_overhead import OnGpu
+
+GPU = Gpu(0, DEVICE, "uuid", "13.0")
+ONE, TWO, THREE = CONFIGS[1], CONFIGS[2], CONFIGS[3]
+MOST_CALLS = 220  # of Python functions for a new length: 206 when this was written, 675 before what is the same for all was kept
+
+
+def of(length: int) -> Workload:
+    return Workload(2, 16, 16, length, length)
+
+
+class FakeKernels(loaded.Kernels):
+    """Loads nothing: a kernel is its spec and a clean report."""
+
+    def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
+        return SimpleNamespace(spec=spec, gpu=gpu, artifact=SimpleNamespace(report=Report({"kernel": EntryReport(128)})))
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Records:
+    """The user's records; none come with the package."""
+    found, shipped = Records(tmp_path / "records.sqlite3"), ShippedRecords(tmp_path)
+    monkeypatch.setattr(sources, "own_records", lambda: found)
+    monkeypatch.setattr(sources, "shipped_records", lambda: shipped)
+    monkeypatch.setattr(loaded, "nvrtc_version", lambda: "13.0")
+    return found
+
+
+def config(kernels: loaded.Kernels, length: int, any_length: bool = False) -> Config:
+    return kernels.choose(PROBLEM, of(length), GPU, any_length=any_length).spec.config
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], object]:
+    """A call of d 128 on an H200 that is made up, of one query and so many keys; calls of 8193 and 16000 were made before."""
+    call_overhead.pretend("h200", tmp_path, monkeypatch.setattr)
+    monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
+    memory = torch.zeros(1, 2**14, 8, 128, dtype=torch.bfloat16)
+    q = OnGpu(memory[:, :1].repeat(1, 1, 4, 1))
+
+    def made(keys: int) -> object:
+        tensor = OnGpu(memory[:, :keys])
+        return plans.plan_for(q, tensor, tensor, False, None, "bshd")(q, tensor, tensor, False)
+
+    for keys in (8193, 16000):
+        made(keys)
+    return made
+
+
+def python_calls(work: Callable[[], object]) -> int:
+    """How many Python functions are called meanwhile."""
+    found = []
+
+    def profile(frame: Any, event: str, argument: object) -> None:
+        if event == "call":
+            found.append(frame.f_code.co_qualname)
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return len(found)
+
+
+def test_a_call_of_a_new_length_does_little(call: Callable[[int], object]) -> None:
+    for keys in (9001, 12345):
+        assert python_calls(lambda keys=keys: call(keys)) <= MOST_CALLS  # type: ignore[misc]
+
+
+def test_a_call_of_a_new_length_walks_no_records(call: Callable[[int], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    def walked(*arguments: Any) -> Any:
+        raise AssertionError(f"records were walked for {arguments}")
+
+    for place, name in ((loaded, "picks"), (loaded, "model_picks"), (choice, "_nearest"), (choice, "takes")):
+        monkeypatch.setattr(place, name, walked)
+    call(9001)
+    with pytest.raises(AssertionError, match="records were walked"):
+        call(5000)  # of another bucket
+
+
+def test_a_new_length_is_still_checked(call: Callable[[int], object]) -> None:
+    def asked(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        memory = torch.zeros(1, 9002, 8, 128, dtype=torch.bfloat16)
+        tensor = OnGpu(change(memory))
+        plans.plan_for(OnGpu(memory[:, :1]), tensor, tensor, False, None, "bshd")
+
+    with pytest.raises(ArgumentError, match=r"^k must be contiguous in its last dimension"):
+        asked(lambda memory: memory.transpose(1, 3).contiguous().transpose(1, 3))
+    with pytest.raises(ArgumentError, match=r"^q must have a number of heads that is a multiple of k's 7; got 8$"):
+        asked(lambda memory: memory[:, :, :7])
+    with pytest.raises(ArgumentError, match=r"^k must have q's head_dim 128; got 64$"):
+        asked(lambda memory: memory[..., :64])
+
+
+def test_a_plan_of_a_new_length_is_that_of_a_thread_that_called_nothing_before(
+    call: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte of its parameters, whatever was kept of calls before."""
+
+    def parameters() -> list[bytes]:
+        (plan,) = (plan for key, plan in plans._LOCAL.plans.items() if key[1][1] == 9001)
+        return [bytes(bound._buffer) for bound in plan.launch._bound]
+
+    call(9001)
+    first = parameters()
+    monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
+    monkeypatch.setattr(loaded, "kernels", loaded.Kernels())
+    call(9001)
+    assert parameters() == first
+
+
+def test_the_exact_record_counts_after_its_bucket_was_chosen(own: Records) -> None:
+    kernels = FakeKernels()
+    own.put(make(1e-3, of(1024), ONE))
+    own.put(make(1e-3, of(900), TWO))
+    assert [config(kernels, length) for length in (1000, 900, 901, 1024, 900)] == [ONE, TWO, ONE, ONE, TWO]
+    assert config(kernels, 900, any_length=True) == ONE
+
+
+def test_a_bucket_chosen_by_a_recorded_workload_is_no_other_s(own: Records) -> None:
+    kernels = FakeKernels()
+    own.put(make(1e-3, of(1024), ONE))
+    own.put(make(1e-3, of(900), TWO))
+    assert [config(kernels, length) for length in (900, 1000)] == [TWO, ONE]
+
+
+def test_records_that_change_are_heard(own: Records) -> None:
+    kernels = FakeKernels()
+    model = config(kernels, 1000)
+    assert kernels.cached(PROBLEM, of(999), GPU, frozenset(), False) is not None
+    own.put(make(1e-3, of(1024), ONE))
+    assert kernels.cached(PROBLEM, of(999), GPU, frozenset(), False) is None
+    assert model != config(kernels, 999) == ONE
+    own.add([make(1e-3, of(998), TWO)])
+    assert [config(kernels, length) for length in (998, 997)] == [TWO, ONE]
+    own.clear()
+    assert config(kernels, 996) == model
+
+
+def test_shipped_records_that_change_are_heard(own: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = FakeKernels()
+    model = config(kernels, 1000)
+    other = ShippedRecords(tmp_path / "others")
+    monkeypatch.setattr(other, "for_device", lambda *device: [make(1e-3, of(1024), ONE)])
+    monkeypatch.setattr(sources, "shipped_records", lambda: other)
+    assert model != config(kernels, 999) == ONE
+
+
+@pytest.mark.usefixtures("own")
+def test_imports_that_change_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = FakeKernels()
+    imports = Imports(changed=kernels.forget)
+    monkeypatch.setattr(loaded, "imports", imports)
+    model = config(kernels, 1000)
+    imports.add(kernels.load(KernelSpec(FAMILY, PROBLEM, THREE, DEVICE.target), GPU))
+    assert config(kernels, 999) == THREE
+    imports.clear()
+    assert config(kernels, 998) == model != THREE
+
+
+@pytest.mark.usefixtures("own")
+def test_what_is_kept_is_of_one_problem_one_gpu_and_the_same_families() -> None:
+    kernels, none = FakeKernels(), frozenset[str]()
+    config(kernels, 1000)
+    assert kernels.cached(PROBLEM, of(999), GPU, none, False) is not None
+    assert kernels.cached(Problem(Dtype.FP16, PROBLEM.head_dim), of(999), GPU, none, False) is None
+    assert kernels.cached(PROBLEM, of(999), Gpu(1, find_device("h200"), "other", "13.0"), none, False) is None
+    assert kernels.cached(PROBLEM, of(999), GPU, frozenset({"attention_forward_sm90"}), False) is None
+    assert kernels.cached(PROBLEM, of(1025), GPU, none, False) is None
+    assert kernels.cached(PROBLEM, Workload(2, 32, 16, 999, 999), GPU, none, False) is None, "another group"
+
+
+def test_while_a_graph_is_captured_a_new_length_of_a_bucket_needs_no_kernel(
+    call: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    call(9001)
+    with pytest.raises(launch_gpu.CaptureError):
+        call(5000)

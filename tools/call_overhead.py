@@ -1,0 +1,145 @@
+"""What a call costs in Python: one whose signature the thread knows, and one with a length that it has not seen before.
+
+    python tools/call_overhead.py
+    python tools/call_overhead.py --causal --calls 2000 --profile
+
+No GPU is needed, and none is used: tensors lie in main memory and say that they are on a GPU, and the driver is made up, so that what the
+driver and PyTorch's allocator for a GPU take is not in the figures. The kernel of the bucket is loaded before anything is timed, and the
+user's own records are left out. Microseconds, the median of all calls; each call of a new length has one more key than the one before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import ctypes
+import pstats
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from cuda.bindings import driver as binding
+
+from flashgen.build.artifact import Artifact
+from flashgen.build.gpu import driver, kernel, tensor_map
+from flashgen.build.gpu.driver import Gpu
+from flashgen.codegen.devices import find_device
+from flashgen.codegen.parameters import TENSOR_MAP_BYTES
+from flashgen.codegen.spec import KernelSpec
+from flashgen.launch import gpu as launch_gpu
+from flashgen.operators import plans
+from flashgen.records import sources
+from flashgen.records.store import Records
+from flashgen.selection import compilation, loaded
+
+ON = torch.device("cuda", 0)
+TYPES = ("CUresult", "CUfunction", "CUfunction_attribute", "CUtensorMapDataType", "CUtensorMapInterleave", "CUtensorMapSwizzle")
+MORE_TYPES = ("CUtensorMapL2promotion", "CUtensorMapFloatOOBfill", "cuuint64_t", "cuuint32_t")
+
+
+class OnGpu(torch.Tensor):
+    """A tensor in main memory that says it is on a GPU."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    device = property(lambda self: ON)
+
+
+class Names(SimpleNamespace):
+    """Names that can be a key."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+def fake_driver() -> Any:
+    """The binding's types, and functions that do nothing."""
+    done = binding.CUresult.CUDA_SUCCESS
+    encoded = ctypes.create_string_buffer(TENSOR_MAP_BYTES)
+    tensor_map_made = (done, SimpleNamespace(getPtr=lambda: ctypes.addressof(encoded)))
+    values = {"cuLibraryLoadData": 1, "cuLibraryGetKernel": 2, "cuDeviceGet": 0}
+    functions = {name: lambda *given, value=value: (done, value) for name, value in values.items()}
+    return Names(
+        **{name: getattr(binding, name) for name in (*TYPES, *MORE_TYPES)},
+        **functions,
+        cuKernelSetAttribute=lambda *given: (done,),
+        cuTensorMapEncodeTiled=lambda *given: tensor_map_made,
+        cuLaunchKernel=lambda *given: (0,),
+    )
+
+
+def artifact_of(spec: KernelSpec) -> Artifact:
+    """Machine code that nobody runs, of a kernel without defects."""
+    frame = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+    log = f"Compiling entry function '{spec.name}' for '{spec.target.name}'\n{frame}\nUsed 168 registers"
+    return Artifact(spec.name, spec.target.name, "text", spec.name.encode(), log, "13.0")
+
+
+def pretend(device: str, folder: Path, put: Callable[[Any, str, Any], object] = setattr) -> None:
+    """From here on there is such a GPU, with an empty file of records in `folder`. `put` sets an attribute of a module."""
+    fake, on, own = fake_driver(), Gpu(0, find_device(device), "uuid", "580.0"), Records(folder / "records.sqlite3")
+    places: tuple[tuple[Any, str, Any], ...] = (
+        *((module, "driver", lambda: fake) for module in (driver, kernel, tensor_map)),
+        (loaded, "kernels", loaded.Kernels()),
+        (compilation, "compile_spec", artifact_of),
+        (sources, "own_records", lambda: own),
+        (launch_gpu, "gpu", lambda ordinal: on),
+        (launch_gpu, "_require_context", lambda ordinal: None),
+        (launch_gpu, "_current_device", lambda: 0),
+        (launch_gpu, "_current_stream", lambda index: 0),
+        (launch_gpu, "tile_counters", SimpleNamespace(address=lambda device, stream: 4096)),
+        (torch.cuda, "is_current_stream_capturing", lambda: False),
+    )
+    for place, name, value in places:
+        put(place, name, value)
+
+
+def microseconds(calls: Iterable[Callable[[], object]]) -> tuple[float, float]:
+    """The median of what the calls take, and the mean of what they take of the processor: that has the garbage collector's share, too."""
+    found, before = [], time.process_time()
+    for call in calls:
+        begun = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found) * 1e6, (time.process_time() - before) / len(found) * 1e6
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="h200", help="named device whose kernels are chosen")
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--calls", type=int, default=1000, help="how many calls of each kind are timed")
+    parser.add_argument("--profile", action="store_true", help="show where calls of new lengths spend their time")
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    with tempfile.TemporaryDirectory() as folder:
+        pretend(options.device, Path(folder))
+        longest = 2**14
+        memory = torch.zeros(1, longest, 8, options.head_dim, dtype=torch.bfloat16)
+        q = OnGpu(torch.zeros(1, 1, 32, options.head_dim, dtype=torch.bfloat16))  # one query, as in a step of a generation
+
+        def call(keys: torch.Tensor) -> None:
+            plans.plan_for(q, keys, keys, options.causal, None, "bshd")(q, keys, keys, False)
+
+        lengths = range(longest - options.calls, longest)
+        for length in (longest // 2 + 1, longest):
+            call(OnGpu(memory[:, :length]))
+        same = OnGpu(memory)
+        known = microseconds(partial(call, same) for _ in lengths)
+        steps = [OnGpu(memory[:, :length]) for length in lengths]
+        with cProfile.Profile() if options.profile else nullcontext() as profile:
+            new = microseconds(partial(call, keys) for keys in steps)
+    for name, (median, mean) in {"known signature": known, "new length": new}.items():
+        print(f"{name}: median {median:.1f} us, mean of the processor's time {mean:.1f} us")
+    if options.profile:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+
+
+if __name__ == "__main__":
+    main()
