@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
@@ -31,15 +31,19 @@ class Encoder:
 
     def __call__(self, address: int) -> bytes:
         """The map of the tensor at a device address. Raises DriverError, with all that was asked for, if the driver refuses it."""
-        cu, shape = driver(), self._shape
-        dtype, steps, options = _constants(cu, shape.dtype, len(shape.sizes), shape.swizzle_bytes)
-        # The driver's numbers are made here: kept, they would be dozens of objects a plan for the garbage collector to walk.
-        sizes, strides = [*map(cu.cuuint64_t, shape.sizes)], [*map(cu.cuuint64_t, shape.strides)]
-        box = [*map(cu.cuuint32_t, shape.box)]
-        status, encoded = cu.cuTensorMapEncodeTiled(dtype, len(sizes), address, sizes, strides, box, steps, *options)
-        if status:
-            check((status,), f"encoding a tensor map of {shape} at address {address:#x}")
-        return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+        return _encoded(driver(), self._shape, address)
+
+
+@lru_cache(maxsize=2**10)
+def _encoded(cu: Any, shape: TensorMapShape, address: int) -> bytes:
+    """As `Encoder`. Kept beyond a plan: where only the keys become more, q and out often lie where they lay."""
+    dtype, steps, options = _constants(cu, shape.dtype, len(shape.sizes), shape.swizzle_bytes)
+    # The driver's numbers are made here: kept, they would be dozens of objects a plan for the garbage collector to walk.
+    sizes, strides, box = [*map(cu.cuuint64_t, shape.sizes)], [*map(cu.cuuint64_t, shape.strides)], [*map(cu.cuuint32_t, shape.box)]
+    status, encoded = cu.cuTensorMapEncodeTiled(dtype, len(sizes), address, sizes, strides, box, steps, *options)
+    if status:
+        check((status,), f"encoding a tensor map of {shape} at address {address:#x}")
+    return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
 
 
 @cache

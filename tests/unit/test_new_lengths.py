@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -208,3 +211,12 @@ def test_while_a_graph_is_captured_a_new_length_of_a_bucket_needs_no_kernel(
     call(9001)
     with pytest.raises(launch_gpu.CaptureError):
         call(5000)
+
+
+def test_the_tool_tells_both_kinds_of_calls() -> None:
+    """In a process of its own, which it leaves with a driver that is made up."""
+    command = [sys.executable, "tools/call_overhead.py", "--calls", "3", "--causal"]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True)
+    told = re.fullmatch(r"known signature: median [\d.]+ us, .* [\d.]+ us\nnew length: median [\d.]+ us, .* [\d.]+ us\n", done.stdout)
+    assert told, done.stdout
