@@ -76,10 +76,9 @@ class Plan:
         call = attention_call(problem, workload, strides, scale)
         if kernel is None:
             kernel = choose_kernel(problem, workload, on, excluded_families(call, on.device.target))
-            kernel.spec.family.require_workload(kernel.spec.config, workload)  # the family takes the call, or it would be excluded
-        else:
-            kernel.spec.family.require_call(call, kernel.spec.config)
-        program = kernel.spec.family.program(kernel.spec.config, call, kernel.gpu.device)
+        family, config, device = kernel.spec.family, kernel.spec.config, kernel.gpu.device
+        family.require_call(call, config)
+        program = family.program(config, call, device)
         self.buffers = tuple((buffer.bytes, buffer.kind) for buffer in program.buffers)
         self.launch = kernel.bind(program)
         _require_context(self.index)

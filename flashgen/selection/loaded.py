@@ -63,7 +63,7 @@ class Kernels:
         if kernel is None:
             sources_then = self._sources()
             kernel = self._choose(problem, workload, gpu, excluded, any_length)
-            recorded = recorded_workloads(problem, gpu.device, excluded)
+            recorded = recorded_workloads(problem, gpu.device, excluded | families_not_asked())
             if workload not in recorded:
                 with self._lock:
                     if sources_then == self._sources():
