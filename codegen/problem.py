@@ -27,6 +27,10 @@ class Pass(enum.StrEnum):
 
     FORWARD = "forward"
 
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise choice_error("pass", value, (member.value for member in cls))
+
 
 class Dtype(_Choice):
     """Element type of q, k, v and out. Accumulation and softmax are always fp32."""

@@ -135,12 +135,17 @@ def _only(argument: str, records: Iterable[Record], wanted: T, value: Callable[[
 
 
 def winners(records: Iterable[Record], benchmark_version: int) -> list[Record]:
-    """The fastest record of each device, driver, compiler, problem and workload, of those whose times count today."""
+    """The fastest record of each device, driver, compiler, problem and workload, of those whose times count today.
+
+    A family that is taken only by name has a fastest one of its own: it is not in the others' way, nor they in its.
+    """
     fastest: dict[tuple[Any, ...], tuple[float, Record]] = {}
     for record in records:
         if isinstance(record.outcome, Timing) and tells_time(record, benchmark_version):
             key = record.key
-            cell = (key.device_name, key.sm_count, *key.toolchain, record.problem, key.workload)
+            family = find_family(str(record.spec["family"]))
+            named = "" if family.automatic else family.name
+            cell = (key.device_name, key.sm_count, *key.toolchain, record.problem, key.workload, named)
             if cell not in fastest or record.outcome.seconds < fastest[cell][0]:
                 fastest[cell] = (record.outcome.seconds, record)
     return [record for _, record in fastest.values()]

@@ -11,12 +11,13 @@ import pytest
 
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.family import families, find_family
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.workload import Workload
 from flashgen.records.exchange import import_into, of_device, of_head_dim, parse_records, to_text, winners
 from flashgen.records.record import BENCHMARK_VERSION, Failure, FailureKind, Record
 from flashgen.records.store import Records
-from tests.support.made_records import CONFIGS, DEVICE, FAMILY, in_order, make
+from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, in_order, make
 
 NEAR = Workload(2, 16, 16, 2048, 1024)
 SOUND = [make(1e-3), make(1.1e-3, config=CONFIGS[1]), make(Failure(FailureKind.WRONG, "off by one"), config=CONFIGS[2])]
@@ -116,7 +117,7 @@ BAD: dict[str, tuple[Any, str]] = {
         changed(lambda v: v["spec"]["problem"].update(window=128)),
         "problem must have the fields .*; got .*, window",
     ),
-    "unknown family": (changed(forged_family), "family must be one of attention_forward, attention_forward_sm90; got 'no_such_family'"),
+    "unknown family": (changed(forged_family), f"family must be one of {', '.join(families())}; got 'no_such_family'"),
     "registers are text": (changed(lambda v: v.update(registers="many")), "record field registers must be of type int"),
     "key twice": (make(2e-3, config=CONFIGS[3]).to_json(), "key must be of one record; got it twice"),
 }
@@ -209,3 +210,11 @@ def test_winners_are_one_of_each_cell() -> None:
     fast, near, other = make(1e-3), make(5e-3, workload=NEAR), make(4e-3, nvrtc_version="13.1")
     stale = make(1e-9, spec={**SPEC, "revision": FAMILY.revision + 1})
     assert winners([make(2e-3, config=CONFIGS[1]), fast, *SOUND[1:], near, other, stale], BENCHMARK_VERSION) == [fast, near, other]
+
+
+def test_a_family_that_is_taken_by_name_has_winners_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, fast = make(2e-3, config=CONFIGS[1]), make(1e-3)
+    hopper = make(5e-4, config=find_family("attention_forward_sm90").default(PROBLEM, DEVICE.target))
+    assert winners([slow, fast, hopper], BENCHMARK_VERSION) == [hopper]
+    monkeypatch.setattr(type(FAMILY), "automatic", False)
+    assert winners([slow, fast, hopper], BENCHMARK_VERSION) == [fast, hopper]

@@ -40,8 +40,14 @@ def ship(folder: Path, *records: Record, name: str = "gpu") -> ShippedRecords:
     return ShippedRecords(folder)
 
 
-def test_all_that_is_shipped_is_sound() -> None:
-    for file in FOLDER.glob("*.json"):
+def test_all_that_is_shipped_is_sound_and_found() -> None:
+    files = list(FOLDER.glob("*.json"))
+    assert files, "records come with the package"
+    h200 = find_device("h200")
+    known = ShippedRecords().for_device(h200.name, h200.sm_count)
+    assert len(known) > 100
+    assert {record.spec["family"] for record in known} >= {"attention_forward_sm90"}
+    for file in files:
         contents = parse_records(file.read_bytes())
         assert contents.bad == [], file
         assert to_text(contents.records) == file.read_text(), "byte for byte as it was written"

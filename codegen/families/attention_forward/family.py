@@ -1,4 +1,4 @@
-"""TODO."""
+"""The generic family for attention forward, sm_80 and later: FlashAttention-2 on mma.sync, ldmatrix and cp.async."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The family for attention forward on Hopper: warp-specialised, on tensor copies, mbarriers and wgmma, as in FlashAttention-3."""
 
 from __future__ import annotations
 
