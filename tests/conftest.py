@@ -6,10 +6,13 @@ import gc
 import os
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from flashgen.build.emulator import compiler
 from flashgen.build.gpu.driver import DriverError, driver, gpu_count
+from tests.support.compiles import VARIABLE, once
 
 # What was garbage at a fork stays so: a child that collected it could wait for a lock that a thread of its parent held, for ever.
 os.register_at_fork(after_in_child=gc.freeze)
@@ -49,6 +52,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if item.config.getoption("--require-gpu"):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiles(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Texts for the emulator are compiled once for all processes of a run, or for runs that $FLASHGEN_TEST_COMPILES gives one folder."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if hasattr(request.config, "workerinput") else base  # of xdist's workers, which have a folder each in one
+    folder = Path(os.environ.get(VARIABLE) or root / "compiles")
+    folder.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "compile_for_emulator", once(folder, compiler.compile_for_emulator))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
