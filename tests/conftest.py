@@ -13,6 +13,7 @@ import pytest
 from flashgen.build.emulator import compiler
 from flashgen.build.gpu.driver import DriverError, driver, gpu_count
 from tests.support.compiles import VARIABLE, once
+from tests.support.plan import Costly, budgets, every_case, within
 
 # What was garbage at a fork stays so: a child that collected it could wait for a lock that a thread of its parent held, for ever.
 os.register_at_fork(after_in_child=gc.freeze)
@@ -21,6 +22,8 @@ os.register_at_fork(after_in_child=gc.freeze)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, rather than skip, GPU tests where there is no GPU")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+    rest = "run tests marked slow, and no others: of each family as many as take so long on 2 cores"
+    parser.addoption("--slow-rest", metavar="SECONDS[,FAMILY=SECONDS]...", help=rest)
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden after a family's revision was raised")
 
 
@@ -45,8 +48,23 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.dist = "loadfile"  # tests of a file share what they have compiled
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --slow-rest, leaves out what every run has, and what does not fit the budget of its family."""
+    if (option := config.getoption("--slow-rest")) is None:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    taken = within(map(costly, slow), budgets(option))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in taken])
+    items[:] = [item for item in slow if item.nodeid in taken]
+
+
+def costly(item: pytest.Item) -> Costly:
+    marker = item.get_closest_marker("of_family")
+    return Costly(item.nodeid, *(marker.args if marker else (None, 0.0, False)))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("slow") and not item.config.getoption("--slow"):
+    if item.get_closest_marker("slow") and not every_case(item.config):
         pytest.skip("slow: run with --slow")
     if item.get_closest_marker("gpu") and (reason := missing_gpu()):
         if item.config.getoption("--require-gpu"):
