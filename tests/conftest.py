@@ -6,10 +6,14 @@ import gc
 import os
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from flashgen.build.emulator import compiler
 from flashgen.build.gpu.driver import DriverError, driver, gpu_count
+from tests.support.compiles import VARIABLE, once
+from tests.support.plan import Costly, budgets, every_case, within
 
 # What was garbage at a fork stays so: a child that collected it could wait for a lock that a thread of its parent held, for ever.
 os.register_at_fork(after_in_child=gc.freeze)
@@ -18,6 +22,8 @@ os.register_at_fork(after_in_child=gc.freeze)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, rather than skip, GPU tests where there is no GPU")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+    rest = "run tests marked slow, and no others: of each family as many as take so long on 2 cores"
+    parser.addoption("--slow-rest", metavar="SECONDS[,FAMILY=SECONDS]...", help=rest)
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden after a family's revision was raised")
 
 
@@ -42,13 +48,40 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.dist = "loadfile"  # tests of a file share what they have compiled
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --slow-rest, leaves out what every run has, and what does not fit the budget of its family."""
+    if (option := config.getoption("--slow-rest")) is None:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    taken = within(map(costly, slow), budgets(option))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in taken])
+    items[:] = [item for item in slow if item.nodeid in taken]
+
+
+def costly(item: pytest.Item) -> Costly:
+    marker = item.get_closest_marker("of_family")
+    return Costly(item.nodeid, *(marker.args if marker else (None, 0.0, False)))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("slow") and not item.config.getoption("--slow"):
+    if item.get_closest_marker("slow") and not every_case(item.config):
         pytest.skip("slow: run with --slow")
     if item.get_closest_marker("gpu") and (reason := missing_gpu()):
         if item.config.getoption("--require-gpu"):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiles(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Texts for the emulator are compiled once for all processes of a run, or for runs that $FLASHGEN_TEST_COMPILES gives one folder."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if hasattr(request.config, "workerinput") else base  # of xdist's workers, which have a folder each in one
+    folder = Path(os.environ.get(VARIABLE) or root / "compiles")
+    folder.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "compile_for_emulator", once(folder, compiler.compile_for_emulator))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

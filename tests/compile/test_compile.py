@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from functools import partial
 
 import pytest
@@ -16,10 +16,12 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Source, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target, targets
+from tests.support.plan import planned, sample
 
 # The usual head dims, then awkward ones: narrower than a row of the matrix product, no multiple of 16, two that differ.
 HEAD_DIMS = ((64, 64), (128, 128), (256, 256), (8, 8), (72, 72), (96, 96), (192, 128), (40, 256))
 EXAMPLE = Problem(Dtype.BF16, 64)
+QUICK_DEFAULTS = 12  # of each family for every run; --slow has all
 
 
 def problems(head_dims: tuple[int, int]) -> list[Problem]:
@@ -52,20 +54,38 @@ def require_sound(specs: list[KernelSpec]) -> None:
     assert {name: found for name, found in defects.items() if found} == {}
 
 
-@pytest.mark.parametrize("target", targets().values(), ids=lambda t: t.name)
-@pytest.mark.parametrize("family", families().values(), ids=lambda f: f.name)
-def test_defaults_of_every_head_dim_are_free_of_defects(family: Family, target: Target) -> None:
-    """Each head dim once, with a dtype and a mask drawn from a fixed seed; the slow test leaves none out."""
-    draw = random.Random(f"{family.name} {target.name}")
-    specs = default_specs(family, target, [draw.choice(problems(head_dims)) for head_dims in HEAD_DIMS])
-    require_sound(specs)
+EVERY = list(itertools.chain.from_iterable(map(problems, HEAD_DIMS)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("target", targets().values(), ids=lambda t: t.name)
+def kinds(default: tuple[Problem, Target]) -> Iterable[Hashable]:
+    """What the sample is spread over."""
+    p, target = default
+    return target.name, (p.head_dim, p.head_dim_v), (target.name, p.dtype), p.dtype, p.mask
+
+
 @pytest.mark.parametrize("family", families().values(), ids=lambda f: f.name)
+def test_defaults_are_free_of_defects(family: Family) -> None:
+    """A sample with each target and each head dim; the slow test leaves none out."""
+    every = [(p, target) for p, target in itertools.product(EVERY, targets().values()) if not family.refusals(p, target)]
+    some = sample(every, QUICK_DEFAULTS, family.name, kinds)
+    for of_all, of_some in zip(zip(*map(kinds, every), strict=True), zip(*map(kinds, some), strict=True), strict=True):
+        assert len(set(of_some)) == min(len(set(of_all)), len(some)), "one kind of them is left out"
+    require_sound([spec for p, target in some for spec in default_specs(family, target, [p])])
+
+
+@pytest.mark.parametrize(
+    ("family", "target"),
+    planned(
+        [(f, t) for f in families().values() for t in targets().values() if not all(f.refusals(p, t) for p in EVERY)],
+        0,
+        family=lambda one: one[0].name,
+        kinds=lambda one: (),
+        name=lambda one: f"{one[0].name}-{one[1].name}",
+        seconds=lambda one: 12.0,
+    ),
+)
 def test_all_defaults_are_free_of_defects(family: Family, target: Target) -> None:
-    require_sound(default_specs(family, target, itertools.chain.from_iterable(map(problems, HEAD_DIMS))))
+    require_sound(default_specs(family, target, EVERY))
 
 
 def test_every_target_has_a_family() -> None:
@@ -82,22 +102,33 @@ def test_the_space_is_worth_tuning() -> None:
     assert len({c.name for c in configs}) == len(configs)
 
 
-def sampled_specs(count: int) -> list[KernelSpec]:
+def sampled_specs(family: Family, count: int) -> list[KernelSpec]:
     draw = random.Random(7)
     specs: list[KernelSpec] = []
     while len(specs) < count:
-        family, target = draw.choice(list(families().values())), draw.choice(list(targets().values()))
-        problem = draw.choice(problems(draw.choice(HEAD_DIMS)))
+        target, problem = draw.choice(list(targets().values())), draw.choice(problems(draw.choice(HEAD_DIMS)))
         if legal := family.legal_configs(problem, target):
             specs.append(KernelSpec(family, problem, draw.choice(legal), target))
     return specs
 
 
-@pytest.mark.parametrize("count", [25, pytest.param(250, marks=pytest.mark.slow)])
-def test_legal_configs_compile(count: int) -> None:
+def counted(count: int, each: int) -> list[object]:
+    """Every family with a number of configs as parameters, all for every run or none."""
+    return planned(
+        [(family, count) for family in families().values()],
+        each,
+        family=lambda one: one[0].name,
+        kinds=lambda one: (),
+        name=lambda one: f"{one[0].name}-{count}",
+        seconds=lambda one: count * 0.35,
+    )
+
+
+@pytest.mark.parametrize(("family", "count"), [*counted(8, 1), *counted(125, 0)])
+def test_legal_configs_compile(family: Family, count: int) -> None:
     """A legal config may spill, since only the compiler knows its registers; but then its report says so."""
     sound = 0
-    for spec, artifact in compile_specs(sampled_specs(count)):
+    for spec, artifact in compile_specs(sampled_specs(family, count)):
         report = artifact.report
         threads = spec.largest_block.threads
         assert 16 <= report.registers <= spec.target.registers_per_thread, spec.name

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from functools import cache, partial
+from collections.abc import Callable, Hashable, Iterable
+from functools import cache
 
 import pytest
 
-from flashgen.build.artifact import CompileError
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import EmulatedKernel, EmulationOrder, Schedule
-from flashgen.build.nvrtc import compile_many
 from flashgen.codegen.render import Atoms, Source, render
 from flashgen.codegen.target import find_target
 from tests.support.cases import Case
 from tests.support.fault import Fault, setting
 from tests.support.faults import FAULTS
-from tests.support.runs import compiled, emulated_kernel, why_rejected
+from tests.support.plan import planned, to_run
+from tests.support.runs import compile_ahead, emulated_kernel, seconds_of, why_rejected
 
 TARGET = find_target("sm_90a")
 ORDERS = (EmulationOrder(Schedule.ROUND_ROBIN, late_copies=True),)
@@ -42,19 +41,8 @@ RACE_CHECKS = {
     "wait-one-group-short": _IN_FLIGHT,
     "wait-one-group-short-of-three-stages": _IN_FLIGHT,
 }
-# One of each kind for every run; --slow has all.
-QUICK = {
-    "barrier-before-queries",
-    "stage-loaded-before-the-barrier",
-    "output-in-the-place-of-another-warp",
-    "wait-one-group-short",
-    # of the runtime
-    "warp-that-leaves",
-    "spin-that-never-ends",
-    "overrun-into-the-next-region",
-    "overrun-past-the-last-region",
-    "region-too-large",
-}
+# How many of a family's faults every run has, of each kind; --slow has all.
+QUICK_RACES, QUICK_OTHERS, QUICK_OF_THE_RUNTIME = 2, 1, 4
 
 # Faults of the emulator: what no GPU would show reliably, or at all. Each with the check that finds it.
 SMALL = setting((40, 100), batch=1, heads=(1, 1))
@@ -118,13 +106,9 @@ NUMBERS = [
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All texts, on all cores: one after the other they would take most of the time."""
-    slow = request.config.getoption("--slow")
-    planted = [*NUMBERS, *(fault for fault in (*dict(RUNTIME).values(), *FAULTS) if slow or fault.name in QUICK)]
+    planted = [params["fault"] for params in to_run(request)]
     right = [render(fault.setting.spec(TARGET), Atoms.EMULATED) for fault in planted]
-    texts = {source.digest: source for source in (*right, *map(faulty_text, planted))}
-    for _, result in compile_many((digest, partial(compiled, source)) for digest, source in texts.items()):
-        if isinstance(result, CompileError):
-            pytest.fail(str(result), pytrace=False)
+    compile_ahead((*right, *map(faulty_text, planted)))
 
 
 def faulty_text(fault: Fault) -> Source:
@@ -163,25 +147,33 @@ def caught_by(fault: Fault) -> str:
     return ""
 
 
-def listed(faults: Iterable[Fault]) -> list[object]:
-    """As parameters."""
-    return [pytest.param(fault, marks=() if fault.name in QUICK else pytest.mark.slow, id=fault.name) for fault in faults]
+def seconds(fault: Fault) -> float:
+    """About how long it takes to compile a fault and to run it on its cases. Without it the kernel runs once for many faults."""
+    return seconds_of(map(small, fault.setting.cases))
 
 
-@pytest.mark.parametrize("fault", listed(RACES))
+def listed(faults: Iterable[Fault], each: int, kinds: Callable[[Fault], Iterable[Hashable]]) -> list[object]:
+    """As parameters, of which every run has `each` of every family."""
+
+    def family(fault: Fault) -> str:
+        return fault.setting.spec(TARGET).family.name
+
+    return planned(faults, each, family, kinds, lambda fault: fault.name, seconds, fault=True)
+
+
+@pytest.mark.parametrize("fault", listed(RACES, QUICK_RACES, lambda fault: (RACE_CHECKS[fault.name], fault.setting.config)))
 def test_a_race_is_caught_by_the_check_for_it(fault: Fault) -> None:
     caught = caught_by(fault)
     assert caught.startswith("shared memory: ")
     assert RACE_CHECKS[fault.name] in caught
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", OTHERS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", listed(OTHERS, QUICK_OTHERS, lambda fault: (fault.setting.config,)))
 def test_caught(fault: Fault) -> None:
     assert caught_by(fault), f"fault {fault.name} was accepted"
 
 
-@pytest.mark.parametrize("fault", listed(dict(RUNTIME).values()))
+@pytest.mark.parametrize("fault", listed(dict(RUNTIME).values(), QUICK_OF_THE_RUNTIME, lambda fault: ()))
 def test_caught_by_its_check(fault: Fault) -> None:
     (check,) = (check for check, planted in RUNTIME if planted is fault)
     assert check in caught_by(fault)

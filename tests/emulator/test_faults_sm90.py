@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
-from flashgen.build.artifact import CompileError
-from flashgen.build.nvrtc import compile_many
-from tests.emulator.test_faults import caught_by, faulty_text
+from tests.emulator.test_faults import TARGET, caught_by, faulty_text, seconds
 from tests.support.fault import Fault
 from tests.support.faults_sm90 import FULL
-from tests.support.runs import compiled
+from tests.support.plan import planned, to_run
+from tests.support.runs import compile_ahead
 
 _FENCE = "        fence_proxy_async();\n        barrier_warp_sync();\n"
 _LAST_WAIT = "    if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();\n"
@@ -65,22 +62,26 @@ PLANTED = [
 ]
 
 
-QUICK = {"fence-before-the-output-removed", "bytes-too-few", "keys-overwritten", "scores-not-waited-for"}  # for every run; --slow has all
+QUICK = 3  # for every run; --slow has all
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All texts, on all cores: one after the other they would take most of the time."""
-    slow = request.config.getoption("--slow")
-    texts = {source.digest: source for source in (faulty_text(fault) for _, fault in PLANTED if slow or fault.name in QUICK)}
-    for _, result in compile_many((digest, partial(compiled, source)) for digest, source in texts.items()):
-        if isinstance(result, CompileError):
-            pytest.fail(str(result), pytrace=False)
+    compile_ahead(faulty_text(params["fault"]) for params in to_run(request))
 
 
 @pytest.mark.parametrize(
     ("says", "fault"),
-    [pytest.param(*planted, marks=() if planted[1].name in QUICK else pytest.mark.slow, id=planted[1].name) for planted in PLANTED],
+    planned(
+        PLANTED,
+        QUICK,
+        family=lambda planted: planted[1].setting.spec(TARGET).family.name,
+        kinds=lambda planted: (planted[0],),
+        name=lambda planted: planted[1].name,
+        seconds=lambda planted: seconds(planted[1]),
+        fault=True,
+    ),
 )
 def test_caught_by_its_check(says: str, fault: Fault) -> None:
     assert says in caught_by(fault)

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from flashgen.codegen.target import find_target
 from flashgen.launch import cpu
 from tests.support.huge import VARIANTS, Variant, cases
+from tests.support.plan import planned
+
+QUICK = 1  # variant of each family for every run; --slow has all, and every case
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"])
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def listed(every: bool, each: int) -> list[object]:
+    """As parameters, of which every run has `each` of every family."""
+    return planned(
+        itertools.product(VARIANTS, [every]),
+        each,
+        family=lambda one: one[0].family,
+        kinds=lambda one: one,
+        name=lambda one: f"{one[0]}-{'every' if one[1] else 'some'}",
+        seconds=lambda one: 20.0 if one[1] else 3.0,
+    )
+
+
+@pytest.mark.parametrize(("variant", "every"), [*listed(False, QUICK), *listed(True, 0)])
 def test_huge_logits(variant: Variant, every: bool) -> None:
     found = []
     for spec in variant.specs(find_target("sm_90a"), every):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from functools import partial
 
 import pytest
 import torch
 
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder, Schedule
-from flashgen.build.nvrtc import compile_many
 from flashgen.codegen.config import Config
 from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem
@@ -20,54 +18,55 @@ from flashgen.codegen.render import Atoms, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.workload import Workload
+from flashgen.selection.families import family_of
 from tests.support.cases import Case, Layout
 from tests.support.configs import CHOSEN, CHOSEN_SM90
+from tests.support.plan import planned, to_run
 from tests.support.programs import H200
-from tests.support.runs import compiled, emulated_kernel, emulated_texts, launch, why_rejected
+from tests.support.runs import compile_ahead, emulated_kernel, emulated_texts, launch, why_rejected
 
 PADDED = (Layout.PADDED,) * 4
 ALL_CHOSEN: tuple[tuple[tuple[int, int], Config], ...] = (*CHOSEN, *CHOSEN_SM90)
-QUICK = (*CHOSEN[::3], *CHOSEN_SM90[::4])  # for every run; --slow has all
+QUICK_CONTRACT, QUICK_CHOSEN = 2, 2  # of each family for every run; --slow has all
 
 
 def case(problem: Problem, workload: Workload, **more: object) -> Case:
     return Case(workload.name, problem, workload, problem.head_dim**-0.5, **more)  # type: ignore[arg-type]
 
 
-EVERY_RUN = ("sm_80", "sm_90a")  # --slow, which CI runs, has all targets
-
-
-def contract() -> list[object]:
-    """Every family on every target, with its default config there, full and causal."""
-    return [
-        pytest.param(
-            family,
-            target,
-            mask,
-            id=f"{family.name}-{target.name}-{mask.value}",
-            marks=() if target.name in EVERY_RUN else pytest.mark.slow,
-        )
-        for family in families().values()
-        for target in targets().values()
-        for mask in Mask
-        if not family.refusals(Problem(Dtype.FP16, 64, 64, mask), target)
-    ]
+CONTRACT = [  # every family on every target, with its default config there, full and causal
+    (family, target, mask)
+    for family in families().values()
+    for target in targets().values()
+    for mask in Mask
+    if not family.refusals(Problem(Dtype.FP16, 64, 64, mask), target)
+]
+SMALL = ((1, 1), (70, 20), (33, 0))
 
 
 def test_no_family_is_left_out() -> None:
     """One that computes nothing of this would pass all that follows."""
-    assert {param.values[0].name for param in contract()} == families().keys()  # type: ignore[attr-defined]
+    assert {family.name for family, _, _ in CONTRACT} == families().keys()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All kernels of this module, on all cores: one after the other they would take most of the time."""
-    slow = request.config.getoption("--slow")
-    specs = [spec_of(*param.values) for param in contract() if slow or not param.marks]  # type: ignore[attr-defined]
-    specs += [param.values[0] for param in many_tiles()]  # type: ignore[attr-defined]
-    specs += [chosen_spec(width, config) for width, config in (ALL_CHOSEN if slow else QUICK)]
-    sources = [source for spec in dict.fromkeys(specs) for source in emulated_texts(spec)]
-    list(compile_many((source.digest, partial(compiled, source)) for source in sources))
+    specs = []
+    for params in to_run(request):
+        match params:
+            case {"spec": KernelSpec() as spec}:
+                specs.append(spec)
+            case {"width": width, "config": config}:
+                specs.append(chosen_spec(width, config))
+            case {"family": family, "target": target, "mask": mask}:
+                specs.append(spec_of(family, target, mask))
+    compile_ahead(itertools.chain.from_iterable(map(emulated_texts, dict.fromkeys(specs))))
+
+
+def target_of(family: Family) -> Target:
+    """sm_90a if the family runs there, else another one."""
+    return max((target for one, target, _ in CONTRACT if one is family), key=lambda target: target.name == "sm_90a")
 
 
 def spec_of(family: Family, target: Target, mask: Mask) -> KernelSpec:
@@ -76,27 +75,40 @@ def spec_of(family: Family, target: Target, mask: Mask) -> KernelSpec:
 
 
 def chosen_spec(width: tuple[int, int], config: Config) -> KernelSpec:
-    (family,) = [f for f in families().values() if isinstance(config, f.config_type)]
-    return KernelSpec(family, Problem(Dtype.BF16, *width, Mask.CAUSAL), config, targets()["sm_90a"])
+    return KernelSpec(family_of(config), Problem(Dtype.BF16, *width, Mask.CAUSAL), config, targets()["sm_90a"])
 
 
-@pytest.mark.parametrize(("family", "target", "mask"), contract())
+@pytest.mark.parametrize(
+    ("family", "target", "mask"),
+    planned(
+        CONTRACT,
+        QUICK_CONTRACT,
+        family=lambda one: one[0].name,
+        kinds=lambda one: (one[1].name, one[2]),
+        name=lambda one: f"{one[0].name}-{one[1].name}-{one[2].value}",
+        seconds=lambda one: 2.5,
+    ),
+)
 def test_right_in_every_order(family: Family, target: Target, mask: Mask) -> None:
     spec = spec_of(family, target, mask)
     kernel = emulated_kernel(spec)
     assert not why_rejected(kernel, case(spec.problem, Workload(1, 2, 1, 150, 330), layouts=PADDED), ORDERS)
     seeds = [EmulationOrder(Schedule.RANDOM, late_copies=True, seed=seed) for seed in (1, 2)]
-    small = [case(spec.problem, Workload(1, 4, 2, *lengths)) for lengths in ((1, 1), (70, 20), (33, 0))]
+    small = [case(spec.problem, Workload(1, 4, 2, *lengths)) for lengths in SMALL]
     for some in small:
         assert some.refusals(family, target) or not why_rejected(kernel, some, seeds)
 
 
 @pytest.mark.parametrize(
     ("width", "config"),
-    [
-        pytest.param(*chosen, marks=() if chosen in QUICK else pytest.mark.slow, id=f"{chosen[0][0]}x{chosen[0][1]}-{chosen[1].name}")
-        for chosen in ALL_CHOSEN
-    ],
+    planned(
+        ALL_CHOSEN,
+        QUICK_CHOSEN,
+        family=lambda chosen: family_of(chosen[1]).name,
+        kinds=lambda chosen: (chosen[0], *chosen[1].to_json().items()),
+        name=lambda chosen: f"{chosen[0][0]}x{chosen[0][1]}-{chosen[1].name}",
+        seconds=lambda chosen: 1.5,
+    ),
 )
 def test_chosen_configs(width: tuple[int, int], config: Config) -> None:
     """Each at lengths around its tiles, in an order of its own."""
@@ -112,9 +124,9 @@ def test_chosen_configs(width: tuple[int, int], config: Config) -> None:
 
 def many_tiles() -> list[object]:
     """Kernels whose blocks stay. One has its output's panels in a ring that they do not go round evenly."""
-    (family,) = [f for f in families().values() if any(place.name == "tile_counter" for place in f.parameters.pointers)]
+    counting = [f for f in families().values() if any(place.name == "tile_counter" for place in f.parameters.pointers)]
     uneven = next(chosen_spec(width, config) for width, config in CHOSEN_SM90 if width == (152, 152))
-    return [pytest.param(spec, id=spec.name) for spec in (spec_of(family, targets()["sm_90a"], Mask.FULL), uneven)]
+    return [pytest.param(spec, id=spec.name) for spec in (*(spec_of(f, target_of(f), Mask.FULL) for f in counting), uneven)]
 
 
 @pytest.mark.parametrize("spec", many_tiles())
@@ -127,7 +139,7 @@ def test_blocks_that_work_on_many_tiles(spec: KernelSpec) -> None:
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
 def test_without_lse(family: Family) -> None:
     """The same output, and nothing else is written."""
-    spec = spec_of(family, targets()["sm_90a"], Mask.CAUSAL)
+    spec = spec_of(family, target_of(family), Mask.CAUSAL)
     some = case(spec.problem, Workload(1, 2, 1, 150, 200))
     tensors, kernel = some.make("cpu"), emulated_kernel(spec)
     launch(kernel, some, tensors)
@@ -141,7 +153,7 @@ def test_without_lse(family: Family) -> None:
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
 def test_shared_memory_is_all_taken_and_no_more(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that claims too little would have regions overlap whatever lies behind on a GPU; one that claims too much wastes it."""
-    spec = spec_of(family, targets()["sm_90a"], Mask.FULL)
+    spec = spec_of(family, target_of(family), Mask.FULL)
     small, kernel = case(spec.problem, Workload(1, 1, 1, 40, 100)), emulated_kernel(spec)
     tensors, right = small.make("cpu"), small.program(family, spec.config, H200)
     launch(kernel, small, tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import pytest
@@ -17,8 +18,10 @@ from flashgen.launch import cpu
 from flashgen.launch.tensors import Tensors, untouched
 from flashgen.verification.expected import Expected
 from tests.support.cases import Layout
+from tests.support.plan import planned
 
 PROBLEM, TARGET = Problem(Dtype.BF16, 64, 64, Mask.FULL), find_target("sm_90a")
+QUICK = len(Layout)  # of each family for every run; --slow has all
 ORDINARY, SINGLE = Workload(2, 4, 2, 70, 100), Workload(1, 1, 1, 70, 100)
 
 
@@ -44,9 +47,17 @@ def laid(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     return memory.as_strided(tuple(tensor.shape), strides).copy_(tensor)
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["all", "mixed"])
-@pytest.mark.parametrize("layout", Layout, ids=lambda layout: layout.value)
-@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    ("family", "layout", "mixed"),
+    planned(
+        itertools.product(families().values(), Layout, (False, True)),
+        QUICK,
+        family=lambda one: one[0].name,
+        kinds=lambda one: one[1:],
+        name=lambda one: f"{one[0].name}-{one[1].value}-{'mixed' if one[2] else 'all'}",
+        seconds=lambda one: 0.2,
+    ),
+)
 def test_a_layout_gives_what_dense_tensors_give(family: Family, layout: Layout, mixed: bool) -> None:
     """All four tensors have it, or each has another one of those that follow."""
     workload = SINGLE if layout is Layout.SINGULAR else ORDINARY

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 import pytest
 
@@ -19,10 +21,11 @@ from flashgen.codegen.target import find_target
 from flashgen.launch.tensors import Tensors
 from flashgen.verification.cases import COARSE, FAR, HUGE, LONG, SCREENING, SHAPES
 from flashgen.verification.screen import Screen
+from tests.support.plan import planned
 from tests.support.runs import emulated_kernel, emulated_texts
 
 PROBLEM, TARGET = Problem(Dtype.BF16, 64, 64, Mask.FULL), find_target("sm_90a")
-FAMILIES = pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+QUICK_STRIDES, QUICK_HIDDEN = 8, 1  # of each family for every run; --slow has all
 COMPENSATION = {  # of the families whose sums are so long that they need it
     "attention_forward": "row.lost[h] += partial[i][h] - (row.sum[h] - before);",
     "attention_forward_sm90": "lost[h] += partial[h][0] - (sum[h] - before);",
@@ -46,31 +49,60 @@ def why_rejected(screen: Screen, kernel: EmulatedKernel) -> str:
         return str(fault)
 
 
-@FAMILIES
-def test_a_stride_taken_for_another_is_seen(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tensor's batch, head and row with the strides of each other one."""
-    screen, kernel, made = Screen(PROBLEM, "cpu", SCREENING[:1]), kernel_of(family), Tensors.call
+def listed(faults: Mapping[str, tuple[Any, ...]], seconds: float, each: int = QUICK_HIDDEN) -> list[object]:
+    """Faults by their names as parameters: the first is the family, of which every run has `each`."""
+    return planned(
+        faults.values(),
+        each,
+        family=lambda fault: fault[0],
+        kinds=lambda fault: fault[1:2],
+        name=lambda fault: next(name for name, one in faults.items() if one == fault),
+        seconds=lambda fault: seconds,
+        fault=True,
+    )
+
+
+@cache
+def screened(family: Family) -> tuple[Screen, EmulatedKernel]:
+    """A screen, and a kernel that it accepts."""
+    screen, kernel = Screen(PROBLEM, "cpu", SCREENING[:1]), kernel_of(family)
     assert not why_rejected(screen, kernel)
-    for (taken, of), dim in itertools.product(itertools.permutations(range(4), 2), range(3)):
-
-        def mixed(tensors: Tensors, scalars: Mapping[str, float] | None = None, taken: int = taken, of: int = of, dim: int = dim) -> Call:
-            call = made(tensors, scalars)
-            strides = list(call.views[NAMES[taken]].strides)
-            strides[dim] = call.views[NAMES[of]].strides[dim]
-            view = View(call.views[NAMES[taken]].sizes, tuple(strides))
-            return dataclasses.replace(call, views={**call.views, NAMES[taken]: view})
-
-        monkeypatch.setattr(Tensors, "call", mixed)
-        assert why_rejected(screen, kernel), f"{NAMES[taken]}'s stride of its {DIMS[dim]} was taken from {NAMES[of]}, and accepted"
+    return screen, kernel
 
 
-@FAMILIES
-def test_sums_without_compensation_are_seen(family: Family) -> None:
-    screen = Screen(PROBLEM, "cpu", (), special=[LONG])
+@pytest.mark.parametrize(
+    ("family", "taken", "of", "dim"),
+    planned(
+        [(f, *two, dim) for f, two, dim in itertools.product(families().values(), itertools.permutations(range(4), 2), range(3))],
+        QUICK_STRIDES,
+        family=lambda one: one[0].name,
+        kinds=lambda one: enumerate(one),
+        name=lambda one: f"{one[0].name}-{DIMS[one[3]]}-of-{NAMES[one[1]]}-from-{NAMES[one[2]]}",
+        seconds=lambda one: 0.2,
+    ),
+)
+def test_a_stride_taken_for_another_is_seen(family: Family, taken: int, of: int, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tensor's batch, head and row with the strides of each other one."""
+    (screen, kernel), made = screened(family), Tensors.call
+
+    def mixed(tensors: Tensors, scalars: Mapping[str, float] | None = None) -> Call:
+        call = made(tensors, scalars)
+        strides = list(call.views[NAMES[taken]].strides)
+        strides[dim] = call.views[NAMES[of]].strides[dim]
+        view = View(call.views[NAMES[taken]].sizes, tuple(strides))
+        return dataclasses.replace(call, views={**call.views, NAMES[taken]: view})
+
+    monkeypatch.setattr(Tensors, "call", mixed)
+    assert why_rejected(screen, kernel), f"{NAMES[taken]}'s stride of its {DIMS[dim]} was taken from {NAMES[of]}, and accepted"
+
+
+@pytest.mark.parametrize("family", listed({name: (name,) for name in families()}, seconds=4.0, each=0))
+def test_sums_without_compensation_are_seen(family: str) -> None:
+    screen, found = Screen(PROBLEM, "cpu", (), special=[LONG]), families()[family]
     assert [case.workload.len_kv for case in screen.cases(1)] == [LONG[-1]]
-    assert not why_rejected(screen, kernel_of(family))
-    if family.name in COMPENSATION:
-        assert why_rejected(screen, kernel_of(family, COMPENSATION[family.name])).startswith("lse max error")
+    assert not why_rejected(screen, kernel_of(found))
+    if family in COMPENSATION:
+        assert why_rejected(screen, kernel_of(found, COMPENSATION[family])).startswith("lse max error")
 
 
 def truncated(low: str, high: str) -> str:
@@ -135,12 +167,11 @@ HIDDEN = {
         f"p[j / 2][j % 2 * 2 + h] = {truncated('low', 'high')}",
     ),
 }
-QUICK = {"passes-32-bits", "sm90-huge-told-by-another-row", "output-truncated"}  # for every run; --slow has all
 
 
 @pytest.mark.parametrize(
     ("family", "shape", "find", "replace"),
-    [pytest.param(*fault, marks=() if name in QUICK else pytest.mark.slow, id=name) for name, fault in HIDDEN.items()],
+    listed(HIDDEN, seconds=3.0),
 )
 def test_what_ordinary_cases_hide_is_seen(family: str, shape: tuple[int, int, int, int, int], find: str, replace: str) -> None:
     screen, found = Screen(PROBLEM, "cpu", (), special=[shape]), families()[family]
@@ -149,14 +180,15 @@ def test_what_ordinary_cases_hide_is_seen(family: str, shape: tuple[int, int, in
     assert not why_rejected(Screen(PROBLEM, "cpu"), kernel_of(found, find, replace)), "it is not hidden"
 
 
-@pytest.mark.parametrize(
-    ("family", "find", "replace"),
-    [
-        ("attention_forward", "first_query + 1 + diagonal)", "first_query + 3 + diagonal)"),
-        ("attention_forward", "first_query + kBlockQ + diagonal)", "first_query + kBlockQ - 1 + diagonal)"),
-        ("attention_forward_sm90", "first_query + kBlockQ + diagonal)", "first_query + kBlockQ - 1 + diagonal)"),
-    ],
-)
+_LAST, _SHORT = "first_query + kBlockQ + diagonal)", "first_query + kBlockQ - 1 + diagonal)"
+EDGES = {
+    "first": ("attention_forward", "first_query + 1 + diagonal)", "first_query + 3 + diagonal)"),
+    "last": ("attention_forward", _LAST, _SHORT),
+    "sm90-last": ("attention_forward_sm90", _LAST, _SHORT),
+}
+
+
+@pytest.mark.parametrize(("family", "find", "replace"), listed(EDGES, seconds=3.0))
 def test_a_key_at_the_edge_of_a_step_is_seen(family: str, find: str, replace: str) -> None:
     causal, edges = dataclasses.replace(PROBLEM, mask=Mask.CAUSAL), [shape for shape in SHAPES if 641 <= sum(shape[3:]) // 2 <= 642]
     screen, found = Screen(causal, "cpu", edges), families()[family]

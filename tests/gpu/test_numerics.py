@@ -26,6 +26,7 @@ from flashgen.codegen.workload import Workload
 from tests.support.cases import Case, Layout
 from tests.support.configs import CHOSEN, CHOSEN_SM90
 from tests.support.fixed_cases import fixed_cases
+from tests.support.plan import of_family
 from tests.support.random_cases import random_cases
 
 RANDOM = random_cases(320, seed=20240607)
@@ -234,6 +235,7 @@ def test_chosen_hopper_configs_are_legal_and_cover_what_varies() -> None:
 
 
 @pytest.mark.slow
+@of_family("attention_forward", 15.0)
 def test_cases_run_in_their_own_config() -> None:
     """One with defects is replaced by the default, so that few may have any: none of the chosen ones, an eighth of those drawn."""
     family, target = find_family("attention_forward"), find_target("sm_90a")

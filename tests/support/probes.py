@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from flashgen import templates
-from flashgen.build.emulator.compiler import compile_for_emulator
+from flashgen.build.emulator import compiler
 from flashgen.build.emulator.kernel import EmulatedLibrary, EmulationOrder
 from flashgen.build.emulator.memory import MemoryView
 from flashgen.build.emulator.tensor_map import emulated_map
@@ -153,7 +153,7 @@ void probe(const Parameters& p) {{
 #define FLASHGEN_KERNEL probe
 #define FLASHGEN_PARAMETERS Parameters
 {templates.read("emulator/launch.cuh")}"""
-    library = EmulatedLibrary(compile_for_emulator(Source("probe", source)).cubin)
+    library = EmulatedLibrary(compiler.compile_for_emulator(Source("probe", source)).cubin)
     _COMPILED.update((text, (library, number)) for number, text in enumerate(texts))
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from functools import partial
 
+import pytest
 import torch
 
-from flashgen.build.artifact import Artifact
+from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.emulator.compiler import Emulated
 from flashgen.build.emulator.kernel import EmulatedKernel, EmulationLimits, EmulationOrder
+from flashgen.build.nvrtc import compile_many
 from flashgen.build.store.store import ArtifactStore
 from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.render import Atoms, Source, render
@@ -18,6 +21,8 @@ from flashgen.launch.cpu import view_of
 from tests.support.cases import Case, Tensors
 
 LIMITS = EmulationLimits(stall_seconds=60.0, seconds=600.0)
+# On two cores: of a compile, and of a launch for each (query, key) pair of a head and column of q and v.
+COMPILE_SECONDS, PAIR_SECONDS = 1.2, 2.5e-9
 
 
 def compiled(source: Source) -> Artifact:
@@ -28,6 +33,14 @@ def compiled(source: Source) -> Artifact:
 def emulated_texts(spec: KernelSpec) -> list[Source]:
     """The text of a spec with emulated atoms, once for each of its kernels."""
     return [render(spec, Atoms.EMULATED, suffix) for suffix in spec.kernels]
+
+
+def compile_ahead(texts: Iterable[Source]) -> None:
+    """Compiles these on all cores: one after the other they would take most of a file's time. Fails if one does not compile."""
+    jobs = {(source.entry, source.digest): partial(compiled, source) for source in texts}
+    for _, result in compile_many(jobs.items()):
+        if isinstance(result, CompileError):
+            pytest.fail(str(result), pytrace=False)
 
 
 def emulated_kernel(spec: KernelSpec, *sources: Source) -> EmulatedKernel:
@@ -55,6 +68,13 @@ def launch(
     if with_lse:
         given["lse"] = view_of("lse", tensors.lse.view, writable=True)
     kernel.launch(case.program(family, config, device), given, order, resident=resident, limits=LIMITS)
+
+
+def seconds_of(cases: Iterable[Case]) -> float:
+    """About how long it takes on two cores to compile a kernel and to launch it on these cases."""
+    columns = ((case.workload, case.problem.head_dim + case.problem.head_dim_v) for case in cases)
+    pairs = sum(w.batch * w.heads_q * w.len_q * w.len_kv * width for w, width in columns)
+    return COMPILE_SECONDS + pairs * PAIR_SECONDS
 
 
 def why_rejected(kernel: EmulatedKernel, case: Case, orders: Iterable[EmulationOrder], sm_count: int | None = None) -> str:

@@ -12,8 +12,10 @@ from flashgen.codegen.render import render
 from flashgen.codegen.target import find_target
 from tests.support.fault import Fault, FaultError
 from tests.support.faults import FAULTS
+from tests.support.plan import of_family, sample
 
 TARGET = find_target("sm_90a")
+QUICK = 6  # of each family are compiled in every run
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -24,11 +26,23 @@ def test_applies(fault: Fault) -> None:
     assert patched.text != source.text
 
 
-@pytest.mark.parametrize(
-    "share", [pytest.param(slice(0, None, 4), id="every-fourth"), pytest.param(slice(None), marks=pytest.mark.slow, id="all")]
-)
-def test_compile(share: slice) -> None:
-    jobs = [(f.name, partial(compile_source, f.apply(render(f.setting.spec(TARGET))), TARGET.name)) for f in FAULTS[share]]
+def shares() -> list[object]:
+    """A family's faults as parameters, in two: some for every run, and the others."""
+    by_family: dict[str, list[Fault]] = {}
+    for fault in FAULTS:
+        by_family.setdefault(fault.setting.spec(TARGET).family.name, []).append(fault)
+    found: list[object] = []
+    for name, mine in by_family.items():
+        some = sample(mine, QUICK, name, lambda fault: (fault.setting.config, fault.race))
+        others = [fault for fault in mine if fault not in some]
+        found.append(pytest.param(some, id=f"{name}-some"))
+        found.append(pytest.param(others, id=f"{name}-others", marks=[pytest.mark.slow, of_family(name, len(others) * 0.3, fault=True)]))
+    return found
+
+
+@pytest.mark.parametrize("faults", shares())
+def test_compile(faults: list[Fault]) -> None:
+    jobs = [(f.name, partial(compile_source, f.apply(render(f.setting.spec(TARGET))), TARGET.name)) for f in faults]
     failed = {name: result for name, result in compile_many(jobs, workers=2) if not isinstance(result, Artifact)}
     assert not failed
 

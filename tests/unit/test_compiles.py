@@ -1,0 +1,75 @@
+"""Texts for the emulator are compiled once for all processes of a run, and each test's store stays as empty as it should be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from flashgen.build.artifact import Artifact, CompileError
+from flashgen.build.emulator import compiler
+from flashgen.build.emulator.compiler import CxxCompilerMissingError, Emulated, cxx_compiler
+from flashgen.build.store.store import ArtifactStore
+from flashgen.codegen.render import Source
+from tests.support.compiles import once
+
+try:
+    cxx_compiler()
+except CxxCompilerMissingError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+class Compiler:
+    """One that takes its time, and counts."""
+
+    def __init__(self) -> None:
+        self.compiled: list[tuple[str, str, Emulated]] = []
+
+    def __call__(self, source: Source, kind: Emulated = Emulated.LIBRARY) -> Artifact:
+        self.compiled.append((source.entry, source.text, kind))
+        time.sleep(0.1)
+        if "nonsense" in source.text:
+            raise CompileError("it is nonsense")
+        return Artifact(source.entry, kind, source.text, b"made of " + source.text.encode(), "log", "g++")
+
+
+def test_threads_and_processes_that_want_the_same_text_compile_it_once(tmp_path: Path) -> None:
+    counted, found = Compiler(), list[Artifact]()
+    first, second = (once(tmp_path, counted) for _ in range(2))  # as two processes: they share nothing but the folder
+    threads = [threading.Thread(target=lambda one=one: found.append(one(Source("k", "text")))) for one in (first, second) * 3]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(counted.compiled) == 1
+    assert found == [Artifact("k", Emulated.LIBRARY, "text", b"made of text", "log", "g++")] * 6
+
+
+def test_texts_entries_and_kinds_are_told_apart(tmp_path: Path) -> None:
+    counted = Compiler()
+    compile_once = once(tmp_path, counted)
+    wanted = [("k", "text", kind) for kind in Emulated] + [("k", "other", Emulated.LIBRARY), ("other", "text", Emulated.LIBRARY)]
+    for entry, text, kind in wanted * 2:
+        artifact = compile_once(Source(entry, text), kind)
+        assert (artifact.entry, artifact.source, artifact.arch) == (entry, text, kind)
+    assert counted.compiled == wanted
+
+
+def test_a_text_that_does_not_compile_never_does(tmp_path: Path) -> None:
+    compile_once = once(tmp_path, Compiler())
+    for _ in range(2):
+        with pytest.raises(CompileError, match="it is nonsense"):
+            compile_once(Source("k", "nonsense"))
+
+
+def test_a_store_of_a_test_s_own_is_filled_by_the_compiler_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Compiler()
+    monkeypatch.setattr(compiler, "compile_for_emulator", once(tmp_path, counted))
+    for name in ("first", "second"):
+        store = ArtifactStore(tmp_path / name)
+        assert store.find(Source("k", "text"), Emulated.LIBRARY) is None
+        store.get_or_compile(Source("k", "text"), Emulated.LIBRARY)
+        assert store.usage().entries == 1
+    assert len(counted.compiled) == 1
