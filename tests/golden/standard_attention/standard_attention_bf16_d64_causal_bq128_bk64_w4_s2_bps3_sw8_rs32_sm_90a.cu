@@ -1,0 +1,1076 @@
+// standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a
+//
+// Attention forward as it was first written down (Vaswani et al. 2017, section 3.2.1), in three kernels with S and P in global memory between:
+//   S = Q K^T,  P = softmax(softmax_scale * S + causal mask),  O = P V,  lse = log(sum(exp(softmax_scale * S))) for each row.
+// Every score travels through memory four times, 12 bytes in all: S in fp32 and P in bf16 are each written and read.
+//
+//   problem  bf16_d64_causal
+//   config   block_q 128, block_kv 64, warps 4, stages 2, blocks_per_sm 3, softmax_warps 8, row_scores 32
+//   target   sm_90a
+//   launch   <<<ceil(len_q / 128) * heads_q * batch, 128, 32768 bytes>>>
+//   _softmax <<<ceil(len_q * heads_q * batch / rows of a block), 256, 64 bytes>>>
+//   _output  <<<ceil(len_q / 128) * heads_q * batch, 128, 49152 bytes>>>
+
+// Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+struct Bf16 { u16 bits; };
+struct Fp16 { u16 bits; };
+
+// A function: NVRTC has no constant expression for infinity without headers.
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+
+// Hints to the compiler about registers: no instructions.
+
+// Hides where a value came from, so that the compiler keeps it in a register and does not compute it anew at each use.
+template <class T>
+__device__ __forceinline__ void keep_in_register(T*& pointer) {
+    asm volatile("" : "+l"(pointer));
+}
+__device__ __forceinline__ void keep_in_register(int& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void keep_in_register(u32& value) { asm volatile("" : "+r"(value)); }
+
+// Marks a fragment as read and written here: what the compiler does with it stays before, or comes after.
+template <int kTiles>
+__device__ __forceinline__ void keep_in_registers(float (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(fragment[i][j])::"memory");
+}
+template <int kTiles>
+__device__ __forceinline__ void keep_in_registers(u32 (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(fragment[i][j])::"memory");
+}
+
+// Who a thread is. PTX ISA, "Special Registers": %tid, %ctaid.
+
+__device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
+
+__device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.x); }
+
+__device__ __forceinline__ int lane_index() { return thread_index() % 32; }
+
+// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
+__device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
+
+// Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
+
+using SharedAddress = u32;  // byte address in the shared window
+
+// The block's dynamic shared memory, aligned to 1024 bytes. The only shared variable of a kernel.
+__device__ __forceinline__ SharedAddress shared_memory() {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
+}
+
+// Bytes after each region that nobody may touch, and what watches over regions: only the host has them.
+constexpr u32 kRedZone = 0;
+__device__ __forceinline__ void claim_region(SharedAddress, int) {}
+
+__device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ u32 load_shared(SharedAddress address) {
+    u32 value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_shared(SharedAddress address, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_v4(SharedAddress address, const uint4& value) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+
+// Barriers. PTX ISA, "bar, barrier" and "bar.warp.sync".
+
+// All threads of the block arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_sync() { __syncthreads(); }
+
+// The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
+
+// Asynchronous copies from global to shared memory. PTX ISA, "cp.async" and its completion by groups (sm_80).
+
+// Copies 16 bytes past L1; where `valid` is false it reads nothing and writes 16 zero bytes.
+__device__ __forceinline__ void cp_async_16(SharedAddress destination, const void* source, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(destination), "l"(__cvta_generic_to_global(source)), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+// Copies 16 bytes past L1.
+__device__ __forceinline__ void cp_async_16(SharedAddress destination, const void* source) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(__cvta_generic_to_global(source)) : "memory");
+}
+
+// Closes this thread's group of the copies issued since the last commit. A group may be empty.
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's most recent groups are still under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Warp-wide loads of four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix" (sm_75).
+//
+// Lane 8*i + r gives the address of row r (16 bytes) of matrix i; fragment[i] is the caller's part of matrix i:
+//   ldmatrix_x4        lane l holds row l/4, columns 2*(l%4) and 2*(l%4)+1
+//   ldmatrix_x4_trans  lane l holds column l/4, rows 2*(l%4) and 2*(l%4)+1
+
+__device__ __forceinline__ void ldmatrix_x4(u32 (&fragment)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragment)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// Warp-wide matrix product d += a * b, 16x16 times 16x8, fp32 accumulation. PTX ISA, "mma.sync" m16n8k16 (sm_80).
+//
+// With g = lane / 4 and t = lane % 4, each register of a and b holds two neighbours, the lower index in the low half:
+//   a[0] row g   columns 2t, 2t+1     a[1] row g+8 columns 2t, 2t+1
+//   a[2] row g   columns 2t+8, 2t+9   a[3] row g+8 columns 2t+8, 2t+9
+//   b0   rows 2t, 2t+1 column g       b1   rows 2t+8, 2t+9 column g
+//   d[0], d[1] row g   columns 2t, 2t+1     d[2], d[3] row g+8 columns 2t, 2t+1
+
+template <class Element>
+__device__ __forceinline__ void mma_sync_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
+
+template <>
+__device__ __forceinline__ void mma_sync_m16n8k16<Bf16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Conversion of two fp32 values to a pair of 16-bit elements, to nearest even. PTX ISA, "cvt" (.bf16x2: sm_80).
+
+// `low` goes to the low half of the result.
+template <class Element>
+__device__ __forceinline__ u32 cvt_rn_x2(float low, float high);
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Bf16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Fp16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Powers of 2. PTX ISA, "ex2" (error below 2 ulp; ex2(-inf) = +0).
+
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Products. PTX ISA, "mul".
+
+// Rounded by itself: never fused with the addition that follows.
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+
+// The upper 64 of the product's 128 bits.
+__device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
+
+// Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
+
+// The value of lane (own lane xor `lane_mask`). All 32 lanes take part.
+__device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
+    return __shfl_xor_sync(0xffffffff, value, lane_mask);
+}
+
+// The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
+__device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
+__device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
+
+using Element = Bf16;
+
+// ---- what these kernels are specialised for ---------------------------------------------------------------------------
+
+constexpr int kHeadDim = 64, kHeadDimV = 64;
+constexpr int kBlockQ = 128, kBlockKv = 64, kWarps = 4, kStages = 2;
+constexpr int kSoftmaxWarps = 8, kRowScores = 32;
+constexpr bool kCausal = true;
+
+constexpr int kThreads = kWarps * 32, kBlocksPerSm = 3;
+constexpr int kSoftmaxThreads = kSoftmaxWarps * 32, kSoftmaxBlocksPerSm = 1024 / kSoftmaxThreads;
+constexpr int kRowsPerWarp = kBlockQ / kWarps, kRowTiles = kRowsPerWarp / 16;
+constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix product takes them
+
+// Strides in elements. S and P are [batch, heads_q, len_q, len_kv], with the same strides and len_kv rounded up to `score_row`.
+// lse is [batch, heads_q, len_q], dense, or null.
+struct Parameters {
+    const Element* q;
+    const Element* k;
+    float* S;
+    i64 q_batch;
+    i64 q_head;
+    i64 q_row;
+    i64 k_batch;
+    i64 k_head;
+    i64 k_row;
+    i64 score_batch;
+    i64 score_head;
+    i64 score_row;
+    u64 heads_q_reciprocal;
+    u64 group_reciprocal;
+    u64 section_heads_reciprocal;
+    u64 section_blocks_reciprocal;
+    int heads_q;
+    int len_q;
+    int len_kv;
+    int query_tiles;
+    int section_heads;
+    int section_blocks;
+};
+struct SoftmaxParameters {
+    const float* S;
+    Element* P;
+    float* lse;
+    i64 score_row;
+    u64 len_q_reciprocal;
+    int rows;
+    int len_q;
+    int len_kv;
+    int row_warps;
+    float scale_log2;
+    float natural;
+    float natural_low;
+};
+struct OutputParameters {
+    const Element* P;
+    const Element* v;
+    Element* out;
+    i64 score_batch;
+    i64 score_head;
+    i64 score_row;
+    i64 v_batch;
+    i64 v_head;
+    i64 v_row;
+    i64 out_batch;
+    i64 out_head;
+    i64 out_row;
+    u64 heads_q_reciprocal;
+    u64 group_reciprocal;
+    u64 section_heads_reciprocal;
+    u64 section_blocks_reciprocal;
+    int heads_q;
+    int len_q;
+    int len_kv;
+    int query_tiles;
+    int section_heads;
+    int section_blocks;
+};
+// ---- tile operations --------------------------------------------------------------------------------------------------
+
+// A tile in shared memory and its swizzle: where element (row, column) lies.
+
+// kRows x kColumns 16-bit elements, row-major in chunks of 16 bytes (8 elements). Within a row the chunks are permuted so that
+// 8 rows of one chunk column, which is what ldmatrix reads at once, fall into 8 different groups of 4 banks. Rows that
+// are 2^k * odd chunks long come back to the same bank group every 8 / 2^k rows, so an XOR of the k low bits is enough.
+// Padding each row would do that too, but asynchronous copies of 128 bytes would then straddle two lines and take twice as long.
+template <int kRows, int kColumns>
+struct SharedTile {
+    static_assert(kColumns % 16 == 0, "the matrix product reads 16 columns at a time");
+    static constexpr int kRowCount = kRows, kChunks = kColumns / 8;
+    static constexpr int kSwizzle = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
+    static constexpr int kRowBytes = kChunks * 16;
+    static constexpr int kBytes = kRows * kRowBytes;
+
+    SharedAddress base;
+
+    __device__ __forceinline__ SharedAddress at(int row, int chunk) const {
+        const int group = chunk / kSwizzle * kSwizzle, permuted = chunk % kSwizzle ^ row / (8 / kSwizzle) % kSwizzle;
+        return base + static_cast<u32>(row * kRowBytes + (group + permuted) * 16);
+    }
+    // From (row, chunk) to (row + rows, chunk + chunks): the same for all places if `rows` is a multiple of 8 and `chunks` one of kSwizzle.
+    __device__ __forceinline__ static constexpr u32 distance(int rows, int chunks) { return rows * kRowBytes + chunks * 16; }
+};
+
+// How a kernel divides its shared memory: regions one after the other. Together they take just what the launch gives the block.
+
+struct SharedRegions {
+    SharedAddress next;
+
+    __device__ __forceinline__ SharedRegions() : next(shared_memory()) {}
+
+    // The address of a new region. Regions that need an alignment come before those whose `bytes` are no multiple of it.
+    __device__ __forceinline__ SharedAddress take(int bytes) {
+        const SharedAddress region = next;
+        next += bytes + kRedZone;
+        claim_region(region, bytes);
+        return region;
+    }
+};
+
+// Which work a block does: block index -> (query tile, head, batch), and which key steps that takes.
+
+// n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
+__device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
+
+struct Work {
+    int query_tile, head, batch;
+};
+
+// The order of the blocks. Heads come in sections whose K and V fit into the L2 together. Within a section all heads' last query tiles come
+// first: under a causal mask they have the most keys, and a launch should not end with the longest blocks. A section of one
+// head has its query tiles next to each other.
+struct Order {
+    int query_tiles, section_heads, section_blocks;
+    u64 section_heads_reciprocal, section_blocks_reciprocal;
+};
+
+__device__ __forceinline__ Work find_work(int block, const Order& order, int heads, u64 heads_reciprocal) {
+    const int section = divide(block, order.section_blocks_reciprocal), within = block - section * order.section_blocks;
+    const int tile = divide(within, order.section_heads_reciprocal);
+    const int head_and_batch = section * order.section_heads + within - tile * order.section_heads;
+    const int batch = divide(head_and_batch, heads_reciprocal);
+    return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
+}
+
+// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none. Each query that sees keys
+// sees one of [full, end), unless that is empty: what a row needs when it sees its first key is done there.
+struct KeySteps {
+    int full, end;
+};
+
+template <bool kCausal, int kBlockQ, int kStepKv>
+__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int diagonal) {
+    // The first query sees keys [0, seen_by_first), the last one [0, seen_by_last).
+    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + diagonal)) : len_kv;
+    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + diagonal)) : len_kv;
+    return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
+}
+
+// Where the rows of a sequence lie in global memory: dense tensors here; packed or paged ones would differ only in this file.
+
+// The first row of (batch, head) in a tensor with these strides, in elements.
+template <class Element>
+__device__ __forceinline__ Element* sequence_rows(Element* base, int batch, i64 batch_stride, int head, i64 head_stride) {
+    return base + batch * batch_stride + head * head_stride;
+}
+
+// Copies of tiles between global and shared memory, 16 bytes a thread and step, rows and columns past the end left out.
+
+// How kThreads threads cover a tile: kLanes neighbours take a row together, a chunk each and the same chunk of every further group of
+// kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
+template <int kThreads, class Tile>
+struct Cover {
+    static constexpr int kLanes = Tile::kSwizzle, kGroups = Tile::kChunks / kLanes;
+    static constexpr int kRowsPerPass = kThreads / kLanes;
+    static constexpr int kPasses = (Tile::kRowCount + kRowsPerPass - 1) / kRowsPerPass;
+    int row, chunk;  // of this thread in the first pass
+
+    __device__ __forceinline__ explicit Cover(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
+
+    __device__ __forceinline__ bool has_row(int pass) const {
+        return Tile::kRowCount % kRowsPerPass == 0 || pass * kRowsPerPass + row < Tile::kRowCount;
+    }
+    __device__ __forceinline__ bool has_column(int group, int columns_valid) const {
+        return (group + 1) * kLanes * 8 <= columns_valid || (group * kLanes + chunk) * 8 < columns_valid;
+    }
+    __device__ __forceinline__ SharedAddress address(const Tile& tile, int pass, int group) const {
+        if (kRowsPerPass % 8 == 0) return tile.at(row, chunk) + Tile::distance(pass * kRowsPerPass, group * kLanes);
+        return tile.at(pass * kRowsPerPass + row, chunk) + Tile::distance(0, group * kLanes);
+    }
+};
+
+// Copies the rows of a sequence to tiles, from the last to the first: it holds this thread's place in the tile that comes next, and
+// goes backwards pass by pass, so that one stride is all it needs. The caller commits the groups. Columns from kColumnsValid on
+// are not read: tiles hold zeros there.
+template <class Tile, int kThreads, int kColumnsValid, class Element>
+struct TileReader {
+    using Passes = Cover<kThreads, Tile>;
+    Passes cover;
+    const Element* source;
+    i64 row_stride;
+
+    // `rows` points at the first row of the first tile to be copied.
+    __device__ __forceinline__ TileReader(const Element* rows, i64 row_stride)
+        : cover(thread_index()),
+          source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8),
+          row_stride(row_stride) {}
+
+    // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
+    __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
+        pass_by_pass([&](int pass, int group, const Element* chunk) {
+            const int row = pass * Passes::kRowsPerPass + cover.row;
+            cp_async_16(cover.address(tile, pass, group), chunk, begin <= row && row < end && cover.has_column(group, kColumnsValid));
+        });
+    }
+
+    // The same for a tile of which all rows from kBegin on are read; the others are left alone.
+    template <int kBegin = 0>
+    __device__ __forceinline__ void load(const Tile& tile) {
+        pass_by_pass([&](int pass, int group, const Element* chunk) {
+            const int first = pass * Passes::kRowsPerPass;
+            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + cover.row < kBegin)) return;
+            if ((group + 1) * Passes::kLanes * 8 <= kColumnsValid)
+                cp_async_16(cover.address(tile, pass, group), chunk);
+            else
+                cp_async_16(cover.address(tile, pass, group), chunk, cover.has_column(group, kColumnsValid));
+        });
+    }
+
+    template <class Copy>
+    __device__ __forceinline__ void pass_by_pass(const Copy& copy) {
+#pragma unroll
+        for (int pass = Passes::kPasses - 1; pass >= 0; --pass) {
+#pragma unroll
+            for (int group = 0; group < Passes::kGroups; ++group)
+                if (cover.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
+            source -= Passes::kRowsPerPass * row_stride;
+            keep_in_register(source);
+        }
+        source += (Passes::kPasses * Passes::kRowsPerPass - Tile::kRowCount) * row_stride;
+    }
+};
+
+// Writes the tile's valid rows and columns to memory. `thread` is the caller's among the kThreads that do it.
+template <int kThreads, int kColumnsValid, class Element, class Tile>
+__device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int rows_valid, const Tile& tile, int thread) {
+    const Cover<kThreads, Tile> cover(thread);
+    Element* destination = rows + cover.row * row_stride + cover.chunk * 8;
+#pragma unroll
+    for (int pass = 0; pass < cover.kPasses; ++pass) {
+#pragma unroll
+        for (int group = 0; group < cover.kGroups; ++group)
+            if (cover.has_row(pass) && pass * cover.kRowsPerPass + cover.row < rows_valid && cover.has_column(group, kColumnsValid))
+                *reinterpret_cast<uint4*>(destination + group * cover.kLanes * 8) = load_shared_v4(cover.address(tile, pass, group));
+        destination += cover.kRowsPerPass * row_stride;
+    }
+}
+
+// Copies of a tile from global to shared memory, where both its rows and its columns may reach past the end of what there is.
+
+// Starts the copy of the tile whose first element is `*source`. The caller's kThreads threads take part and commit the group. Elements from row
+// `rows_valid` or column `columns_valid` on are not read, and the tile holds zeros there. Each row is read in chunks of 8 elements: the last
+// one may reach beyond `columns_valid`.
+template <int kThreads, class Tile, class Element>
+__device__ __forceinline__ void load_tile(const Tile& tile, const Element* source, i64 row_stride, int rows_valid, int columns_valid) {
+    const Cover<kThreads, Tile> cover(thread_index());
+    const Element* chunk = source + cover.row * row_stride + cover.chunk * 8;
+#pragma unroll
+    for (int pass = 0; pass < cover.kPasses; ++pass) {
+        const bool valid = pass * cover.kRowsPerPass + cover.row < rows_valid;
+#pragma unroll
+        for (int group = 0; group < cover.kGroups; ++group)
+            if (cover.has_row(pass))
+                cp_async_16(cover.address(tile, pass, group), chunk + group * cover.kLanes * 8, valid && cover.has_column(group, columns_valid));
+        chunk += cover.kRowsPerPass * row_stride;
+        keep_in_register(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
+    }
+}
+
+// The loop of a matrix product over its tiles: while one is used, the next ones are on their way.
+
+// Calls use(tile, stage) for each of `tiles` tiles in order. Before that load(tile, stage) has started their copies, up to kStages - 1 tiles ahead.
+// `ring` is the first of kStages stages of `stage_bytes` each. Copies that the caller started before belong to the first tile's group.
+template <int kStages, class Load, class Use>
+__device__ __forceinline__ void for_each_tile(int tiles, SharedAddress ring, int stage_bytes, const Load& load, const Use& use) {
+#pragma unroll
+    for (int tile = 0; tile < kStages - 1; ++tile) {
+        if (tile < tiles) load(tile, ring + tile * stage_bytes);
+        cp_async_commit_group();
+    }
+    for (int tile = 0; tile < tiles; ++tile) {
+        cp_async_wait_group<kStages - 2>();
+        barrier_sync();  // every thread's copies of this tile have landed, and nobody reads the stage of the tile before any more
+        const int next = tile + kStages - 1;
+        if (next < tiles) load(next, ring + next % kStages * stage_bytes);
+        cp_async_commit_group();  // a group without copies where no tile is left, so that their number stays the same
+        use(tile, ring + tile % kStages * stage_bytes);
+    }
+}
+
+// The two matrix products of attention, for one warp: S = Q K^T and O += P V.
+//
+// A warp owns kRowTiles * 16 query rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
+// says: [0], [1] belong to row lane/4, [2], [3] to row lane/4 + 8.
+
+// Where a lane finds its part of an operand in a tile that is kColumns wide. Of Q and of V: 16 rows, in two groups of 8 with the same
+// columns. Of K: the same 16, with the two groups of columns next to each other. An operand is two chunks wide; the offsets within a
+// group of chunks are held in registers, and everything else is constants away or the same for all lanes.
+template <int kColumns>
+struct LaneOffsets {
+    using Rows = SharedTile<16, kColumns>;
+    static constexpr int kOffsets = Rows::kSwizzle / 2;
+    u32 offset[kOffsets];
+    u32 to_keys;  // from the place in Q or V to that in K
+
+    __device__ __forceinline__ LaneOffsets() {
+        const int lane = lane_index();
+        const Rows rows{0};
+#pragma unroll
+        for (int i = 0; i < kOffsets; ++i) {
+            offset[i] = rows.at(lane % 16, lane / 16 ^ i * 2);
+            keep_in_register(offset[i]);
+        }
+        to_keys = rows.at(lane / 16 * 8 + lane % 8, lane / 8 % 2) - offset[0];
+        keep_in_register(to_keys);
+    }
+    __device__ __forceinline__ SharedAddress at(SharedAddress tile, int rows, int chunks) const {
+        return offset[chunks / 2 % kOffsets] + tile + Rows::distance(rows, chunks / Rows::kSwizzle * Rows::kSwizzle);
+    }
+};
+
+// Those for Q and K, and for V: one set where they are equally wide.
+template <int kColumns, int kColumnsV>
+struct OperandOffsets {
+    LaneOffsets<kColumns> for_keys;
+    LaneOffsets<kColumnsV> for_values;
+    __device__ __forceinline__ const LaneOffsets<kColumns>& keys() const { return for_keys; }
+    __device__ __forceinline__ const LaneOffsets<kColumnsV>& values() const { return for_values; }
+};
+template <int kColumns>
+struct OperandOffsets<kColumns, kColumns> {
+    LaneOffsets<kColumns> for_all;
+    __device__ __forceinline__ const LaneOffsets<kColumns>& keys() const { return for_all; }
+    __device__ __forceinline__ const LaneOffsets<kColumns>& values() const { return for_all; }
+};
+
+// Q read from shared memory at each use: costs bandwidth, saves registers. `rows` are the warp's.
+template <int kColumns>
+struct QueryInShared {
+    const LaneOffsets<kColumns>& offsets;
+    SharedAddress rows;
+
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
+        ldmatrix_x4(a, offsets.at(rows, row_tile * 16, step * 2));
+    }
+};
+
+// Q read once and kept in registers: kColumns / 4 * kRowTiles of them.
+template <int kRowTiles, int kColumns>
+struct QueryInRegisters {
+    u32 fragments[kRowTiles][kColumns / 16][4];
+
+    __device__ __forceinline__ explicit QueryInRegisters(const QueryInShared<kColumns>& query) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int step = 0; step < kColumns / 16; ++step) query.fragment(fragments[i][step], i, step);
+    }
+
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) a[j] = fragments[row_tile][step][j];
+    }
+};
+
+// scores = Q K^T for key column tiles [first, first + kCount), which are an even number. The tile at `keys` holds one key a row.
+template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>
+__device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first, const Query& query,
+                                            SharedAddress keys, const LaneOffsets<kColumns>& offsets) {
+    const SharedAddress own_keys = keys + offsets.to_keys;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int j = first; j < first + kCount; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) scores[i][j][e] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step) {
+        u32 a[kRowTiles][4];
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, step);
+#pragma unroll
+        for (int j = first; j < first + kCount; j += 2) {
+            u32 b[4];  // (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d 8-15)
+            ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i) {
+                mma_sync_m16n8k16<Element>(scores[i][j], a[i], b[0], b[1]);
+                mma_sync_m16n8k16<Element>(scores[i][j + 1], a[i], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// out += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
+template <class Element, int kRowTiles, int kOutTiles, int kColumns>
+__device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4], const u32 (&probabilities)[kRowTiles][4], int chunk,
+                                            SharedAddress values, const LaneOffsets<kColumns>& offsets) {
+#pragma unroll
+    for (int j = 0; j < kOutTiles; j += 2) {
+        u32 b[4];  // (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 8-15), each transposed
+        ldmatrix_x4_trans(b, offsets.at(values, chunk * 16, j));
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            mma_sync_m16n8k16<Element>(out[i][j], probabilities[i], b[0], b[1]);
+            mma_sync_m16n8k16<Element>(out[i][j + 1], probabilities[i], b[2], b[3]);
+        }
+    }
+}
+
+// From a warp's accumulators to S in global memory, in fp32 as they are: neither scaled nor masked.
+
+// Writes rows [0, rows_valid) and columns [0, columns_valid) of the warp's scores, 16 bytes a lane; the last 16 may reach beyond columns_valid.
+// Four lanes hold a row, a pair of columns of each column tile. Two neighbours trade pairs, so that the even one has four columns
+// of one column tile, and the odd one four of the next: the four lanes then write 64 bytes in a row, which are two whole sectors.
+template <int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void store_scores(float* rows, i64 row_stride, int rows_valid, int columns_valid,
+                                             const float (&scores)[kRowTiles][kKeyTiles][4]) {
+    static_assert(kKeyTiles % 2 == 0, "column tiles are written in pairs");
+    const int lane = lane_index(), odd = lane % 2;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = i * 16 + h * 8 + lane / 4;
+            float* row_start = rows + row * row_stride;
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; j += 2) {
+                const float(&even_tile)[4] = scores[i][j], (&odd_tile)[4] = scores[i][j + 1];
+                u32 kept[2], got[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    kept[e] = __float_as_uint(odd ? odd_tile[h * 2 + e] : even_tile[h * 2 + e]);
+                    got[e] = shfl_sync_bfly(__float_as_uint(odd ? even_tile[h * 2 + e] : odd_tile[h * 2 + e]), 1);
+                }
+                const int column = (j + odd) * 8 + lane % 4 / 2 * 4;
+                const uint4 four = odd ? uint4{got[0], got[1], kept[0], kept[1]} : uint4{kept[0], kept[1], got[0], got[1]};
+                if (row < rows_valid && column < columns_valid) *reinterpret_cast<uint4*>(row_start + column) = four;
+            }
+        }
+}
+
+// What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
+
+// How far above its reference a score may lie before a reference that follows the maximum does so: fp16 still holds a probability of 2^8.
+constexpr float kHeadroom = 8.0f;
+
+// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
+constexpr float kNoReference = -3.0e38f;
+
+// One fused multiply-add computes the exponent of a score S, S * scale_log2 - reference, where the reference is the scaled maximum, rounded. The
+// larger the maximum, the more that rounding is worth, in the end more than all the range of an exponent. So the scores of a huge row are first
+// shifted by the maximum itself: its exponent is (S - shift) * scale_log2. Other rows have a shift of 0, and huge ones a reference of 0.
+struct Origin {
+    float shift, reference;
+};
+
+// Scaled maxima from here on are huge. Below, rounding one changes an exponent by at most 2^-12: the maximum's own probability still rounds to 1 in fp16.
+constexpr float kHuge = 0x1p13f;
+
+// Whether a maximum is huge. That of a row that sees no key, -inf, is not.
+__device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
+
+// The origin for a maximum. One that fp32 cannot hold once it is scaled makes the row NaN, as in plain PyTorch.
+__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float natural) {
+    const float scaled = mul_rn(maximum, scale_log2);
+    if (!is_huge(maximum, scaled)) return {0.0f, scaled};
+    return {fmaf(0.0f, mul_rn(maximum, natural) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+}
+
+// Says that a condition hardly ever holds: what depends on it then lies apart from the code that is run all the time, and costs that nothing.
+__device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
+
+// Moves a row's origin to `maximum` if that lies above it. Returns by what the row's sums and output have to be multiplied.
+__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float natural) {
+    const bool unseen = origin.reference == kNoReference;
+    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.reference);
+    if (!(height > 0.0f)) return 1.0f;
+    const Origin before = origin;
+    origin = origin_at(maximum, scale_log2, natural);
+    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.reference - origin.reference));
+}
+
+// The highest of this lane's scores of row lane/4 + h*8. In two chains: one would be twice as long.
+template <int kKeyTiles>
+__device__ __forceinline__ float lane_maximum(const float (&scores)[kKeyTiles][4], int h) {
+    float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
+#pragma unroll
+    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
+    return fmaxf(chain[0], chain[1]);
+}
+
+// Of the four lanes' values, the highest, and the sum.
+__device__ __forceinline__ float row_maximum(float value) {
+    value = fmaxf(value, shfl_sync_bfly(value, 1));
+    return fmaxf(value, shfl_sync_bfly(value, 2));
+}
+__device__ __forceinline__ float row_sum(float value) {
+    value += shfl_sync_bfly(value, 1);
+    return value + shfl_sync_bfly(value, 2);
+}
+
+// What a row's output is multiplied with in the end: 1 / total, to 1 ulp; 0 for a row that saw no key. A guess that is good to 5 %, and Newton's
+// method three times: a division would bring a branch, and rcp.approx differ from machine to machine.
+__device__ __forceinline__ float normaliser(float total) {
+    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
+#pragma unroll
+    for (int i = 0; i < 3; ++i) y = fmaf(y, fmaf(-total, y, 1.0f), y);
+    return total == 0.0f ? 0.0f : y;
+}
+
+// The log-sum-exp of a row, from what the softmax has summed up.
+
+// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
+// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
+constexpr float kEx2Lean = 5.0e-8f;
+
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+__device__ __forceinline__ float log_near_one(float x) {
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    float q = kQ[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
+    return fmaf(mul_rn(q, x), x, x);
+}
+
+// What turns a reference into a scaled score, in two floats.
+struct Unit {
+    float high, low;
+
+    // Of a reference that is a score itself, not yet scaled: the scale, which is scale_log2 * (natural + natural_low).
+    __device__ __forceinline__ static Unit of_score(float scale_log2, float natural, float natural_low) {
+        const float high = mul_rn(scale_log2, natural);
+        return {high, fmaf(scale_log2, natural, -high) + scale_log2 * natural_low};
+    }
+};
+
+// log(total) + reference * (unit.high + unit.low), to about one rounding. fp32 needs some care for that: the two terms are taken
+// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float reference, float total, const Unit& unit) {
+    constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
+    // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
+    const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
+    const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
+    const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
+    const float a = mul_rn(reference, unit.high), b = mul_rn(exponent, kLn2);
+    const float sum = a + b, b_in_sum = sum - a;
+    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
+    const float lost_in_products = fmaf(reference, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = reference * unit.low + exponent * kLn2Low;
+    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+}
+
+// The log-sum-exp of a row's scaled scores. natural + natural_low is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float natural, float natural_low) {
+    const bool huge = origin.shift != 0.0f;
+    const Unit unit = huge ? Unit::of_score(scale_log2, natural, natural_low) : Unit{natural, natural_low};
+    const float value = log_sum_exp(huge ? origin.shift : origin.reference, total, unit);
+    return total == 0.0f ? -infinity() : value;
+}
+
+// A row of S, or a slice of one that is longer, in the registers of the warps that share the row; and what they find out together.
+
+// Lanes take four neighbouring columns each: first those of the row's first warp, then those of its second one, and so on, kScores / 4 times.
+template <int kScores>
+struct RowSlice {
+    static constexpr int kChunks = kScores / 4;
+    float x[kChunks][4];
+    int first, step;  // this lane's first column, and how far its next ones are away
+
+    // `row_warp` is the caller's among the `row_warps` of its row.
+    __device__ __forceinline__ RowSlice(int row_warp, int row_warps) : first((row_warp * 32 + lane_index()) * 4), step(row_warps * 128) {}
+
+    __device__ __forceinline__ int columns() const { return step * kChunks; }
+
+    // Reads the slice that begins at `row`. A query that sees `visible` keys from there on has scores of -inf for the others: of those, none is read
+    // but the few that share 16 bytes with the last visible one.
+    __device__ __forceinline__ void load(const float* row, int visible) {
+        int column = first;
+#pragma unroll
+        for (int i = 0; i < kChunks; ++i) {
+            const u32 hidden = __float_as_uint(-infinity());
+            uint4 four{hidden, hidden, hidden, hidden};
+            if (column < visible) four = *reinterpret_cast<const uint4*>(row + column);
+            x[i][0] = __uint_as_float(four.x);
+            x[i][1] = __uint_as_float(four.y);
+            x[i][2] = __uint_as_float(four.z);
+            x[i][3] = __uint_as_float(four.w);
+            advance(column);
+        }
+        if (visible % 4 == 0) return;
+        column = first;
+#pragma unroll
+        for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+            for (int e = 1; e < 4; ++e)
+                if (column + e >= visible) x[i][e] = -infinity();
+            advance(column);
+        }
+    }
+
+    // This lane's highest. A NaN does not count: it comes back in the sum.
+    __device__ __forceinline__ float maximum() const {
+        float highest[4] = {x[0][0], x[0][1], x[0][2], x[0][3]};
+#pragma unroll
+        for (int i = 1; i < kChunks; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) highest[e] = fmaxf(highest[e], x[i][e]);
+        return fmaxf(fmaxf(highest[0], highest[1]), fmaxf(highest[2], highest[3]));
+    }
+
+    // Scores become exp(softmax_scale * (score - row_max)).
+    __device__ __forceinline__ void exponentiate(const Origin& origin, float scale_log2) {
+#pragma unroll
+        for (int i = 0; i < kChunks; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) x[i][e] = ex2_approx_ftz(fmaf(x[i][e] - origin.shift, scale_log2, -origin.reference));
+    }
+
+    // This lane's sum. In four chains: each addition rounds, and short chains round least.
+    __device__ __forceinline__ float sum() const {
+        float total[4] = {x[0][0], x[0][1], x[0][2], x[0][3]};
+#pragma unroll
+        for (int i = 1; i < kChunks; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) total[e] += x[i][e];
+        return (total[0] + total[1]) + (total[2] + total[3]);
+    }
+
+    // Writes columns [0, width) of the slice that begins at `row`, times `factor`, rounded to Element. `width` is a multiple of 4.
+    template <class Element>
+    __device__ __forceinline__ void store(Element* row, int width, float factor) const {
+        int column = first;
+#pragma unroll
+        for (int i = 0; i < kChunks; ++i) {
+            const u64 low = cvt_rn_x2<Element>(x[i][0] * factor, x[i][1] * factor), high = cvt_rn_x2<Element>(x[i][2] * factor, x[i][3] * factor);
+            if (column < width) *reinterpret_cast<u64*>(row + column) = low | high << 32;
+            advance(column);
+        }
+    }
+
+    // To this lane's next column. Hidden from the compiler, or it would keep all of them in registers from the first pass over a row to the last.
+    __device__ __forceinline__ void advance(int& column) const {
+        column += step;
+        keep_in_register(column);
+    }
+};
+
+struct Maximum {
+    static __device__ __forceinline__ float nothing() { return -infinity(); }
+    static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
+};
+struct Sum {
+    static __device__ __forceinline__ float nothing() { return 0.0f; }
+    static __device__ __forceinline__ float of(float a, float b) { return a + b; }
+};
+
+template <class Combine>
+__device__ __forceinline__ float reduce_warp(float value) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) value = Combine::of(value, shfl_sync_bfly(value, distance));
+    return value;
+}
+
+// Combines the values of all lanes of a row's `row_warps` warps, which are neighbours. All threads of the block take part. `partial` is shared memory
+// for a word of each warp, which serves one reduction only.
+template <class Combine>
+__device__ __forceinline__ float reduce_row(float value, SharedAddress partial, int warp, int row_warp, int row_warps) {
+    value = reduce_warp<Combine>(value);
+    if (row_warps == 1) return value;
+    if (lane_index() == 0) store_shared(partial + warp * 4, __float_as_uint(value));
+    barrier_sync();
+    const SharedAddress of_row = partial + (warp - row_warp) * 4;
+    return reduce_warp<Combine>(lane_index() < row_warps ? __uint_as_float(load_shared(of_row + lane_index() * 4)) : Combine::nothing());
+}
+
+// From a warp's registers to memory: the output, through shared memory, and lse.
+
+// Rounds the warp's rows and writes the valid ones to memory, by way of `tile`, which no other warp uses.
+template <int kColumnsValid, class Element, int kRowTiles, int kOutTiles>
+__device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int rows_valid, const float (&out)[kRowTiles][kOutTiles][4],
+                                             const SharedTile<kRowTiles * 16, kOutTiles * 8>& tile) {
+    int lane = lane_index();
+    keep_in_register(lane);
+    barrier_warp_sync();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int j = 0; j < kOutTiles; ++j)
+                store_shared(tile.at(lane / 4, j) + tile.distance(i * 16 + h * 8, 0) + lane % 4 * 4,
+                             cvt_rn_x2<Element>(out[i][j][h * 2], out[i][j][h * 2 + 1]));
+    barrier_warp_sync();
+    store_tile<32, kColumnsValid>(rows, row_stride, rows_valid, tile, lane);
+}
+
+// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
+template <int kRowTiles>
+__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
+    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
+    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
+}
+
+using QueryTile = SharedTile<kBlockQ, kColumns>;
+using KeyTile = SharedTile<kBlockKv, kColumns>;
+using ProbabilityTile = SharedTile<kBlockQ, kBlockKv>;
+using ValueTile = SharedTile<kBlockKv, kColumnsV>;
+using OutTile = SharedTile<kRowsPerWarp, kColumnsV>;  // of a warp
+
+// How many key tiles the queries of the tile from `first_query` on see: of S and P nothing else is computed, written or read.
+__device__ __forceinline__ int visible_key_tiles(int first_query, int len_q, int len_kv) {
+    return find_key_steps<kCausal, kBlockQ, kBlockKv>(first_query, len_kv, len_kv - len_q).end;
+}
+
+// ---- S = Q K^T --------------------------------------------------------------------------------------------------------
+
+// A block computes kBlockQ rows of one head's S, a warp kRowsPerWarp of them, tile by tile of kBlockKv keys.
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a(const __grid_constant__ Parameters p) {
+    const Order order{p.query_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
+    const Work work = find_work(block_index(), order, p.heads_q, p.heads_q_reciprocal);
+    const int head_kv = divide(work.head, p.group_reciprocal);
+    const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
+    const int first_row = warp_index() * kRowsPerWarp;  // of this warp in the tile
+
+    const Element* q = sequence_rows(p.q, work.batch, p.q_batch, work.head, p.q_head) + first_query * p.q_row;
+    const Element* k = sequence_rows(p.k, work.batch, p.k_batch, head_kv, p.k_head);
+    float* S = sequence_rows(p.S, work.batch, p.score_batch, work.head, p.score_head) + (first_query + first_row) * p.score_row;
+
+    SharedRegions regions;
+    const QueryTile query_tile{regions.take(QueryTile::kBytes)};
+    const SharedAddress ring = regions.take(kStages * KeyTile::kBytes);
+    const int key_tiles = visible_key_tiles(first_query, p.len_q, p.len_kv);
+    if (key_tiles == 0) return;
+
+    const LaneOffsets<kColumns> offsets;
+    const QueryInShared<kColumns> query{offsets, query_tile.base + first_row * QueryTile::kRowBytes};
+    load_tile<kThreads>(query_tile, q, p.q_row, queries, kHeadDim);
+    auto load_keys = [&](int tile, SharedAddress stage) {
+        const int first_key = tile * kBlockKv;
+        load_tile<kThreads>(KeyTile{stage}, k + first_key * p.k_row, p.k_row, p.len_kv - first_key, kHeadDim);
+    };
+    for_each_tile<kStages>(key_tiles, ring, KeyTile::kBytes, load_keys, [&](int tile, SharedAddress stage) {
+        const int first_key = tile * kBlockKv;
+        float scores[kRowTiles][kBlockKv / 8][4];
+        gemm_scores<Element, kBlockKv / 8>(scores, 0, query, stage, offsets);
+        store_scores(S + first_key, p.score_row, queries - first_row, p.len_kv - first_key, scores);
+    });
+}
+
+// ---- P = softmax(softmax_scale * S) -----------------------------------------------------------------------------------
+
+// A row of S belongs to `row_warps` neighbouring warps of a block, a power of two. A row that fits into their registers is read from memory once;
+// a longer one is read slice by slice, once for each of its maximum, its sum and P.
+extern "C" __global__ void __launch_bounds__(kSoftmaxThreads, kSoftmaxBlocksPerSm)
+standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_softmax(const __grid_constant__ SoftmaxParameters p) {
+    SharedRegions regions;
+    const SharedAddress maxima = regions.take(kSoftmaxWarps * 4), sums = regions.take(kSoftmaxWarps * 4);
+    const int warp = warp_index(), row_warp = warp % p.row_warps;
+    const int row = block_index() * (kSoftmaxWarps / p.row_warps) + warp / p.row_warps;
+    const bool exists = row < p.rows;
+    const int query = row - divide(row, p.len_q_reciprocal) * p.len_q;
+
+    // Scores of keys that this query does not see are left out. P is 0 there, as far as the product with V reads it.
+    const int seen = kCausal ? min(p.len_kv, max(0, query + 1 + p.len_kv - p.len_q)) : p.len_kv;
+    const int key_tiles = visible_key_tiles(query / kBlockQ * kBlockQ, p.len_q, p.len_kv);
+    const int visible = exists ? seen : 0, width = exists ? min((p.len_kv + 7) / 8 * 8, key_tiles * kBlockKv) : 0;
+    const float* S = p.S + row * p.score_row;
+    Element* P = p.P + row * p.score_row;
+
+    RowSlice<kRowScores> slice(row_warp, p.row_warps);
+    const int slices = max(1, (width + slice.columns() - 1) / slice.columns());
+    float row_max = -infinity();
+    for (int i = 0, first = 0; i < slices; ++i, first += slice.columns()) {
+        slice.load(S + first, visible - first);
+        row_max = fmaxf(row_max, slice.maximum());
+    }
+    row_max = reduce_row<Maximum>(row_max, maxima, warp, row_warp, p.row_warps);
+    const Origin origin = row_max == -infinity() ? Origin{} : origin_at(row_max, p.scale_log2, p.natural);  // -inf - (-inf) would be NaN
+
+    float row_sum = 0.0f;
+    for (int i = 0, first = 0; i < slices; ++i, first += slice.columns()) {
+        if (slices > 1) slice.load(S + first, visible - first);
+        slice.exponentiate(origin, p.scale_log2);
+        row_sum += slice.sum();
+    }
+    row_sum = reduce_row<Sum>(row_sum, sums, warp, row_warp, p.row_warps);
+
+    const float inverse = normaliser(row_sum);
+    for (int i = 0, first = 0; i < slices; ++i, first += slice.columns()) {
+        if (slices > 1) {
+            slice.load(S + first, visible - first);
+            slice.exponentiate(origin, p.scale_log2);
+        }
+        slice.store(P + first, width - first, inverse);
+    }
+    if (p.lse != nullptr && exists && row_warp == 0 && lane_index() == 0)
+        p.lse[row] = log_sum_exp(origin, row_sum, p.scale_log2, p.natural, p.natural_low);
+}
+
+// ---- O = P V ----------------------------------------------------------------------------------------------------------
+
+// A block computes kBlockQ rows of one head's O, a warp kRowsPerWarp of them. A stage holds a tile of P, and a row of V for each of its columns.
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_output(const __grid_constant__ OutputParameters p) {
+    const Order order{p.query_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
+    const Work work = find_work(block_index(), order, p.heads_q, p.heads_q_reciprocal);
+    const int head_kv = divide(work.head, p.group_reciprocal);
+    const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
+    const int first_row = warp_index() * kRowsPerWarp;  // of this warp in the tile
+
+    const Element* P = sequence_rows(p.P, work.batch, p.score_batch, work.head, p.score_head) + first_query * p.score_row;
+    const Element* v = sequence_rows(p.v, work.batch, p.v_batch, head_kv, p.v_head);
+    Element* out = sequence_rows(p.out, work.batch, p.out_batch, work.head, p.out_head) + (first_query + first_row) * p.out_row;
+
+    constexpr int kStageBytes = ProbabilityTile::kBytes + ValueTile::kBytes, kOutBytes = kWarps * OutTile::kBytes;
+    SharedRegions regions;
+    const SharedAddress ring = regions.take(kStages * kStageBytes > kOutBytes ? kStages * kStageBytes : kOutBytes);
+
+    const OperandOffsets<kBlockKv, kColumnsV> offsets;
+    float accumulator[kRowTiles][kColumnsV / 8][4] = {};
+    auto load_stage = [&](int tile, SharedAddress stage) {
+        const int first_key = tile * kBlockKv, keys = p.len_kv - first_key;
+        load_tile<kThreads>(ProbabilityTile{stage}, P + first_key, p.score_row, queries, keys);
+        load_tile<kThreads>(ValueTile{stage + ProbabilityTile::kBytes}, v + first_key * p.v_row, p.v_row, keys, kHeadDimV);
+    };
+    for_each_tile<kStages>(visible_key_tiles(first_query, p.len_q, p.len_kv), ring, kStageBytes, load_stage, [&](int, SharedAddress stage) {
+        const QueryInShared<kBlockKv> rows{offsets.keys(), stage + first_row * ProbabilityTile::kRowBytes};
+#pragma unroll
+        for (int chunk = 0; chunk < kBlockKv / 16; ++chunk) {
+            u32 probabilities[kRowTiles][4];
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i) rows.fragment(probabilities[i], i, chunk);
+            gemm_output<Element>(accumulator, probabilities, chunk, stage + ProbabilityTile::kBytes, offsets.values());
+        }
+    });
+    barrier_sync();  // nobody reads the stages any more: the output takes their place
+    store_output<kHeadDimV>(out, p.out_row, queries - first_row, accumulator, OutTile{ring + warp_index() * OutTile::kBytes});
+}
