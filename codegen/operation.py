@@ -60,7 +60,7 @@ class Operation(ABC):
         strides, scalars = strides or {}, scalars or {}
         for operand in operands:
             sizes = operand.sizes(problem, workload)
-            given = strides.get(operand.name) or _dense(sizes)
+            given = strides.get(operand.name) or dense(sizes)
             if len(given) != len(sizes):
                 raise ArgumentError(f"strides of {operand.name} must be {len(sizes)}, one for each axis; got {shown(given)}")
             views[operand.name] = View(sizes, given)
@@ -71,7 +71,7 @@ class Operation(ABC):
         return Call(problem, workload, views, {**usual, **scalars})
 
 
-def _dense(sizes: tuple[int, ...]) -> tuple[int, ...]:
+def dense(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Strides without gaps, the last axis innermost."""
     steps = itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1)
     return tuple(reversed(list(steps)))

@@ -90,6 +90,7 @@ def pretend(device: str, folder: Path, put: Callable[[Any, str, Any], object] = 
         (sources, "own_records", lambda: own),
         (launch_gpu, "gpu", lambda ordinal: on),
         (launch_gpu, "_require_context", lambda ordinal: None),
+        (launch_gpu, "_empty", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)),
         (launch_gpu, "_current_device", lambda: 0),
         (launch_gpu, "_current_stream", lambda index: 0),
         (launch_gpu, "tile_counters", SimpleNamespace(address=lambda device, stream: 4096)),

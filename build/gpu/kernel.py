@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import struct
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashgen.codegen.errors import ArgumentError
@@ -92,7 +95,6 @@ class Launch:
         """Raises ArgumentError for a number of blocks that no launch can have."""
         self.kernel = kernel  # and not the program: what lives as long as a plan costs each collection of garbage
         self.names = (*kernel.operands, *[buffer.name for buffer in program.buffers])
-        self._launch = driver().cuLaunchKernel
         self._bound = tuple(_Bound(kernel, launch, self.names) for launch in program.launches)
 
     def __call__(self, stream: int, *addresses: int) -> None:
@@ -101,21 +103,27 @@ class Launch:
         Raises DriverError if the driver refuses a tensor map or a launch.
         """
         for bound in self._bound:
-            words = bound.words
-            for word, index in bound.pointers:
-                words[word] = addresses[index]
+            if bound.place_all is not None:
+                bound.place_all(*addresses)
+            else:
+                words = bound.words
+                for word, index in bound.pointers:
+                    words[word] = addresses[index]
             for index, field in bound.maps:
                 if field.address != addresses[index]:
                     field.fill(addresses[index])
-            (status,) = self._launch(*bound.shape, stream, bound.arguments, 0)
+            (status,) = bound.enqueue(stream, bound.arguments, 0)
             if status:
                 check((status,), f"launching {self.kernel.artifact.entry}{bound.suffix}")
 
 
 class _Bound:
-    """One launch of a program: its parameters, and where the addresses go."""
+    """One launch of a program: its parameters, and where the addresses go.
 
-    __slots__ = ("_address", "_buffer", "arguments", "maps", "pointers", "shape", "suffix", "words")
+    place_all: writes all addresses at once, where a kernel's pointers are just those, in their order; else None
+    """
+
+    __slots__ = ("_address", "_buffer", "arguments", "enqueue", "maps", "place_all", "pointers", "suffix", "words")
 
     def __init__(self, kernel: Kernel, launch: KernelLaunch, names: tuple[str, ...]) -> None:
         if not 0 < launch.grid <= MAX_GRID:
@@ -128,4 +136,8 @@ class _Bound:
         written = memoryview(self._buffer).cast("B")
         self.words = written.cast("Q")
         self.maps = tuple([(index, TensorMapField(Encoder(launch.maps[name]), written, offset)) for index, name, offset in maps])
-        self.shape: tuple[Any, ...] = (kernel.handles[launch.suffix], launch.grid, 1, 1, launch.threads, 1, 1, launch.shared_bytes)
+        self.place_all: Callable[..., None] | None = None
+        if self.pointers and self.pointers == tuple((self.pointers[0][0] + i, i) for i in range(len(names))):
+            self.place_all = partial(struct.Struct(f"={len(names)}Q").pack_into, written, 8 * self.pointers[0][0])
+        shape = (kernel.handles[launch.suffix], launch.grid, 1, 1, launch.threads, 1, 1, launch.shared_bytes)
+        self.enqueue = partial(driver().cuLaunchKernel, *shape)  # given the rest: stream, arguments, no more options

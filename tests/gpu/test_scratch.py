@@ -15,7 +15,7 @@ from flashgen.build.gpu.kernel import Kernel, Launch
 from flashgen.build.nvrtc import compile_source
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Problem
-from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, KernelText, Program
+from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
 from flashgen.codegen.render import Source
 from flashgen.launch.tile_counters import COUNTER_BYTES, COUNTERS_AT_ONCE, TileCounters
 
@@ -40,7 +40,7 @@ extern "C" __global__ void draw(const __grid_constant__ Parameters p) {{
 @pytest.fixture
 def launch() -> Launch:
     torch.zeros(1, device="cuda")
-    family: Any = SimpleNamespace(parameters=BLOCK, threads=lambda config: 1, shared_bytes=lambda problem, config: 0)
+    family: Any = SimpleNamespace(parameters=BLOCK, resources=lambda problem, config: {"": BlockResources(1, 0)})
     spec: Any = SimpleNamespace(family=family, problem=Problem(Dtype.BF16, 64), config=None, kernels={"": KernelText(BLOCK)})
     return Kernel(spec, compile_source(Source("draw", DRAW), gpu(0).device.target.name), gpu(0)).bind(
         Program((KernelLaunch(BLOCKS, 1, 0, {"rounds": ROUNDS}),), (Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER),))

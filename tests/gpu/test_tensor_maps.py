@@ -14,7 +14,7 @@ from flashgen.build.gpu.tensor_map import Encoder
 from flashgen.build.nvrtc import compile_source
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Problem
-from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, KernelText, Program
+from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
 from flashgen.codegen.render import Source
 from flashgen.codegen.tensor_map import TensorMapShape
 
@@ -86,7 +86,7 @@ def test_a_refusal_says_what_was_asked_for() -> None:
 
 def test_a_launch_passes_maps_and_pointers_of_this_call() -> None:
     on = gpu(0)
-    family: Any = SimpleNamespace(parameters=BLOCK, threads=lambda config: 1, shared_bytes=lambda problem, config: 0)
+    family: Any = SimpleNamespace(parameters=BLOCK, resources=lambda problem, config: {"": BlockResources(1, 0)})
     spec: Any = SimpleNamespace(family=family, problem=Problem(Dtype.BF16, 64), config=None, kernels={"": KernelText(BLOCK)})
     kernel = Kernel(spec, compile_source(Source("echo", ECHO), on.device.target.name), on)
     v, k = ([tensor(2, length, 4, 64) for _ in range(3)] for length in (100, 300))

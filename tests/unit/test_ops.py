@@ -137,7 +137,7 @@ def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Calla
     arguments: tuple[Any, ...] = (q, k, v, True, None, "bshd")
     monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
     assert plan_at_hand(*arguments) is None, "the first call of a thread"
-    plan = object()
+    plan: Any = SimpleNamespace(before=None)
     plans._LOCAL.plans = {plans._signature(*arguments): plan}
     assert plan_at_hand(*arguments) is plan
     assert plan_at_hand(q, k, v, False, None, "bshd") is None, "another signature"

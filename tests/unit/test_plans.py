@@ -105,7 +105,7 @@ DIFFERENT: dict[str, Callable[[], Arguments]] = {
 def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that has called nothing yet, and plans that are objects of no use."""
     monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
-    monkeypatch.setattr(plans, "Plan", lambda *arguments: SimpleNamespace(arguments=arguments))
+    monkeypatch.setattr(plans, "Plan", lambda *arguments: SimpleNamespace(arguments=arguments, before=None))
 
 
 @pytest.mark.usefixtures("no_plans")
@@ -172,6 +172,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # else fake tensors want a real GPU of their number
     monkeypatch.setattr(gpu, "gpu", lambda ordinal: GPU)
     monkeypatch.setattr(gpu, "_require_context", lambda ordinal: None)
+    monkeypatch.setattr(gpu, "_empty", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
 
 
 def plan(arguments: dict[str, Any], kernel: Any) -> Plan:
