@@ -33,6 +33,7 @@ from flashgen.build.gpu.driver import Gpu
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.spec import KernelSpec
+from flashgen.launch import bound as launch_bound
 from flashgen.launch import gpu as launch_gpu
 from flashgen.operators import plans
 from flashgen.records import sources
@@ -93,7 +94,7 @@ def pretend(device: str, folder: Path, put: Callable[[Any, str, Any], object] = 
         (launch_gpu, "_empty", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)),
         (launch_gpu, "_current_device", lambda: 0),
         (launch_gpu, "_current_stream", lambda index: 0),
-        (launch_gpu, "tile_counters", SimpleNamespace(address=lambda device, stream: 4096)),
+        (launch_bound, "tile_counters", SimpleNamespace(address=lambda device, stream: 4096)),
         (torch.cuda, "is_current_stream_capturing", lambda: False),
     )
     for place, name, value in places:

@@ -89,6 +89,7 @@ class Launch:
     """A program with everything but the addresses bound. Not for use by two threads at once: it has one buffer for the parameters.
 
     names: whose addresses a launch is given, in this order: the operation's operands and the program's buffers
+    enqueue: given a stream and those addresses, what a call of this object does, without one step more than the program needs
     """
 
     def __init__(self, kernel: Kernel, program: Program) -> None:
@@ -96,12 +97,31 @@ class Launch:
         self.kernel = kernel  # and not the program: what lives as long as a plan costs each collection of garbage
         self.names = (*kernel.operands, *[buffer.name for buffer in program.buffers])
         self._bound = tuple(_Bound(kernel, launch, self.names) for launch in program.launches)
+        first = self._bound[0]
+        alone = len(self._bound) == 1 and first.place_all is not None and not first.maps
+        self.enqueue: Callable[..., None] = self._one(first) if alone else self._each
 
     def __call__(self, stream: int, *addresses: int) -> None:
         """Enqueues the program on a stream of the GPU whose context is current. Addresses: of `names`, 0 for what nobody wants.
 
         Raises DriverError if the driver refuses a tensor map or a launch.
         """
+        self.enqueue(stream, *addresses)
+
+    def _one(self, bound: _Bound) -> Callable[..., None]:
+        """Of a program of one kernel whose parameters are all the addresses and numbers."""
+        place_all, launch, arguments = bound.place_all, bound.enqueue, bound.arguments
+        assert place_all is not None
+
+        def enqueue(stream: int, *addresses: int) -> None:
+            place_all(*addresses)
+            (status,) = launch(stream, arguments, 0)
+            if status:
+                self._refused(status, bound)
+
+        return enqueue
+
+    def _each(self, stream: int, *addresses: int) -> None:
         for bound in self._bound:
             if bound.place_all is not None:
                 bound.place_all(*addresses)
@@ -114,7 +134,10 @@ class Launch:
                     field.fill(addresses[index])
             (status,) = bound.enqueue(stream, bound.arguments, 0)
             if status:
-                check((status,), f"launching {self.kernel.artifact.entry}{bound.suffix}")
+                self._refused(status, bound)
+
+    def _refused(self, status: Any, bound: _Bound) -> None:
+        check((status,), f"launching {self.kernel.artifact.entry}{bound.suffix}")
 
 
 class _Bound:

@@ -157,7 +157,7 @@ class FamilyPeer(Peer):
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out = q.new_empty((*q.shape[:3], v.shape[3]))
-            bound(torch.cuda.current_stream().cuda_stream, *(t.data_ptr() for t in (q, k, v, out)), 0)
+            bound.enqueue(torch.cuda.current_stream().cuda_stream, *(t.data_ptr() for t in (q, k, v, out)), 0)
             return out
 
         return call
@@ -171,7 +171,7 @@ class FamilyPeer(Peer):
         out, w = q.new_empty((*q.shape[:3], v.shape[3])), check.cell.workload
         lse = q.new_empty((w.batch, w.heads_q, w.len_q), dtype=torch.float32)
         bound = self._bound(check.cell, q.device)
-        bound(torch.cuda.current_stream().cuda_stream, *(t.data_ptr() for t in (q, k, v, out, lse)))
+        bound.enqueue(torch.cuda.current_stream().cuda_stream, *(t.data_ptr() for t in (q, k, v, out, lse)))
         return super().fault(check, call, q, k, v) or check.rule(out, lse)
 
 

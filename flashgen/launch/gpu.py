@@ -11,18 +11,17 @@ from typing import Any, TypeVar
 import torch
 
 from flashgen.build.gpu.driver import Gpu, check, driver, gpu
-from flashgen.build.gpu.kernel import Kernel, Launch
+from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.attention import attention_call
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Problem
-from flashgen.codegen.program import BufferKind
 from flashgen.codegen.workload import Workload
 
 from ..selection import loaded
 from ..selection.families import excluded_families, families_for
 from .arguments import ALIGNMENT, axis_strides, check_call, ordered_strides, problem_and_workload, require_memory
-from .tile_counters import tile_counters
+from .bound import BoundCall
 
 F = TypeVar("F", bound=Callable[..., Any])
 _LOCAL = threading.local()
@@ -67,7 +66,7 @@ class Plan:
         self.out_shape = (*q.shape[:3], v.shape[3])
         self.lse_shape = (workload.batch, workload.heads_q, workload.len_q)
         self.out_strides, self.lse_strides, self.dtype = dense(self.out_shape), dense(self.lse_shape), q.dtype
-        self.launch: Launch | None = None
+        self.bound: BoundCall | None = None
         self.before: Any = None  # what knows the next call of this signature at once: see operators/plans.py
         if not math.prod(self.lse_shape):
             families_for(problem, on.device.target)
@@ -78,11 +77,7 @@ class Plan:
         call = attention_call(problem, workload, strides, scale)
         if kernel is None:
             kernel = choose_kernel(problem, workload, on, excluded_families(call, on.device.target))
-        family, config, device = kernel.spec.family, kernel.spec.config, kernel.gpu.device
-        family.require_call(call, config)
-        program = family.program(config, call, device)
-        self.buffers = tuple((buffer.bytes, buffer.kind) for buffer in program.buffers)
-        self.launch = kernel.bind(program)
+        self.bound = BoundCall(kernel, call)
         _require_context(self.index)
 
     @untraced
@@ -98,25 +93,12 @@ class Plan:
 
     def into(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Enqueues the kernel on the current stream of its device, which must be the current one. out and lse are dense."""
-        if self.launch is not None:
+        if self.bound is not None:
             at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
             if (at_q | at_k | at_v) % ALIGNMENT or not (at_q and at_k and at_v):
                 require_memory(q, k, v)
             operands = at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr()
-            stream = _current_stream(self.index)
-            if not self.buffers:
-                self.launch(stream, *operands)
-            else:
-                # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
-                held = [self._buffer(size, kind, stream) for size, kind in self.buffers]
-                self.launch(stream, *operands, *(memory if isinstance(memory, int) else memory.data_ptr() for memory in held))
-
-    def _buffer(self, size: int, kind: BufferKind, stream: int) -> int | torch.Tensor:
-        """The memory of one of the program's buffers, or its address where it is nobody's to give back."""
-        if kind is BufferKind.STREAM_COUNTER:
-            return tile_counters.address(self.index, stream)
-        make = torch.zeros if kind is BufferKind.CALL_ZEROED else torch.empty
-        return make(size, dtype=torch.uint8, device=torch.device("cuda", self.index))
+            self.bound.enqueue(_current_stream(self.index), *operands)
 
 
 def choose_kernel(problem: Problem, workload: Workload, on: Gpu, excluded: frozenset[str], any_length: bool = False) -> Kernel:

@@ -30,7 +30,7 @@ def run_once(kernel: Kernel, tensors: Tensors, scalars: Mapping[str, float] | No
         if not any(size == 0 for tensor in tensors.outputs.values() for size in tensor.shape):
             bound = BoundCall(kernel, tensors.call(scalars))
             names = [operand.name for operand in tensors.operands]
-            bound(torch.cuda.current_stream().cuda_stream, *addresses_of(names, tensors))
+            bound.enqueue(torch.cuda.current_stream().cuda_stream, *addresses_of(names, tensors))
         done = torch.cuda.Event()
         done.record()
     deadline = time.monotonic() + FIRST_LAUNCH_LIMIT

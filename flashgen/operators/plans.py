@@ -66,6 +66,15 @@ def _listeners() -> Callable[[], bool]:
     return nobody
 
 
+def _no_modes() -> Callable[[], bool]:
+    """The part of `_listeners` that the dispatch keys of tensors, as `_Before.fits` sees them, do not tell."""
+    try:
+        dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled
+    except AttributeError:
+        return nobody_listens
+    return lambda: not dispatch_modes() and not function_modes() and forward_ad._current_level < 0 and not profiler._is_profiler_enabled
+
+
 def _tensor_guards() -> Any:
     """PyTorch's own check of a compiled graph's inputs; None where it is not there, or does not tell tensors apart as it did."""
     try:
@@ -82,6 +91,7 @@ def _tensor_guards() -> Any:
 
 
 nobody_listens = _listeners()
+no_modes = _no_modes()
 _TensorGuards = _tensor_guards()
 
 
@@ -100,7 +110,7 @@ def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
         and (before.scale is scale or (type(scale) is float and before.scale == scale))
         and (before.layout is layout or (type(layout) is str and before.layout == layout))
         and before.generation == loaded.kernels.generation
-        and nobody_listens()
+        and no_modes()
     ):
         return before.plan
     if (

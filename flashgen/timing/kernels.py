@@ -64,6 +64,6 @@ class Bench:
         stream = torch.cuda.current_stream
 
         def launch(i: int) -> None:
-            bound(stream().cuda_stream, *places[i])
+            bound.enqueue(stream().cuda_stream, *places[i])
 
         return Timer(launch, len(places), round_seconds)

@@ -133,7 +133,7 @@ def test_a_plan_of_a_new_length_is_that_of_a_thread_that_called_nothing_before(
 
     def parameters() -> list[bytes]:
         (plan,) = (plan for key, plan in plans._LOCAL.plans.items() if key[1][1] == 9001)
-        return [bytes(bound._buffer) for bound in plan.launch._bound]
+        return [bytes(bound._buffer) for bound in plan.bound.launch._bound]
 
     call(9001)
     first = parameters()

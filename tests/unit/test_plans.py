@@ -23,7 +23,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import BufferKind, Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
-from flashgen.launch import arguments, gpu
+from flashgen.launch import arguments, bound, gpu
 from flashgen.launch.gpu import CaptureError, Plan, choose_kernel
 from flashgen.operators import plans, registration
 from flashgen.operators.plans import plan_at_hand
@@ -161,10 +161,10 @@ class Bound:
         self.gpu = GPU
         self.launched: list[tuple[int, ...]] = []
 
-    def bind(self, program: Program) -> Callable[..., None]:
+    def bind(self, program: Program) -> Any:
         (launch,) = program.launches
         self.grid, self.values, self.maps, self.buffers = launch.grid, launch.values, launch.maps, program.buffers
-        return lambda *addresses: self.launched.append(addresses)
+        return SimpleNamespace(enqueue=lambda *addresses: self.launched.append(addresses))
 
 
 @pytest.fixture(autouse=True)
@@ -234,7 +234,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_plan_gives_a_tile_counter_to_those_that_count(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Bound("attention_forward_sm90", AttentionForwardSm90Config(2, 64, out_panels=1, scheduler=scheduler))
     made = plan({}, kernel)
-    monkeypatch.setattr(gpu, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
+    monkeypatch.setattr(bound, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
     q, k, v, out, lse = (SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64, 80))
     counter = (3303,) if scheduler is Scheduler.DYNAMIC else ()
     made.into(q, k, v, out, lse)  # type: ignore[arg-type]
@@ -255,8 +255,10 @@ def test_a_plan_gives_a_program_its_buffers(monkeypatch: pytest.MonkeyPatch) -> 
     """Of the call's own from PyTorch's allocator, zeroed where that is asked for; counters from the stream."""
     kernel = Bound("attention_forward")
     made = plan({}, kernel)
-    made.buffers = ((400, BufferKind.CALL), (4, BufferKind.STREAM_COUNTER), (8, BufferKind.CALL_ZEROED))
-    monkeypatch.setattr(gpu, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
+    assert made.bound is not None
+    made.bound.enqueue = made.bound._with_buffers
+    made.bound.buffers = ((400, BufferKind.CALL), (4, BufferKind.STREAM_COUNTER), (8, BufferKind.CALL_ZEROED))
+    monkeypatch.setattr(bound, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
     asked = []
 
     def memory(name: str, address: int) -> Callable[..., Any]:
@@ -295,7 +297,7 @@ def test_a_plan_refuses_a_tensor_whose_storage_was_freed(at: int) -> None:
 def test_a_plan_without_rows_launches_nothing() -> None:
     for empty in ({"batch": 0}, {"len_q": 0}, {"heads_q": 0}):
         made = plan(empty, None)
-        assert made.launch is None
+        assert made.bound is None
 
 
 @pytest.mark.usefixtures("current")
