@@ -6,10 +6,8 @@ from functools import cache, partial
 
 import pytest
 
-from flashgen.build.artifact import CompileError
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import EmulatedKernel, EmulationOrder, Schedule
-from flashgen.build.nvrtc import compile_many
 from flashgen.codegen.families.standard_attention.config import StandardAttentionConfig
 from flashgen.codegen.problem import Dtype, Mask
 from flashgen.codegen.render import Atoms, Source
@@ -17,7 +15,8 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from tests.support.cases import Layout
 from tests.support.fault import Fault, setting
-from tests.support.runs import compiled, emulated_kernel, emulated_texts, why_rejected
+from tests.support.plan import planned, to_run
+from tests.support.runs import compile_ahead, emulated_kernel, emulated_texts, seconds_of, why_rejected
 
 TARGET = find_target("sm_90a")
 ORDERS = (EmulationOrder(Schedule.ROUND_ROBIN, late_copies=True),)
@@ -116,20 +115,21 @@ RACES = {
     ],
 }
 FAULTS = [*SCORES, *SOFTMAX, *OUTPUT, *(fault for faults in RACES.values() for fault in faults)]
-# For every run; --slow has all.
-QUICK = {
-    "mask-one-key-too-many",
-    "softmax-over-the-padded-row-end",
-    "maximum-not-subtracted",
-    "P-not-zero-where-nothing-is-seen",
-    "values-behind-the-end",
-    "barrier-before-the-output",
-}
+PARTS = {fault.name: part for part, faults in enumerate((SCORES, SOFTMAX, OUTPUT)) for fault in faults}
+QUICK, QUICK_RACES = 1, 1  # for every run; --slow has all. Each is compiled once for each of three kernels
 
 
-def listed(faults: list[Fault]) -> list[object]:
-    """As parameters."""
-    return [pytest.param(fault, marks=() if fault.name in QUICK else pytest.mark.slow, id=fault.name) for fault in faults]
+def listed(faults: list[Fault], each: int) -> list[object]:
+    """As parameters, of which every run has `each`."""
+    return planned(
+        faults,
+        each,
+        family=lambda fault: fault.setting.spec(TARGET).family.name,
+        kinds=lambda fault: (PARTS.get(fault.name),),
+        name=lambda fault: fault.name,
+        seconds=lambda fault: seconds_of(fault.setting.cases, compiles=len(fault.setting.spec(TARGET).kernels)),
+        fault=True,
+    )
 
 
 def faulty_texts(fault: Fault) -> list[Source]:
@@ -140,11 +140,8 @@ def faulty_texts(fault: Fault) -> list[Source]:
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All texts, on all cores."""
-    planted = [fault for fault in FAULTS if request.config.getoption("--slow") or fault.name in QUICK]
-    texts = {s.digest: s for fault in planted for s in (*emulated_texts(fault.setting.spec(TARGET)), *faulty_texts(fault))}
-    for _, result in compile_many((digest, partial(compiled, source)) for digest, source in texts.items()):
-        if isinstance(result, CompileError):
-            pytest.fail(str(result), pytrace=False)
+    planted = [params["fault"] for params in to_run(request)]
+    compile_ahead(text for fault in planted for text in (*emulated_texts(fault.setting.spec(TARGET)), *faulty_texts(fault)))
 
 
 @cache
@@ -166,12 +163,12 @@ def caught_by(fault: Fault) -> str:
     return ""
 
 
-@pytest.mark.parametrize("fault", listed([*SCORES, *SOFTMAX, *OUTPUT]))
+@pytest.mark.parametrize("fault", listed([*SCORES, *SOFTMAX, *OUTPUT], QUICK))
 def test_caught(fault: Fault) -> None:
     assert caught_by(fault), f"fault {fault.name} was accepted"
 
 
-@pytest.mark.parametrize("fault", listed(FAULTS[-sum(map(len, RACES.values())) :]))
+@pytest.mark.parametrize("fault", listed(FAULTS[-sum(map(len, RACES.values())) :], QUICK_RACES))
 def test_a_race_is_caught_by_the_check_for_it(fault: Fault) -> None:
     (check,) = (check for check, faults in RACES.items() if fault in faults)
     caught = caught_by(fault)

@@ -70,11 +70,11 @@ def launch(
     kernel.launch(case.program(family, config, device), given, order, resident=resident, limits=LIMITS)
 
 
-def seconds_of(cases: Iterable[Case]) -> float:
-    """About how long it takes on two cores to compile a kernel and to launch it on these cases."""
+def seconds_of(cases: Iterable[Case], compiles: int = 1) -> float:
+    """About how long it takes on two cores to compile so many texts and to launch the kernels on these cases."""
     columns = ((case.workload, case.problem.head_dim + case.problem.head_dim_v) for case in cases)
     pairs = sum(w.batch * w.heads_q * w.len_q * w.len_kv * width for w, width in columns)
-    return COMPILE_SECONDS + pairs * PAIR_SECONDS
+    return compiles * COMPILE_SECONDS + pairs * PAIR_SECONDS
 
 
 def why_rejected(kernel: EmulatedKernel, case: Case, orders: Iterable[EmulationOrder], sm_count: int | None = None) -> str:

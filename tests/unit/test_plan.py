@@ -12,7 +12,7 @@ import pytest
 
 from flashgen.codegen.family import families
 from tests.compile import test_compile
-from tests.emulator import test_faults, test_faults_sm90, test_huge, test_kernels, test_layouts, test_verification
+from tests.emulator import test_faults, test_faults_sm90, test_huge, test_kernels, test_layouts, test_standard_faults, test_verification
 from tests.support.faults import FAULTS
 from tests.support.plan import Costly, budgets, planned, sample, within
 from tests.unit import test_faults_apply
@@ -31,6 +31,8 @@ OF_FAULTS: tuple[Any, ...] = (
     test_faults.test_caught,
     test_faults.test_caught_by_its_check,
     test_faults_sm90.test_caught_by_its_check,
+    test_standard_faults.test_caught,
+    test_standard_faults.test_a_race_is_caught_by_the_check_for_it,
     test_faults_apply.test_compile,
     test_verification.test_sums_without_compensation_are_seen,
     test_verification.test_what_ordinary_cases_hide_is_seen,
@@ -103,7 +105,7 @@ def test_no_family_is_without_cases(test: Any) -> None:
 def test_no_family_s_faults_are_left_to_slow_runs_alone() -> None:
     """Each has some in the emulator in every run. With --slow each fault is planted there, and compiled for a GPU."""
     faults = {fault.name: fault.setting.spec(test_faults.TARGET).family.name for fault in FAULTS}
-    emulated = [parameter for test in OF_FAULTS[:4] for parameter in parameters(test)]
+    emulated = [parameter for test in OF_FAULTS[:6] for parameter in parameters(test)]
     assert {faults[p.id] for p in emulated if p.id in faults and not is_slow(p)} == set(faults.values())
     assert {p.id for p in emulated} >= faults.keys()
     compiled = [fault.name for p in parameters(test_faults_apply.test_compile) for fault in p.values[0]]
