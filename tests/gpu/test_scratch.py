@@ -40,8 +40,7 @@ extern "C" __global__ void draw(const __grid_constant__ Parameters p) {{
 @pytest.fixture
 def launch() -> Launch:
     torch.zeros(1, device="cuda")
-    family: Any = SimpleNamespace(parameters=BLOCK, resources=lambda problem, config: {"": BlockResources(1, 0)})
-    spec: Any = SimpleNamespace(family=family, problem=Problem(Dtype.BF16, 64), config=None, kernels={"": KernelText(BLOCK)})
+    spec: Any = SimpleNamespace(problem=Problem(Dtype.BF16, 64), kernels={"": KernelText(BLOCK)}, resources={"": BlockResources(1, 0)})
     return Kernel(spec, compile_source(Source("draw", DRAW), gpu(0).device.target.name), gpu(0)).bind(
         Program((KernelLaunch(BLOCKS, 1, 0, {"rounds": ROUNDS}),), (Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER),))
     )

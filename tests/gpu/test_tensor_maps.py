@@ -86,8 +86,7 @@ def test_a_refusal_says_what_was_asked_for() -> None:
 
 def test_a_launch_passes_maps_and_pointers_of_this_call() -> None:
     on = gpu(0)
-    family: Any = SimpleNamespace(parameters=BLOCK, resources=lambda problem, config: {"": BlockResources(1, 0)})
-    spec: Any = SimpleNamespace(family=family, problem=Problem(Dtype.BF16, 64), config=None, kernels={"": KernelText(BLOCK)})
+    spec: Any = SimpleNamespace(problem=Problem(Dtype.BF16, 64), kernels={"": KernelText(BLOCK)}, resources={"": BlockResources(1, 0)})
     kernel = Kernel(spec, compile_source(Source("echo", ECHO), on.device.target.name), on)
     v, k = ([tensor(2, length, 4, 64) for _ in range(3)] for length in (100, 300))
     shapes = shape_of(v[0]), shape_of(k[0])
