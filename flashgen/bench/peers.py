@@ -131,6 +131,31 @@ class Xformers(Peer):
         return grouped
 
 
+class Eager(Peer):
+    """Attention in plain PyTorch as it is written down: S in fp32, P in the inputs' type, both in memory whole."""
+
+    name = "eager"
+    layout = "bhsd"
+    usual = False
+
+    def bind(self, cell: Cell, device: torch.device) -> Call:
+        """See Peer."""
+        w, scale, hidden = cell.workload, cell.problem.head_dim**-0.5, None
+        group = w.heads_q // w.heads_kv
+        if cell.problem.mask is Mask.CAUSAL:
+            hidden = torch.ones(w.len_q, w.len_kv, dtype=torch.bool, device=device).triu(w.len_kv - w.len_q + 1)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if group > 1:
+                k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+            scores = (q @ k.mT).float() * scale
+            if hidden is not None:
+                scores = scores.masked_fill(hidden, -torch.inf)
+            return torch.softmax(scores, -1).to(q.dtype) @ v
+
+        return call
+
+
 class FamilyPeer(Peer):
     """A kernel family of flashgen, asked for by name: its tuned kernel for a cell, else its model's pick."""
 
@@ -175,7 +200,9 @@ class FamilyPeer(Peer):
         return super().fault(check, call, q, k, v) or check.rule(out, lse)
 
 
-PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers, SdpaEfficient, SdpaMath)}
+PEERS: dict[str, type[Peer]] = {
+    peer.name: peer for peer in (Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers, SdpaEfficient, SdpaMath, Eager)
+}
 
 
 def parse_peers(text: str | None) -> list[str]:

@@ -46,7 +46,10 @@ def bench(
     heads: Heads = None,
     kv_heads: KvHeads = None,
     peers: Annotated[
-        str | None, typer.Option("--peers", help="Separated by commas. Default: all but efficient and math, which are slow.")
+        str | None,
+        typer.Option(
+            "--peers", help="Separated by commas. Families of flashgen, too. Default: all but efficient, math and eager, which are slow."
+        ),
     ] = None,
     baseline: Annotated[str | None, typer.Option("--baseline", help="The peer that ratios are against. Default: flash.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", **INTEGER, help="How often each peer is timed in a cell.")] = ROUNDS,

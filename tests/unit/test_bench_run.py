@@ -376,7 +376,7 @@ def test_peers_by_name() -> None:
     for wrong in ("", "flash,", "Flash"):
         with pytest.raises(
             ArgumentError,
-            match=rf"peers must be one of flashgen, flash, cudnn, flex, fa4, xformers, efficient, math, {', '.join(families())}; got",
+            match=rf"peers must be one of flashgen, flash, cudnn, flex, fa4, xformers, efficient, math, eager, {', '.join(families())}; got",
         ):
             parse_peers(wrong)
 
@@ -423,3 +423,14 @@ def test_what_is_written_past_python_is_kept_and_not_shown(capfd: pytest.Capture
         written_to_stderr(functools.partial(os.write, 99999, b"lost"))
     os.write(2, b"after\n")
     assert capfd.readouterr().err == "after\n"
+
+
+@pytest.mark.parametrize("mask", Mask)
+def test_eager_is_attention(mask: Mask) -> None:
+    cell = Cell(Problem(Dtype.FP16, 16, mask=mask), Workload(2, 4, 2, 5, 9))
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, n, h, 16, generator=generator).half() for n, h in ((5, 4), (9, 2), (9, 2)))
+    (peer,) = make_peers(["eager"])[0].values()
+    out = peer.bind(cell, CPU)(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
+    expected = plain(q, k, v, causal=mask is Mask.CAUSAL, scale=0.25)[0]
+    torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3)
