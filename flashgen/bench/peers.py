@@ -200,9 +200,8 @@ class FamilyPeer(Peer):
         return super().fault(check, call, q, k, v) or check.rule(out, lse)
 
 
-PEERS: dict[str, type[Peer]] = {
-    peer.name: peer for peer in (Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers, SdpaEfficient, SdpaMath, Eager)
-}
+_EVERY = (Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers, SdpaEfficient, SdpaMath, Eager)
+PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in _EVERY}
 
 
 def parse_peers(text: str | None) -> list[str]:

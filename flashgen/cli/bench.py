@@ -47,9 +47,7 @@ def bench(
     kv_heads: KvHeads = None,
     peers: Annotated[
         str | None,
-        typer.Option(
-            "--peers", help="Separated by commas. Families of flashgen, too. Default: all but efficient, math and eager, which are slow."
-        ),
+        typer.Option("--peers", help="Separated by commas; kernel families, too. Default: all but the slow efficient, math and eager."),
     ] = None,
     baseline: Annotated[str | None, typer.Option("--baseline", help="The peer that ratios are against. Default: flash.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", **INTEGER, help="How often each peer is timed in a cell.")] = ROUNDS,

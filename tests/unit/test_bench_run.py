@@ -376,7 +376,7 @@ def test_peers_by_name() -> None:
     for wrong in ("", "flash,", "Flash"):
         with pytest.raises(
             ArgumentError,
-            match=rf"peers must be one of flashgen, flash, cudnn, flex, fa4, xformers, efficient, math, eager, {', '.join(families())}; got",
+            match=f"peers must be one of {', '.join((*PEERS, *families()))}; got",
         ):
             parse_peers(wrong)
 
