@@ -27,6 +27,10 @@ class Parameter:
     c_type: str
     name: str
 
+    def __post_init__(self) -> None:
+        if not self.is_pointer and self.c_type not in _FORMATS:
+            raise ValueError(f"a parameter's type must be a pointer or one of {', '.join(_FORMATS)}; got {self.c_type!r}")
+
     @property
     def is_pointer(self) -> bool:
         """Whether the field holds a device address."""

@@ -125,6 +125,7 @@ def _cell(value: object) -> str:
 def _facts(found: Debugged) -> dict[str, object]:
     """What ran and what came of it."""
     fault, verdict = found.fault, found.verdict
+    later = "" if fault is not None or found.missing else "later kernels write the outputs: they are judged where all blocks run"
     return {
         "blocks": f"{found.blocks.start} to {found.blocks.stop - 1} of {found.grid}",
         "text": str(found.program.text),
@@ -135,5 +136,5 @@ def _facts(found: Debugged) -> dict[str, object]:
         "rows": len(found.rows),
         "max_error": verdict.max_error if verdict is not None else None,
         "max_allowed": verdict.max_allowed if verdict is not None else None,
-        "message": "; ".join(filter(None, (found.missing, verdict.message if verdict is not None else ""))),
+        "message": "; ".join(filter(None, (found.missing, verdict.message if verdict is not None else later))),
     }

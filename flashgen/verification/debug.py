@@ -97,7 +97,7 @@ def run_blocks(
     call = tensors.call()
     spec.family.require_call(call, spec.config)
     if kernel not in spec.kernels:
-        raise choice_error("kernel", kernel, spec.kernels)
+        raise choice_error("kernel", kernel, [suffix or "''" for suffix in spec.kernels])
     program = spec.family.program(spec.config, call, device_of_target(spec.target))
     place = next(i for i, launch in enumerate(program.launches) if launch.suffix == kernel)
     launch, last = program.launches[place], place == len(program.launches) - 1

@@ -231,3 +231,8 @@ def test_values_are_of_the_fields_and_no_others(values: dict[str, int]) -> None:
 
 def test_the_digest_is_of_the_text() -> None:
     assert Source("k", "a").digest == Source("other", "a").digest != Source("k", "b").digest
+
+
+def test_a_parameter_of_a_type_that_nobody_packs_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^a parameter's type must be a pointer or one of TensorMap, i64, u64, int, float; got 'double'$"):
+        Parameter("double", "scale")
