@@ -1,1 +1,1 @@
-"""One file per kernel family; each holds one `FAMILY`. A new file is found by itself."""
+"""One folder per kernel family; each holds one `FAMILY`. A new one is found by itself."""

@@ -29,7 +29,7 @@ def checks() -> list[Check]:
     target = gpus[0].device.target if gpus else find_target("sm_90a")
     return [
         Check("flashgen", machine.versions),
-        Check("driver", machine.driver),
+        Check("driver", machine.installed_driver),
         *(Check(f"GPU {ordinal}", partial(machine.graphics_card, ordinal=ordinal)) for ordinal in range(count)),
         *(Check(f"target of {device.name}", partial(machine.target, on=on)) for device, on in models.items()),
         Check("NVRTC", machine.nvrtc),

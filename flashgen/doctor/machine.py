@@ -62,7 +62,7 @@ def versions(name: str) -> Finding:
     return Finding(name, Status.OK, found)
 
 
-def driver(name: str) -> Finding:
+def installed_driver(name: str) -> Finding:
     """The driver: whether there is one, and whether it can run our machine code."""
     return judge_driver(name, driver_state(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 

@@ -37,7 +37,7 @@ class Setting:
 class Fault:
     """Replaces `find`, which must occur exactly once, by `replace`. A `race` need not show at each launch.
 
-    `also` holds further replacements, harmless by themselves, that give a race time to show. `on_cpu`: (find, replace) for host
+    `also` holds further replacements, harmless by themselves, that give a race time to show. `on_cpu`: (find, replace) for emulated
     atoms, where those of a GPU are PTX; there a race needs no time to show.
     """
 

@@ -34,7 +34,7 @@ Words = np.ndarray  # of uint32
 class Probe:
     """`body` runs in each of `threads` threads of `blocks` blocks: it reads `in`, and writes the `width` words at `out`.
 
-    `t` is the thread among all of the launch. `inputs` gives the words of `in`; `agree` compares (host, other) words, equal by default.
+    `t` is the thread among all of the launch. `inputs` gives the words of `in`; `agree` compares (emulated, other) words, equal by default.
     `resident`: how many blocks run together in the emulator. `maps`: what `in_map` says of `in` and, if there are two, `out_map` of `out`.
     `arch`: the least that has these atoms; `instructions`: text that they need there, from codegen.
     """

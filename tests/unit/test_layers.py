@@ -34,7 +34,7 @@ STEPS = {
 DISCOVERED = {"families", "operations", "targets"}
 LONGEST = 300  # lines of a module
 # What a command, the function that it stands for, or each of a kind of thing is called: one thing, in several places.
-SHARED_NAMES = {"driver", "generate", "predict", "tune", "verify"}
+SHARED_NAMES = {"generate", "predict", "tune", "verify"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
 
 

@@ -154,7 +154,10 @@ def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Calla
 
     torch.vmap(call)(torch.stack([q, q]))
     torch.jit.trace(call, q, check_trace=False)
-    assert seen == [None, None]
+    torch.func.grad(lambda x: (call(q), x.sum())[1])(torch.ones(3))
+    torch.func.jvp(lambda x: (call(q), x)[1], (torch.ones(3),), (torch.ones(3),))
+    assert seen == [None] * 4
+    assert plan_at_hand(*arguments) is plan
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])

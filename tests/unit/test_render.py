@@ -1,4 +1,4 @@
-"""Rendering: texts inserted byte for byte, the same spec the same text, and a struct that agrees with the host's packing."""
+"""Rendering: texts inserted byte for byte, the same spec the same text, and a struct that agrees with how Python packs it."""
 
 from __future__ import annotations
 
