@@ -1,8 +1,8 @@
 // Copies of a tile from global to shared memory, where both its rows and its columns may reach past the end of what there is.
 
-// Starts the copy of the tile whose first element is `*source`. The caller's kThreads threads take part and commit the group. Elements from row
-// `rows_valid` or column `columns_valid` on are not read, and the tile holds zeros there. Each row is read in chunks of 8 elements: the last
-// one may reach beyond `columns_valid`.
+// Starts the copy of the tile whose first element is `*source`. The caller's kThreads threads take part and commit the group. Elements from
+// row `rows_valid` or column `columns_valid` on are not read, and the tile holds zeros there. Each row is read in chunks of 8 elements: the
+// last one may reach beyond `columns_valid`.
 template <int kThreads, class Tile, class Element>
 __device__ __forceinline__ void load_tile(const Tile& tile, const Element* source, i64 row_stride, int rows_valid, int columns_valid) {
     const Cover<kThreads, Tile> cover(thread_index());
@@ -13,7 +13,8 @@ __device__ __forceinline__ void load_tile(const Tile& tile, const Element* sourc
 #pragma unroll
         for (int group = 0; group < cover.kGroups; ++group)
             if (cover.has_row(pass))
-                cp_async_16(cover.address(tile, pass, group), chunk + group * cover.kLanes * 8, valid && cover.has_column(group, columns_valid));
+                cp_async_16(cover.address(tile, pass, group), chunk + group * cover.kLanes * 8,
+                            valid && cover.has_column(group, columns_valid));
         chunk += cover.kRowsPerPass * row_stride;
         keep_in_register(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
     }

@@ -1,6 +1,7 @@
 // A row of S, or a slice of one that is longer, in the registers of the warps that share the row; and what they find out together.
 
-// Lanes take four neighbouring columns each: first those of the row's first warp, then those of its second one, and so on, kScores / 4 times.
+// Lanes take four neighbouring columns each: first those of the row's first warp, then those of its second one, and so on, kScores / 4
+// times.
 template <int kScores>
 struct RowSlice {
     static constexpr int kChunks = kScores / 4;
@@ -12,8 +13,8 @@ struct RowSlice {
 
     __device__ __forceinline__ int columns() const { return step * kChunks; }
 
-    // Reads the slice that begins at `row`. A query that sees `visible` keys from there on has scores of -inf for the others: of those, none is read
-    // but the few that share 16 bytes with the last visible one.
+    // Reads the slice that begins at `row`. A query that sees `visible` keys from there on has scores of -inf for the others: of those,
+    // none is read but the few that share 16 bytes with the last visible one.
     __device__ __forceinline__ void load(const float* row, int visible) {
         int column = first;
 #pragma unroll
@@ -72,13 +73,15 @@ struct RowSlice {
         int column = first;
 #pragma unroll
         for (int i = 0; i < kChunks; ++i) {
-            const u64 low = cvt_rn_x2<Element>(x[i][0] * factor, x[i][1] * factor), high = cvt_rn_x2<Element>(x[i][2] * factor, x[i][3] * factor);
+            const u64 low = cvt_rn_x2<Element>(x[i][0] * factor, x[i][1] * factor);
+            const u64 high = cvt_rn_x2<Element>(x[i][2] * factor, x[i][3] * factor);
             if (column < width) *reinterpret_cast<u64*>(row + column) = low | high << 32;
             advance(column);
         }
     }
 
-    // To this lane's next column. Hidden from the compiler, or it would keep all of them in registers from the first pass over a row to the last.
+    // To this lane's next column. Hidden from the compiler, or it would keep all of them in registers from the first pass over a row to the
+    // last.
     __device__ __forceinline__ void advance(int& column) const {
         column += step;
         keep_in_register(column);
@@ -101,8 +104,8 @@ __device__ __forceinline__ float reduce_warp(float value) {
     return value;
 }
 
-// Combines the values of all lanes of a row's `row_warps` warps, which are neighbours. All threads of the block take part. `partial` is shared memory
-// for a word of each warp, which serves one reduction only.
+// Combines the values of all lanes of a row's `row_warps` warps, which are neighbours. All threads of the block take part. `partial` is
+// shared memory for a word of each warp, which serves one reduction only.
 template <class Combine>
 __device__ __forceinline__ float reduce_row(float value, SharedAddress partial, int warp, int row_warp, int row_warps) {
     value = reduce_warp<Combine>(value);

@@ -1,8 +1,8 @@
 // From a warp's accumulators to S in global memory, in fp32 as they are: neither scaled nor masked.
 
-// Writes rows [0, rows_valid) and columns [0, columns_valid) of the warp's scores, 16 bytes a lane; the last 16 may reach beyond columns_valid.
-// Four lanes hold a row, a pair of columns of each column tile. Two neighbours trade pairs, so that the even one has four columns
-// of one column tile, and the odd one four of the next: the four lanes then write 64 bytes in a row, which are two whole sectors.
+// Writes rows [0, rows_valid) and columns [0, columns_valid) of the warp's scores, 16 bytes a lane; the last 16 may reach beyond
+// columns_valid. Four lanes hold a row, a pair of columns of each column tile. Two neighbours trade pairs, so that the even one has four
+// columns of one column tile, and the odd one four of the next: the four lanes then write 64 bytes in a row, which are two whole sectors.
 template <int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void store_scores(float* rows, i64 row_stride, int rows_valid, int columns_valid,
                                              const float (&scores)[kRowTiles][kKeyTiles][4]) {

@@ -1,7 +1,8 @@
 // The loop of a matrix product over its tiles: while one is used, the next ones are on their way.
 
-// Calls use(tile, stage) for each of `tiles` tiles in order. Before that load(tile, stage) has started their copies, up to kStages - 1 tiles ahead.
-// `ring` is the first of kStages stages of `stage_bytes` each. Copies that the caller started before belong to the first tile's group.
+// Calls use(tile, stage) for each of `tiles` tiles in order. Before that load(tile, stage) has started their copies, up to kStages - 1
+// tiles ahead. `ring` is the first of kStages stages of `stage_bytes` each. Copies that the caller started before belong to the first
+// tile's group.
 template <int kStages, class Load, class Use>
 __device__ __forceinline__ void for_each_tile(int tiles, SharedAddress ring, int stage_bytes, const Load& load, const Use& use) {
 #pragma unroll

@@ -1,8 +1,9 @@
 // standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a
 //
-// Attention forward as it was first written down (Vaswani et al. 2017, section 3.2.1), in three kernels with S and P in global memory between:
-//   S = Q K^T,  P = softmax(softmax_scale * S + causal mask),  O = P V,  lse = log(sum(exp(softmax_scale * S))) for each row.
-// Every score travels through memory four times, 12 bytes in all: S in fp32 and P in bf16 are each written and read.
+// Attention forward as it was first written down (Vaswani et al. 2017, section 3.2.1): three kernels, with S and P in memory between them.
+//   S = Q K^T,  P = softmax(softmax_scale * S + causal mask),  O = P V,
+//   lse = log(sum(exp(softmax_scale * S))) for each row.
+// Every score moves through memory four times, 12 bytes in all: S in fp32 and P in bf16, each written and read.
 //
 //   problem  bf16_d64_causal
 //   config   block_q 128, block_kv 64, warps 4, stages 2, blocks_per_sm 3, softmax_warps 8, row_scores 32
@@ -482,9 +483,9 @@ __device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int ro
 
 // Copies of a tile from global to shared memory, where both its rows and its columns may reach past the end of what there is.
 
-// Starts the copy of the tile whose first element is `*source`. The caller's kThreads threads take part and commit the group. Elements from row
-// `rows_valid` or column `columns_valid` on are not read, and the tile holds zeros there. Each row is read in chunks of 8 elements: the last
-// one may reach beyond `columns_valid`.
+// Starts the copy of the tile whose first element is `*source`. The caller's kThreads threads take part and commit the group. Elements from
+// row `rows_valid` or column `columns_valid` on are not read, and the tile holds zeros there. Each row is read in chunks of 8 elements: the
+// last one may reach beyond `columns_valid`.
 template <int kThreads, class Tile, class Element>
 __device__ __forceinline__ void load_tile(const Tile& tile, const Element* source, i64 row_stride, int rows_valid, int columns_valid) {
     const Cover<kThreads, Tile> cover(thread_index());
@@ -495,7 +496,8 @@ __device__ __forceinline__ void load_tile(const Tile& tile, const Element* sourc
 #pragma unroll
         for (int group = 0; group < cover.kGroups; ++group)
             if (cover.has_row(pass))
-                cp_async_16(cover.address(tile, pass, group), chunk + group * cover.kLanes * 8, valid && cover.has_column(group, columns_valid));
+                cp_async_16(cover.address(tile, pass, group), chunk + group * cover.kLanes * 8,
+                            valid && cover.has_column(group, columns_valid));
         chunk += cover.kRowsPerPass * row_stride;
         keep_in_register(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
     }
@@ -503,8 +505,9 @@ __device__ __forceinline__ void load_tile(const Tile& tile, const Element* sourc
 
 // The loop of a matrix product over its tiles: while one is used, the next ones are on their way.
 
-// Calls use(tile, stage) for each of `tiles` tiles in order. Before that load(tile, stage) has started their copies, up to kStages - 1 tiles ahead.
-// `ring` is the first of kStages stages of `stage_bytes` each. Copies that the caller started before belong to the first tile's group.
+// Calls use(tile, stage) for each of `tiles` tiles in order. Before that load(tile, stage) has started their copies, up to kStages - 1
+// tiles ahead. `ring` is the first of kStages stages of `stage_bytes` each. Copies that the caller started before belong to the first
+// tile's group.
 template <int kStages, class Load, class Use>
 __device__ __forceinline__ void for_each_tile(int tiles, SharedAddress ring, int stage_bytes, const Load& load, const Use& use) {
 #pragma unroll
@@ -644,9 +647,9 @@ __device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4
 
 // From a warp's accumulators to S in global memory, in fp32 as they are: neither scaled nor masked.
 
-// Writes rows [0, rows_valid) and columns [0, columns_valid) of the warp's scores, 16 bytes a lane; the last 16 may reach beyond columns_valid.
-// Four lanes hold a row, a pair of columns of each column tile. Two neighbours trade pairs, so that the even one has four columns
-// of one column tile, and the odd one four of the next: the four lanes then write 64 bytes in a row, which are two whole sectors.
+// Writes rows [0, rows_valid) and columns [0, columns_valid) of the warp's scores, 16 bytes a lane; the last 16 may reach beyond
+// columns_valid. Four lanes hold a row, a pair of columns of each column tile. Two neighbours trade pairs, so that the even one has four
+// columns of one column tile, and the odd one four of the next: the four lanes then write 64 bytes in a row, which are two whole sectors.
 template <int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void store_scores(float* rows, i64 row_stride, int rows_valid, int columns_valid,
                                              const float (&scores)[kRowTiles][kKeyTiles][4]) {
@@ -797,7 +800,8 @@ __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, 
 
 // A row of S, or a slice of one that is longer, in the registers of the warps that share the row; and what they find out together.
 
-// Lanes take four neighbouring columns each: first those of the row's first warp, then those of its second one, and so on, kScores / 4 times.
+// Lanes take four neighbouring columns each: first those of the row's first warp, then those of its second one, and so on, kScores / 4
+// times.
 template <int kScores>
 struct RowSlice {
     static constexpr int kChunks = kScores / 4;
@@ -809,8 +813,8 @@ struct RowSlice {
 
     __device__ __forceinline__ int columns() const { return step * kChunks; }
 
-    // Reads the slice that begins at `row`. A query that sees `visible` keys from there on has scores of -inf for the others: of those, none is read
-    // but the few that share 16 bytes with the last visible one.
+    // Reads the slice that begins at `row`. A query that sees `visible` keys from there on has scores of -inf for the others: of those,
+    // none is read but the few that share 16 bytes with the last visible one.
     __device__ __forceinline__ void load(const float* row, int visible) {
         int column = first;
 #pragma unroll
@@ -869,13 +873,15 @@ struct RowSlice {
         int column = first;
 #pragma unroll
         for (int i = 0; i < kChunks; ++i) {
-            const u64 low = cvt_rn_x2<Element>(x[i][0] * factor, x[i][1] * factor), high = cvt_rn_x2<Element>(x[i][2] * factor, x[i][3] * factor);
+            const u64 low = cvt_rn_x2<Element>(x[i][0] * factor, x[i][1] * factor);
+            const u64 high = cvt_rn_x2<Element>(x[i][2] * factor, x[i][3] * factor);
             if (column < width) *reinterpret_cast<u64*>(row + column) = low | high << 32;
             advance(column);
         }
     }
 
-    // To this lane's next column. Hidden from the compiler, or it would keep all of them in registers from the first pass over a row to the last.
+    // To this lane's next column. Hidden from the compiler, or it would keep all of them in registers from the first pass over a row to the
+    // last.
     __device__ __forceinline__ void advance(int& column) const {
         column += step;
         keep_in_register(column);
@@ -898,8 +904,8 @@ __device__ __forceinline__ float reduce_warp(float value) {
     return value;
 }
 
-// Combines the values of all lanes of a row's `row_warps` warps, which are neighbours. All threads of the block take part. `partial` is shared memory
-// for a word of each warp, which serves one reduction only.
+// Combines the values of all lanes of a row's `row_warps` warps, which are neighbours. All threads of the block take part. `partial` is
+// shared memory for a word of each warp, which serves one reduction only.
 template <class Combine>
 __device__ __forceinline__ float reduce_row(float value, SharedAddress partial, int warp, int row_warp, int row_warps) {
     value = reduce_warp<Combine>(value);
@@ -987,8 +993,8 @@ standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a(const _
 
 // ---- P = softmax(softmax_scale * S) -----------------------------------------------------------------------------------
 
-// A row of S belongs to `row_warps` neighbouring warps of a block, a power of two. A row that fits into their registers is read from memory once;
-// a longer one is read slice by slice, once for each of its maximum, its sum and P.
+// A row of S belongs to `row_warps` neighbouring warps of a block, a power of two. A row that fits into their registers is read from memory
+// once; a longer one is read slice by slice, once for each of its maximum, its sum and P.
 extern "C" __global__ void __launch_bounds__(kSoftmaxThreads, kSoftmaxBlocksPerSm)
 standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_softmax(const __grid_constant__ SoftmaxParameters p) {
     SharedRegions regions;
@@ -1037,7 +1043,8 @@ standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_softmax
 
 // ---- O = P V ----------------------------------------------------------------------------------------------------------
 
-// A block computes kBlockQ rows of one head's O, a warp kRowsPerWarp of them. A stage holds a tile of P, and a row of V for each of its columns.
+// A block computes kBlockQ rows of one head's O, a warp kRowsPerWarp of them. A stage holds a tile of P, and a row of V for each of its
+// columns.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_output(const __grid_constant__ OutputParameters p) {
     const Order order{p.query_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
