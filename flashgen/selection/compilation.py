@@ -9,8 +9,6 @@ from flashgen.build.store.store import ArtifactStore
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 
-from ..records.choice import bucket as bucket
-
 
 @cache
 def store() -> ArtifactStore:

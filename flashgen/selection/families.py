@@ -12,8 +12,6 @@ from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 
-from ..records.choice import bucket as bucket
-
 _NONE: frozenset[str] = frozenset()
 
 

@@ -15,8 +15,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 
 from ..records import sources
-from ..records.choice import bucket as bucket
-from ..records.choice import bucket_sizes
+from ..records.choice import bucket, bucket_sizes
 from . import compilation
 from .families import families_for, families_not_asked
 from .imports import Imports

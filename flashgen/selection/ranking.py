@@ -11,7 +11,6 @@ from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
-from ..records.choice import bucket as bucket
 from .families import families_for
 
 
