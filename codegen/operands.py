@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from .problem import Problem
 from .workload import Workload
@@ -21,9 +23,6 @@ class Axis(enum.Enum):
     HEADS_KV = "heads_kv"
     HEAD_DIM = "head_dim"
     HEAD_DIM_V = "head_dim_v"
-
-
-_OF_THE_PROBLEM = (Axis.HEAD_DIM, Axis.HEAD_DIM_V)
 
 
 class Element(enum.Enum):
@@ -57,12 +56,15 @@ class Operand:
 
     def sizes(self, problem: Problem, workload: Workload) -> tuple[int, ...]:
         """How many elements it has along each axis."""
-        return tuple([getattr(problem if of_the_problem else workload, name) for of_the_problem, name in self._fields])
+        return self.sizes_in({**vars(problem), **vars(workload)})
 
     @cached_property
-    def _fields(self) -> tuple[tuple[bool, str], ...]:
-        """For each axis whether the problem or the workload has its size, and in which field: a new length asks for it."""
-        return tuple((axis in _OF_THE_PROBLEM, axis.value) for axis in self.axes)
+    def sizes_in(self) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:
+        """`sizes` where all fields of problem and workload are together: each call of a new length asks for every operand's."""
+        names = [axis.value for axis in self.axes]
+        if len(names) == 1:  # of one name, an itemgetter gives no tuple
+            return lambda known: (known[names[0]],)
+        return operator.itemgetter(*names)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import math
-import operator
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -56,10 +54,10 @@ class Operation(ABC):
         scalars: those that are not as usual.
         Raises ArgumentError for names or numbers of strides that are not the operation's.
         """
-        views, operands, usual = {}, self.operands(problem), self.scalars(problem)
+        views, usual, known = {}, self.scalars(problem), {**vars(problem), **vars(workload)}
         strides, scalars = strides or {}, scalars or {}
-        for operand in operands:
-            sizes = operand.sizes(problem, workload)
+        for operand in self.operands(problem):
+            sizes = operand.sizes_in(known)
             given = strides.get(operand.name) or dense(sizes)
             if len(given) != len(sizes):
                 raise ArgumentError(f"strides of {operand.name} must be {len(sizes)}, one for each axis; got {shown(given)}")
@@ -73,8 +71,10 @@ class Operation(ABC):
 
 def dense(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Strides without gaps, the last axis innermost."""
-    steps = itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1)
-    return tuple(reversed(list(steps)))
+    steps = [1]
+    for size in sizes[:0:-1]:
+        steps.append(steps[-1] * size)
+    return tuple(steps[::-1])
 
 
 @cache

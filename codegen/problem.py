@@ -17,6 +17,8 @@ _MOST = 2**31 - 1  # of any size: what an int of a kernel holds
 class _Choice(enum.Enum):
     """An enum whose error for another value is ours."""
 
+    __hash__ = object.__hash__  # there is one of each member; enum's own hash is a call of Python, and every cache of problems asks
+
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
         raise choice_error(cls.__name__.lower(), value, (member.value for member in cls))

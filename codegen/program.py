@@ -52,17 +52,15 @@ class Buffer:
 class KernelLaunch:
     """One launch with everything but the addresses.
 
-    grid:         blocks
-    threads:      of a block
-    shared_bytes: dynamic shared memory of a block
-    values:       the kernel's parameters that are numbers, by name
-    maps:         what its tensor maps say, by the name of the operand or buffer
-    suffix:       of the entry, after the name of the spec: empty where a text has one kernel
+    What a block takes is the same for every launch of a kernel: see `Family.resources`.
+
+    grid:   blocks
+    values: the kernel's parameters that are numbers, by name
+    maps:   what its tensor maps say, by the name of the operand or buffer
+    suffix: of the entry, after the name of the spec: empty where a text has one kernel
     """
 
     grid: int
-    threads: int
-    shared_bytes: int
     values: Mapping[str, int | float]
     maps: Mapping[str, TensorMapShape] = field(default_factory=dict)
     suffix: str = ""

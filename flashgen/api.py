@@ -87,7 +87,7 @@ def attention(
     call while a CUDA graph is captured. There is no backward and no forward-mode derivative yet: asking for one raises FlashgenError.
     """
     if not torch.compiler.is_compiling():
-        plan = plan_at_hand(q, k, v, causal, scale, layout)
+        plan = plan_at_hand(q, k, v, causal, scale, layout, return_lse)
         if plan is not None:
             both = plan(q, k, v, return_lse)
             return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted

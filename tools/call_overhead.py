@@ -50,6 +50,7 @@ class OnGpu(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     device = property(lambda self: ON)
+    is_cuda = property(lambda self: True)
 
 
 class Names(SimpleNamespace):

@@ -149,7 +149,7 @@ class EmulatedKernel:
         it, or by `limits`.
         Raises EmulatorFaultError if a check fails, the kernel crashes or does not end. The tensors in this process are then as they were.
         """
-        buffers = {buffer.name: _Memory(buffer) for buffer in program.buffers}
+        buffers, resources = {buffer.name: _Memory(buffer) for buffer in program.buffers}, self.spec.resources
         given = [*tensors.values(), *(memory.tensor for memory in buffers.values())]
         whole = True
         with GuardedTensors(given) as guarded:
@@ -162,8 +162,8 @@ class EmulatedKernel:
                 whole = whole and len(some) == launch.grid
                 self._libraries[launch.suffix].run(
                     packed_parameters(self.spec.kernels[launch.suffix].parameters, launch, addresses),
-                    launch.threads,
-                    launch.shared_bytes,
+                    resources[launch.suffix].threads,
+                    resources[launch.suffix].shared_bytes,
                     order or EmulationOrder(),
                     some,
                     tensors=guarded,

@@ -62,8 +62,9 @@ class Kernel:
         self.operands = tuple(operand.name for operand in operation_of(spec.problem).operands(spec.problem))
         self.parameters = {suffix: text.parameters for suffix, text in spec.kernels.items()}
         self._places: dict[tuple[str, tuple[str, ...]], _Places] = {}
+        self.resources = spec.resources
         self.handles: dict[str, Any] = {}
-        for suffix, block in spec.resources.items():
+        for suffix, block in self.resources.items():
             entry, shared_bytes = artifact.entry + suffix, block.shared_bytes
             kernel = check(cu.cuLibraryGetKernel(library, entry.encode()), f"finding {entry}")
             check(cu.cuKernelSetAttribute(limit, shared_bytes, kernel, device), f"allowing {shared_bytes} B of shared memory")
@@ -162,5 +163,6 @@ class _Bound:
         self.place_all: Callable[..., None] | None = None
         if self.pointers and self.pointers == tuple((self.pointers[0][0] + i, i) for i in range(len(names))):
             self.place_all = partial(struct.Struct(f"={len(names)}Q").pack_into, written, 8 * self.pointers[0][0])
-        shape = (kernel.handles[launch.suffix], launch.grid, 1, 1, launch.threads, 1, 1, launch.shared_bytes)
+        resources = kernel.resources[launch.suffix]
+        shape = (kernel.handles[launch.suffix], launch.grid, 1, 1, resources.threads, 1, 1, resources.shared_bytes)
         self.enqueue = partial(driver().cuLaunchKernel, *shape)  # given the rest: stream, arguments, no more options

@@ -34,10 +34,19 @@ def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, re
 
     torch.compile traces this, but not `require_type`: so that is not asked about what has the usual type.
     """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            require_type(name, tensor, torch.Tensor)
+    check_options(causal, scale, layout, return_lse)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+            raise ArgumentError(f"{name} must have elements; got a {type(tensor).__name__}, whose lazy module was not called yet")
+        _require_dense(name, tensor)
+
+
+def check_options(causal: Any, scale: Any, layout: Any, return_lse: Any) -> None:
+    """The part of `check_types` that is not about tensors."""
     for name, value, usual, annotation in (
-        ("q", q, torch.Tensor, torch.Tensor),
-        ("k", k, torch.Tensor, torch.Tensor),
-        ("v", v, torch.Tensor, torch.Tensor),
         ("causal", causal, bool, bool),
         ("scale", scale, _SCALES, float | None),
         ("layout", layout, str, str),
@@ -45,10 +54,6 @@ def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, re
     ):
         if not isinstance(value, usual) or isinstance(value, bool) is not (annotation is bool):
             require_type(name, value, annotation)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
-            raise ArgumentError(f"{name} must have elements; got a {type(tensor).__name__}, whose lazy module was not called yet")
-        _require_dense(name, tensor)
     _require_layout(layout)
     if type(scale) is int:  # the operators take a float, which not every int has
         require_scale(scale)

@@ -14,12 +14,13 @@ from flashgen.build.gpu.driver import Gpu, check, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.attention import attention_call
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
 from ..selection import loaded
-from ..selection.families import excluded_families, families_for
+from ..selection.families import NO_FAMILY, excluded_families, families_for
 from .arguments import ALIGNMENT, axis_strides, check_call, ordered_strides, problem_and_workload, require_memory
 from .bound import BoundCall
 
@@ -75,9 +76,9 @@ class Plan:
         _, outer, inner, width = self.out_shape
         strides["out"] = ordered_strides(self.out_shape, (outer * inner * width, inner * width, width, 1), layout)
         call = attention_call(problem, workload, strides, scale)
-        if kernel is None:
-            kernel = choose_kernel(problem, workload, on, excluded_families(call, on.device.target))
-        self.bound = BoundCall(kernel, call)
+        self.bound = (kernel is None and _bound_at_hand(call, on)) or BoundCall(
+            kernel or choose_kernel(problem, workload, on, excluded_families(call, on.device.target)), call
+        )
         _require_context(self.index)
 
     @untraced
@@ -99,6 +100,20 @@ class Plan:
                 require_memory(q, k, v)
             operands = at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr()
             self.bound.enqueue(_current_stream(self.index), *operands)
+
+
+def _bound_at_hand(call: Call, on: Gpu) -> BoundCall | None:
+    """The call bound to the kernel that was chosen for its bucket before any family was excluded, if that kernel can take it.
+
+    Who is the best of all is so without some of the others: which families cannot take the call need not be asked.
+    """
+    kernel = loaded.kernels.cached(call.problem, call.workload, on, NO_FAMILY, any_length=False)
+    if kernel is None:
+        return None
+    try:
+        return BoundCall(kernel, call)
+    except ArgumentError:
+        return None
 
 
 def choose_kernel(problem: Problem, workload: Workload, on: Gpu, excluded: frozenset[str], any_length: bool = False) -> Kernel:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad, profiler
 
+from ..launch.arguments import check_options
 from ..launch.gpu import Plan, untraced
 from ..selection import loaded
 
@@ -96,8 +97,10 @@ _TensorGuards = _tensor_guards()
 
 
 @untraced
-def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan | None:
-    """This thread's plan for a signature that it has called before, if the dispatcher would do nothing but call it.
+def plan_at_hand(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, return_lse: bool = False
+) -> Plan | None:
+    """This thread's plan for a call, if the dispatcher would do nothing but run it. Raises ArgumentError as `check_types` and `Plan` do.
 
     So it is where nothing wants to see the call: no subclass, mode, transform, tracer or profiler, and no gradient. The way through the
     dispatcher costs a fifth of a call. The plan of the call before is known again by one look at the tensors.
@@ -113,22 +116,34 @@ def plan_at_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
         and no_modes()
     ):
         return before.plan
-    if (
-        type(q) is type(k) is type(v) is torch.Tensor
-        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        and nobody_listens()
-        and not (q.is_neg() or k.is_neg() or v.is_neg())  # the dispatcher negates them first
-    ):
+    if _only_the_kernel(q, k, v):
+        plans = _plans()
         try:
-            plan: Plan | None = _LOCAL.plans.get(_signature(q, k, v, causal, scale, layout))
-        except (AttributeError, TypeError, RuntimeError):  # this thread's first call; an argument that `check_types` will speak of
+            key = _signature(q, k, v, causal, scale, layout)
+            plan = plans.get(key)
+        except (AttributeError, TypeError, RuntimeError):  # an argument that `check_types` will speak of
             return None
-        if plan is not None and _TensorGuards is not None:
+        if plan is None:
+            if not (q.is_cuda and k.is_cuda and v.is_cuda):
+                return None
+            check_options(causal, scale, layout, return_lse)
+            return _kept(plans, key, Plan(q, k, v, causal, scale, layout))
+        if _TensorGuards is not None:
             if plan.before is None and not (q.requires_grad or k.requires_grad or v.requires_grad):
                 plan.before = _Before(plan, (q, k, v), causal, scale, layout)
             _LOCAL.before = plan.before
         return plan
     return None
+
+
+def _only_the_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the dispatcher would do nothing with a call of these but hand it to the kernel."""
+    return (
+        type(q) is type(k) is type(v) is torch.Tensor
+        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        and nobody_listens()
+        and not (q.is_neg() or k.is_neg() or v.is_neg())  # the dispatcher negates them first
+    )
 
 
 class _Before:
@@ -148,13 +163,20 @@ class _Before:
 
 def plan_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan:
     """This thread's plan for the call's signature."""
-    plans: dict[tuple[Any, ...], Plan] = _LOCAL.__dict__.setdefault("plans", {})
-    key = _signature(q, k, v, causal, scale, layout)
+    plans, key = _plans(), _signature(q, k, v, causal, scale, layout)
     plan = plans.get(key)
-    if plan is None:
-        plan = Plan(q, k, v, causal, scale, layout)
-        if len(plans) >= _MAX_PLANS:
-            for old in list(plans)[: _MAX_PLANS // 2]:
-                del plans[old]
-        plans[key] = plan
+    return _kept(plans, key, Plan(q, k, v, causal, scale, layout)) if plan is None else plan
+
+
+def _plans() -> dict[tuple[Any, ...], Plan]:
+    """This thread's."""
+    plans: dict[tuple[Any, ...], Plan] = _LOCAL.__dict__.setdefault("plans", {})
+    return plans
+
+
+def _kept(plans: dict[tuple[Any, ...], Plan], key: tuple[Any, ...], plan: Plan) -> Plan:
+    if len(plans) >= _MAX_PLANS:
+        for old in list(plans)[: _MAX_PLANS // 2]:
+            del plans[old]
+    plans[key] = plan
     return plan

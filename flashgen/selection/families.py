@@ -12,7 +12,7 @@ from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 
-_NONE: frozenset[str] = frozenset()
+NO_FAMILY: frozenset[str] = frozenset()
 
 
 def families_for(problem: Problem, target: Target, name: str | None = None) -> list[Family]:
@@ -31,7 +31,7 @@ def excluded_families(call: Call, target: Target) -> frozenset[str]:
     """
     refusals = {family: family.call_refusals(call) for family in families_for(call.problem, target)}
     if not any(refusals.values()):
-        return _NONE
+        return NO_FAMILY
     able = _without_reasons(refusals)
     return frozenset(family.name for family in refusals if family not in able)
 

@@ -161,10 +161,10 @@ def _make_folder(folder: Path | None, source: Source) -> Path:
 
 def _launch(spec: KernelSpec, launch: KernelLaunch, names: list[str], blocks: range, order: EmulationOrder) -> ProgramLaunch:
     """`names`: of all that the program is given, in its order."""
-    block = spec.kernels[launch.suffix].parameters
-    places = tuple((p.offset, names.index(p.name)) for p in (*block.tensor_maps, *block.pointers) if p.name in names)
-    parameters = packed_parameters(block, launch, dict.fromkeys(names, 0))
-    return ProgramLaunch(bytes(parameters), places, launch.threads, launch.shared_bytes, blocks, order)
+    kernel, block = spec.kernels[launch.suffix].parameters, spec.resources[launch.suffix]
+    places = tuple((p.offset, names.index(p.name)) for p in (*kernel.tensor_maps, *kernel.pointers) if p.name in names)
+    parameters = packed_parameters(kernel, launch, dict.fromkeys(names, 0))
+    return ProgramLaunch(bytes(parameters), places, block.threads, block.shared_bytes, blocks, order)
 
 
 def _span(tensor: torch.Tensor) -> torch.Tensor:

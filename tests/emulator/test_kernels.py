@@ -22,7 +22,6 @@ from flashgen.selection.families import family_of
 from tests.support.cases import Case, Layout
 from tests.support.configs import CHOSEN, CHOSEN_SM90
 from tests.support.plan import planned, to_run
-from tests.support.programs import H200
 from tests.support.runs import compile_ahead, emulated_kernel, emulated_texts, launch, why_rejected
 
 PADDED = (Layout.PADDED,) * 4
@@ -155,15 +154,13 @@ def test_shared_memory_is_all_taken_and_no_more(family: Family, monkeypatch: pyt
     """A launch that claims too little would have regions overlap whatever lies behind on a GPU; one that claims too much wastes it."""
     spec = spec_of(family, target_of(family), Mask.FULL)
     small, kernel = case(spec.problem, Workload(1, 1, 1, 40, 100)), emulated_kernel(spec)
-    tensors, right = small.make("cpu"), small.program(family, spec.config, H200)
+    tensors, right = small.make("cpu"), spec.resources
     launch(kernel, small, tensors)
-    assert spec.largest_block.shared_bytes == max(one.shared_bytes for one in right.launches)
-    changes = itertools.product(range(len(right.launches)), (-4096, -16, 16, 4096))
-    for at, wrong in [(at, wrong) for at, wrong in changes if right.launches[at].shared_bytes + wrong >= 0]:
-        claimed = right.launches[at].shared_bytes + wrong
-        launches = (dataclasses.replace(one, shared_bytes=claimed) if i == at else one for i, one in enumerate(right.launches))
-        wrongly = dataclasses.replace(right, launches=tuple(launches))
-        monkeypatch.setattr(family, "program", lambda *_, made=wrongly: made)
+    changes = itertools.product(right, (-4096, -16, 16, 4096))
+    for suffix, wrong in [(suffix, wrong) for suffix, wrong in changes if right[suffix].shared_bytes + wrong >= 0]:
+        claimed = right[suffix].shared_bytes + wrong
+        wrongly = {**right, suffix: dataclasses.replace(right[suffix], shared_bytes=claimed)}
+        monkeypatch.setattr(family, "resources", lambda *_, made=wrongly: made)
         says = rf"takes \d+ bytes of shared memory in \d+ regions; the launch gives the block {claimed}$"
         with pytest.raises(EmulatorFaultError, match=says) as caught:
             launch(kernel, small, tensors)

@@ -139,8 +139,8 @@ FILES = {
                 strides = {"batch_stride": batch, "row_stride": row, "head_stride": head}
                 first = {**strides, "heads": w.heads_q, "rows": w.len_q, "elements": count * width}
                 blocks = lambda n: -(-n // config.threads)
-                launches = (KernelLaunch(blocks(count * width), config.threads, 0, first),
-                    KernelLaunch(blocks(count), config.threads, 0, {"count": count, **call.scalars}, suffix="_sums"))
+                launches = (KernelLaunch(blocks(count * width), first),
+                    KernelLaunch(blocks(count), {"count": count, **call.scalars}, suffix="_sums"))
                 return Program(launches, (Buffer("squares", 4 * count * width),))
 
             def predict(self, problem, config, workload, device, registers=None):

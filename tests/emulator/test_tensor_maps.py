@@ -15,7 +15,7 @@ from flashgen.build.emulator.kernel import EmulatedKernel
 from flashgen.build.emulator.memory import MemoryView
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Problem
-from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, KernelText, Program
+from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
 from flashgen.codegen.render import Source
 from flashgen.codegen.tensor_map import TensorMapShape
 from tests.support.runs import compiled
@@ -59,7 +59,9 @@ SHAPES = (
 
 def launch(rise: int) -> list[int]:
     family: Any = SimpleNamespace(parameters=BLOCK)
-    spec: Any = SimpleNamespace(family=family, problem=Problem(Dtype.BF16, 64), config=None, kernels={"": KernelText(BLOCK)})
+    spec: Any = SimpleNamespace(
+        family=family, problem=Problem(Dtype.BF16, 64), config=None, kernels={"": KernelText(BLOCK)}, resources={"": BlockResources(32, 0)}
+    )
     out = (ctypes.c_uint64 * 64)()
     kernel = EmulatedKernel(spec, compiled(Source("echo", TEXT)))
     memory = (ctypes.c_ubyte * 256)()
@@ -67,9 +69,8 @@ def launch(rise: int) -> list[int]:
     k, v = (MemoryView(name, aligned + place, 1, (8,), (1,)) for name, place in (("k", 32), ("v", 48)))
     written = MemoryView("out", ctypes.addressof(out), 8, (64,), (1,), writable=True)
     values = dict(zip((field.name for field in BLOCK.values), (rise, 4711), strict=True))
-    program = Program(
-        (KernelLaunch(1, 32, 0, values, {"v": SHAPES[0], "k": SHAPES[1]}),), (Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER),)
-    )
+    counter = Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER)
+    program = Program((KernelLaunch(1, values, {"v": SHAPES[0], "k": SHAPES[1]}),), (counter,))
     kernel.launch(program, {"k": k, "v": v, "out": written})
     return list(out)
 

@@ -42,7 +42,7 @@ def launch() -> Launch:
     torch.zeros(1, device="cuda")
     spec: Any = SimpleNamespace(problem=Problem(Dtype.BF16, 64), kernels={"": KernelText(BLOCK)}, resources={"": BlockResources(1, 0)})
     return Kernel(spec, compile_source(Source("draw", DRAW), gpu(0).device.target.name), gpu(0)).bind(
-        Program((KernelLaunch(BLOCKS, 1, 0, {"rounds": ROUNDS}),), (Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER),))
+        Program((KernelLaunch(BLOCKS, {"rounds": ROUNDS}),), (Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER),))
     )
 
 

@@ -93,7 +93,7 @@ def test_a_launch_passes_maps_and_pointers_of_this_call() -> None:
     out = torch.zeros(35, dtype=torch.int64, device="cuda")
     (value,) = (field.name for field in BLOCK.values)
     counter = Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER)
-    launch = kernel.bind(Program((KernelLaunch(1, 1, 0, {value: 35}, {"v": shapes[0], "k": shapes[1]}),), (counter,)))
+    launch = kernel.bind(Program((KernelLaunch(1, {value: 35}, {"v": shapes[0], "k": shapes[1]}),), (counter,)))
     stream = torch.cuda.current_stream().cuda_stream
     for i, j in ((0, 0), (1, 0), (1, 0), (0, 2), (2, 1)):
         out.fill_(-1)

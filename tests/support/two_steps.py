@@ -93,7 +93,7 @@ class TwoSteps(Family):
         w = call.workload
         rows = w.batch * w.heads_q * w.len_q
         grid, values = -(-rows // 32), {"rows": rows}
-        first, second = KernelLaunch(grid, 32, 0, values), KernelLaunch(grid, 32, 1024, {**values, **call.scalars}, suffix="_add")
+        first, second = KernelLaunch(grid, values), KernelLaunch(grid, {**values, **call.scalars}, suffix="_add")
         return Program((first, second), (Buffer("doubled", 4 * rows, BufferKind.CALL),))
 
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:

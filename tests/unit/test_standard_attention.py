@@ -102,7 +102,14 @@ def test_a_row_has_as_few_warps_as_hold_it(len_kv: int, row_warps: int) -> None:
     assert softmax.values["row_warps"] == row_warps
     rows_of_a_block = 8 // row_warps
     assert softmax.grid == -(-2 * 6 * 77 // rows_of_a_block)
-    assert softmax.threads == 256
+
+
+def test_what_a_block_takes() -> None:
+    scores, softmax, output = FAMILY.resources(PROBLEM, GOOD).values()
+    assert (scores.threads, softmax.threads, output.threads) == (128, 256, 128)
+    assert scores.shared_bytes == (128 + 2 * 64) * 64 * 2
+    assert softmax.shared_bytes == 2 * 4 * 8
+    assert output.shared_bytes == 2 * (128 + 64) * 64 * 2
 
 
 def test_launches_and_buffers() -> None:
@@ -111,9 +118,6 @@ def test_launches_and_buffers() -> None:
     scores, softmax, output = program.launches
     assert [launch.suffix for launch in program.launches] == ["", "_softmax", "_output"]
     assert scores.grid == output.grid == 3 * 6 * 2
-    assert scores.shared_bytes == (128 + 2 * 64) * 64 * 2
-    assert softmax.shared_bytes == 2 * 4 * 8
-    assert output.shared_bytes == 2 * (128 + 64) * 64 * 2
     rows, row = 2 * 6 * 300, 336  # of 16 elements, so that rows begin at sectors
     assert [(b.name, b.bytes, b.kind) for b in program.buffers] == [
         ("S", 4 * rows * row, BufferKind.CALL),

@@ -148,7 +148,7 @@ class AttentionForward(Family):
         values |= {name: divisors[name] for name in ("heads_q", "section_heads", "section_blocks")}
         values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles, **scale_values(call.scalars["scale"])}
         grid = self.grid(config, workload)
-        return Program((KernelLaunch(grid, self.threads(config), self.shared_bytes(problem, config), values),))
+        return Program((KernelLaunch(grid, values),))
 
     def context(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> dict[str, object]:
         """See Family."""

@@ -167,10 +167,10 @@ class AttentionForwardSm90(Family):
 
     def program(self, config: AttentionForwardSm90Config, call: Call, device: Device) -> Program:
         """See Family. Only tiles that are claimed need a counter."""
-        problem, shared = call.problem, self.shared_bytes(call.problem, config)
+        problem = call.problem
         grid = self.grid(problem, config, call.workload, device)
         values = {**self._sizes(problem, config, call.workload), "launched_blocks": grid, **scale_values(call.scalars["scale"])}
-        launch = KernelLaunch(grid, self.threads(config), shared, values, self._tensor_maps(config, call))
+        launch = KernelLaunch(grid, values, self._tensor_maps(config, call))
         counter = Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER)
         return Program((launch,), (counter,) if config.dynamic else ())
 

@@ -209,12 +209,9 @@ class StandardAttention(Family):
 
         softmax_grid = -(-rows // (config.softmax_warps // row_warps))
         grids = (query_tiles * heads, softmax_grid, query_tiles * heads)
-        blocks = self.resources(problem, config)
         launches = [
             KernelLaunch(
                 grid,
-                blocks[kernel.suffix].threads,
-                blocks[kernel.suffix].shared_bytes,
                 {field.name: known[field.name] for field in kernel.parameters.values},
                 suffix=kernel.suffix,
             )
