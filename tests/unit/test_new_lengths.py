@@ -134,7 +134,7 @@ def test_a_new_length_takes_another_kernel_where_the_chosen_one_cannot(call: Cal
         return plan.bound.launch.kernel.spec.family.name
 
     class FarApart(OnGpu):
-        def stride(self, *dim: int) -> Any:
+        def stride(self, *dim: int) -> Any:  # type: ignore[override]
             return 0, 2**41, 128, 1
 
     rows = torch.zeros(1, 1, 8, 128, dtype=torch.bfloat16)
@@ -154,7 +154,7 @@ def test_options_of_a_new_signature_are_checked_without_the_dispatcher(
         ((False, None, "bshd", 1), "return_lse"),
     ):
         with pytest.raises(ArgumentError, match=f"^{named} must be"):
-            plans.plan_at_hand(q, q, q, *options)  # type: ignore[arg-type]
+            plans.plan_at_hand(q, q, q, *options)
     assert isinstance(plans.plan_at_hand(q, q, q, False, None, "bshd", False), launch_gpu.Plan)
 
 
