@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from .problem import Problem
 from .workload import Workload
@@ -67,8 +67,7 @@ class Operand:
         return operator.itemgetter(*names)
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """Sizes and strides of one tensor, in elements, in the order of its operand's axes."""
 
     sizes: tuple[int, ...]

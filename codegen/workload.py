@@ -8,6 +8,8 @@ from .errors import ArgumentError, require_int
 from .problem import _MOST, Mask
 from .typed import require_type
 
+_INT = {int}
+
 
 @dataclass(frozen=True, order=True)
 class Workload:
@@ -23,8 +25,10 @@ class Workload:
     len_kv: int
 
     def __post_init__(self) -> None:
-        for name in ("batch", "heads_q", "heads_kv", "len_q", "len_kv"):
-            require_int(name, getattr(self, name), 0, _MOST)
+        sizes = self.batch, self.heads_q, self.heads_kv, self.len_q, self.len_kv
+        if {*map(type, sizes)} != _INT or min(sizes) < 0 or max(sizes) > _MOST:  # in short, because each call of a new length asks
+            for name, size in zip(("batch", "heads_q", "heads_kv", "len_q", "len_kv"), sizes, strict=True):
+                require_int(name, size, 0, _MOST)
         if self.heads_q and (not self.heads_kv or self.heads_q % self.heads_kv):
             raise ArgumentError(f"heads_q must be a multiple of heads_kv; got heads_q {self.heads_q}, heads_kv {self.heads_kv}")
 

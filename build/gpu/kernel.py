@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operation import operation_of
@@ -25,8 +25,18 @@ if TYPE_CHECKING:
 
 MAX_GRID = 2**31 - 1
 
-# Of pointers the word and the index of the name; of tensor maps the index, the name and the offset in bytes.
-_Places = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, str, int], ...]]
+
+class _Places(NamedTuple):
+    """Where addresses go in the parameters of a kernel.
+
+    pointers: the word, and the index of the name; maps: the index, the name, and the offset in bytes
+    all_at_once: how all addresses are packed, and the offset, where the pointers are just those, in their order; else None
+    """
+
+    pointers: tuple[tuple[int, int], ...]
+    maps: tuple[tuple[int, str, int], ...]
+    all_at_once: tuple[struct.Struct, int] | None
+
 
 _libraries: dict[bytes, Any] = {}
 _loading = threading.Lock()
@@ -78,7 +88,9 @@ class Kernel:
             # A pointer to what the program does not have stays 0.
             pointers = tuple((place.offset // 8, names.index(place.name)) for place in block.pointers if place.name in names)
             maps = tuple((names.index(place.name), place.name, place.offset) for place in block.tensor_maps)
-            places = self._places[suffix, names] = pointers, maps
+            in_order = bool(pointers) and pointers == tuple((pointers[0][0] + i, i) for i in range(len(names)))
+            packing = (struct.Struct(f"={len(names)}Q"), 8 * pointers[0][0]) if in_order else None
+            places = self._places[suffix, names] = _Places(pointers, maps, packing)
         return places
 
     def bind(self, program: Program) -> Launch:
@@ -152,7 +164,7 @@ class _Bound:
     def __init__(self, kernel: Kernel, launch: KernelLaunch, names: tuple[str, ...]) -> None:
         if not 0 < launch.grid <= MAX_GRID:
             raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {launch.grid}")
-        block, (self.pointers, maps) = kernel.parameters[launch.suffix], kernel.places(launch.suffix, names)
+        block, (self.pointers, maps, all_at_once) = kernel.parameters[launch.suffix], kernel.places(launch.suffix, names)
         self.suffix = launch.suffix
         self._buffer = parameter_buffer(block.pack(launch.values))
         self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
@@ -161,8 +173,9 @@ class _Bound:
         self.words = written.cast("Q")
         self.maps = tuple([(index, TensorMapField(Encoder(launch.maps[name]), written, offset)) for index, name, offset in maps])
         self.place_all: Callable[..., None] | None = None
-        if self.pointers and self.pointers == tuple((self.pointers[0][0] + i, i) for i in range(len(names))):
-            self.place_all = partial(struct.Struct(f"={len(names)}Q").pack_into, written, 8 * self.pointers[0][0])
+        if all_at_once is not None:
+            packing, begin = all_at_once
+            self.place_all = partial(packing.pack_into, written, begin)
         resources = kernel.resources[launch.suffix]
         shape = (kernel.handles[launch.suffix], launch.grid, 1, 1, resources.threads, 1, 1, resources.shared_bytes)
         self.enqueue = partial(driver().cuLaunchKernel, *shape)  # given the rest: stream, arguments, no more options

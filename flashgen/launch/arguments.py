@@ -83,6 +83,33 @@ def check_traced(*arguments: Any) -> None:
 def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> None:
     """Ranks, dtypes, devices and sizes go together."""
     _require_layout(layout)
+    if not _shapes_fit(q, k, v, layout):
+        _refuse_shapes(q, k, v, layout)
+
+
+def _shapes_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> bool:
+    """The rules in short: each call of a new length asks, and nearly all keep them. Those that are traced ask the long way."""
+    if not type(q) is type(k) is type(v) is torch.Tensor or q.is_nested or k.is_nested or v.is_nested:
+        return False
+    of_q, of_k, of_v, device = q.shape, k.shape, v.shape, q.device
+    if not len(of_q) == len(of_k) == len(of_v) == 4 or not q.layout is k.layout is v.layout is torch.strided:
+        return False
+    head = LAYOUTS[layout][1]
+    heads_q, heads_kv = of_q[head], of_k[head]
+    return (
+        q.dtype in DTYPES
+        and q.dtype is k.dtype is v.dtype
+        and k.device == device
+        and v.device == device
+        and of_q[0] == of_k[0]
+        and of_k[:3] == of_v[:3]
+        and of_k[3] == of_q[3]
+        and (not heads_q or bool(heads_kv and not heads_q % heads_kv))
+    )
+
+
+def _refuse_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> None:
+    """Raises ArgumentError for the first rule that these break, if any."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _require_dense(name, tensor)  # others may have no shape
     dtype, device, of_q, of_k, of_v = q.dtype, q.device, q.shape, k.shape, v.shape

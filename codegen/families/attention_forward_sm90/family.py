@@ -171,8 +171,7 @@ class AttentionForwardSm90(Family):
         grid = self.grid(problem, config, call.workload, device)
         values = {**self._sizes(problem, config, call.workload), "launched_blocks": grid, **scale_values(call.scalars["scale"])}
         launch = KernelLaunch(grid, values, self._tensor_maps(config, call))
-        counter = Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER)
-        return Program((launch,), (counter,) if config.dynamic else ())
+        return Program((launch,), _TILE_COUNTER if config.dynamic else ())
 
     def _sizes(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload) -> dict[str, int | float]:
         """The parameters that say how tiles are found."""
@@ -180,16 +179,16 @@ class AttentionForwardSm90(Family):
         sets = workload.heads_q // config.packed_heads
         in_sets = workload if config.packed_heads == 1 else dataclasses.replace(workload, heads_q=sets)
         section = section_heads(problem, in_sets, SECTION_BYTES if workload.len_kv >= LONG else SHORT_SECTION_BYTES)
-        divisors = {
-            "head_sets": sets,
-            "group": workload.heads_q // workload.heads_kv,
-            "section_heads": section,
-            "section_blocks": section * query_tiles,
+        of_order = {"head_sets": sets, "section_heads": section, "section_blocks": section * query_tiles}
+        divisors = {**of_order, "group": workload.heads_q // workload.heads_kv}
+        return {
+            **{f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()},
+            **of_order,
+            "len_q": workload.len_q,
+            "len_kv": workload.len_kv,
+            "query_tiles": query_tiles,
+            "tiles": self._tiles(config, workload),
         }
-        values: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
-        values |= {name: divisors[name] for name in ("head_sets", "section_heads", "section_blocks")}
-        values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles}
-        return values | {"tiles": self._tiles(config, workload)}
 
     def _tensor_maps(self, config: AttentionForwardSm90Config, call: Call) -> dict[str, TensorMapShape]:
         """Of q, k, v and out as (column, row, head, batch); the output goes out 16 rows at a time, those of a warp.
@@ -284,6 +283,7 @@ class AttentionForwardSm90(Family):
         return model.predict(problem, config, workload, device, self.blocks_per_sm(problem, config), weights)
 
 
+_TILE_COUNTER = (Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER),)
 _ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}
 FAMILY = AttentionForwardSm90()
 
