@@ -52,11 +52,11 @@ def section_heads(problem: Problem, workload: Workload, section_bytes: int) -> i
     heads = workload.batch * workload.heads_q
     bytes_of_head = workload.len_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
     fitting = section_bytes * (workload.heads_q // workload.heads_kv) // max(1, bytes_of_head)
-    return _largest_divisor(heads, max(1, min(fitting, heads, MAX_SECTION_HEADS)))
+    return largest_divisor(heads, max(1, min(fitting, heads, MAX_SECTION_HEADS)))
 
 
 @lru_cache(maxsize=2**12)
-def _largest_divisor(number: int, limit: int) -> int:
+def largest_divisor(number: int, limit: int) -> int:
     """The largest divisor that is no larger than `limit`."""
     return next(n for n in range(limit, 0, -1) if number % n == 0)
 

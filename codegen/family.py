@@ -156,6 +156,12 @@ def families() -> dict[str, Family]:
     return {f.name: f for f in found}
 
 
+def automatic_families(problem: Problem) -> tuple[Family, ...]:
+    """The automatic families of a problem's operation; all automatic ones if it has none, so that somebody says why it cannot be done."""
+    automatic = tuple(family for family in families().values() if family.automatic)
+    return tuple(family for family in automatic if family.operation == problem.operation) or automatic
+
+
 def require_possible(problem: Problem) -> None:
     """Raises ArgumentError, with the reasons that hold everywhere, if no family can compute `problem` on any target."""
     if reasons := _refusals_everywhere(problem):
@@ -165,7 +171,7 @@ def require_possible(problem: Problem) -> None:
 @cache
 def _refusals_everywhere(problem: Problem) -> tuple[str, ...]:
     found: dict[str, None] = {}
-    for family in (family for family in families().values() if family.automatic):
+    for family in automatic_families(problem):
         refusals = [family.refusals(problem, target) for target in targets().values()]
         if not all(refusals):
             return ()

@@ -28,6 +28,7 @@ class Pass(enum.StrEnum):
     """Names of operations, for those who do not want to spell them: `Problem.operation` takes any operation's name."""
 
     FORWARD = "forward"
+    BACKWARD = "backward"
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
@@ -89,6 +90,10 @@ class Problem:
     @property
     def name(self) -> str:
         """For people and file names, for example 'bf16_d64_causal' or 'fp16_d192x128_full'; an operation but forward comes first."""
+        return self.variant if self.operation == "forward" else f"{self.operation}_{self.variant}"
+
+    @property
+    def variant(self) -> str:
+        """The name without the operation, for where that is known."""
         width = f"d{self.head_dim}" + (f"x{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
-        operation = f"{self.operation}_" if self.operation != "forward" else ""
-        return f"{operation}{self.dtype.value}_{width}_{self.mask.value}"
+        return f"{self.dtype.value}_{width}_{self.mask.value}"

@@ -32,7 +32,7 @@ class KernelSpec:
     @property
     def name(self) -> str:
         """For people; also the kernel's extern "C" entry and the stem of its files."""
-        return f"{self.family.name}_{self.problem.name}_{self.config.name}_{self.target.name}"
+        return f"{self.family.name}_{self.problem.variant}_{self.config.name}_{self.target.name}"
 
     @property
     def digest(self) -> str:

@@ -16,12 +16,33 @@ def wgmma_ss(element: str, columns: int) -> str:
     )
 
 
+def wgmma_ss_trans_a(element: str, columns: int) -> str:
+    """The same of `wgmma_ss_trans_a`: templates/atoms/ptx/wgmma_transposed.cuh."""
+    return _transposed("wgmma_ss_trans_a", element, columns, "1, 0")
+
+
+def wgmma_ss_trans_b(element: str, columns: int) -> str:
+    """The same of `wgmma_ss_trans_b`."""
+    return _transposed("wgmma_ss_trans_b", element, columns, "0, 1")
+
+
+def wgmma_ss_trans_ab(element: str, columns: int) -> str:
+    """The same of `wgmma_ss_trans_ab`."""
+    return _transposed("wgmma_ss_trans_ab", element, columns, "1, 1")
+
+
 def wgmma_rs(element: str, columns: int) -> str:
     """The same of `wgmma_rs`."""
     count = columns // 2
     registers = ", ".join(f"%{count + i}" for i in range(4))
     operands = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)'
     return _atom("wgmma_rs", element, columns, "const u32 (&a)[4]", f"{{{registers}}}, %{count + 4}, p, 1, 1, 1", count + 5, operands)
+
+
+def _transposed(name: str, element: str, columns: int, transposes: str) -> str:
+    count = columns // 2
+    inputs = f"%{count}, %{count + 1}, p, 1, 1, {transposes}"
+    return _atom(name, element, columns, "u64 a", inputs, count + 2, '"l"(a), "l"(b), "r"(accumulate)')
 
 
 def _atom(name: str, element: str, columns: int, a: str, inputs: str, predicate: int, operands: str) -> str:

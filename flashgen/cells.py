@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.operation import operation_of
+from flashgen.codegen.operations import operations_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.typed import checked
 from flashgen.codegen.workload import Workload
@@ -47,11 +48,13 @@ def cells_of(
     batch: int | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
+    passes: str = "forward",
 ) -> list[Cell]:
     """The cells of one head dim.
 
     head_dim_v: None for head_dim; causal: None for both masks; seqlens: lengths of q; seqlen_kv: length of k and v, None for that of q;
     batch: None for 16384 tokens in all, of the longer ones; heads: None for 2048 / head_dim; kv_heads: None for as many.
+    passes: "forward", "backward", or "both".
     Raises ArgumentError for sizes that no workload has.
     """
     require_int("head_dim", head_dim, 1)
@@ -65,7 +68,11 @@ def cells_of(
     if seqlen_kv is not None:
         require_int("seqlen_kv", seqlen_kv, 1, MAX_SEQLEN)
     masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
-    problems = [Problem(Dtype.parse(dtype), head_dim, head_dim_v, mask) for mask in masks]  # type: ignore[arg-type]  # None: head_dim
+    problems = [
+        Problem(Dtype.parse(dtype), head_dim, head_dim_v, mask, operation)  # type: ignore[arg-type]  # None: head_dim
+        for operation in operations_of(passes)
+        for mask in masks
+    ]
     heads = heads or max(1, MODEL_DIM // head_dim)
     lengths = [(seqlen, seqlen_kv or seqlen) for seqlen in dict.fromkeys(seqlens)]
     return [

@@ -15,7 +15,7 @@ from flashgen.codegen.operation import operation_of
 
 from ..parameter_buffer import parameter_buffer
 from .driver import Gpu, check, driver
-from .tensor_map import Encoder, TensorMapField
+from .tensor_map import TensorMapField, encoder
 
 if TYPE_CHECKING:
     from flashgen.codegen.program import KernelLaunch, Program
@@ -171,7 +171,7 @@ class _Bound:
         self.arguments = ctypes.addressof(self._address)
         written = memoryview(self._buffer).cast("B")
         self.words = written.cast("Q")
-        self.maps = tuple([(index, TensorMapField(Encoder(launch.maps[name]), written, offset)) for index, name, offset in maps])
+        self.maps = tuple([(index, TensorMapField(encoder(launch.maps[name]), written, offset)) for index, name, offset in maps])
         self.place_all: Callable[..., None] | None = None
         if all_at_once is not None:
             packing, begin = all_at_once

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
@@ -18,25 +18,18 @@ _DTYPES = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16"}
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
-class Encoder:
-    """cuTensorMapEncodeTiled for one shape: addresses to maps.
+def encoder(shape: TensorMapShape) -> Callable[[int], bytes]:
+    """What encodes the tensor maps of one shape by cuTensorMapEncodeTiled, given a device address.
 
-    Nothing is interleaved, elements out of bounds are 0, and the L2 is filled by 256 bytes.
+    Nothing is interleaved, elements out of bounds are 0, and the L2 is filled by 256 bytes. Where the driver refuses a map, the call
+    raises DriverError with all that was asked for.
     """
-
-    __slots__ = ("_shape",)
-
-    def __init__(self, shape: TensorMapShape) -> None:
-        self._shape = shape
-
-    def __call__(self, address: int) -> bytes:
-        """The map of the tensor at a device address. Raises DriverError, with all that was asked for, if the driver refuses it."""
-        return _encoded(driver(), self._shape, address)
+    return partial(_encoded, driver(), shape)
 
 
 @lru_cache(maxsize=2**10)
 def _encoded(cu: Any, shape: TensorMapShape, address: int) -> bytes:
-    """As `Encoder`. Kept beyond a plan: where only the keys become more, q and out often lie where they lay."""
+    """As `encoder`. Kept beyond a plan: where only the keys become more, q and out often lie where they lay."""
     dtype, steps, options = _constants(cu, shape.dtype, len(shape.sizes), shape.swizzle_bytes)
     # The driver's numbers are made here: kept, they would be dozens of objects a plan for the garbage collector to walk.
     sizes, strides, box = [*map(cu.cuuint64_t, shape.sizes)], [*map(cu.cuuint64_t, shape.strides)], [*map(cu.cuuint32_t, shape.box)]
@@ -74,7 +67,7 @@ class TensorMapField:
         self._maps: dict[int, bytes] = {}
 
     def fill(self, address: int) -> None:
-        """Makes the field the map of the tensor at `address`. Raises as `Encoder`, and leaves it as it was then."""
+        """Makes the field the map of the tensor at `address`. Raises as `encoder`, and leaves it as it was then."""
         encoded = self._maps.get(address)
         if encoded is None:
             encoded = self._encode(address)

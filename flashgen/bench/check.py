@@ -46,7 +46,8 @@ class CellCheck:
         """What the numerics rule says of (out, lse) on the sampled rows, empty if it is kept."""
         plain = self._oracle.plain(self.cell.problem, self._inputs, self._scalars, self._rows)
         given = self._oracle.sampled({"out": out, "lse": lse}, self._rows)
-        verdict = judge(given, self._exact, plain, self._oracle.unseen(self._exact))
+        unseen = self._oracle.unseen(self.cell.problem, self.cell.workload, self._exact, self._rows)
+        verdict = judge(given, self._exact, plain, unseen)
         return "" if verdict.ok else f"wrong: {verdict.message}"
 
 

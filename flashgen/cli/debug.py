@@ -21,11 +21,12 @@ from .options import (
     HeadDim,
     HeadDimV,
     Json,
+    OnePass,
     Settings,
     parse_settings,
     print_json,
     print_table,
-    problems,
+    problem,
     spec_for,
     target_or_here,
 )  # fmt: skip
@@ -50,6 +51,7 @@ def debug(
     head_dim_v: HeadDimV = 0,
     dtype: DtypeName = "bf16",
     causal: Causal = False,
+    operation: OnePass = "forward",
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -80,7 +82,7 @@ def debug(
     for name, size in (("batch", batch), ("heads", heads), ("seqlen", seqlen)):
         require_int(name, size, 1)
     require_int("seed", seed, 0, 2**63 - 1)
-    spec = spec_for(problems(head_dim, head_dim_v, dtype, causal)[0], target_or_here(arch), parse_settings(settings), family)
+    spec = spec_for(problem(head_dim, head_dim_v, dtype, causal, operation), target_or_here(arch), parse_settings(settings), family)
     workload = Workload(batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
     suffix = f"_{kernel.removeprefix('_')}" if kernel else ""
     order = EmulationOrder(_schedule(schedule), late_copies, seed)

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.errors import ArgumentError, choice_error
+from flashgen.codegen.operations import BOTH, operation_names, operations_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
@@ -51,6 +52,8 @@ Batch = Annotated[int | None, typer.Option("--batch", **INTEGER, help="Batch siz
 Heads = Annotated[int | None, typer.Option("--heads", **INTEGER, help="Query heads; default: 2048 / head_dim.")]
 KvHeads = Annotated[int | None, typer.Option("--kv-heads", **INTEGER, help="Key/value heads; default: as many as query heads.")]
 Arch = Annotated[str | None, typer.Option("--arch", help="Architecture, for example sm_90a; default: this GPU's, or sm_90a without one.")]
+Passes = Annotated[str, typer.Option("--pass", help="forward, backward, or both.")]
+OnePass = Annotated[str, typer.Option("--pass", help="forward or backward.")]
 FamilyName = Annotated[
     str | None, typer.Option("--family", help="Kernel family, for example attention_forward; default: the preferred one that can.")
 ]
@@ -75,10 +78,19 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
     return parsed
 
 
-def problems(head_dim: int, head_dim_v: int, dtype: str, causal: bool | None) -> list[Problem]:
-    """One problem, or one a mask if `causal` is None."""
+def problems(head_dim: int, head_dim_v: int, dtype: str, causal: bool | None, passes: str = "forward") -> list[Problem]:
+    """One problem of each pass, or one a mask if `causal` is None."""
     masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
-    return [Problem(Dtype.parse(dtype), head_dim, head_dim_v or head_dim, mask) for mask in masks]
+    operations = operations_of(passes)
+    return [Problem(Dtype.parse(dtype), head_dim, head_dim_v or head_dim, mask, name) for name in operations for mask in masks]
+
+
+def problem(head_dim: int, head_dim_v: int, dtype: str, causal: bool, operation: str) -> Problem:
+    """One problem. Raises ArgumentError for both passes, of which a kernel computes one."""
+    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation) if operation != BOTH else (None,)
+    if only is None:
+        raise choice_error("pass", operation, operation_names())
+    return only
 
 
 def target_or_here(arch: str | None) -> Target:

@@ -26,6 +26,7 @@ from .options import (
     Heads,
     Json,
     KvHeads,
+    Passes,
     Seqlen,
     SeqlenKv,
     Settings,
@@ -49,6 +50,7 @@ def tune(
     head_dim_v: HeadDimV = 0,
     dtype: DtypeName = "bf16",
     causal: CausalOrBoth = None,
+    passes: Passes = "forward",
     seqlen: Seqlen = None,
     seqlen_kv: SeqlenKv = None,
     batch: Batch = None,
@@ -70,7 +72,7 @@ def tune(
 ) -> None:
     """Find the fastest kernels for your GPU and shapes, and remember them."""
     request = Request(
-        cells_of(head_dim, head_dim_v or None, dtype, causal, tuple(seqlen or SEQLENS), seqlen_kv, batch, heads, kv_heads),
+        cells_of(head_dim, head_dim_v or None, dtype, causal, tuple(seqlen or SEQLENS), seqlen_kv, batch, heads, kv_heads, passes),
         device=device,
         arch=arch,
         jobs=jobs,

@@ -23,6 +23,7 @@ LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimen
 DTYPES = {theirs: ours for ours, theirs in TORCH_DTYPES.items()}
 _SCALES = (float, int, NoneType, torch.SymFloat, torch.SymInt)  # symbolic: numbers that a tracer stands for
 ALIGNMENT = 16  # bytes: what one asynchronous copy moves
+_ALIGNED = ALIGNMENT // 2  # elements, of all types that there are
 
 
 class TracedArgumentError(ArgumentError, NotImplementedError):
@@ -41,7 +42,7 @@ def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, re
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
             raise ArgumentError(f"{name} must have elements; got a {type(tensor).__name__}, whose lazy module was not called yet")
-        _require_dense(name, tensor)
+        require_dense(name, tensor)
 
 
 def check_options(causal: Any, scale: Any, layout: Any, return_lse: Any) -> None:
@@ -69,7 +70,7 @@ def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, 
         require_scale(scale)
     _problem(q, v, causal)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _check_strides(name, tensor)
+        check_strides(name, tensor)
 
 
 def check_traced(*arguments: Any) -> None:
@@ -111,7 +112,7 @@ def _shapes_fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) 
 def _refuse_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> None:
     """Raises ArgumentError for the first rule that these break, if any."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _require_dense(name, tensor)  # others may have no shape
+        require_dense(name, tensor)  # others may have no shape
     dtype, device, of_q, of_k, of_v = q.dtype, q.device, q.shape, k.shape, v.shape
     for name, tensor, shape in (("q", q, of_q), ("k", k, of_k), ("v", v, of_v)):
         if len(shape) != 4:
@@ -135,7 +136,8 @@ def _refuse_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: st
         raise ArgumentError(f"q must have a number of heads that is a multiple of k's {of_k[head]}; got {of_q[head]}")
 
 
-def _require_dense(name: str, tensor: torch.Tensor) -> None:
+def require_dense(name: str, tensor: torch.Tensor) -> None:
+    """Raises ArgumentError for nested and sparse tensors."""
     if tensor.is_nested:
         raise ArgumentError(f"{name} must be one dense tensor; got a nested one: pad its sequences, or make a call for each")
     if tensor.layout is not torch.strided:
@@ -147,9 +149,12 @@ def _require_layout(layout: str) -> None:
         raise choice_error("layout", layout, LAYOUTS)
 
 
-def _check_strides(name: str, tensor: torch.Tensor) -> None:
+def check_strides(name: str, tensor: torch.Tensor) -> None:
     """The last dimension is contiguous and rows are aligned. An empty tensor may have any strides: `contiguous` could not mend them."""
-    strides, element_size = tensor.stride(), tensor.element_size()
+    strides = tensor.stride()
+    if type(tensor) is torch.Tensor and strides[3] == 1 and not (strides[0] | strides[1] | strides[2]) % _ALIGNED:
+        return  # as nearly all are, in short
+    element_size = tensor.element_size()
     if strides[3] != 1 and tensor.numel():
         raise ArgumentError(f"{name} must be contiguous in its last dimension (stride 1); got stride {strides[3]}")
     for dim in range(3):
@@ -160,15 +165,15 @@ def _check_strides(name: str, tensor: torch.Tensor) -> None:
             )
 
 
-def _problem(q: torch.Tensor, v: torch.Tensor, causal: bool) -> Problem:
+def _problem(q: torch.Tensor, v: torch.Tensor, causal: bool, operation: str = "forward") -> Problem:
     """What these tensors ask for. Raises ArgumentError if no family can compute it on any target."""
-    return _possible_problem(q.dtype, int(q.shape[3]), int(v.shape[3]), causal)
+    return _possible_problem(q.dtype, int(q.shape[3]), int(v.shape[3]), causal, operation)
 
 
 @lru_cache(maxsize=2**10)
-def _possible_problem(dtype: torch.dtype, head_dim: int, head_dim_v: int, causal: bool) -> Problem:
+def _possible_problem(dtype: torch.dtype, head_dim: int, head_dim_v: int, causal: bool, operation: str) -> Problem:
     """One instance for all calls, which differ in their lengths far more often than in this. Raises ArgumentError as `_problem`."""
-    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL)
+    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL, operation)
     require_possible(problem)
     return problem
 
@@ -186,18 +191,21 @@ def require_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, error: E
         raise ArgumentError(f"q, k and v must be tensors that PyTorch takes together; got {names}: {told}") from error
 
 
-def problem_and_workload(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str) -> tuple[Problem, Workload]:
+def problem_and_workload(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str, operation: str = "forward"
+) -> tuple[Problem, Workload]:
     """The types of `codegen` for these tensors, which have passed `check_call`."""
     (row, head), of_q, of_k = LAYOUTS[layout], q.shape, k.shape
-    return _problem(q, v, causal), Workload(of_q[0], of_q[head], of_k[head], of_q[row], of_k[row])
+    return _problem(q, v, causal, operation), Workload(of_q[0], of_q[head], of_k[head], of_q[row], of_k[row])
 
 
-def require_memory(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def require_memory(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: torch.Tensor) -> None:
     """Raises ArgumentError unless these begin at addresses that kernels can take, and their storages hold all their elements."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+    named = {"q": q, "k": k, "v": v, **others}
+    for name, tensor in named.items():
         if past := tensor.data_ptr() % ALIGNMENT:
             raise ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+    for name, tensor in named.items():
         if tensor.numel():  # storages are resized where memory is short: for parameters that are gathered for each layer, for example
             last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
             needed, there = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()

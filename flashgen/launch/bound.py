@@ -8,9 +8,11 @@ import torch
 
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.operands import Call
-from flashgen.codegen.program import BufferKind
+from flashgen.codegen.program import Buffer, BufferKind
 
 from .tile_counters import tile_counters
+
+_ALIGNED = 512  # bytes, as PyTorch's allocator aligns what it gives
 
 
 class BoundCall:
@@ -26,20 +28,42 @@ class BoundCall:
         family.require_call(call, config)
         program = family.program(config, call, gpu.device)
         self.index, self.launch = gpu.ordinal, kernel.bind(program)
-        self.buffers = tuple((buffer.bytes, buffer.kind) for buffer in program.buffers)
-        self.enqueue: Callable[..., None] = self._with_buffers if self.buffers else self.launch.enqueue
+        self.enqueue: Callable[..., None] = self.launch.enqueue
+        if [buffer.kind for buffer in program.buffers] == [BufferKind.STREAM_COUNTER]:
+            self.enqueue = self._with_counter
+        elif program.buffers:
+            self._place(program.buffers)
+            self.enqueue = self._with_buffers
+
+    def _with_counter(self, stream: int, *addresses: int) -> None:
+        """Of the fastest kernels, whose calls must not cost more than they have to."""
+        self.launch.enqueue(stream, *addresses, tile_counters.address(self.index, stream))
+
+    def _place(self, buffers: Iterable[Buffer]) -> None:
+        """Lays the buffers of each kind one after the other."""
+        ends = dict.fromkeys(BufferKind, 0)
+        places = []
+        for buffer in buffers:
+            places.append((buffer.kind, 0 if buffer.kind is BufferKind.STREAM_COUNTER else ends[buffer.kind]))
+            ends[buffer.kind] += -(-buffer.bytes // _ALIGNED) * _ALIGNED
+        self._places = tuple(places)
+        self._zeroed_bytes, self._other_bytes = ends[BufferKind.CALL_ZEROED], ends[BufferKind.CALL]
+        self._counts = bool(ends[BufferKind.STREAM_COUNTER])
 
     def _with_buffers(self, stream: int, *addresses: int) -> None:
         # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
-        held = [self._buffer(size, kind, stream) for size, kind in self.buffers]
-        self.launch.enqueue(stream, *addresses, *(memory if isinstance(memory, int) else memory.data_ptr() for memory in held))
+        zeroed = self._memory(self._zeroed_bytes, torch.zeros)
+        other = self._memory(self._other_bytes, torch.empty)
+        bases = {
+            BufferKind.CALL_ZEROED: zeroed.data_ptr() if zeroed is not None else 0,
+            BufferKind.CALL: other.data_ptr() if other is not None else 0,
+            BufferKind.STREAM_COUNTER: tile_counters.address(self.index, stream) if self._counts else 0,
+        }
+        self.launch.enqueue(stream, *addresses, *[bases[kind] + offset for kind, offset in self._places])
 
-    def _buffer(self, size: int, kind: BufferKind, stream: int) -> int | torch.Tensor:
-        """The memory of one of the program's buffers, or its address where it is nobody's to give back."""
-        if kind is BufferKind.STREAM_COUNTER:
-            return tile_counters.address(self.index, stream)
-        make = torch.zeros if kind is BufferKind.CALL_ZEROED else torch.empty
-        return make(size, dtype=torch.uint8, device=torch.device("cuda", self.index))
+    def _memory(self, size: int, make: Callable[..., torch.Tensor]) -> torch.Tensor | None:
+        """One allocation for all buffers of a kind: each costs a call a microsecond or two."""
+        return make(size, dtype=torch.uint8, device=torch.device("cuda", self.index)) if size else None
 
 
 def addresses_of(names: Iterable[str], tensors: Mapping[str, torch.Tensor], without: Iterable[str] = ()) -> tuple[int, ...]:

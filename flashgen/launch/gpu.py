@@ -64,7 +64,8 @@ class Plan:
         problem, workload = problem_and_workload(q, k, v, causal, layout)
         on = gpu(q.device.index)
         self.index = q.device.index
-        self.out_shape = (*q.shape[:3], v.shape[3])
+        first, second, third, _ = q.shape
+        self.out_shape = (first, second, third, v.shape[3])
         self.lse_shape = (workload.batch, workload.heads_q, workload.len_q)
         self.out_strides, self.lse_strides, self.dtype = dense(self.out_shape), dense(self.lse_shape), q.dtype
         self.bound: BoundCall | None = None
@@ -76,19 +77,17 @@ class Plan:
         _, outer, inner, width = self.out_shape
         strides["out"] = ordered_strides(self.out_shape, (outer * inner * width, inner * width, width, 1), layout)
         call = attention_call(problem, workload, strides, scale)
-        self.bound = (kernel is None and _bound_at_hand(call, on)) or BoundCall(
-            kernel or choose_kernel(problem, workload, on, excluded_families(call, on.device.target)), call
-        )
-        _require_context(self.index)
+        self.bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
+        require_context(self.index)
 
     @untraced
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Allocates out, and lse if it is wanted, both dense, and enqueues the kernel on the current stream."""
-        if _current_device() != self.index:
+        if current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self(q, k, v, with_lse)
-        out = _empty(self.out_shape, self.out_strides, self.dtype)
-        lse = _empty(self.lse_shape, self.lse_strides, torch.float32) if with_lse else None
+        out = empty_strided(self.out_shape, self.out_strides, self.dtype)
+        lse = empty_strided(self.lse_shape, self.lse_strides, torch.float32) if with_lse else None
         self.into(q, k, v, out, lse)
         return out, lse
 
@@ -99,21 +98,17 @@ class Plan:
             if (at_q | at_k | at_v) % ALIGNMENT or not (at_q and at_k and at_v):
                 require_memory(q, k, v)
             operands = at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr()
-            self.bound.enqueue(_current_stream(self.index), *operands)
+            self.bound.enqueue(current_stream(self.index), *operands)
 
 
-def _bound_at_hand(call: Call, on: Gpu) -> BoundCall | None:
-    """The call bound to the kernel that was chosen for its bucket before any family was excluded, if that kernel can take it.
-
-    Who is the best of all is so without some of the others: which families cannot take the call need not be asked.
-    """
+def bind_chosen(call: Call, on: Gpu) -> BoundCall:
+    """The call bound to the selection's kernel. Raises as `choose_kernel`, and ArgumentError if no family can take the call."""
     kernel = loaded.kernels.cached(call.problem, call.workload, on, NO_FAMILY, any_length=False)
-    if kernel is None:
-        return None
-    try:
-        return BoundCall(kernel, call)
-    except ArgumentError:
-        return None
+    if kernel is not None:
+        # Who is the best of all is so without some of the others: if it takes the call, nobody needs to ask which families cannot.
+        with suppress(ArgumentError):
+            return BoundCall(kernel, call)
+    return BoundCall(choose_kernel(call.problem, call.workload, on, excluded_families(call, on.device.target)), call)
 
 
 def choose_kernel(problem: Problem, workload: Workload, on: Gpu, excluded: frozenset[str], any_length: bool = False) -> Kernel:
@@ -131,7 +126,7 @@ def choose_kernel(problem: Problem, workload: Workload, on: Gpu, excluded: froze
     return loaded.kernels.choose(problem, workload, on, excluded, any_length)
 
 
-def _require_context(ordinal: int) -> None:
+def require_context(ordinal: int) -> None:
     """A thread that has not used CUDA yet has no context; a launch needs the device's primary one, which stays once it is there."""
     there: set[int] = _LOCAL.__dict__.setdefault("contexts", set())
     if ordinal in there:
@@ -148,6 +143,6 @@ def _empty_strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torc
 
 
 # What PyTorch's own compiled graphs allocate with: on the current device, without the dispatcher, in half the time.
-_empty = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", _empty_strided)
-_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+empty_strided = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", _empty_strided)
+current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)

@@ -27,10 +27,9 @@ def run_once(kernel: Kernel, tensors: Tensors, scalars: Mapping[str, float] | No
     """
     tensors.poison()
     with torch.cuda.device(kernel.gpu.ordinal):
-        if not any(size == 0 for tensor in tensors.outputs.values() for size in tensor.shape):
+        if any(tensor.numel() for tensor in tensors.outputs.values()):
             bound = BoundCall(kernel, tensors.call(scalars))
-            names = [operand.name for operand in tensors.operands]
-            bound.enqueue(torch.cuda.current_stream().cuda_stream, *addresses_of(names, tensors))
+            bound.enqueue(torch.cuda.current_stream().cuda_stream, *addresses_of(kernel.operands, tensors))
         done = torch.cuda.Event()
         done.record()
     deadline = time.monotonic() + FIRST_LAUNCH_LIMIT

@@ -50,8 +50,19 @@ class Tensors(Mapping[str, torch.Tensor]):
                 drawn[operand.name] if operand.name in drawn else torch.empty(size, dtype=dtype, device=generator.device)
             )
         tensors = cls(problem, workload, by_name)
+        tensors.derive()
         tensors.poison()
         return tensors
+
+    def derive(self, scalars: Mapping[str, float] | None = None) -> None:
+        """Fills in place the inputs that follow from others, which may have changed; `scalars`: those that are not as usual."""
+        given = {**operation_of(self.problem).scalars(self.problem), **(scalars or {})}
+        oracle_of(self.problem).derive(self.problem, self, given)
+
+    def without_optional_inputs(self) -> Tensors:
+        """Without the inputs that a call may leave out."""
+        left_out = [operand.name for operand in self.operands if operand.optional and operand.role is Role.IN]
+        return Tensors(self.problem, self.workload, {name: tensor for name, tensor in self.items() if name not in left_out})
 
     @property
     def operands(self) -> tuple[Operand, ...]:

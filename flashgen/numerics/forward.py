@@ -86,7 +86,7 @@ def _attention_whole(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: b
     group = heads_q // max(1, heads_kv)
     out = q.new_empty(batch, len_q, heads_q, head_dim_v, dtype=method.out)
     lse = q.new_empty(batch, heads_q, len_q, dtype=method.lse)
-    visible = _visible(torch.arange(len_q, device=q.device), len_q, len_kv, causal)
+    visible = visible_keys(torch.arange(len_q, device=q.device), len_q, len_kv, causal)
     # As many key/value heads at once as the budget allows, and of one head as many queries.
     queries = max(1, min(len_q, _SCORES_AT_ONCE // max(1, len_kv * group)))
     heads = max(1, min(heads_kv, _SCORES_AT_ONCE // max(1, len_kv * group * queries)))
@@ -95,7 +95,7 @@ def _attention_whole(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: b
             kv = slice(head, min(head + heads, heads_kv))
             mine = slice(kv.start * group, kv.stop * group)
             keys, values = k[b, :, kv].transpose(0, 1), v[b, :, kv].transpose(0, 1)
-            for some in _slices(len_q, queries):
+            for some in slices(len_q, queries):
                 # The queries of a group, one head after the other, are rows of one product with their common keys.
                 rows = q[b, some, mine].transpose(0, 1).reshape(kv.stop - kv.start, -1, q.shape[3])
                 part, part_lse = method.attend(rows, keys, values, visible[some].repeat(group), scale)
@@ -111,26 +111,26 @@ def _attention_rows(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: bo
     for number in sorted(set(heads_kv.tolist())):
         b, head = divmod(number, k.shape[2])
         where = (heads_kv == number).nonzero()[:, 0]
-        for some in _slices(len(where), max(1, _SCORES_AT_ONCE // max(1, len_kv))):
+        for some in slices(len(where), max(1, _SCORES_AT_ONCE // max(1, len_kv))):
             index = where[some]
             mine = q[b, rows[index, 2], rows[index, 1]]
-            visible = _visible(rows[index, 2], q.shape[1], len_kv, causal)
+            visible = visible_keys(rows[index, 2], q.shape[1], len_kv, causal)
             part, part_lse = method.attend(mine[None], k[b, :, head][None], v[b, :, head][None], visible, scale)
             out[index], lse[index] = part[0], part_lse[0]
     return out, lse
 
 
 def _attend_exact(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    probabilities, lse = _softmax((q.double() @ k.double().mT).mul_(scale), visible)
+    probabilities, lse = softmax((q.double() @ k.double().mT).mul_(scale), visible)
     return probabilities @ v.double(), lse
 
 
 def _attend_plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    probabilities, lse = _softmax(_product_in_fp32(q, k.mT).mul_(scale), visible)
-    return _product_in_fp32(probabilities.to(q.dtype), v).to(q.dtype), lse
+    probabilities, lse = softmax(product_in_fp32(q, k.mT).mul_(scale), visible)
+    return product_in_fp32(probabilities.to(q.dtype), v).to(q.dtype), lse
 
 
-def _product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
+def product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product of 16-bit elements with an fp32 result.
 
     On a GPU the matrix units of the element type compute it: how they accumulate, which is a little less exact than fp32
@@ -145,7 +145,7 @@ def _product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b.expand(len(a), -1, -1), out_dtype=torch.float32)[:, :rows, :columns]
 
 
-def _softmax(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+def softmax(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities and log-sum-exp. Each row's maximum comes off first: the log-sum-exp of huge scores would be too coarse for that."""
     scores.masked_fill_(torch.arange(scores.shape[-1], device=scores.device) >= visible[:, None], -torch.inf)
     nothing = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
@@ -157,12 +157,13 @@ def _softmax(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
     return scores.div_(row_sum.masked_fill(row_sum == 0, 1.0)), lse
 
 
-def _visible(queries: Tensor, len_q: int, len_kv: int, causal: bool) -> Tensor:
+def visible_keys(queries: Tensor, len_q: int, len_kv: int, causal: bool) -> Tensor:
     """How many keys each of these queries sees."""
     return (queries + 1 + len_kv - len_q).clamp(0, len_kv) if causal else torch.full_like(queries, len_kv)
 
 
-def _slices(length: int, step: int) -> Iterator[slice]:
+def slices(length: int, step: int) -> Iterator[slice]:
+    """Slices of at most `step` that cover a length."""
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
@@ -218,10 +219,15 @@ class ForwardOracle(Oracle):
         """See Oracle."""
         return (touched["out"].any(-1).transpose(1, 2) | touched["lse"]).nonzero()
 
-    def unseen(self, exact: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def unseen(self, problem: Problem, workload: Workload, exact: Mapping[str, Tensor], sample: Sample | None) -> dict[str, Tensor]:
         """See Oracle."""
-        nothing = exact["lse"] == -torch.inf
-        return {"out": nothing.transpose(1, 2) if nothing.ndim == 3 else nothing}
+        return rows_without_keys(exact)
+
+
+def rows_without_keys(exact: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The rows of out that see no key, whose lse says so."""
+    nothing = exact["lse"] == -torch.inf
+    return {"out": nothing.transpose(1, 2) if nothing.ndim == 3 else nothing}
 
 
 ORACLE = ForwardOracle()

@@ -27,7 +27,7 @@ class Oracle(ABC):
     """
 
     def inputs(self, problem: Problem, workload: Workload, generator: torch.Generator) -> dict[str, Tensor]:
-        """What a kernel reads, from N(0, 1), dense, on the generator's device."""
+        """What a kernel reads, from N(0, 1), dense, on the generator's device: before `derive`."""
         read = (operand for operand in operation_of(problem).operands(problem) if operand.role is not Role.OUT)
         return {
             operand.name: torch.randn(
@@ -35,6 +35,9 @@ class Oracle(ABC):
             )
             for operand in read
         }
+
+    def derive(self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:  # noqa: B027  # most have none
+        """Fills in place the inputs that follow from the others. Whoever changes an input asks for this again."""
 
     @abstractmethod
     def exact(
@@ -60,8 +63,8 @@ class Oracle(ABC):
     def rows_of(self, touched: Mapping[str, Tensor]) -> Sample:
         """The rows of which an output has an element that is touched; `touched`: masks of the shapes of the outputs."""
 
-    def unseen(self, exact: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """For some outputs the rows that see no key: see `rule.judge`."""
+    def unseen(self, problem: Problem, workload: Workload, exact: Mapping[str, Tensor], sample: Sample | None) -> dict[str, Tensor]:
+        """For some outputs the rows that see no key: see `rule.judge`. `exact`: whole, or of a sample."""
         return {}
 
 

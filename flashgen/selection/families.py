@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, choice_error
-from flashgen.codegen.family import Family, families, find_family
+from flashgen.codegen.family import Family, automatic_families, families, find_family
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
@@ -18,9 +18,9 @@ NO_FAMILY: frozenset[str] = frozenset()
 def families_for(problem: Problem, target: Target, name: str | None = None) -> list[Family]:
     """The automatic families that can compute `problem` on `target`, those preferred first; or the one of that name.
 
-    Raises ArgumentError with every family's reasons if none can.
+    Raises ArgumentError with the reasons of every family of its operation if none can.
     """
-    asked = (find_family(name),) if name is not None else tuple(family for family in families().values() if family.automatic)
+    asked = (find_family(name),) if name is not None else automatic_families(problem)
     return list(_able(asked, problem, target))
 
 

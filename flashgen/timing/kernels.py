@@ -60,7 +60,7 @@ class Bench:
     def _timer(self, kernel: Kernel, round_seconds: float, with_all: bool) -> Timer:
         bound, operands = BoundCall(kernel, self.sets[0].call()), self.sets[0].operands
         unwanted = () if with_all else [operand.name for operand in operands if operand.optional]  # most calls do not want them
-        places = [addresses_of([operand.name for operand in operands], tensors, unwanted) for tensors in self.sets]
+        places = [addresses_of(kernel.operands, tensors, unwanted) for tensors in self.sets]
         stream = torch.cuda.current_stream
 
         def launch(i: int) -> None:

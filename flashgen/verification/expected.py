@@ -34,4 +34,4 @@ class Expected:
         oracle, written = oracle_of(tensors.problem), tensors.outputs
         if self.sample is not None:
             written = oracle.sampled(written, self.sample)
-        return judge(written, self.exact, self.plain, oracle.unseen(self.exact))
+        return judge(written, self.exact, self.plain, oracle.unseen(tensors.problem, tensors.workload, self.exact, self.sample))

@@ -51,7 +51,7 @@ class _Case:
 class Screen:
     """The small workloads of one problem, whole, with references computed once for all candidates.
 
-    In every other case tensors lie apart.
+    In every other case tensors lie apart; in those between, inputs that a call may leave out are left out.
     """
 
     def __init__(
@@ -78,12 +78,13 @@ class Screen:
                     tensors = Tensors.random(self.problem, workload, generator)
                     if magnitude != 1:
                         tensors["q"].mul_(magnitude)
-                    if len(found) % 2 == 0:
-                        tensors = tensors.apart()
+                        tensors.derive()
+                    tensors = tensors.apart() if len(found) % 2 == 0 else tensors.without_optional_inputs()
                     found.append(_Case(workload, magnitude, tensors, (Expected.of(tensors),)))
             for shape in self.special:
                 tensors = Tensors.random(self.problem, workload := grouped_workload(shape, group_unit), generator)
                 tensors, magnitude, groups = SPECIAL[shape](tensors, self.problem.dtype)
+                tensors.derive()
                 rows = [_rows(workload, queries) for queries in groups]
                 found.append(_Case(workload, magnitude, tensors, tuple(Expected.of(tensors, sample=of) for of in rows)))
             self._cases[group_unit] = found

@@ -11,7 +11,7 @@ from flashgen.build.gpu.driver import gpu
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.build.nvrtc import compile_many
 from flashgen.build.store.store import ArtifactStore
-from flashgen.codegen.family import Family, families
+from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Atoms, render
 from flashgen.codegen.spec import KernelSpec
@@ -19,6 +19,7 @@ from flashgen.codegen.workload import Workload
 from flashgen.selection.families import family_of
 from tests.support.cases import Case, Layout
 from tests.support.configs import CHOSEN, CHOSEN_SM90
+from tests.support.examples import families_of
 from tests.support.runs import compiled, emulated_kernel, launch
 
 pytestmark = pytest.mark.gpu
@@ -52,7 +53,7 @@ def default_cases() -> list[Case]:
 
 PAIRS = [
     (family, case)
-    for family in families().values()
+    for family in families_of()
     for case in (*chosen_cases(), *default_cases())
     if case.chosen is None or isinstance(case.chosen, family.config_type)
 ]

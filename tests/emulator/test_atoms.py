@@ -12,7 +12,7 @@ from flashgen import templates
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder
 from flashgen.build.gpu.driver import gpu
 from flashgen.build.nvrtc import compile_source
-from tests.support import hopper_probes
+from tests.support import hopper_backward_probes, hopper_probes
 from tests.support.probes import ATOM_FILES, Probe, Words, compile_at_once
 
 SPECIAL = [
@@ -77,6 +77,19 @@ def fragments(kind: torch.dtype) -> Words:
     return np.concatenate([packed, torch.randn(64, 4, generator=generator).numpy().view(np.uint32)], axis=1).ravel()
 
 
+ADDED = """
+    float* own = reinterpret_cast<float*>(out);
+    for (int i = 0; i < 8; ++i) out[i] = in[t * 8 + i];
+    out[7] = 0;
+    barrier_sync();
+    red_add_f32(own + 5, __uint_as_float(in[t]));
+    red_add_f32(reinterpret_cast<float*>(p.out) + 7, static_cast<float>(t));
+"""
+ADDED_BY_FOURS = """
+    for (int i = 0; i < 8; ++i) out[i] = in[t * 8 + i];
+    const float four[4] = {__uint_as_float(in[t]), 1.0f, -0.5f, __uint_as_float(in[t + 64])};
+    red_add_f32_v4(reinterpret_cast<float*>(out) + 4, four);
+"""
 MMA = """
     u32 a[4]; float d[4];
     for (int i = 0; i < 4; ++i) { a[i] = in[t * 10 + i]; d[i] = __uint_as_float(in[t * 10 + 6 + i]); }
@@ -187,6 +200,26 @@ PROBES = [
         lambda: halves(64),
         5,
     ),
+    Probe(
+        "shared-pair",
+        "const SharedAddress own = shared_memory() + t * 8; store_shared(own, in[t]); store_shared(own + 4, in[t] ^ 9); barrier_sync();"
+        "float a, b; load_shared_pair(a, b, shared_memory() + (t * 5 % 64) * 8); out[0] = __float_as_uint(a); out[1] = __float_as_uint(b);",
+        lambda: halves(64),
+        2,
+    ),
+    *(
+        Probe(
+            f"cvt-to-f32-{e}",
+            f"float a, b; cvt_f32_x2<{e}>(a, b, in[t]); out[0] = __float_as_uint(a); out[1] = __float_as_uint(b);",
+            lambda: halves(2**15),  # every element there is
+            2,
+            blocks=512,
+            agree=near(0),  # type: ignore[arg-type]
+        )
+        for e in ("Bf16", "Fp16")
+    ),
+    Probe("red", ADDED, lambda: words(floats(512)[len(SPECIAL) :].repeat(2)[:512]), 8, agree=near(0)),  # type: ignore[arg-type]
+    Probe("red-v4", ADDED_BY_FOURS, lambda: words(floats(512)), 8, agree=near(0), arch="sm_90a"),  # type: ignore[arg-type]
     Probe("cp_async", COPY, lambda: halves(256), 6),
     Probe("ldmatrix", LDMATRIX.replace("ATOM", "ldmatrix_x4"), lambda: halves(256), 4),
     Probe("ldmatrix-trans", LDMATRIX.replace("ATOM", "ldmatrix_x4_trans"), lambda: halves(256), 4),
@@ -200,6 +233,7 @@ PROBES = [
     *(Probe(f"flag-of-block-{n}", FLAG.replace("SETTER", str(n)), lambda: halves(128), 2, blocks=2, resident=2) for n in (0, 1)),
     Probe("meeting-of-blocks", MEETING, lambda: halves(1), 2, blocks=2, resident=2),
     *hopper_probes.PROBES,
+    *hopper_backward_probes.PROBES,
 ]
 BY_NAME = {probe.name: probe for probe in PROBES}
 
@@ -262,6 +296,25 @@ def test_cvt(element: str, dtype: torch.dtype) -> None:
     low = values.to(dtype).view(torch.int16).numpy().view(np.uint16).astype(np.uint32)
     pairs = low | low.reshape(-1, 2)[:, ::-1].reshape(-1) << 16
     assert np.array_equal(BY_NAME[f"cvt-{element}"].on_cpu(EmulationOrder()), pairs)
+
+
+@pytest.mark.parametrize(("element", "dtype"), [("Bf16", torch.bfloat16), ("Fp16", torch.float16)])
+def test_cvt_to_f32(element: str, dtype: torch.dtype) -> None:
+    probe = BY_NAME[f"cvt-to-f32-{element}"]
+    elements = torch.from_numpy(probe.inputs().view(np.int16).copy()).view(dtype).float().numpy()
+    found = probe.on_cpu(EmulationOrder()).view(np.float32)
+    assert np.array_equal(found, elements, equal_nan=True)
+
+
+def test_red() -> None:
+    for name, first in (("red", 5), ("red-v4", 4)):
+        given = BY_NAME[name].inputs().view(np.float32).reshape(64, 8)
+        found = BY_NAME[name].on_cpu(EmulationOrder()).view(np.float32).reshape(64, 8)
+        with np.errstate(all="ignore"):
+            expected = given[:, first] + given.reshape(-1)[:64]
+        expected[np.abs(expected) < 2.0**-126] *= np.float32(0)
+        assert np.array_equal(found[:, first], expected, equal_nan=True)
+    assert BY_NAME["red"].on_cpu(EmulationOrder()).view(np.float32)[7] == 63 * 64 / 2
 
 
 def test_ex2() -> None:

@@ -12,7 +12,7 @@ import torch
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder, Schedule
 from flashgen.codegen.config import Config
-from flashgen.codegen.family import Family, families
+from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Atoms, render
 from flashgen.codegen.spec import KernelSpec
@@ -21,6 +21,7 @@ from flashgen.codegen.workload import Workload
 from flashgen.selection.families import family_of
 from tests.support.cases import Case, Layout
 from tests.support.configs import CHOSEN, CHOSEN_SM90
+from tests.support.examples import families_of
 from tests.support.plan import planned, to_run
 from tests.support.runs import compile_ahead, emulated_kernel, emulated_texts, launch, why_rejected
 
@@ -35,7 +36,7 @@ def case(problem: Problem, workload: Workload, **more: object) -> Case:
 
 CONTRACT = [  # every family on every target, with its default config there, full and causal
     (family, target, mask)
-    for family in families().values()
+    for family in families_of()
     for target in targets().values()
     for mask in Mask
     if not family.refusals(Problem(Dtype.FP16, 64, 64, mask), target)
@@ -45,7 +46,7 @@ SMALL = ((1, 1), (70, 20), (33, 0))
 
 def test_no_family_is_left_out() -> None:
     """One that computes nothing of this would pass all that follows."""
-    assert {family.name for family, _, _ in CONTRACT} == families().keys()
+    assert {family.name for family, _, _ in CONTRACT} == {family.name for family in families_of()}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -123,7 +124,7 @@ def test_chosen_configs(width: tuple[int, int], config: Config) -> None:
 
 def many_tiles() -> list[object]:
     """Kernels whose blocks stay. One has its output's panels in a ring that they do not go round evenly."""
-    counting = [f for f in families().values() if any(place.name == "tile_counter" for place in f.parameters.pointers)]
+    counting = [f for f in families_of() if any(place.name == "tile_counter" for place in f.parameters.pointers)]
     uneven = next(chosen_spec(width, config) for width, config in CHOSEN_SM90 if width == (152, 152))
     return [pytest.param(spec, id=spec.name) for spec in (*(spec_of(f, target_of(f), Mask.FULL) for f in counting), uneven)]
 
@@ -135,7 +136,7 @@ def test_blocks_that_work_on_many_tiles(spec: KernelSpec) -> None:
     assert not why_rejected(emulated_kernel(spec), case(spec.problem, Workload(2, 6, 2, 70, 20)), orders, sm_count=2)
 
 
-@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+@pytest.mark.parametrize("family", families_of(), ids=lambda family: family.name)
 def test_without_lse(family: Family) -> None:
     """The same output, and nothing else is written."""
     spec = spec_of(family, target_of(family), Mask.CAUSAL)
@@ -149,7 +150,7 @@ def test_without_lse(family: Family) -> None:
         assert tensors.lse.buffer.isnan().all()
 
 
-@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+@pytest.mark.parametrize("family", families_of(), ids=lambda family: family.name)
 def test_shared_memory_is_all_taken_and_no_more(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that claims too little would have regions overlap whatever lies behind on a GPU; one that claims too much wastes it."""
     spec = spec_of(family, target_of(family), Mask.FULL)
@@ -168,6 +169,6 @@ def test_shared_memory_is_all_taken_and_no_more(family: Family, monkeypatch: pyt
 
 
 def test_the_text_differs_in_the_atoms_alone() -> None:
-    spec = spec_of(next(iter(families().values())), targets()["sm_90a"], Mask.FULL)
+    spec = spec_of(families_of()[0], targets()["sm_90a"], Mask.FULL)
     kernels = [render(spec, atoms).text.partition("// ---- what this kernel is specialised for")[2] for atoms in Atoms]
     assert kernels[1].startswith(kernels[0])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel
-from flashgen.codegen.family import Family, families
+from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
@@ -18,6 +18,7 @@ from flashgen.launch import cpu
 from flashgen.launch.tensors import Tensors, untouched
 from flashgen.verification.expected import Expected
 from tests.support.cases import Layout
+from tests.support.examples import families_of
 from tests.support.plan import planned
 
 PROBLEM, TARGET = Problem(Dtype.BF16, 64, 64, Mask.FULL), find_target("sm_90a")
@@ -50,7 +51,7 @@ def laid(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("family", "layout", "mixed"),
     planned(
-        itertools.product(families().values(), Layout, (False, True)),
+        itertools.product(families_of(), Layout, (False, True)),
         QUICK,
         family=lambda one: one[0].name,
         kinds=lambda one: one[1:],

@@ -11,13 +11,13 @@ import torch
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.family import families
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload
 from tests.emulator.test_atoms import BY_NAME, halves
 from tests.support.cases import Case
+from tests.support.examples import families_of
 from tests.support.probes import Probe, Words, compile_at_once
 from tests.support.runs import emulated_kernel, launch
 
@@ -95,7 +95,7 @@ def test_a_deadlock_of_one_of_several_blocks() -> None:
 
 
 def test_blocks_that_do_not_wait_compute_the_same_together() -> None:
-    (family, *_), target, problem = families().values(), find_target("sm_90a"), Problem(Dtype.FP16, 64)
+    (family, *_), target, problem = families_of(), find_target("sm_90a"), Problem(Dtype.FP16, 64)
     kernel = emulated_kernel(KernelSpec(family, problem, family.default(problem, target), target))
     case = Case("small", problem, Workload(1, 3, 1, 150, 200), 0.125)
     alone, together = case.make("cpu"), case.make("cpu")

@@ -21,6 +21,7 @@ from flashgen.codegen.target import find_target
 from flashgen.launch.tensors import Tensors
 from flashgen.verification.cases import COARSE, FAR, HUGE, LONG, SCREENING, SHAPES
 from flashgen.verification.screen import Screen
+from tests.support.examples import families_of
 from tests.support.plan import planned
 from tests.support.runs import emulated_kernel, emulated_texts
 
@@ -73,7 +74,7 @@ def screened(family: Family) -> tuple[Screen, EmulatedKernel]:
 @pytest.mark.parametrize(
     ("family", "taken", "of", "dim"),
     planned(
-        [(f, *two, dim) for f, two, dim in itertools.product(families().values(), itertools.permutations(range(4), 2), range(3))],
+        [(f, *two, dim) for f, two, dim in itertools.product(families_of(), itertools.permutations(range(4), 2), range(3))],
         QUICK_STRIDES,
         family=lambda one: one[0].name,
         kinds=lambda one: enumerate(one),
@@ -96,7 +97,7 @@ def test_a_stride_taken_for_another_is_seen(family: Family, taken: int, of: int,
     assert why_rejected(screen, kernel), f"{NAMES[taken]}'s stride of its {DIMS[dim]} was taken from {NAMES[of]}, and accepted"
 
 
-@pytest.mark.parametrize("family", listed({name: (name,) for name in families()}, seconds=4.0, each=0))
+@pytest.mark.parametrize("family", listed({family.name: (family.name,) for family in families_of()}, seconds=4.0, each=0))
 def test_sums_without_compensation_are_seen(family: str) -> None:
     screen, found = Screen(PROBLEM, "cpu", (), special=[LONG]), families()[family]
     assert [case.workload.len_kv for case in screen.cases(1)] == [LONG[-1]]

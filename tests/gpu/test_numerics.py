@@ -17,7 +17,7 @@ from flashgen.build.gpu.kernel import Kernel
 from flashgen.build.nvrtc import compile_many
 from flashgen.build.store.store import ArtifactStore
 from flashgen.codegen.devices import find_device
-from flashgen.codegen.family import Family, families, find_family
+from flashgen.codegen.family import Family, find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
@@ -25,6 +25,7 @@ from flashgen.codegen.target import Target, find_target, targets
 from flashgen.codegen.workload import Workload
 from tests.support.cases import Case, Layout
 from tests.support.configs import CHOSEN, CHOSEN_SM90
+from tests.support.examples import families_of
 from tests.support.fixed_cases import fixed_cases
 from tests.support.plan import of_family
 from tests.support.random_cases import random_cases
@@ -39,8 +40,8 @@ KernelOf = Callable[[str, Case], Kernel]
 def by_family(cases: Iterable[Case]) -> list[object]:
     """Every case for every family, or for the one family that its chosen config is of, with an id."""
     return [
-        pytest.param(name, case, id=f"{name}-{case.name}")
-        for (name, family), case in product(families().items(), cases)
+        pytest.param(family.name, case, id=f"{family.name}-{case.name}")
+        for family, case in product(families_of(), cases)
         if case.chosen is None or isinstance(case.chosen, family.config_type)
     ]
 
@@ -171,7 +172,7 @@ def tiles(family: Family, case: Case, target: Target) -> int:
     return -(-case.workload.len_kv // int(case.config(family, target).to_json()["block_kv"]))
 
 
-@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+@pytest.mark.parametrize("family", families_of(), ids=lambda family: family.name)
 def test_enough_cases_cross_eight_tiles(family: Family) -> None:
     target = find_target("sm_90a")
     able = [case for case in RANDOM if not family.refusals(case.problem, target)]
@@ -285,7 +286,7 @@ def test_tensors_are_poisoned() -> None:
         assert not case.judge(tensors).ok, "a kernel that writes nothing must be rejected"
 
 
-@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+@pytest.mark.parametrize("family", families_of(), ids=lambda family: family.name)
 def test_values_are_the_parameters(family: Family) -> None:
     case = random_cases(1, seed=9)[0]
     config = case.config(family, find_target("sm_90a"))

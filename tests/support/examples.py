@@ -1,12 +1,19 @@
-"""What a family is tested on: the examples of all operations that it can compute. That there are none is a failure, never a pass."""
+"""What a family is tested on: the examples of its operation. That there are none is a failure, never a pass."""
 
 from __future__ import annotations
 
-from flashgen.codegen.family import Family
+from flashgen.codegen.family import Family, families
 from flashgen.codegen.operation import operations
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.workload import Workload
+
+
+def families_of(operation: str = "forward") -> list[Family]:
+    """Those that compute it: for tests whose inputs are made for that operation."""
+    found = [family for family in families().values() if family.operation == operation]
+    assert found, f"no family computes {operation}"
+    return found
 
 
 def examples(family: Family) -> list[tuple[Problem, Workload, Target]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashgen.numerics.forward import ORACLE
+from flashgen.numerics.forward import rows_without_keys
 from flashgen.numerics.rule import Verdict, judge
 
 
@@ -13,4 +13,4 @@ def judge_forward(out: Tensor, lse: Tensor, ref: tuple[Tensor, Tensor], pt: tupl
     """`judge` with `dtype` as the element type of out."""
     exact = {"out": ref[0], "lse": ref[1]}
     plain = {"out": pt[0], "lse": pt[1]}
-    return judge({"out": out, "lse": lse}, exact, plain, ORACLE.unseen(exact), {"out": dtype, "lse": torch.float32})
+    return judge({"out": out, "lse": lse}, exact, plain, rows_without_keys(exact), {"out": dtype, "lse": torch.float32})

@@ -7,6 +7,7 @@ With the name of a planted fault in place of a family it launches that kernel, t
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 
@@ -47,14 +48,15 @@ def main() -> None:
         launch_fault(name)
         return
     draw, on, family = random.Random(0), gpu(0), families()[name]
-    for index in range(CONFIGS):
-        problem = Problem(draw.choice(list(Dtype)), *WIDTHS[index], draw.choice(list(Mask)))
+    drawn = (Problem(draw.choice(list(Dtype)), *width, draw.choice(list(Mask)), family.operation) for width in itertools.cycle(WIDTHS))
+    able = (problem for problem in drawn if not family.refusals(problem, on.device.target))
+    for index, problem in enumerate(itertools.islice(able, CONFIGS)):
         config = configs.draw(family, problem, on.device.target, index, WORKLOADS)
         kernel = loaded.kernels.load(KernelSpec(family, problem, config, on.device.target), on)
         for workload in WORKLOADS:
             tensors = Tensors.random(problem, workload, torch.Generator("cuda").manual_seed(index))
             run_once(kernel, tensors)
-            assert not tensors["out"].isnan().any()
+            assert not any(written.isnan().any() for written in tensors.outputs.values())
         print(f"{kernel.spec.name}: launched on {len(WORKLOADS)} workloads", flush=True)
     torch.cuda.synchronize()
 

@@ -29,6 +29,7 @@ from flashgen.codegen.workload import Workload
 from flashgen.numerics.forward import plain
 from flashgen.tuning import Progress, Request
 from tests.support.bench_results import ENVIRONMENT
+from tests.support.examples import families_of
 
 CPU = torch.device("cpu")
 CELL = Cell(Problem(Dtype.BF16, 16, 8, Mask.CAUSAL), Workload(2, 4, 2, 20, 33))
@@ -330,7 +331,7 @@ def test_tuning_comes_first_and_takes_each_cell_once(monkeypatch: pytest.MonkeyP
 def test_families_are_peers_that_are_tuned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str | None] = []
     monkeypatch.setattr("flashgen.tuning.run", lambda request, progress: asked.append(request.family))
-    (family, *_) = families()
+    family = families_of()[0].name
     gpu = FakeGpu()
     session({"flashgen": Fake(gpu), family: Fake(gpu), "other": Fake(gpu)}, gpu, tune=True).run(lambda _: None)
     assert asked == [None, family] * 2

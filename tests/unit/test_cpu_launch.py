@@ -19,6 +19,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 from flashgen.launch import cpu
 from flashgen.launch.tensors import Tensors
+from tests.support.examples import families_of
 from tests.support.programs import program_of
 
 PROBLEM = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL)
@@ -46,7 +47,7 @@ def launch(spec: KernelSpec, tensors: Tensors, scale: float | None = None, order
     return kernel.given
 
 
-@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+@pytest.mark.parametrize("family", families_of(), ids=lambda family: family.name)
 def test_a_launch_has_the_tensors_and_no_more(family: Any) -> None:
     spec = KernelSpec(family, PROBLEM, family.default(PROBLEM, SM_90), SM_90)
     tensors = Tensors.random(PROBLEM, WORKLOAD, torch.Generator().manual_seed(0))

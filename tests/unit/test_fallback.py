@@ -110,7 +110,7 @@ def test_a_call_without_strides_is_as_dense_as_pytorch_s_tensors() -> None:
 
 
 def test_where_none_is_left_every_reason_is_given(monkeypatch: pytest.MonkeyPatch, picky: Family) -> None:
-    monkeypatch.setattr(families, "families", lambda: {picky.name: picky})
+    monkeypatch.setattr(families, "automatic_families", lambda problem: (picky,))
     with pytest.raises(ArgumentError, match=r"^k must have keys; got none; k must have heads of its own; got a stride of 0$"):
         excluded_families(attention_call(PROBLEM, NO_KEYS, {"k": (0, 0, 0, 1)}), DEVICE.target)
 

@@ -15,7 +15,7 @@ from flashgen.build.artifact import Artifact
 from flashgen.build.gpu import driver, kernel, tensor_map
 from flashgen.build.gpu.driver import DriverError, Gpu
 from flashgen.build.gpu.kernel import MAX_GRID, Kernel
-from flashgen.build.gpu.tensor_map import Encoder
+from flashgen.build.gpu.tensor_map import encoder
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
@@ -192,7 +192,7 @@ def test_no_status_but_success_is_taken_for_it(cu: FakeDriver, status: binding.C
 
 
 def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:
-    encoded = Encoder(SHAPE)(0x7F00)
+    encoded = encoder(SHAPE)(0x7F00)
     ((name, dtype, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill),) = cu.asked
     assert (name, dtype, rank, address) == (
         "cuTensorMapEncodeTiled",
@@ -211,7 +211,7 @@ def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:
 @pytest.mark.parametrize("dtype", Dtype)
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_element_types_and_swizzles_have_the_driver_s_names(cu: FakeDriver, dtype: Dtype, swizzle: int) -> None:
-    Encoder(TensorMapShape(dtype, (64, 8), (128,), (16, 8), swizzle))(16)
+    encoder(TensorMapShape(dtype, (64, 8), (128,), (16, 8), swizzle))(16)
     names = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16"}, {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
     assert cu.asked[0][1].name == f"CU_TENSOR_MAP_DATA_TYPE_{names[0][dtype]}"
     assert cu.asked[0][9].name == f"CU_TENSOR_MAP_SWIZZLE_{names[1][swizzle]}"
@@ -222,4 +222,4 @@ def test_a_refused_map_says_what_was_asked_for(cu: FakeDriver) -> None:
     with pytest.raises(
         DriverError, match=r"^encoding a tensor map of TensorMapShape\(.*\) at address 0x7f00 failed: CUDA_ERROR_INVALID_VALUE$"
     ):
-        Encoder(SHAPE)(0x7F00)
+        encoder(SHAPE)(0x7F00)

@@ -20,7 +20,7 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, Scheduler
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.codegen.program import BufferKind, Program
+from flashgen.codegen.program import Buffer, BufferKind, Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 from flashgen.launch import arguments, bound, gpu
@@ -171,8 +171,8 @@ class Bound:
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # else fake tensors want a real GPU of their number
     monkeypatch.setattr(gpu, "gpu", lambda ordinal: GPU)
-    monkeypatch.setattr(gpu, "_require_context", lambda ordinal: None)
-    monkeypatch.setattr(gpu, "_empty", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
+    monkeypatch.setattr(gpu, "require_context", lambda ordinal: None)
+    monkeypatch.setattr(gpu, "empty_strided", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
 
 
 def plan(arguments: dict[str, Any], kernel: Any) -> Plan:
@@ -223,7 +223,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         devices.pop()
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    for place, names in ((torch._C, ("_cuda_getDevice", "_cuda_getCurrentRawStream")), (gpu, ("_current_device", "_current_stream"))):
+    for place, names in ((torch._C, ("_cuda_getDevice", "_cuda_getCurrentRawStream")), (gpu, ("current_device", "current_stream"))):
         monkeypatch.setattr(place, names[0], lambda: devices[-1], raising=False)
         monkeypatch.setattr(place, names[1], lambda index: 100 * devices[-1] + index, raising=False)
     return devices
@@ -257,7 +257,8 @@ def test_a_plan_gives_a_program_its_buffers(monkeypatch: pytest.MonkeyPatch) -> 
     made = plan({}, kernel)
     assert made.bound is not None
     made.bound.enqueue = made.bound._with_buffers
-    made.bound.buffers = ((400, BufferKind.CALL), (4, BufferKind.STREAM_COUNTER), (8, BufferKind.CALL_ZEROED))
+    kinds = (BufferKind.CALL, BufferKind.STREAM_COUNTER, BufferKind.CALL_ZEROED, BufferKind.CALL)
+    made.bound._place([Buffer(f"b{i}", size, kind) for i, (size, kind) in enumerate(zip((400, 4, 8, 600), kinds, strict=True))])
     monkeypatch.setattr(bound, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
     asked = []
 
@@ -272,9 +273,9 @@ def test_a_plan_gives_a_program_its_buffers(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(torch, name, memory(name, address))
     tensors: list[Any] = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64, 80)]
     made.into(*tensors)
-    assert kernel.launched == [(303, 16, 32, 48, 64, 80, 4096, 3303, 8192)]
+    assert kernel.launched == [(303, 16, 32, 48, 64, 80, 4096, 3303, 8192, 4096 + 512)]
     options = {"dtype": torch.uint8, "device": torch.device("cuda", 3)}
-    assert asked == [("empty", 400, options), ("zeros", 8, options)]
+    assert asked == [("zeros", 512, options), ("empty", 512 + 1024, options)], "one allocation a kind"
 
 
 @pytest.mark.usefixtures("current")

@@ -17,7 +17,7 @@ from torch.nn.attention.bias import causal_lower_right
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.workload import Workload
 from flashgen.numerics import forward
-from flashgen.numerics.forward import _softmax, plain, reference, sample_rows
+from flashgen.numerics.forward import plain, reference, sample_rows, softmax
 from flashgen.numerics.rule import Verdict
 from tests.support.judging import judge_forward
 
@@ -111,13 +111,13 @@ def test_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_scores_at_once_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch, attention: Any, rows: Tensor | None) -> None:
     """That memory stays bounded shows in no result. Chunks much smaller than the budget would be slow."""
     q, k, v = inputs(37, 50)
-    softmax, sizes = _softmax, []
+    sizes: list[int] = []
 
     def noted(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         sizes.append(scores.numel())
         return softmax(scores, visible)
 
-    monkeypatch.setattr(forward, "_softmax", noted)
+    monkeypatch.setattr(forward, "softmax", noted)
     together = 4 * 37 if rows is None else max(Counter((b, h // 2) for b, h, _ in rows.tolist()).values())  # queries of a product
     for budget in (1, 300, 1000, 4000, 10**6):
         sizes.clear()

@@ -15,6 +15,7 @@ struct WgmmaOperand {
     const u32* a_registers;  // or null
     u64 a, b;
     int accumulate;
+    bool a_mn_major, b_mn_major;
 };
 
 // Registers of d while products are under way, as a matrix.
@@ -39,7 +40,7 @@ struct Product {
     u64 a, b;
     const u32* a_registers[kWarpgroup];
     u32 a_issued[kWarpgroup][4];  // what they held
-    bool from_registers, accumulate;
+    bool from_registers, accumulate, a_mn_major, b_mn_major;
     void (*carry_out)(Product&);
 };
 
@@ -98,10 +99,11 @@ inline void carry_out(Product& product) {
             }
     } else {
         for (int row = 0; row < kRows; ++row)
-            for (int k = 0; k < kStep; ++k) a[row][k] = element_at<Element>(at_a.k_major(row, k));
+            for (int k = 0; k < kStep; ++k)
+                a[row][k] = element_at<Element>(product.a_mn_major ? at_a.mn_major(k, row) : at_a.k_major(row, k));
     }
     for (int k = 0; k < kStep; ++k)
-        for (int n = 0; n < kN; ++n) b[k][n] = element_at<Element>(product.from_registers ? at_b.mn_major(k, n) : at_b.k_major(n, k));
+        for (int n = 0; n < kN; ++n) b[k][n] = element_at<Element>(product.b_mn_major ? at_b.mn_major(k, n) : at_b.k_major(n, k));
     for (int row = 0; row < kRows; ++row) {
         float* const d = &product.d->values[row * kN];
         double sums[kN];
@@ -122,14 +124,15 @@ inline void mark_operands(const Product& product, int warpgroup, Clock group) {
             require(current->shared.may_multiply(chunk / 16 * 16, 16, moment, kMatrixUnits + warpgroup, group), chunk, 16);
         };
         const Descriptor b(product.b);
-        if (product.from_registers) {
-            for (int k = 0; k < kStep; ++k)
-                for (int n = 0; n < kN; n += 8) mark(b.mn_major(k, n));
-            continue;
-        }
+        for (int k = 0; product.b_mn_major && k < kStep; ++k)
+            for (int n = 0; n < kN; n += 8) mark(b.mn_major(k, n));
+        for (int row = 0; !product.b_mn_major && row < kN; ++row) mark(b.k_major(row, 0)), mark(b.k_major(row, 8));
+        if (product.from_registers) continue;
         const Descriptor a(product.a);
-        for (int row = w * 16; row < w * 16 + 16; ++row) mark(a.k_major(row, 0)), mark(a.k_major(row, 8));
-        for (int row = 0; row < kN; ++row) mark(b.k_major(row, 0)), mark(b.k_major(row, 8));
+        for (int i = 0; i < kRows / 4; ++i) {  // of the warp's rows, or of the shared dimension: 16 of either
+            const int row = w * 16;
+            for (int half = 0; half < 16; half += 8) mark(product.a_mn_major ? a.mn_major(i, row + half) : a.k_major(row + i, half));
+        }
     }
 }
 
@@ -155,7 +158,7 @@ inline void issue(const char* name, WgmmaOperand& operand) {
         const std::size_t under_way = own.accumulators.size();
         const bool from_registers = first.a_registers != nullptr;
         Product product{take_registers(own, threads, kN), first.a, first.b, {}, {}, from_registers, first.accumulate != 0,
-                        carry_out<Element, kN>};
+                        first.a_mn_major, first.b_mn_major, carry_out<Element, kN>};
         if (!own.fenced && (from_registers || own.accumulators.size() > under_way))
             current->fail("wgmma", "issues a product with no wgmma_fence since its registers could be touched");
         if (product.d->columns != kN) current->fail("wgmma", "issues a product of %d columns while one of %d is under way", kN, product.d->columns);
@@ -203,13 +206,13 @@ inline u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes 
 
 template <class Element, int kN>
 inline void wgmma_ss(float (&d)[kN / 8][4], u64 a, u64 b, int accumulate) {
-    emulator::WgmmaOperand own{&d[0][0], nullptr, a, b, accumulate};
+    emulator::WgmmaOperand own{&d[0][0], nullptr, a, b, accumulate, false, false};
     emulator::issue<Element, kN>("wgmma_ss", own);
 }
 
 template <class Element, int kN>
 inline void wgmma_rs(float (&d)[kN / 8][4], const u32 (&a)[4], u64 b, int accumulate) {
-    emulator::WgmmaOperand own{&d[0][0], a, 0, b, accumulate};
+    emulator::WgmmaOperand own{&d[0][0], a, 0, b, accumulate, false, true};
     emulator::issue<Element, kN>("wgmma_rs", own);
 }
 

@@ -1,0 +1,279 @@
+"""The generic backward family: FlashAttention-2's algorithm 2, for every architecture from sm_80 on.
+
+Three kernels: what each query row needs (row_lse, row_delta), the gradients, and dQ from its fp32 sums.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+from flashgen.codegen.attention import float32, head_dim_reasons, padded, reciprocal, scale_values, section_heads
+from flashgen.codegen.devices import Device
+from flashgen.codegen.family import Family, Prediction
+from flashgen.codegen.operands import Call
+from flashgen.codegen.parameters import Parameter, ParameterBlock
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program
+from flashgen.codegen.target import Target
+from flashgen.codegen.workload import Workload
+
+from . import model
+from .config import AttentionBackwardConfig, Hoisted
+
+ROW_THREADS = 256  # of a block of the first kernel
+SECTION_SHARE_OF_L2 = 2  # one part in so many: blocks of neighbouring sections run together
+MAX_TILES = 2**31 - 1  # over batch and heads, of queries and of keys: blocks of a launch
+STRIDED = ("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v")
+
+
+def _strides(*tensors: str) -> tuple[Parameter, ...]:
+    return tuple(Parameter("i64", f"{tensor}_{dim}") for tensor in tensors for dim in ("batch", "head", "row"))
+
+
+def _named(c_type: str, *names: str) -> tuple[Parameter, ...]:
+    return tuple(Parameter(c_type, name) for name in names)
+
+
+_ROWS = (
+    *_named("const Element*", "q", "k", "out", "d_out"),
+    *_named("const float*", "lse", "d_lse"),
+    *_named("float*", "row_lse", "row_delta", "row_shift", "d_q_sum"),
+    *_named("int*", "huge_tiles"),
+    *_strides("q", "k", "out", "d_out"),
+    *_named("u64", "heads_q_reciprocal", "group_reciprocal", "query_tiles_reciprocal"),
+    *_named("int", "heads_q", "len_q", "len_kv", "query_tiles"),
+    *_named("float", "scale_log2"),
+)
+_MAIN = (
+    *_named("const Element*", "q", "k", "v", "d_out"),
+    *_named("const float*", "d_lse", "row_lse", "row_delta", "row_shift"),
+    *_named("const int*", "huge_tiles"),
+    *_named("float*", "d_q_sum"),
+    *_named("Element*", "d_k", "d_v"),
+    *_strides("q", "k", "v", "d_out", "d_k", "d_v"),
+    *_named("u64", "heads_kv_reciprocal", "section_heads_reciprocal", "section_blocks_reciprocal"),
+    *_named("int", "heads_q", "heads_kv", "group", "len_q", "len_kv", "query_tiles", "key_tiles", "section_heads", "section_blocks"),
+    *_named("float", "scale", "scale_log2"),
+)
+_SUMS = (
+    *_named("const float*", "d_q_sum"),
+    *_named("Element*", "d_q"),
+    *_strides("d_q"),
+    *_named("u64", "heads_q_reciprocal", "query_tiles_reciprocal"),
+    *_named("int", "heads_q", "len_q", "len_kv", "query_tiles"),
+    *_named("float", "scale"),
+)
+
+
+class AttentionBackward(Family):
+    """See the module's docstring; the algorithm is templates/kernels/attention_backward.cu.j2."""
+
+    name = "attention_backward"
+    revision = 1
+    operation = "backward"
+    template = "kernels/attention_backward.cu.j2"
+    config_type = AttentionBackwardConfig
+    parameters = ParameterBlock(_MAIN)
+    row_parameters = ParameterBlock(_ROWS)
+    sum_parameters = ParameterBlock(_SUMS)
+    atoms = (
+        *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "cp_async", "ldmatrix", "mma_sync"),
+        *("cvt", "cvt_f32", "ex2", "mul", "shfl_sync", "vote_sync", "red"),
+    )
+    tiles = (
+        *("warp/shared_tile", "common/shared_regions", "common/schedule", "common/sequences", "common/score_chain"),
+        *("common/softmax_rows", "common/lse", "common/row_statistics", "warp/huge_rows"),
+        *("warp/load", "warp/load_tile", "warp/gemm", "warp/column_group", "warp/score_gradients", "warp/gradient_sum", "warp/epilogue"),
+    )
+
+    # Registers that a thread needs beside what it accumulates and holds, while it has S^T and dP^T, and while it has dQ.
+    registers_beside_scores, registers_beside_dq = 60, 44
+    spare_registers = 20  # that a default config leaves: the assembler takes a few more on some targets
+
+    def refusals(self, problem: Problem, target: Target) -> list[str]:
+        """See Family."""
+        reasons = []
+        if problem.operation != self.operation:
+            reasons.append(f"pass must be {self.operation}; got {problem.operation}")
+        reasons += head_dim_reasons(problem)
+        if target.capability < (8, 0):
+            reasons.append(f"target must be sm_80 or newer; got {target.name}")
+        return reasons
+
+    def check(self, problem: Problem, config: AttentionBackwardConfig, target: Target) -> list[str]:
+        """See Family."""
+        reasons, c = self.refusals(problem, target), config
+        choices = {
+            "block_q": (32, 64, 128),
+            "warps": (2, 4, 8, 16),
+            "column_groups": (1, 2),
+            "rows_dq": (16, 32),
+            "stages": (1, 2),
+            "blocks_per_sm": (1, 2, 3, 4),
+        }
+        for name, allowed in choices.items():
+            if (value := getattr(c, name)) not in allowed:
+                nearest = min(allowed, key=lambda choice: abs(choice - value))
+                reasons.append(f"{name} must be one of {', '.join(map(str, allowed))}; got {value} (nearest: {nearest})")
+        if reasons:
+            return reasons
+        rows = (c.warps // c.column_groups * 16, c.warps // c.column_groups * 32)
+        if c.block_kv not in rows:
+            nearest = min(rows, key=lambda n: abs(n - c.block_kv))
+            given = f"{rows[0]} or {rows[1]} with warps {c.warps} and column_groups {c.column_groups}"
+            reasons.append(f"block_kv must give each warp 16 or 32 rows, so {given}; got {c.block_kv} (nearest: {nearest})")
+        columns = c.block_q // c.column_groups
+        steps = [step for step in range(16, columns + 1, 16) if columns % step == 0]
+        if c.step_q not in steps:
+            nearest = min(steps, key=lambda n: abs(n - c.step_q))
+            reasons.append(
+                f"step_q must be a multiple of 16 that divides block_q / column_groups {columns}; got {c.step_q} (nearest: {nearest})"
+            )
+        if c.block_q // c.rows_dq > c.warps:
+            reasons.append(f"rows_dq must be at least block_q / warps {c.block_q / c.warps:g}; got {c.rows_dq}")
+        if c.block_q > c.warps * 64:
+            reasons.append(f"block_q must be at most 64 a warp: {c.warps * 64}; got {c.block_q}")
+        return reasons or self._resource_reasons(problem, config, target)
+
+    def _resource_reasons(self, problem: Problem, config: AttentionBackwardConfig, target: Target) -> list[str]:
+        reasons = []
+        threads, blocks, shared = config.warps * 32, config.blocks_per_sm, self.shared_bytes(problem, config)
+        cap = min(target.registers_per_thread, target.registers_per_sm // (threads * blocks) // 8 * 8)
+        needed = self.registers_needed(problem, config)
+        if shared > target.shared_memory_per_block:
+            has = f"{target.name} has {target.shared_memory_per_block} B a block"
+            reasons.append(f"needs {shared} B of shared memory, {has}: lower block_q, block_kv or stages")
+        elif blocks * (shared + target.shared_memory_reserved) > target.shared_memory_per_sm:
+            needs, has = blocks * (shared + target.shared_memory_reserved), f"{target.name} has {target.shared_memory_per_sm} B an SM"
+            fit = target.shared_memory_per_sm // (shared + target.shared_memory_reserved)
+            reasons.append(f"needs {needs} B of shared memory with blocks_per_sm {blocks}, {has}: lower it to {fit}")
+        if needed > cap:
+            has = f"{cap} are available with {threads} threads and blocks_per_sm {blocks}"
+            reasons.append(f"needs about {needed} registers a thread, {has}: lower step_q or block_kv, or raise column_groups")
+        if blocks * threads > target.threads_per_sm:
+            has = f"{target.name} has {target.threads_per_sm} an SM"
+            reasons.append(f"blocks_per_sm {blocks} needs {blocks * threads} threads, {has}: lower blocks_per_sm or warps")
+        return reasons
+
+    def registers_needed(self, problem: Problem, config: AttentionBackwardConfig) -> int:
+        """A thread's registers, about: dK and dV, what it holds of S^T and dP^T or of dQ, hoisted operands, and the rest."""
+        c, d, dv = config, padded(problem.head_dim), padded(problem.head_dim_v)
+        row_tiles, groups_dq = c.key_rows // 16, c.warps // (c.block_q // c.rows_dq)
+
+        def accumulated(tiles: int, width: int, groups: int) -> int:
+            return tiles * -(-width // 16 // groups) * 8
+
+        sums = accumulated(row_tiles, d, c.column_groups) + accumulated(row_tiles, dv, c.column_groups)
+        hoisted = {Hoisted.NONE: 0, Hoisted.VALUES: dv, Hoisted.BOTH: d + dv}[c.hoisted] // 4 * row_tiles
+        scores = row_tiles * c.step_q + self.registers_beside_scores
+        return sums + hoisted + max(scores, accumulated(c.rows_dq // 16, d, groups_dq) + self.registers_beside_dq)
+
+    def kernels(self, problem: Problem, config: AttentionBackwardConfig) -> tuple[KernelText, ...]:
+        """See Family. In the order in which they are launched."""
+        return (
+            KernelText(self.row_parameters, "_preprocess", "RowParameters"),
+            KernelText(self.parameters),
+            KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
+        )
+
+    def resources(self, problem: Problem, config: AttentionBackwardConfig) -> Mapping[str, BlockResources]:
+        """See Family."""
+        return {
+            "_preprocess": BlockResources(ROW_THREADS, 0),
+            "": BlockResources(config.warps * 32, self.shared_bytes(problem, config)),
+            "_postprocess": BlockResources(config.block_q * 2, self.sum_bytes(problem, config)),
+        }
+
+    def shared_bytes(self, problem: Problem, config: AttentionBackwardConfig) -> int:
+        """Shared memory of the main kernel: K, V, dS (and P, where warps share keys), and stages of Q, dO and their rows' statistics."""
+        columns = padded(problem.head_dim) + padded(problem.head_dim_v)
+        stage = config.block_q * (columns * problem.dtype.bytes + 2 * 4)
+        return config.block_kv * (columns + config.column_groups * config.block_q) * problem.dtype.bytes + config.stages * stage
+
+    def sum_bytes(self, problem: Problem, config: AttentionBackwardConfig) -> int:
+        """Of the last kernel: dQ, rounded."""
+        return config.block_q * padded(problem.head_dim) * problem.dtype.bytes
+
+    def program(self, config: AttentionBackwardConfig, call: Call, device: Device) -> Program:
+        """See Family. A call without queries, or without keys, has one tile of them: there are zeros to write."""
+        problem, w = call.problem, call.workload
+        query_tiles, key_tiles = self._tiles(config, w)
+        group, heads, scale = w.heads_q // w.heads_kv, w.batch * w.heads_q, call.scalars["scale"]
+        # A block reads Q and dO of a group's heads as often as there are key tiles: keys take the place of queries in the launch's order.
+        turned = Workload(w.batch, w.heads_kv, w.heads_kv, w.len_kv, w.len_q * group)
+        section = section_heads(problem, turned, device.l2_bytes // SECTION_SHARE_OF_L2)
+        counts = {"heads_q": w.heads_q, "heads_kv": w.heads_kv, "group": group, "query_tiles": query_tiles, "key_tiles": key_tiles}
+        counts |= {"section_heads": section, "section_blocks": section * key_tiles}
+        known: dict[str, int | float] = {**counts, "len_q": w.len_q, "len_kv": w.len_kv, **scale_values(scale), "scale": float32(scale)}
+        known |= {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in counts.items()}
+        for name in STRIDED:
+            batch, row, head, _ = call.views[name].strides
+            known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
+        grids = {"_preprocess": query_tiles * heads, "": key_tiles * w.batch * w.heads_kv, "_postprocess": query_tiles * heads}
+        launches = (
+            KernelLaunch(grids[kernel.suffix], {field.name: known[field.name] for field in kernel.parameters.values}, suffix=kernel.suffix)
+            for kernel in self.kernels(problem, config)
+        )
+        tiles = 4 * heads * query_tiles
+        rows = tiles * config.block_q
+        sizes = dict.fromkeys(("row_lse", "row_delta", "row_shift"), rows)
+        sizes |= {"huge_tiles": tiles, "d_q_sum": rows * padded(problem.head_dim)}
+        return Program(tuple(launches), tuple(Buffer(name, size) for name, size in sizes.items()))
+
+    def _tiles(self, config: AttentionBackwardConfig, workload: Workload) -> tuple[int, int]:
+        """Of queries and of keys, at least one."""
+        return max(1, -(-workload.len_q // config.block_q)), max(1, -(-workload.len_kv // config.block_kv))
+
+    def call_refusals(self, call: Call, config: AttentionBackwardConfig | None = None) -> list[str]:
+        """See Family. Blocks are counted in an int."""
+        w = call.workload
+        counts = {"q": w.batch * w.heads_q * -(-w.len_q // 32), "k": w.batch * w.heads_kv * -(-w.len_kv // 32)}
+        return [
+            f"{name} must have at most {MAX_TILES} tiles of 32 rows; got {count}" for name, count in counts.items() if count > MAX_TILES
+        ]
+
+    def context(self, problem: Problem, config: AttentionBackwardConfig, target: Target) -> dict[str, object]:
+        """See Family. Reductions of 16 bytes came with sm_90."""
+        return {
+            "element": {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}[problem.dtype],
+            "causal": problem.mask is Mask.CAUSAL,
+            "vector_reductions": target.capability >= (9, 0),
+            "row_threads": ROW_THREADS,
+            "shared_bytes": self.shared_bytes(problem, config),
+            "sum_bytes": self.sum_bytes(problem, config),
+        }
+
+    def space(self, problem: Problem, target: Target) -> Iterator[AttentionBackwardConfig]:
+        """See Family."""
+        tiles = itertools.product((32, 64, 128), (32, 64, 128), (16, 32, 64), (4, 8), (1, 2), (16, 32), (1, 2), Hoisted, (1, 2))
+        for block_q, block_kv, step_q, warps, groups, rows_dq, stages, hoisted, blocks in tiles:
+            yield AttentionBackwardConfig(block_q, block_kv, step_q, warps, groups, rows_dq, stages, hoisted, blocks)
+
+    def default(self, problem: Problem, target: Target) -> AttentionBackwardConfig:
+        """See Family. The first one of a list, the largest tiles first, that leaves registers to spare; else the last legal one."""
+        made = AttentionBackwardConfig
+        narrow = (made(128, 128, 32, 8, 1, 16, 2), made(128, 128, 32, 8, 1, 16, 1)) if problem.head_dim <= 96 else ()
+        choices = (
+            *narrow,
+            made(64, 128, 32, 8, 1, 16, 2),
+            made(64, 128, 32, 8, 1, 16, 1),
+            made(64, 64, 32, 8, 2, 16, 2),
+            made(64, 64, 32, 8, 2, 16, 1),
+            made(32, 64, 16, 8, 2, 16, 1),
+            made(32, 32, 16, 4, 2, 16, 1),
+        )
+        legal: list[AttentionBackwardConfig] = [choice for choice in choices if not self.check(problem, choice, target)]
+        if not legal:
+            self.require_legal(problem, choices[-1], target)
+        most = target.registers_per_thread - self.spare_registers
+        return next((choice for choice in legal if self.registers_needed(problem, choice) <= most), legal[-1])
+
+    def predict(
+        self, problem: Problem, config: AttentionBackwardConfig, workload: Workload, device: Device, registers: int | None = None
+    ) -> Prediction:
+        """See Family, and model.py."""
+        return model.predict(problem, config, workload, device)
+
+
+FAMILY = AttentionBackward()

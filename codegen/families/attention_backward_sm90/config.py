@@ -1,0 +1,31 @@
+"""What may be chosen of the Hopper backward kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.codegen.config import Config, tagged
+
+
+@dataclass(frozen=True)
+class AttentionBackwardSm90Config(Config):
+    """What may be chosen freely.
+
+    block_q:     query rows of a tile (Br in the paper), a multiple of 16. With 128 each warpgroup computes dQ of 64 of them, else dQ is
+                 transposed and each has 64 of its columns
+    stages:      tiles of Q, and of dO, that shared memory holds
+    out_panels:  panels of 64 columns for each warp, through which dK and dV go to memory
+    """
+
+    block_q: int = tagged("bq")
+    stages: int = tagged("s", 2)
+    out_panels: int = tagged("op", 2)
+
+    @property
+    def transposes_d_q(self) -> bool:
+        """Whether dQ is computed as K^T dS^T."""
+        return self.block_q != 128
+
+    def describe(self) -> str:
+        """For the header of the rendered file."""
+        return ", ".join(f"{name} {value}" for name, value in self.to_json().items())

@@ -1,0 +1,298 @@
+"""The family for attention backward on Hopper: warp-specialised, on tensor copies, mbarriers and wgmma, by recomputation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, ClassVar
+
+from flashgen.codegen import wgmma
+from flashgen.codegen.attention import (
+    MAX_SECTION_HEADS,
+    float32,
+    head_dim_reasons,
+    largest_divisor,
+    padded,
+    reciprocal,
+    scale_values,
+)
+from flashgen.codegen.config import Config
+from flashgen.codegen.devices import Device, device_of_target
+from flashgen.codegen.family import Family, Prediction
+from flashgen.codegen.operands import Call
+from flashgen.codegen.parameters import Parameter, ParameterBlock
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program
+from flashgen.codegen.target import Target
+from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
+from flashgen.codegen.workload import Workload
+
+from . import model
+from .config import AttentionBackwardSm90Config
+
+CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
+THREADS = 128 * (CONSUMERS + 1)
+D_SCORES_STAGES = 2  # tiles of dS: with one, the consumers would have to wait for each other twice a tile
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
+ACCUMULATORS = 208  # registers of a consumer's thread that S, dP, dK and dV may take; the rest is P and what is beside. By experiment
+WIDEST = 128  # head dim: two consumers have 64 columns of dQ each, and a dK and dV of more do not fit beside S and dP
+PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
+STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
+FLAG = 4  # fp32 numbers behind row_lse of a tile: RowLse in templates/tile/warpgroup/backward_beside.cuh
+ROW_THREADS = 128  # of a block of the preprocess
+SECTION_BYTES = 32 * 2**20  # of Q, dO and the sums of dQ that blocks that run together may take of the L2
+ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}
+_TILES = tuple(Parameter("u64", f"{n}_reciprocal") for n in ("query_tiles", "heads_q"))
+_SIZES = tuple(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles"))
+
+
+def _strides(*tensors: str) -> tuple[Parameter, ...]:
+    return tuple(Parameter("i64", f"{tensor}_{dim}") for tensor in tensors for dim in ("batch", "head", "row"))
+
+
+def row_bytes(block_q: int) -> int:
+    """Of shared memory for each stage: row_lse with its flag, row_delta, barriers of two pipelines."""
+    return 4 * (block_q + FLAG) + 4 * block_q + 2 * STAGE_BYTES
+
+
+def panels(width: int) -> int:
+    """Panels of so many columns."""
+    return -(-width // PANEL)
+
+
+class AttentionBackwardSm90(Family):
+    """See the module's docstring; the algorithm is templates/kernels/attention_backward_sm90.cu.j2."""
+
+    name = "attention_backward_sm90"
+    revision = 1
+    block_kv: ClassVar[int] = BLOCK_KV
+    operation = "backward"
+    preference = 1
+    template = "kernels/attention_backward_sm90.cu.j2"
+    config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
+    parameters = ParameterBlock(
+        (
+            *(Parameter("TensorMap", f"{tensor}_map") for tensor in ("q", "k", "v", "d_out", "d_k", "d_v")),
+            *(Parameter("const float*", n) for n in ("d_lse", "row_lse", "row_delta", "row_shift")),
+            Parameter("float*", "d_q_sum"),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_kv", "section_heads", "section_blocks")),
+            *_SIZES,
+            *(Parameter("int", n) for n in ("heads_kv", "group", "key_tiles", "section_heads", "section_blocks")),
+            *(Parameter("float", n) for n in ("scale_log2", "scale")),
+        )
+    )
+    row_parameters = ParameterBlock(
+        (
+            *(Parameter("const Element*", n) for n in ("q", "k", "out", "d_out")),
+            *(Parameter("const float*", n) for n in ("lse", "d_lse")),
+            *(Parameter("float*", n) for n in ("row_lse", "row_delta", "row_shift", "d_q_sum")),
+            *_strides("q", "k", "out", "d_out"),
+            *_TILES,
+            Parameter("u64", "group_reciprocal"),
+            *_SIZES,
+            Parameter("float", "scale_log2"),
+        )
+    )
+    sum_parameters = ParameterBlock(
+        (Parameter("TensorMap", "d_q_map"), Parameter("float*", "d_q_sum"), *_TILES, *_SIZES, Parameter("float", "scale"))
+    )
+    atoms: ClassVar[tuple[str, ...]] = (
+        *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
+        *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2"),
+        *("mul", "shfl_sync", "vote_sync", "mma_sync"),
+    )
+    tiles: ClassVar[tuple[str, ...]] = (
+        *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
+        *("common/lse", "common/row_statistics", "warp/huge_rows"),
+        *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
+        *("warpgroup/query_gradient", "warpgroup/backward_beside", "warpgroup/epilogue"),
+    )
+
+    def refusals(self, problem: Problem, target: Target) -> list[str]:
+        """See Family."""
+        reasons = []
+        if problem.operation != self.operation:
+            reasons.append(f"pass must be {self.operation}; got {problem.operation}")
+        reasons += head_dim_reasons(problem)
+        for name, width in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):
+            if width > WIDEST:
+                reasons.append(f"{name} must be at most {WIDEST}, for dK and dV to stay in registers; got {width}")
+        if target.name != "sm_90a":
+            reasons.append(f"target must be sm_90a; got {target.name}")
+        return reasons
+
+    def check(self, problem: Problem, config: Any, target: Target) -> list[str]:
+        """See Family."""
+        reasons = self.refusals(problem, target)
+        most = max(1, min(panels(problem.head_dim), panels(problem.head_dim_v)))
+        limits = (("block_q", 16, 128, 16), ("stages", 2, 4, 1), ("out_panels", 1, most, 1))
+        for name, low, high, step in limits:
+            value = getattr(config, name)
+            if not low <= value <= high or value % step:
+                nearest = min(max(low, -(-value // step) * step), high)
+                multiple = "" if step == 1 else f"a multiple of {step} "
+                reasons.append(f"{name} must be {multiple}from {low} to {high}; got {value} (nearest: {nearest})")
+        return reasons or self._resource_reasons(problem, config, target)
+
+    def _resource_reasons(self, problem: Problem, config: Any, target: Target) -> list[str]:
+        reasons = []
+        shared, available = self.shared_bytes(problem, config), target.shared_memory_per_block
+        if shared > available:
+            has = f"{target.name} has {available} B a block"
+            reasons.append(f"needs {shared} B of shared memory, {has}: lower block_q, stages or out_panels")
+        needed = config.block_q + (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
+        if needed > ACCUMULATORS:
+            reasons.append(f"needs {needed} registers a thread for accumulators, {ACCUMULATORS} are available: lower block_q")
+        return reasons
+
+    def shared_bytes(self, problem: Problem, config: Any) -> int:
+        """Dynamic shared memory of a block of the main kernel, in bytes."""
+        of_row = panels(problem.head_dim) + panels(problem.head_dim_v)
+        rows = (BLOCK_KV + config.stages * config.block_q) * of_row + D_SCORES_STAGES * config.block_q * panels(BLOCK_KV)
+        rows += BLOCK_KV * config.out_panels
+        return int(rows * PANEL * problem.dtype.bytes + config.stages * row_bytes(config.block_q))
+
+    def postprocess_bytes(self, problem: Problem, config: Any) -> int:
+        """Of the last kernel: a tile of dQ."""
+        return panels(problem.head_dim) * PANEL * problem.dtype.bytes * int(config.block_q)
+
+    def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
+        """See Family. In the order of their launches."""
+        return (
+            KernelText(self.row_parameters, "_preprocess", "RowParameters"),
+            KernelText(self.parameters),
+            KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
+        )
+
+    def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
+        """See Family."""
+        return {
+            "_preprocess": BlockResources(ROW_THREADS, 0),
+            "": BlockResources(THREADS, self.shared_bytes(problem, config)),
+            "_postprocess": BlockResources(self.postprocess_threads(problem, config), self.postprocess_bytes(problem, config)),
+        }
+
+    def postprocess_threads(self, problem: Problem, config: Any) -> int:
+        """A warp for each warp of the consumers that has some of dQ."""
+        return 32 * (padded(problem.head_dim) // 16 if config.transposes_d_q else int(config.block_q) // 16)
+
+    def program(self, config: Any, call: Call, device: Device) -> Program:
+        """See Family."""
+        problem, w = call.problem, call.workload
+        query_tiles, key_tiles = -(-w.len_q // config.block_q), -(-w.len_kv // self.block_kv)
+        tiles, rows = w.batch * w.heads_q * query_tiles, w.batch * w.heads_q * query_tiles * config.block_q
+        section = self._section_heads(problem, w)
+        divisors = {
+            "query_tiles": query_tiles,
+            "heads_q": w.heads_q,
+            "group": w.heads_q // w.heads_kv,
+            "heads_kv": w.heads_kv,
+            "section_heads": section,
+            "section_blocks": section * key_tiles,
+        }
+        known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
+        known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}
+        known |= {"scale_log2": scale_values(call.scalars["scale"])["scale_log2"], "scale": float32(call.scalars["scale"])}
+        for name in ("q", "k", "out", "d_out"):
+            batch, row, head, _ = call.views[name].strides
+            known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
+        maps, grids = self._tensor_maps(config, call), {"_preprocess": tiles, "": key_tiles * w.heads_kv * w.batch, "_postprocess": tiles}
+        launches = [
+            KernelLaunch(
+                grids[kernel.suffix],
+                {field.name: known[field.name] for field in kernel.parameters.values},
+                {place.name: maps[place.name] for place in kernel.parameters.tensor_maps},
+                kernel.suffix,
+            )
+            for kernel in self.kernels(problem, config)
+        ]
+        sizes = {"row_lse": rows + tiles * FLAG, "row_delta": rows, "row_shift": rows, "d_q_sum": rows * padded(problem.head_dim)}
+        return Program(tuple(launches), tuple(Buffer(name, 4 * size) for name, size in sizes.items()))
+
+    def _section_heads(self, problem: Problem, w: Workload) -> int:
+        """Key/value heads of a section of the order: see templates/tile/common/schedule.cuh. Without a mask, one head after the other."""
+        if problem.mask is Mask.FULL:
+            return 1
+        row_bytes = (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes + 4 * padded(problem.head_dim)
+        fitting = SECTION_BYTES // (w.heads_q // w.heads_kv * w.len_q * row_bytes)
+        heads = w.batch * w.heads_kv
+        return largest_divisor(heads, max(1, min(fitting, heads, MAX_SECTION_HEADS)))
+
+    def _tensor_maps(self, config: Any, call: Call) -> dict[str, TensorMapShape]:
+        """As (column, row, head, batch). dK and dV go out 16 rows at a time, those of a warp; dQ goes out a tile at a time."""
+        problem, w = call.problem, call.workload
+        d, dv, size = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
+        queries, keys = (w.len_q, w.heads_q), (w.len_kv, w.heads_kv)
+        boxes = {
+            **{"q": (d, queries, config.block_q), "d_out": (dv, queries, config.block_q), "d_q": (d, queries, config.block_q)},
+            **{"k": (d, keys, self.block_kv), "v": (dv, keys, self.block_kv), "d_k": (d, keys, 16), "d_v": (dv, keys, 16)},
+        }
+        maps = {}
+        for name, (width, sizes, rows) in boxes.items():
+            batch, row, head, _ = call.views[name].strides
+            in_bytes = (row * size, head * size, batch * size)
+            maps[name] = tensor_map_shape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, rows, 1, 1))
+        return maps
+
+    def call_refusals(self, call: Call, config: Any = None) -> list[str]:
+        """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
+        reasons, end = [], STRIDE_END // call.problem.dtype.bytes
+        for name in ("len_q", "len_kv"):
+            if not getattr(call.workload, name):
+                reasons.append(f"{name} must be at least 1 for tensor copies; got 0")
+        for name in ("q", "k", "v", "d_out", "d_q", "d_k", "d_v"):
+            if (longest := max(call.views[name].strides)) >= end:
+                reasons.append(f"strides of {name} must be below {end} elements; got {longest}")
+        return reasons + super().call_refusals(call, config)
+
+    def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
+        """See Family."""
+        return {
+            "element": ELEMENTS[problem.dtype],
+            "causal": problem.mask is Mask.CAUSAL,
+            "block_kv": self.block_kv,
+            "threads": THREADS,
+            "d_scores_stages": D_SCORES_STAGES,
+            "row_threads": ROW_THREADS,
+            "producer_registers": PRODUCER_REGISTERS,
+            "consumer_registers": CONSUMER_REGISTERS,
+            "shared_bytes": self.shared_bytes(problem, config),
+            "postprocess_threads": self.postprocess_threads(problem, config),
+            "postprocess_bytes": self.postprocess_bytes(problem, config),
+        }
+
+    def instructions(self, problem: Problem, config: Any) -> str:
+        """See Family. The shapes of wgmma: of S and dP, of dK and dV, of dQ."""
+        element, columns = ELEMENTS[problem.dtype], padded(problem.head_dim)
+        widths = sorted({columns, padded(problem.head_dim_v)})
+        d_q = wgmma.wgmma_ss_trans_a(element, config.block_q) if config.transposes_d_q else wgmma.wgmma_ss_trans_b(element, columns)
+        return "\n".join((wgmma.wgmma_ss(element, config.block_q), *(wgmma.wgmma_rs(element, width) for width in widths), d_q))
+
+    def space(self, problem: Problem, target: Target) -> Iterator[Config]:
+        """See Family. The most panels that fit: fewer are never faster."""
+        for block_q, stages in itertools.product((48, 64, 80, 96, 112, 128), (2, 3)):
+            configs = [AttentionBackwardSm90Config(block_q, stages, out_panels) for out_panels in (2, 1)]
+            legal = [config for config in configs if not self.check(problem, config, target)]
+            yield from legal[:1]
+
+    def default(self, problem: Problem, target: Target) -> Any:
+        """See Family. The model's pick for a long sequence."""
+        return default_of(self, problem, target)
+
+    def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:
+        """See Family, and model.py. The compiler reports registers at entry, which say nothing here."""
+        return model.predict(problem, config, workload, device, self.block_kv)
+
+
+FAMILY = AttentionBackwardSm90()
+
+
+@cache
+def default_of(family: Family, problem: Problem, target: Target) -> Any:
+    """The model's pick of a family's space for a long sequence."""
+    device, workload = device_of_target(target), Workload(batch=4, heads_q=16, heads_kv=16, len_q=4096, len_kv=4096)
+    legal = family.legal_configs(problem, target)
+    if not legal:
+        family.require_legal(problem, next(iter(family.space(problem, target)), AttentionBackwardSm90Config(64)), target)
+    return min(legal, key=lambda config: family.predict(problem, config, workload, device).seconds)

@@ -1,0 +1,58 @@
+"""How long attention_backward_sm90 takes for one config and workload: a roofline of its three kernels, with shares measured on an H200.
+
+A step of the main kernel is one query tile of one block: five products, exponentials and additions to memory that hide behind little else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flashgen.codegen.attention import padded
+from flashgen.codegen.devices import DRAM_EFFICIENCY, Device
+from flashgen.codegen.family import Prediction
+from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.workload import Workload
+
+TENSOR_EFFICIENCY = 0.92  # of the rate of wgmma that the products reach alone
+SCORE_CYCLES = 0.025  # an SM takes for what is done for a score beside products, and hides behind nothing
+SUM_CYCLES = 0.018  # the same for a number added to dQ
+STEP_CYCLES = 480.0  # of a step, that do not depend on its size: 64 and 80 queries at head dim 128 give the three
+BLOCK_CYCLES = 3000.0  # of a block, before its first and after its last step: a guess
+LAUNCH_SECONDS = 2e-6  # from the end of one kernel to the beginning of the next
+
+
+def predict(problem: Problem, config: Any, workload: Workload, device: Device, block_kv: int) -> Prediction:
+    """The sum of the three kernels' times, and what bounds the main one. `config` says block_q and transposes_d_q."""
+    w, size = workload, problem.dtype.bytes
+    query_tiles, key_tiles = -(-w.len_q // config.block_q), -(-w.len_kv // block_kv)
+    blocks = w.batch * w.heads_kv * key_tiles
+    if not blocks or not query_tiles:
+        return Prediction(0.0, "nothing")
+    columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
+    columns_dq = -(-columns // 128) * 128 if config.transposes_d_q else columns
+    scores = config.block_q * block_kv
+    tensor = 2 * scores * (2 * columns + 2 * columns_v + columns_dq) / (TENSOR_EFFICIENCY * device.target.wgmma_flops_per_cycle)
+    step = tensor + SCORE_CYCLES * scores + SUM_CYCLES * config.block_q * columns + STEP_CYCLES
+    steps = _steps_of_head(problem.mask, config.block_q, block_kv, w) * w.batch * w.heads_q
+    longest = query_tiles * (w.heads_q // w.heads_kv)
+    rounds = math.ceil(blocks / device.sm_count)
+    if problem.mask is Mask.FULL:
+        cycles = rounds * (longest * step + BLOCK_CYCLES)
+    else:
+        cycles = max(longest * step + BLOCK_CYCLES, (steps * step + blocks * BLOCK_CYCLES) / min(blocks, device.sm_count) + step)
+    rows = w.batch * w.heads_q * w.len_q
+    beside = rows * (columns * (2 * 4 + size) + 2 * columns_v * size)  # zeros and sums of dQ, dQ; out and d_out
+    seconds = cycles / device.clock_hz + beside / (DRAM_EFFICIENCY * device.memory_bandwidth) + 3 * LAUNCH_SECONDS
+    return Prediction(seconds, "tensor cores" if tensor > step / 2 else "exponentials and latency")
+
+
+def _steps_of_head(mask: Mask, block_q: int, block_kv: int, w: Workload) -> float:
+    """Query tiles that see each key tile of a query head, added up."""
+    query_tiles, key_tiles = -(-w.len_q // block_q), -(-w.len_kv // block_kv)
+    if mask is Mask.FULL:
+        return float(query_tiles * key_tiles)
+    if key_tiles > 4096:
+        return 0.5 * query_tiles * key_tiles
+    firsts = (max(0, tile * block_kv - (w.len_kv - w.len_q)) // block_q for tile in range(key_tiles))
+    return float(sum(max(0, query_tiles - first) for first in firsts))

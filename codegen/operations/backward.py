@@ -1,0 +1,61 @@
+"""The backward pass of attention: dQ, dK and dV from dO, by recomputation from the log-sum-exp (Dao 2023, algorithm 2).
+
+With P = exp(scale * q k^T - lse), dP = d_out v^T and delta = rowsum(d_out * out) - d_lse:
+    d_v = P^T d_out,    dS = P * (dP - delta),    d_q = scale * dS k,    d_k = scale * dS^T q.
+Gradients of a key/value head are sums over the query heads that share it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from flashgen.codegen.operands import Axis, Element, Operand, Role
+from flashgen.codegen.operation import Operation
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.workload import Workload
+
+_QUERIES = (Axis.BATCH, Axis.LEN_Q, Axis.HEADS_Q)
+_KEYS = (Axis.BATCH, Axis.LEN_KV, Axis.HEADS_KV)
+_ROWS = (Axis.BATCH, Axis.HEADS_Q, Axis.LEN_Q)
+
+
+class Backward(Operation):
+    """See the module's docstring. `out` and `lse` are what the forward pass computed; d_lse, the gradient into lse, may be left out."""
+
+    name = "backward"
+
+    def operands(self, problem: Problem) -> tuple[Operand, ...]:
+        """See Operation."""
+        return _OPERANDS
+
+    def scalars(self, problem: Problem) -> Mapping[str, float]:
+        """See Operation. `scale`: of the scores before the softmax, that of the forward pass."""
+        return {"scale": problem.head_dim**-0.5}
+
+    def flops(self, problem: Problem, workload: Workload) -> float:
+        """See Operation: five products where the forward pass has two, half of it where the mask is causal."""
+        pairs = workload.batch * workload.heads_q * workload.len_q * workload.len_kv
+        return 2.0 * pairs * (3 * problem.head_dim + 2 * problem.head_dim_v) * (0.5 if problem.mask is Mask.CAUSAL else 1.0)
+
+    def examples(self) -> tuple[tuple[Problem, Workload], ...]:
+        """See Operation."""
+        widths = ((8, 8), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256))
+        workload = Workload(batch=2, heads_q=6, heads_kv=3, len_q=100, len_kv=300)
+        return tuple((Problem(Dtype.BF16, *width, mask, self.name), workload) for width, mask in itertools.product(widths, Mask))
+
+
+_OPERANDS = (
+    Operand("q", (*_QUERIES, Axis.HEAD_DIM)),
+    Operand("k", (*_KEYS, Axis.HEAD_DIM)),
+    Operand("v", (*_KEYS, Axis.HEAD_DIM_V)),
+    Operand("out", (*_QUERIES, Axis.HEAD_DIM_V)),
+    Operand("lse", _ROWS, Element.F32),
+    Operand("d_out", (*_QUERIES, Axis.HEAD_DIM_V)),
+    Operand("d_lse", _ROWS, Element.F32, optional=True),
+    Operand("d_q", (*_QUERIES, Axis.HEAD_DIM), role=Role.OUT),
+    Operand("d_k", (*_KEYS, Axis.HEAD_DIM), role=Role.OUT),
+    Operand("d_v", (*_KEYS, Axis.HEAD_DIM_V), role=Role.OUT),
+)
+
+OPERATION = Backward()

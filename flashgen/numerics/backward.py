@@ -1,0 +1,160 @@
+"""The oracle of the backward pass: gradients in float64, and as autograd of plain PyTorch attention gives them. On any device.
+
+Tensors are those of forward.py, with gradients of the same shapes. Of a row that sees no key, and of a key that no row sees, gradients
+are 0. A sample's row r of a query head stands for query r, and for key r of the head's key/value head, as far as there are so many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.workload import Workload
+
+from .forward import product_in_fp32, reference, sample_rows, slices, softmax, visible_keys
+from .oracle import Oracle, Sample
+
+_SCORES_AT_ONCE = 2**25  # elements: 256 MiB in float64, of which there are up to five
+
+# (q [rows, d], k [keys, d], v [keys, d_v], d_out [rows, d_v], d_lse [rows], visible [rows], scale) -> d_q, d_k, d_v,
+# where row r sees the first visible[r] keys.
+_Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
+
+
+def _exact(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, d_out = q.double(), k.double(), v.double(), d_out.double()
+    p, _ = softmax((q @ k.mT).mul_(scale), visible)
+    d_s = d_out @ v.mT
+    d_s.sub_((p * d_s).sum(-1, keepdim=True)).add_(d_lse.double()[:, None]).mul_(p).mul_(scale)
+    return d_s @ k, d_s.mT @ q, p.mT @ d_out
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Autograd of `plain` in forward.py: what enters or leaves a matrix product has the element type, the softmax is in fp32."""
+    p, _ = softmax(_product(q, k.mT).mul_(scale), visible)
+    d_s = _product(d_out, v.mT).to(q.dtype).float()
+    d_s.sub_((p * d_s).sum(-1, keepdim=True)).add_(d_lse[:, None]).mul_(p).mul_(scale)
+    rounded, p = d_s.to(q.dtype), p.to(q.dtype)
+    return tuple(_product(*factors) for factors in ((rounded, k), (rounded.mT, q), (p.mT, d_out)))  # type: ignore[return-value]
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return product_in_fp32(a[None], b[None])[0]
+
+
+def _head(
+    gradients: _Gradients, tensors: Mapping[str, Tensor], causal: bool, scale: float, batch: int, head: int, rounded: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """d_q [group, len_q, d], d_k [len_kv, d] and d_v [len_kv, d_v] of one key/value head, summed up in float64.
+
+    rounded: the element type that each query head's d_k and d_v have before they are summed up in fp32, None where they are exact
+    """
+    q, d_out, lse_like = tensors["q"][batch], tensors["d_out"][batch], tensors["lse"][batch]
+    k, v = tensors["k"][batch, :, head], tensors["v"][batch, :, head]
+    d_lse = tensors["d_lse"][batch] if "d_lse" in tensors else torch.zeros_like(lse_like)
+    group, len_q, len_kv = q.shape[1] // tensors["k"].shape[2], q.shape[0], k.shape[0]
+    wide = torch.float64 if rounded is None else torch.float32
+    d_q = q.new_zeros(group, len_q, q.shape[2], dtype=wide)
+    d_k, d_v = k.new_zeros(k.shape, dtype=wide), v.new_zeros(v.shape, dtype=wide)
+    visible = visible_keys(torch.arange(len_q, device=q.device), len_q, len_kv, causal)
+    for member in range(group):
+        at = head * group + member
+        part_k, part_v = torch.zeros_like(d_k), torch.zeros_like(d_v)
+        for some in slices(len_q, max(1, _SCORES_AT_ONCE // max(1, len_kv))):
+            d_q[member, some], of_k, of_v = gradients(q[some, at], k, v, d_out[some, at], d_lse[at, some], visible[some], scale)
+            part_k += of_k
+            part_v += of_v
+        d_k += part_k if rounded is None else part_k.to(rounded).float()
+        d_v += part_v if rounded is None else part_v.to(rounded).float()
+    return d_q, d_k, d_v
+
+
+class BackwardOracle(Oracle):
+    """See the module's docstring."""
+
+    def derive(self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
+        """See Oracle. out and lse are those of q, k and v."""
+        q, k, v = (tensors[name] for name in ("q", "k", "v"))
+        out, lse = reference(q, k, v, causal=problem.mask is Mask.CAUSAL, scale=scalars["scale"])
+        tensors["out"].copy_(out)
+        tensors["lse"].copy_(lse)
+
+    def exact(
+        self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], sample: Sample | None = None
+    ) -> dict[str, Tensor]:
+        """See Oracle. The softmax is computed again, not taken from lse and out, so that it does not inherit their rounding."""
+        return self._compute(_exact, problem, tensors, scalars["scale"], sample, None)
+
+    def plain(
+        self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], sample: Sample | None = None
+    ) -> dict[str, Tensor]:
+        """See Oracle, and `_plain`."""
+        return self._compute(_plain, problem, tensors, scalars["scale"], sample, tensors["q"].dtype)
+
+    def _compute(
+        self,
+        gradients: _Gradients,
+        problem: Problem,
+        tensors: Mapping[str, Tensor],
+        scale: float,
+        sample: Sample | None,
+        rounded: torch.dtype | None,
+    ) -> dict[str, Tensor]:
+        (batch, _, heads_q, _), heads_kv = tensors["q"].shape, tensors["k"].shape[2]
+        group, element = heads_q // max(1, heads_kv), rounded or torch.float64
+        whole = {f"d_{name}": tensors[name].new_empty(tensors[name].shape, dtype=element) for name in ("q", "k", "v")}
+        heads = [(b, h) for b in range(batch) for h in range(heads_kv)]
+        if sample is not None:
+            heads = sorted({(b, h // group) for b, h, _ in sample.tolist()})
+        for b, h in heads:
+            d_q, d_k, d_v = _head(gradients, tensors, problem.mask is Mask.CAUSAL, scale, b, h, rounded)
+            whole["d_q"][b, :, h * group : (h + 1) * group] = d_q.transpose(0, 1)
+            whole["d_k"][b, :, h], whole["d_v"][b, :, h] = d_k, d_v
+        return whole if sample is None else self.sampled(whole, sample)
+
+    def sample(self, problem: Problem, workload: Workload, count: int, seed: int) -> Sample:
+        """See Oracle, and the module's docstring. Rows are drawn from few key/value heads: each needs the whole of its head."""
+        rows = sample_rows(workload, count, seed, problem.mask is Mask.CAUSAL)
+        longer = Workload(workload.batch, workload.heads_q, workload.heads_kv, workload.len_kv, workload.len_kv)
+        rows = torch.cat([rows, sample_rows(longer, count, seed + 1, problem.mask is Mask.CAUSAL)])
+        if len(rows):
+            ends = (rows[:, 0] == 0) & (rows[:, 1] == 0)
+            rows[~ends, 0], rows[~ends, 1] = workload.batch - 1, workload.heads_q - 1
+        return rows
+
+    def sampled(self, outputs: Mapping[str, Tensor], sample: Sample) -> dict[str, Tensor]:
+        """See Oracle."""
+        batch, head, row = sample.to(outputs["d_q"].device).unbind(1)
+        group = outputs["d_q"].shape[2] // max(1, outputs["d_k"].shape[2])
+        found = {}
+        for name, heads in (("d_q", head), ("d_k", head // max(1, group)), ("d_v", head // max(1, group))):
+            there = row < outputs[name].shape[1]
+            found[name] = outputs[name][batch[there], row[there], heads[there]]
+        return found
+
+    def rows_of(self, touched: Mapping[str, Tensor]) -> Sample:
+        """See Oracle."""
+        rows = {name: mask.any(-1).transpose(1, 2) for name, mask in touched.items()}
+        group = rows["d_q"].shape[1] // max(1, rows["d_k"].shape[1])
+        found = [rows["d_q"].nonzero()]
+        for name in ("d_k", "d_v"):
+            of_keys = rows[name].nonzero()
+            of_keys[:, 1] *= group
+            found.append(of_keys)
+        rows_of_any: Tensor = torch.cat(found).unique(dim=0)
+        return rows_of_any
+
+    def unseen(self, problem: Problem, workload: Workload, exact: Mapping[str, Tensor], sample: Sample | None) -> dict[str, Tensor]:
+        """See Oracle. There is no key that no row sees, unless there is no row."""
+        queries = torch.arange(workload.len_q, device=exact["d_q"].device)
+        nothing = visible_keys(queries, workload.len_q, workload.len_kv, problem.mask is Mask.CAUSAL) == 0
+        if sample is not None:
+            rows = sample[:, 2].to(nothing.device)
+            return {"d_q": nothing[rows[rows < workload.len_q]]}
+        return {"d_q": nothing[None, :, None].expand(workload.batch, -1, workload.heads_q)}
+
+
+ORACLE = BackwardOracle()

@@ -1,0 +1,39 @@
+// Bulk copies: see atoms/ptx/cp_async_bulk.cuh. They land early or late, and are waited for, as tensor copies are.
+
+namespace emulator {
+
+struct BulkCopy {
+    SharedAddress place;
+    const void* source;
+    u32 bytes;
+};
+
+// A copy has landed. Nobody may be running: it reports, and does not fail.
+inline void land(Block& block, const BulkCopy& copy, Mbarrier& barrier) {
+    current = &block;
+    std::memcpy(&block.shared.bytes[copy.place], copy.source, copy.bytes);
+    block.shared.landed(copy.place, static_cast<int>(copy.bytes), barrier.party, barrier.phase + 1);
+    barrier.bytes -= copy.bytes;
+    if (barrier.bytes < 0)
+        block.fault.report("mbarrier", "block " + std::to_string(block.index) + ": copies brought the mbarrier at " +
+                                           std::to_string(barrier.address) + " " + std::to_string(-barrier.bytes) +
+                                           " bytes that nobody announced");
+    barrier.settle();
+}
+
+}  // namespace emulator
+
+inline void cp_async_bulk_load(SharedAddress destination, const void* source, u32 bytes, SharedAddress barrier) {
+    emulator::Block& block = *emulator::current;
+    const std::uintptr_t address = bits_as<std::uintptr_t>(source);
+    if (destination % 16 || address % 16 || bytes % 16)
+        block.fail("bulk copy", "copies %u bytes from %llx to %u; all three must be multiples of 16", bytes,
+                   static_cast<unsigned long long>(address), destination);
+    emulator::Mbarrier& announced = emulator::mbarrier_at(barrier, true);
+    for (u32 chunk = 0; chunk < bytes; chunk += 16)
+        emulator::require(block.shared.may_write(destination + chunk, 16, emulator::now(), true), destination + chunk, 16);
+    block.require_global(address, bytes, false, "copies");
+    const emulator::BulkCopy copy{destination, source, bytes};
+    if (!block.options.late_copies) return emulator::land(block, copy, announced);
+    block.scheduler.postpone([&block, copy, &announced] { emulator::land(block, copy, announced); });
+}

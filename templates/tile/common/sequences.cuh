@@ -1,0 +1,32 @@
+// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
+// another layout of sequences is another struct with the same functions.
+
+// Distances between batch entries, heads and rows of a tensor, in elements.
+struct Strides {
+    i64 batch, head, row;
+};
+
+// Sequences of one length, each an entry of the tensors' batch axis.
+struct DenseSequences {
+    int queries, keys;  // of each sequence
+    int heads_q, query_tiles;
+
+    __device__ __forceinline__ int len_q(int) const { return queries; }
+    __device__ __forceinline__ int len_kv(int) const { return keys; }
+
+    // Row `row` of a head in a tensor of queries, and in a tensor of keys.
+    template <class Element>
+    __device__ __forceinline__ Element* query_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    template <class Element>
+    __device__ __forceinline__ Element* key_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    // The first query's place in [batch, heads_q, len_q], dense.
+    __device__ __forceinline__ i64 first_row(int batch, int head) const { return (static_cast<i64>(batch) * heads_q + head) * queries; }
+    // The first query tile's place in [batch, heads_q, query_tiles].
+    __device__ __forceinline__ i64 first_tile(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
+    }
+};

@@ -1,0 +1,94 @@
+// From S^T and dP^T of a warp to P^T and dS^T. Their rows are keys, their columns queries: a lane holds two neighbouring queries of each
+// column tile of 8, whose statistics it reads from shared memory.
+
+// S = -inf where the chain says that a query does not see a key. `first_key` and `first_query` are the positions of s[0][0] of this warp.
+template <class Chain, int kRowTiles, int kTiles>
+__device__ __forceinline__ void mask_transposed(float (&s)[kRowTiles][kTiles][4], int first_key, int first_query, const Chain& chain) {
+    const int key = first_key + lane_index() / 4, query = first_query + lane_index() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (!chain.visible(query + j * 8 + e % 2, key + i * 16 + e / 2 * 8)) s[i][j][e] = -infinity();
+}
+
+// S - row_shift: of tiles that have huge rows. `row_shift` is in global memory, of the first column's query.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void shift_transposed(float (&s)[kRowTiles][kTiles][4], const float* row_shift) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const float shift = row_shift[j * 8 + lane_index() % 4 * 2 + e];
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i) s[i][j][e] -= shift, s[i][j][e + 2] -= shift;
+        }
+}
+
+// P = exp2(S * scale_log2 - row_lse), in the place of S. `row_lse` is in shared memory, of the first column's query.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void exponentiate(float (&s)[kRowTiles][kTiles][4], float scale_log2, SharedAddress row_lse) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+        float lse[2];
+        load_shared_pair(lse[0], lse[1], row_lse + (j * 8 + lane_index() % 4 * 2) * 4);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[i][j][e] = ex2_approx_ftz(fmaf(s[i][j][e], scale_log2, -lse[e % 2]));
+    }
+}
+
+// dS = P * (dP - row_delta), in the place of dP. Not scaled: the sums over dS are, once.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4], const float (&probabilities)[kRowTiles][kTiles][4],
+                                              SharedAddress row_delta) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+        float delta[2];
+        load_shared_pair(delta[0], delta[1], row_delta + (j * 8 + lane_index() % 4 * 2) * 4);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dp[i][j][e] = probabilities[i][j][e] * (dp[i][j][e] - delta[e % 2]);
+    }
+}
+
+// Rounds two neighbouring column tiles: they are then the left operand of a product over their 16 queries.
+template <class Element, int kRowTiles, int kTiles>
+__device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const float (&x)[kRowTiles][kTiles][4], int chunk) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const float(&tile)[4] = x[i][chunk * 2 + r / 2];
+            a[i][r] = cvt_rn_x2<Element>(tile[r % 2 * 2], tile[r % 2 * 2 + 1]);
+        }
+}
+
+// Writes such an operand to a tile [key][query], 16 queries from `first_query` on.
+template <int kRowTiles, class Tile>
+__device__ __forceinline__ void store_operand(const Tile& tile, int first_key, int first_query, const u32 (&a)[kRowTiles][4]) {
+    int lane = lane_index();
+    keep_in_register(lane);  // or the compiler would keep the addresses of all queries of a tile in registers
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+            store_shared(tile.at(first_key + i * 16 + r % 2 * 8 + lane / 4, first_query / 8 + r / 2) + lane % 4 * 4, a[i][r]);
+}
+
+// dS = 0 for queries that see one key: their P is 1 whatever the score is, so that dS is nothing but what row_delta was rounded by, where
+// plain PyTorch finds 0. Such queries are in tiles that need the mask. For gradients that come through the output alone: one into lse goes
+// through dS. `d_s` is an operand over 16 queries from `query` on.
+template <class Chain>
+__device__ __forceinline__ void clear_lone_keys(u32 (&d_s)[4], int query, const Chain& chain) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int own = query + h * 8 + lane_index() % 4 * 2;
+        const u32 kept = (chain.sees_one_key(own) ? 0u : 0xffffu) | (chain.sees_one_key(own + 1) ? 0u : 0xffff0000u);
+        d_s[h * 2] &= kept, d_s[h * 2 + 1] &= kept;
+    }
+}

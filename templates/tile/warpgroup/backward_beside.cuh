@@ -1,0 +1,71 @@
+// The two kernels beside the main one of a backward pass, which have a block for each query tile of each head: one before it writes what it
+// needs of each query and zeroes the sums of dQ, one after it rounds these.
+
+struct HeadTile {
+    int tile, head, batch;
+
+    template <class Parameters>
+    __device__ __forceinline__ static HeadTile of_block(const Parameters& p) {
+        const int head_and_batch = divide(block_index(), p.query_tiles_reciprocal);
+        const int batch = divide(head_and_batch, p.heads_q_reciprocal);
+        return {block_index() - head_and_batch * p.query_tiles, head_and_batch - batch * p.heads_q, batch};
+    }
+};
+
+// row_lse of a query tile in memory: one for each row, and a flag that says whether some row is huge, so that row_shift is there, too.
+template <int kBlockQ>
+struct RowLse {
+    static constexpr int kFlag = kBlockQ, kFloats = kBlockQ + 4, kBytes = kFloats * 4;  // of whole 16 bytes
+};
+
+// `kSums`: fp32 numbers of a tile's dQ.
+template <int kThreads, int kBlockQ, int kHeadDim, int kHeadDimV, int kSums, class Chain, class Parameters>
+__device__ __forceinline__ void preprocess(const Parameters& p, const Chain& chain) {
+    const HeadTile work = HeadTile::of_block(p);
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    const int batch = work.batch, head = work.head, first_query = work.tile * kBlockQ, queries = sequences.len_q(batch) - first_query;
+    const i64 place = sequences.first_tile(batch, head) + work.tile, row = sequences.first_row(batch, head) + first_query;
+    const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
+    float* row_lse = p.row_lse + place * RowLse<kBlockQ>::kFloats;
+    write_zeros<kThreads, kSums>(p.d_q_sum + place * kSums);
+    write_row_statistics<kThreads, kBlockQ, kHeadDimV>(
+        row_lse, p.row_delta + place * kBlockQ, sequences.query_row(p.out, of_out, batch, head, first_query), p.out_row,
+        sequences.query_row(p.d_out, of_d_out, batch, head, first_query), p.d_out_row, p.lse + row,
+        p.d_lse == nullptr ? nullptr : p.d_lse + row, queries);
+
+    const bool huge = any_huge_row<kBlockQ>(p.lse + row, queries);
+    if (thread_index() < 4) row_lse[RowLse<kBlockQ>::kFlag + thread_index()] = huge ? 1.0f : 0.0f;
+    if (!unlikely(huge)) return;
+    barrier_sync();  // row_lse is written: that of huge rows is replaced
+    const Strides of_q{p.q_batch, p.q_head, p.q_row}, of_k{p.k_batch, p.k_head, p.k_row};
+    const auto* k = sequences.key_row(p.k, of_k, batch, divide(head, p.group_reciprocal), 0);
+    for (int first = warp_index() * 8; first < kBlockQ; first += kThreads / 4) {
+        RowSum sums[2];
+        const auto* q = sequences.query_row(p.q, of_q, batch, head, first_query + first);
+        sum_rows<kHeadDim>(sums, q, p.q_row, first_query + first, queries - first, k, p.k_row,
+                           sequences.len_kv(batch), p.scale_log2, chain);
+        write_row_shifts(p.row_shift + place * kBlockQ + first, row_lse + first, sums, p.lse + row + first, queries - first);
+    }
+}
+
+// `Gradient` is what a warp of the main kernel held of dQ; `QueryTile` a tile of as many queries in shared memory.
+template <int kBlockQ, class Gradient, class QueryTile, class Parameters>
+__device__ __forceinline__ void postprocess(const Parameters& p) {
+    SharedRegions regions;
+    const QueryTile rows{regions.take(QueryTile::kBytes)};
+    const HeadTile work = HeadTile::of_block(p);
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    Gradient gradient;
+    gradient.load(p.d_q_sum + (sequences.first_tile(work.batch, work.head) + work.tile) * Gradient::kFloats, warp_index());
+    gradient.store(rows, warp_index(), p.scale);
+    fence_proxy_async();
+    barrier_sync();
+    if (thread_index() > 0) return;
+#pragma unroll
+    for (int panel = 0; panel < QueryTile::kPanels; ++panel) {
+        const SharedAddress place = rows.base + panel * QueryTile::kPanelBytes;
+        cp_async_bulk_tensor_store(p.d_q_map, place, panel * 64, work.tile * kBlockQ, work.head, work.batch);
+    }
+    cp_async_bulk_commit_group();
+    cp_async_bulk_wait_group_read<0>();
+}

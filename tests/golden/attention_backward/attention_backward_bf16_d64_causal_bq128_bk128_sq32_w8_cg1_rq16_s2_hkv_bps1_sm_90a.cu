@@ -1,0 +1,1504 @@
+// attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_90a
+//
+// Attention backward, FlashAttention-2 (Dao 2023), algorithm 2. With S = Q K^T, dP = dO V^T and delta = rowsum(dO * O) - d_lse:
+//   P = exp(scale * S + causal mask - lse),  dS = P * (dP - delta),
+//   dV = P^T dO,  dK = scale * dS^T Q,  dQ = scale * dS K.
+// A block owns 128 keys of a key/value head. It walks over the query heads that share that head, and over their queries
+// in tiles of 128. dK and dV stay in registers; dQ is summed up in global memory.
+//
+//   problem     backward_bf16_d64_causal
+//   config      block_q 128, block_kv 128, step_q 32, warps 8, column_groups 1, rows_dq 16, stages 2, hoisted kv, blocks_per_sm 1
+//   target      sm_90a
+//   _preprocess  <<<query_tiles * heads_q * batch, 256, 0 bytes>>>
+//   launch       <<<key_tiles * heads_kv * batch, 256, 133120 bytes>>>
+//   _postprocess <<<query_tiles * heads_q * batch, 256, 16384 bytes>>>
+
+// Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+struct Bf16 { u16 bits; };
+struct Fp16 { u16 bits; };
+
+// A function: NVRTC has no constant expression for infinity without headers.
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+
+// Hints to the compiler about registers: no instructions.
+
+// Hides where a value came from, so that the compiler keeps it in a register and does not compute it anew at each use.
+template <class T>
+__device__ __forceinline__ void keep_in_register(T*& pointer) {
+    asm volatile("" : "+l"(pointer));
+}
+__device__ __forceinline__ void keep_in_register(int& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void keep_in_register(u32& value) { asm volatile("" : "+r"(value)); }
+
+// Marks a fragment as read and written here: what the compiler does with it stays before, or comes after.
+template <int kTiles>
+__device__ __forceinline__ void keep_in_registers(float (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(fragment[i][j])::"memory");
+}
+template <int kTiles>
+__device__ __forceinline__ void keep_in_registers(u32 (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(fragment[i][j])::"memory");
+}
+
+// Who a thread is. PTX ISA, "Special Registers": %tid, %ctaid.
+
+__device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
+
+__device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.x); }
+
+__device__ __forceinline__ int lane_index() { return thread_index() % 32; }
+
+// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
+__device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
+
+// Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
+
+using SharedAddress = u32;  // byte address in the shared window
+
+// The block's dynamic shared memory, aligned to 1024 bytes. The only shared variable of a kernel.
+__device__ __forceinline__ SharedAddress shared_memory() {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
+}
+
+// Bytes after each region that nobody may touch, and what watches over regions: only the host has them.
+constexpr u32 kRedZone = 0;
+__device__ __forceinline__ void claim_region(SharedAddress, int) {}
+
+__device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ u32 load_shared(SharedAddress address) {
+    u32 value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_shared(SharedAddress address, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_v4(SharedAddress address, const uint4& value) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+
+// Reads of two neighbouring fp32 values in shared memory. PTX ISA, "ld" (.v2).
+
+__device__ __forceinline__ void load_shared_pair(float& first, float& second, SharedAddress address) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
+}
+
+// Barriers. PTX ISA, "bar, barrier" and "bar.warp.sync".
+
+// All threads of the block arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_sync() { __syncthreads(); }
+
+// The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
+
+// Asynchronous copies from global to shared memory. PTX ISA, "cp.async" and its completion by groups (sm_80).
+
+// Copies 16 bytes past L1; where `valid` is false it reads nothing and writes 16 zero bytes.
+__device__ __forceinline__ void cp_async_16(SharedAddress destination, const void* source, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(destination), "l"(__cvta_generic_to_global(source)), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+// Copies 16 bytes past L1.
+__device__ __forceinline__ void cp_async_16(SharedAddress destination, const void* source) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(__cvta_generic_to_global(source)) : "memory");
+}
+
+// Closes this thread's group of the copies issued since the last commit. A group may be empty.
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's most recent groups are still under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Warp-wide loads of four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix" (sm_75).
+//
+// Lane 8*i + r gives the address of row r (16 bytes) of matrix i; fragment[i] is the caller's part of matrix i:
+//   ldmatrix_x4        lane l holds row l/4, columns 2*(l%4) and 2*(l%4)+1
+//   ldmatrix_x4_trans  lane l holds column l/4, rows 2*(l%4) and 2*(l%4)+1
+
+__device__ __forceinline__ void ldmatrix_x4(u32 (&fragment)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragment)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// Warp-wide matrix product d += a * b, 16x16 times 16x8, fp32 accumulation. PTX ISA, "mma.sync" m16n8k16 (sm_80).
+//
+// With g = lane / 4 and t = lane % 4, each register of a and b holds two neighbours, the lower index in the low half:
+//   a[0] row g   columns 2t, 2t+1     a[1] row g+8 columns 2t, 2t+1
+//   a[2] row g   columns 2t+8, 2t+9   a[3] row g+8 columns 2t+8, 2t+9
+//   b0   rows 2t, 2t+1 column g       b1   rows 2t+8, 2t+9 column g
+//   d[0], d[1] row g   columns 2t, 2t+1     d[2], d[3] row g+8 columns 2t, 2t+1
+
+template <class Element>
+__device__ __forceinline__ void mma_sync_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
+
+template <>
+__device__ __forceinline__ void mma_sync_m16n8k16<Bf16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Conversion of two fp32 values to a pair of 16-bit elements, to nearest even. PTX ISA, "cvt" (.bf16x2: sm_80).
+
+// `low` goes to the low half of the result.
+template <class Element>
+__device__ __forceinline__ u32 cvt_rn_x2(float low, float high);
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Bf16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Fp16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Conversion of a pair of 16-bit elements to two fp32 values, which is exact. PTX ISA, "cvt".
+
+// `low` comes from the low half of the pair.
+template <class Element>
+__device__ __forceinline__ void cvt_f32_x2(float& low, float& high, u32 pair);
+
+template <>
+__device__ __forceinline__ void cvt_f32_x2<Bf16>(float& low, float& high, u32 pair) {  // bf16 is the upper half of fp32
+    low = __uint_as_float(pair << 16);
+    high = __uint_as_float(pair & 0xffff0000u);
+}
+
+template <>
+__device__ __forceinline__ void cvt_f32_x2<Fp16>(float& low, float& high, u32 pair) {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}" : "=f"(low), "=f"(high) : "r"(pair));
+}
+
+// Powers of 2. PTX ISA, "ex2" (error below 2 ulp; ex2(-inf) = +0).
+
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Products. PTX ISA, "mul".
+
+// Rounded by itself: never fused with the addition that follows.
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+
+// The upper 64 of the product's 128 bits.
+__device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
+
+// Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
+
+// The value of lane (own lane xor `lane_mask`). All 32 lanes take part.
+__device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
+    return __shfl_xor_sync(0xffffffff, value, lane_mask);
+}
+
+// The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
+__device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
+__device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
+
+// Votes of a warp. PTX ISA, "vote.sync".
+
+// Whether `predicate` holds for any of the 32 lanes. All take part.
+__device__ __forceinline__ bool vote_sync_any(bool predicate) { return __any_sync(0xffffffff, predicate); }
+
+// Additions of fp32 numbers to global memory that give nothing back. PTX ISA, "red"; .v4.f32: sm_90.
+
+// The order of additions to one address is not said, and each rounds. Subnormal numbers are taken, and given, as 0.
+__device__ __forceinline__ void red_add_f32(float* address, float value) {
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "f"(value) : "memory");
+}
+
+// The same for four neighbours, of which the first one's address is a multiple of 16.
+__device__ __forceinline__ void red_add_f32_v4(float* address, const float (&value)[4]) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(__cvta_generic_to_global(address)), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3])
+                 : "memory");
+}
+
+using Element = Bf16;
+
+// ---- what these kernels are specialised for ---------------------------------------------------------------------------
+
+constexpr int kHeadDim = 64, kHeadDimV = 64;
+constexpr int kBlockQ = 128, kBlockKv = 128, kStepQ = 32;
+constexpr int kWarps = 8, kStages = 2, kBlocksPerSm = 1;
+constexpr int kColumnGroups = 1;  // warps that share keys: each has a part of the columns of S^T, dK and dV
+constexpr int kRowsDq = 16;  // of dQ that a warp computes
+constexpr bool kVectorReductions = true;
+
+constexpr int kThreads = kWarps * 32;
+constexpr int kKeyGroups = kWarps / kColumnGroups, kRowsPerWarp = kBlockKv / kKeyGroups, kRowTiles = kRowsPerWarp / 16;
+constexpr int kSteps = kBlockQ / kColumnGroups / kStepQ;  // of a query tile
+constexpr int kRowTilesDq = kRowsDq / 16;
+constexpr int kGroupsDq = kWarps / (kBlockQ / kRowsDq);   // warps that share rows of dQ
+constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix product takes them
+constexpr int kRowThreads = 256, kRowBlocksPerSm = 1024 / kRowThreads;
+constexpr int kSumThreads = kBlockQ * 2, kSumBlocksPerSm = 1;
+
+// Strides in elements. lse and d_lse are [batch, heads_q, len_q], dense; d_lse may be null. row_lse, row_delta and row_shift
+// are [batch, heads_q, query_tiles, kBlockQ], d_q_sum is [batch, heads_q, query_tiles, kBlockQ * kColumns], huge_tiles is [batch, heads_q,
+// query_tiles]: whether row_shift is there, because some row of the tile needs it.
+struct RowParameters {
+    const Element* q;
+    const Element* k;
+    const Element* out;
+    const Element* d_out;
+    const float* lse;
+    const float* d_lse;
+    float* row_lse;
+    float* row_delta;
+    float* row_shift;
+    float* d_q_sum;
+    int* huge_tiles;
+    i64 q_batch;
+    i64 q_head;
+    i64 q_row;
+    i64 k_batch;
+    i64 k_head;
+    i64 k_row;
+    i64 out_batch;
+    i64 out_head;
+    i64 out_row;
+    i64 d_out_batch;
+    i64 d_out_head;
+    i64 d_out_row;
+    u64 heads_q_reciprocal;
+    u64 group_reciprocal;
+    u64 query_tiles_reciprocal;
+    int heads_q;
+    int len_q;
+    int len_kv;
+    int query_tiles;
+    float scale_log2;
+};
+struct Parameters {
+    const Element* q;
+    const Element* k;
+    const Element* v;
+    const Element* d_out;
+    const float* d_lse;
+    const float* row_lse;
+    const float* row_delta;
+    const float* row_shift;
+    const int* huge_tiles;
+    float* d_q_sum;
+    Element* d_k;
+    Element* d_v;
+    i64 q_batch;
+    i64 q_head;
+    i64 q_row;
+    i64 k_batch;
+    i64 k_head;
+    i64 k_row;
+    i64 v_batch;
+    i64 v_head;
+    i64 v_row;
+    i64 d_out_batch;
+    i64 d_out_head;
+    i64 d_out_row;
+    i64 d_k_batch;
+    i64 d_k_head;
+    i64 d_k_row;
+    i64 d_v_batch;
+    i64 d_v_head;
+    i64 d_v_row;
+    u64 heads_kv_reciprocal;
+    u64 section_heads_reciprocal;
+    u64 section_blocks_reciprocal;
+    int heads_q;
+    int heads_kv;
+    int group;
+    int len_q;
+    int len_kv;
+    int query_tiles;
+    int key_tiles;
+    int section_heads;
+    int section_blocks;
+    float scale;
+    float scale_log2;
+};
+struct SumParameters {
+    const float* d_q_sum;
+    Element* d_q;
+    i64 d_q_batch;
+    i64 d_q_head;
+    i64 d_q_row;
+    u64 heads_q_reciprocal;
+    u64 query_tiles_reciprocal;
+    int heads_q;
+    int len_q;
+    int len_kv;
+    int query_tiles;
+    float scale;
+};
+// ---- tile operations --------------------------------------------------------------------------------------------------
+
+// A tile in shared memory and its swizzle: where element (row, column) lies.
+
+// kRows x kColumns 16-bit elements, row-major in chunks of 16 bytes (8 elements). Within a row the chunks are permuted so that
+// 8 rows of one chunk column, which is what ldmatrix reads at once, fall into 8 different groups of 4 banks. Rows that
+// are 2^k * odd chunks long come back to the same bank group every 8 / 2^k rows, so an XOR of the k low bits is enough.
+// Padding each row would do that too, but asynchronous copies of 128 bytes would then straddle two lines and take twice as long.
+template <int kRows, int kColumns>
+struct SharedTile {
+    static_assert(kColumns % 16 == 0, "the matrix product reads 16 columns at a time");
+    static constexpr int kRowCount = kRows, kChunks = kColumns / 8;
+    static constexpr int kSwizzle = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
+    static constexpr int kRowBytes = kChunks * 16;
+    static constexpr int kBytes = kRows * kRowBytes;
+
+    SharedAddress base;
+
+    __device__ __forceinline__ SharedAddress at(int row, int chunk) const {
+        const int group = chunk / kSwizzle * kSwizzle, permuted = chunk % kSwizzle ^ row / (8 / kSwizzle) % kSwizzle;
+        return base + static_cast<u32>(row * kRowBytes + (group + permuted) * 16);
+    }
+    // From (row, chunk) to (row + rows, chunk + chunks): the same for all places if `rows` is a multiple of 8 and `chunks` one of kSwizzle.
+    __device__ __forceinline__ static constexpr u32 distance(int rows, int chunks) { return rows * kRowBytes + chunks * 16; }
+};
+
+// How a kernel divides its shared memory: regions one after the other. Together they take just what the launch gives the block.
+
+struct SharedRegions {
+    SharedAddress next;
+
+    __device__ __forceinline__ SharedRegions() : next(shared_memory()) {}
+
+    // The address of a new region. Regions that need an alignment come before those whose `bytes` are no multiple of it.
+    __device__ __forceinline__ SharedAddress take(int bytes) {
+        const SharedAddress region = next;
+        next += bytes + kRedZone;
+        claim_region(region, bytes);
+        return region;
+    }
+};
+
+// Which work a block does: block index -> (query tile, head, batch), and which key steps that takes.
+
+// n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
+__device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
+
+struct Work {
+    int query_tile, head, batch;
+};
+
+// The order of the blocks. Heads come in sections whose K and V fit into the L2 together. Within a section all heads' last query tiles come
+// first: under a causal mask they have the most keys, and a launch should not end with the longest blocks. A section of one
+// head has its query tiles next to each other.
+struct Order {
+    int query_tiles, section_heads, section_blocks;
+    u64 section_heads_reciprocal, section_blocks_reciprocal;
+};
+
+__device__ __forceinline__ Work find_work(int block, const Order& order, int heads, u64 heads_reciprocal) {
+    const int section = divide(block, order.section_blocks_reciprocal), within = block - section * order.section_blocks;
+    const int tile = divide(within, order.section_heads_reciprocal);
+    const int head_and_batch = section * order.section_heads + within - tile * order.section_heads;
+    const int batch = divide(head_and_batch, heads_reciprocal);
+    return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
+}
+
+// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none. Each query that sees keys
+// sees one of [full, end), unless that is empty: what a row needs when it sees its first key is done there.
+struct KeySteps {
+    int full, end;
+};
+
+template <bool kCausal, int kBlockQ, int kStepKv>
+__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int diagonal) {
+    // The first query sees keys [0, seen_by_first), the last one [0, seen_by_last).
+    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + diagonal)) : len_kv;
+    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + diagonal)) : len_kv;
+    return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
+}
+
+// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
+// another layout of sequences is another struct with the same functions.
+
+// Distances between batch entries, heads and rows of a tensor, in elements.
+struct Strides {
+    i64 batch, head, row;
+};
+
+// Sequences of one length, each an entry of the tensors' batch axis.
+struct DenseSequences {
+    int queries, keys;  // of each sequence
+    int heads_q, query_tiles;
+
+    __device__ __forceinline__ int len_q(int) const { return queries; }
+    __device__ __forceinline__ int len_kv(int) const { return keys; }
+
+    // Row `row` of a head in a tensor of queries, and in a tensor of keys.
+    template <class Element>
+    __device__ __forceinline__ Element* query_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    template <class Element>
+    __device__ __forceinline__ Element* key_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    // The first query's place in [batch, heads_q, len_q], dense.
+    __device__ __forceinline__ i64 first_row(int batch, int head) const { return (static_cast<i64>(batch) * heads_q + head) * queries; }
+    // The first query tile's place in [batch, heads_q, query_tiles].
+    __device__ __forceinline__ i64 first_tile(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
+    }
+};
+
+// Which scores count. A kernel asks one chain of links; each link is a struct with the functions of `SequenceEnd`, and what a link leaves
+// alone costs nothing.
+
+// Of the queries [begin, end) each may see some key of a tile, of [full_begin, full_end) each sees all of them. The others see none.
+struct QueryRange {
+    int begin, full_begin, full_end, end;
+};
+
+// A query sees no keys but these, and each of them unless a link hides it.
+struct KeyRange {
+    int begin, end;
+};
+
+// There are keys up to len_kv only. Query rows past len_q need no mask: their P is 0 whatever their scores are.
+struct SequenceEnd {
+    int len_q, len_kv;
+
+    __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
+    // For the keys [first_key, end_key).
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
+    }
+};
+
+struct NoMask {
+    __device__ __forceinline__ bool visible(int, int) const { return true; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, 0x7fffffff}; }
+    __device__ __forceinline__ QueryRange queries(int, int) const { return {0, 0, 0x7fffffff, 0x7fffffff}; }
+};
+
+// Query i sees the keys j <= i + causal_offset. Aligned bottom-right, causal_offset = len_kv - len_q.
+struct Causal {
+    int causal_offset;
+
+    __device__ __forceinline__ bool visible(int query, int key) const { return key <= query + causal_offset; }
+    __device__ __forceinline__ KeyRange keys(int query) const { return {0, query + causal_offset + 1}; }
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {max(0, first_key - causal_offset), max(0, end_key - 1 - causal_offset), 0x7fffffff, 0x7fffffff};
+    }
+};
+
+// Query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
+struct QueryTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int count() const { return max(0, end - begin); }
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile < full_begin || tile >= full_end; }
+};
+
+template <class... Links>
+struct ScoreChain : Links... {
+    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    __device__ __forceinline__ bool sees_one_key(int query) const {
+        KeyRange all{0, 0x7fffffff};
+        (intersect(all, Links::keys(query)), ...);
+        return all.end - all.begin == 1;
+    }
+
+    // A tile is full up to the sequence's end: the last one may reach beyond it.
+    template <int kBlockQ>
+    __device__ __forceinline__ QueryTileRange query_tiles(int first_key, int end_key, int len_q) const {
+        QueryRange all{0, 0, len_q, len_q};
+        (intersect(all, Links::queries(first_key, end_key)), ...);
+        return {all.begin / kBlockQ, (all.full_begin + kBlockQ - 1) / kBlockQ, all.full_end == len_q ? 0x7fffffff : all.full_end / kBlockQ,
+                (all.end + kBlockQ - 1) / kBlockQ};
+    }
+
+  private:
+    __device__ __forceinline__ static void intersect(KeyRange& all, const KeyRange& link) {
+        all = {max(all.begin, link.begin), min(all.end, link.end)};
+    }
+    __device__ __forceinline__ static void intersect(QueryRange& all, const QueryRange& link) {
+        all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
+    }
+};
+
+// What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
+
+// How far above its reference a score may lie before a reference that follows the maximum does so: fp16 still holds a probability of 2^8.
+constexpr float kHeadroom = 8.0f;
+
+// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
+constexpr float kNoReference = -3.0e38f;
+
+// One fused multiply-add computes the exponent of a score S, S * scale_log2 - reference, where the reference is the scaled maximum, rounded. The
+// larger the maximum, the more that rounding is worth, in the end more than all the range of an exponent. So the scores of a huge row are first
+// shifted by the maximum itself: its exponent is (S - shift) * scale_log2. Other rows have a shift of 0, and huge ones a reference of 0.
+struct Origin {
+    float shift, reference;
+};
+
+// Scaled maxima from here on are huge. Below, rounding one changes an exponent by at most 2^-12: the maximum's own probability still rounds to 1 in fp16.
+constexpr float kHuge = 0x1p13f;
+
+// Whether a maximum is huge. That of a row that sees no key, -inf, is not.
+__device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
+
+// The origin for a maximum. One that fp32 cannot hold once it is scaled makes the row NaN, as in plain PyTorch.
+__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float natural) {
+    const float scaled = mul_rn(maximum, scale_log2);
+    if (!is_huge(maximum, scaled)) return {0.0f, scaled};
+    return {fmaf(0.0f, mul_rn(maximum, natural) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+}
+
+// Says that a condition hardly ever holds: what depends on it then lies apart from the code that is run all the time, and costs that nothing.
+__device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
+
+// Moves a row's origin to `maximum` if that lies above it. Returns by what the row's sums and output have to be multiplied.
+__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float natural) {
+    const bool unseen = origin.reference == kNoReference;
+    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.reference);
+    if (!(height > 0.0f)) return 1.0f;
+    const Origin before = origin;
+    origin = origin_at(maximum, scale_log2, natural);
+    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.reference - origin.reference));
+}
+
+// The highest of this lane's scores of row lane/4 + h*8. In two chains: one would be twice as long.
+template <int kKeyTiles>
+__device__ __forceinline__ float lane_maximum(const float (&scores)[kKeyTiles][4], int h) {
+    float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
+#pragma unroll
+    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
+    return fmaxf(chain[0], chain[1]);
+}
+
+// Of the four lanes' values, the highest, and the sum.
+__device__ __forceinline__ float row_maximum(float value) {
+    value = fmaxf(value, shfl_sync_bfly(value, 1));
+    return fmaxf(value, shfl_sync_bfly(value, 2));
+}
+__device__ __forceinline__ float row_sum(float value) {
+    value += shfl_sync_bfly(value, 1);
+    return value + shfl_sync_bfly(value, 2);
+}
+
+// What a row's output is multiplied with in the end: 1 / total, to 1 ulp; 0 for a row that saw no key. A guess that is good to 5 %, and Newton's
+// method three times: a division would bring a branch, and rcp.approx differ from machine to machine.
+__device__ __forceinline__ float normaliser(float total) {
+    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
+#pragma unroll
+    for (int i = 0; i < 3; ++i) y = fmaf(y, fmaf(-total, y, 1.0f), y);
+    return total == 0.0f ? 0.0f : y;
+}
+
+// The log-sum-exp of a row, from what the softmax has summed up.
+
+// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
+// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
+constexpr float kEx2Lean = 5.0e-8f;
+
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+__device__ __forceinline__ float log_near_one(float x) {
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    float q = kQ[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
+    return fmaf(mul_rn(q, x), x, x);
+}
+
+// What turns a reference into a scaled score, in two floats.
+struct Unit {
+    float high, low;
+
+    // Of a reference that is a score itself, not yet scaled: the scale, which is scale_log2 * (natural + natural_low).
+    __device__ __forceinline__ static Unit of_score(float scale_log2, float natural, float natural_low) {
+        const float high = mul_rn(scale_log2, natural);
+        return {high, fmaf(scale_log2, natural, -high) + scale_log2 * natural_low};
+    }
+};
+
+// log(total) + reference * (unit.high + unit.low), to about one rounding. fp32 needs some care for that: the two terms are taken
+// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float reference, float total, const Unit& unit) {
+    constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
+    // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
+    const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
+    const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
+    const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
+    const float a = mul_rn(reference, unit.high), b = mul_rn(exponent, kLn2);
+    const float sum = a + b, b_in_sum = sum - a;
+    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
+    const float lost_in_products = fmaf(reference, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = reference * unit.low + exponent * kLn2Low;
+    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+}
+
+// The log-sum-exp of a row's scaled scores. natural + natural_low is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float natural, float natural_low) {
+    const bool huge = origin.shift != 0.0f;
+    const Unit unit = huge ? Unit::of_score(scale_log2, natural, natural_low) : Unit{natural, natural_low};
+    const float value = log_sum_exp(huge ? origin.shift : origin.reference, total, unit);
+    return total == 0.0f ? -infinity() : value;
+}
+
+// What the backward pass needs of each query row and is computed once before it: row_lse, the log-sum-exp in base 2, and row_delta,
+// rowsum(dO * O) - d_lse. Both are padded to whole query tiles; in the padding P and dS are 0.
+
+constexpr int kRowLanes = 8;  // neighbouring lanes that share a row
+
+// rowsum(dO * O) in fp32, in all lanes of a row.
+template <int kHeadDimV, class Element>
+__device__ __forceinline__ float row_product(const Element* out, const Element* d_out, bool exists) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int first = 0; first < kHeadDimV; first += kRowLanes * 8) {
+        const int column = first + lane_index() % kRowLanes * 8;
+        if (!exists || column >= kHeadDimV) continue;
+        const uint4 a = *reinterpret_cast<const uint4*>(out + column), b = *reinterpret_cast<const uint4*>(d_out + column);
+        const u32 pairs[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float x[2], y[2];
+            cvt_f32_x2<Element>(x[0], x[1], pairs[0][i]);
+            cvt_f32_x2<Element>(y[0], y[1], pairs[1][i]);
+            sum = fmaf(x[1], y[1], fmaf(x[0], y[0], sum));
+        }
+    }
+#pragma unroll
+    for (int distance = 1; distance < kRowLanes; distance *= 2) sum += shfl_sync_bfly(sum, distance);
+    return sum;
+}
+
+// exp2(S * scale_log2 - row_lse) is P. A row that sees no key gets +inf, with which P is 0 without a mask.
+__device__ __forceinline__ float base2_lse(float lse) { return lse == -infinity() ? infinity() : lse * 1.44269504f; }
+
+// Writes kRows of row_lse and row_delta, of which `rows_valid` exist. All pointers but d_lse, which may be null, are to the first of them.
+template <int kThreads, int kRows, int kHeadDimV, class Element>
+__device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_delta, const Element* out, i64 out_stride,
+                                                     const Element* d_out, i64 d_out_stride, const float* lse, const float* d_lse,
+                                                     int rows_valid) {
+    static_assert(kRows % (kThreads / kRowLanes) == 0, "each pass has rows for all threads");
+#pragma unroll
+    for (int first = 0; first < kRows; first += kThreads / kRowLanes) {
+        const int row = first + thread_index() / kRowLanes;
+        const bool exists = row < rows_valid;
+        const float sum = row_product<kHeadDimV>(out + row * out_stride, d_out + row * d_out_stride, exists);
+        if (lane_index() % kRowLanes != 0) continue;
+        row_lse[row] = exists ? base2_lse(lse[row]) : infinity();
+        row_delta[row] = exists ? sum - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
+    }
+}
+
+// Sets kCount fp32 numbers to 0.
+template <int kThreads, int kCount>
+__device__ __forceinline__ void write_zeros(float* first) {
+    static_assert(kCount % 4 == 0, "16 bytes at a time");
+#pragma unroll 8
+    for (int i = thread_index() * 4; i < kCount; i += kThreads * 4) *reinterpret_cast<uint4*>(first + i) = uint4{0, 0, 0, 0};
+}
+
+// Rows whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in softmax_rows.cuh.
+// Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift. The forward pass does not save that, so it
+// is computed again. They are rare, so this is made to be short, not fast.
+
+__device__ __forceinline__ bool is_huge_lse(float lse) { return !(fabsf(lse) * 1.44269504f < kHuge) && lse != -infinity(); }
+
+// Whether any of kRows rows is huge, of which `rows_valid` exist. All lanes of a warp ask together.
+template <int kRows>
+__device__ __forceinline__ bool any_huge_row(const float* lse, int rows_valid) {
+    bool huge = false;
+#pragma unroll
+    for (int row = lane_index(); row < kRows; row += 32) huge |= row < rows_valid && is_huge_lse(lse[row]);
+    return vote_sync_any(huge);
+}
+
+// A row's maximum, and the sum of exp2((S - maximum) * scale_log2), over some of its keys.
+struct RowSum {
+    float maximum, sum;
+
+    __device__ __forceinline__ void add(const RowSum& other, float scale_log2) {
+        const float higher = fmaxf(maximum, other.maximum);
+        auto rescaled = [&](const RowSum& x) {  // -inf - (-inf) would be NaN
+            return x.maximum == higher ? x.sum : x.sum * ex2_approx_ftz((x.maximum - higher) * scale_log2);
+        };
+        *this = {higher, rescaled(*this) + rescaled(other)};
+    }
+};
+
+// Two neighbours of a row, as operands of the matrix product hold them; zeros past its end.
+template <int kWidth, class Element>
+__device__ __forceinline__ u32 load_pair(const Element* row, int column, bool exists) {
+    return exists && column < kWidth ? *reinterpret_cast<const u32*>(row + column) : 0;
+}
+
+// The sums of 8 queries' rows, from `query` on: of rows lane % 4 * 2 and the next one. Their scores come from the same products as those in
+// the gradients do, so that both round them alike.
+template <int kHeadDim, class Chain, class Element>
+__device__ __forceinline__ void sum_rows(RowSum (&rows)[2], const Element* q, i64 q_stride, int query, int queries_valid, const Element* k,
+                                         i64 k_stride, int len_kv, float scale_log2, const Chain& chain) {
+    const int lane = lane_index(), own_row = lane / 4, own_column = lane % 4 * 2;
+    rows[0] = rows[1] = {-infinity(), 0.0f};
+    for (int first_key = 0; first_key < len_kv; first_key += 16) {
+        float s[4] = {};
+        const int key = first_key + own_row;
+#pragma unroll 1
+        for (int column = own_column; column < (kHeadDim + 15) / 16 * 16; column += 16) {
+            u32 a[4], b[2];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                a[i] = load_pair<kHeadDim>(k + (key + i % 2 * 8) * k_stride, column + i / 2 * 8, key + i % 2 * 8 < len_kv);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) b[i] = load_pair<kHeadDim>(q + own_row * q_stride, column + i * 8, own_row < queries_valid);
+            mma_sync_m16n8k16<Element>(s, a, b[0], b[1]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (chain.visible(query + own_column + e % 2, key + e / 2 * 8)) rows[e % 2].add({s[e], 1.0f}, scale_log2);
+    }
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+            rows[e].add({shfl_sync_bfly(rows[e].maximum, distance), shfl_sync_bfly(rows[e].sum, distance)}, scale_log2);
+}
+
+// Writes row_shift of 8 rows, 0 for those that are not huge, and row_lse of those that are. All pointers are to the first of the rows.
+__device__ __forceinline__ void write_row_shifts(float* row_shift, float* row_lse, const RowSum (&rows)[2], const float* lse,
+                                                 int rows_valid) {
+    if (lane_index() >= 4) return;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const int row = lane_index() * 2 + e;
+        const bool huge = row < rows_valid && is_huge_lse(lse[row]);
+        row_shift[row] = huge ? rows[e].maximum : 0.0f;
+        if (huge) row_lse[row] = log_sum_exp(0.0f, rows[e].sum, {1.0f, 0.0f}) * 1.44269504f;
+    }
+}
+
+// Copies of tiles between global and shared memory, 16 bytes a thread and step, rows and columns past the end left out.
+
+// How kThreads threads cover a tile: kLanes neighbours take a row together, a chunk each and the same chunk of every further group of
+// kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
+template <int kThreads, class Tile>
+struct Cover {
+    static constexpr int kLanes = Tile::kSwizzle, kGroups = Tile::kChunks / kLanes;
+    static constexpr int kRowsPerPass = kThreads / kLanes;
+    static constexpr int kPasses = (Tile::kRowCount + kRowsPerPass - 1) / kRowsPerPass;
+    int row, chunk;  // of this thread in the first pass
+
+    __device__ __forceinline__ explicit Cover(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
+
+    __device__ __forceinline__ bool has_row(int pass) const {
+        return Tile::kRowCount % kRowsPerPass == 0 || pass * kRowsPerPass + row < Tile::kRowCount;
+    }
+    __device__ __forceinline__ bool has_column(int group, int columns_valid) const {
+        return (group + 1) * kLanes * 8 <= columns_valid || (group * kLanes + chunk) * 8 < columns_valid;
+    }
+    __device__ __forceinline__ SharedAddress address(const Tile& tile, int pass, int group) const {
+        if (kRowsPerPass % 8 == 0) return tile.at(row, chunk) + Tile::distance(pass * kRowsPerPass, group * kLanes);
+        return tile.at(pass * kRowsPerPass + row, chunk) + Tile::distance(0, group * kLanes);
+    }
+};
+
+// Copies the rows of a sequence to tiles, from the last to the first: it holds this thread's place in the tile that comes next, and
+// goes backwards pass by pass, so that one stride is all it needs. The caller commits the groups. Columns from kColumnsValid on
+// are not read: tiles hold zeros there.
+template <class Tile, int kThreads, int kColumnsValid, class Element>
+struct TileReader {
+    using Passes = Cover<kThreads, Tile>;
+    Passes cover;
+    const Element* source;
+    i64 row_stride;
+
+    // `rows` points at the first row of the first tile to be copied.
+    __device__ __forceinline__ TileReader(const Element* rows, i64 row_stride)
+        : cover(thread_index()),
+          source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8),
+          row_stride(row_stride) {}
+
+    // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
+    __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
+        pass_by_pass([&](int pass, int group, const Element* chunk) {
+            const int row = pass * Passes::kRowsPerPass + cover.row;
+            cp_async_16(cover.address(tile, pass, group), chunk, begin <= row && row < end && cover.has_column(group, kColumnsValid));
+        });
+    }
+
+    // The same for a tile of which all rows from kBegin on are read; the others are left alone.
+    template <int kBegin = 0>
+    __device__ __forceinline__ void load(const Tile& tile) {
+        pass_by_pass([&](int pass, int group, const Element* chunk) {
+            const int first = pass * Passes::kRowsPerPass;
+            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + cover.row < kBegin)) return;
+            if ((group + 1) * Passes::kLanes * 8 <= kColumnsValid)
+                cp_async_16(cover.address(tile, pass, group), chunk);
+            else
+                cp_async_16(cover.address(tile, pass, group), chunk, cover.has_column(group, kColumnsValid));
+        });
+    }
+
+    template <class Copy>
+    __device__ __forceinline__ void pass_by_pass(const Copy& copy) {
+#pragma unroll
+        for (int pass = Passes::kPasses - 1; pass >= 0; --pass) {
+#pragma unroll
+            for (int group = 0; group < Passes::kGroups; ++group)
+                if (cover.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
+            source -= Passes::kRowsPerPass * row_stride;
+            keep_in_register(source);
+        }
+        source += (Passes::kPasses * Passes::kRowsPerPass - Tile::kRowCount) * row_stride;
+    }
+};
+
+// Writes the tile's valid rows and columns to memory. `thread` is the caller's among the kThreads that do it.
+template <int kThreads, int kColumnsValid, class Element, class Tile>
+__device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int rows_valid, const Tile& tile, int thread) {
+    const Cover<kThreads, Tile> cover(thread);
+    Element* destination = rows + cover.row * row_stride + cover.chunk * 8;
+#pragma unroll
+    for (int pass = 0; pass < cover.kPasses; ++pass) {
+#pragma unroll
+        for (int group = 0; group < cover.kGroups; ++group)
+            if (cover.has_row(pass) && pass * cover.kRowsPerPass + cover.row < rows_valid && cover.has_column(group, kColumnsValid))
+                *reinterpret_cast<uint4*>(destination + group * cover.kLanes * 8) = load_shared_v4(cover.address(tile, pass, group));
+        destination += cover.kRowsPerPass * row_stride;
+    }
+}
+
+// Copies of a tile from global to shared memory, where both its rows and its columns may reach past the end of what there is.
+
+// Starts the copy of the tile whose first element is `*source`. The caller's kThreads threads take part and commit the group. Elements from
+// row `rows_valid` or column `columns_valid` on are not read, and the tile holds zeros there. Each row is read in chunks of 8 elements: the
+// last one may reach beyond `columns_valid`.
+template <int kThreads, class Tile, class Element>
+__device__ __forceinline__ void load_tile(const Tile& tile, const Element* source, i64 row_stride, int rows_valid, int columns_valid) {
+    const Cover<kThreads, Tile> cover(thread_index());
+    const Element* chunk = source + cover.row * row_stride + cover.chunk * 8;
+#pragma unroll
+    for (int pass = 0; pass < cover.kPasses; ++pass) {
+        const bool valid = pass * cover.kRowsPerPass + cover.row < rows_valid;
+#pragma unroll
+        for (int group = 0; group < cover.kGroups; ++group)
+            if (cover.has_row(pass))
+                cp_async_16(cover.address(tile, pass, group), chunk + group * cover.kLanes * 8,
+                            valid && cover.has_column(group, columns_valid));
+        chunk += cover.kRowsPerPass * row_stride;
+        keep_in_register(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
+    }
+}
+
+// The two matrix products of attention, for one warp: S = Q K^T and O += P V.
+//
+// A warp owns kRowTiles * 16 query rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
+// says: [0], [1] belong to row lane/4, [2], [3] to row lane/4 + 8.
+
+// Where a lane finds its part of an operand in a tile that is kColumns wide. Of Q and of V: 16 rows, in two groups of 8 with the same
+// columns. Of K: the same 16, with the two groups of columns next to each other. An operand is two chunks wide; the offsets within a
+// group of chunks are held in registers, and everything else is constants away or the same for all lanes.
+template <int kColumns>
+struct LaneOffsets {
+    using Rows = SharedTile<16, kColumns>;
+    static constexpr int kOffsets = Rows::kSwizzle / 2;
+    u32 offset[kOffsets];
+    u32 to_keys;  // from the place in Q or V to that in K
+
+    __device__ __forceinline__ LaneOffsets() {
+        const int lane = lane_index();
+        const Rows rows{0};
+#pragma unroll
+        for (int i = 0; i < kOffsets; ++i) {
+            offset[i] = rows.at(lane % 16, lane / 16 ^ i * 2);
+            keep_in_register(offset[i]);
+        }
+        to_keys = rows.at(lane / 16 * 8 + lane % 8, lane / 8 % 2) - offset[0];
+        keep_in_register(to_keys);
+    }
+    __device__ __forceinline__ SharedAddress at(SharedAddress tile, int rows, int chunks) const {
+        return offset[chunks / 2 % kOffsets] + tile + Rows::distance(rows, chunks / Rows::kSwizzle * Rows::kSwizzle);
+    }
+};
+
+// Those for Q and K, and for V: one set where they are equally wide.
+template <int kColumns, int kColumnsV>
+struct OperandOffsets {
+    LaneOffsets<kColumns> for_keys;
+    LaneOffsets<kColumnsV> for_values;
+    __device__ __forceinline__ const LaneOffsets<kColumns>& keys() const { return for_keys; }
+    __device__ __forceinline__ const LaneOffsets<kColumnsV>& values() const { return for_values; }
+};
+template <int kColumns>
+struct OperandOffsets<kColumns, kColumns> {
+    LaneOffsets<kColumns> for_all;
+    __device__ __forceinline__ const LaneOffsets<kColumns>& keys() const { return for_all; }
+    __device__ __forceinline__ const LaneOffsets<kColumns>& values() const { return for_all; }
+};
+
+// Q read from shared memory at each use: costs bandwidth, saves registers. `rows` are the warp's.
+template <int kColumns>
+struct QueryInShared {
+    const LaneOffsets<kColumns>& offsets;
+    SharedAddress rows;
+
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
+        ldmatrix_x4(a, offsets.at(rows, row_tile * 16, step * 2));
+    }
+};
+
+// Q read once and kept in registers: kColumns / 4 * kRowTiles of them.
+template <int kRowTiles, int kColumns>
+struct QueryInRegisters {
+    u32 fragments[kRowTiles][kColumns / 16][4];
+
+    __device__ __forceinline__ explicit QueryInRegisters(const QueryInShared<kColumns>& query) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int step = 0; step < kColumns / 16; ++step) query.fragment(fragments[i][step], i, step);
+    }
+
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) a[j] = fragments[row_tile][step][j];
+    }
+};
+
+// scores = Q K^T for key column tiles [first, first + kCount), which are an even number. The tile at `keys` holds one key a row.
+template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>
+__device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first, const Query& query,
+                                            SharedAddress keys, const LaneOffsets<kColumns>& offsets) {
+    const SharedAddress own_keys = keys + offsets.to_keys;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int j = first; j < first + kCount; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) scores[i][j][e] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step) {
+        u32 a[kRowTiles][4];
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, step);
+#pragma unroll
+        for (int j = first; j < first + kCount; j += 2) {
+            u32 b[4];  // (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d 8-15)
+            ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i) {
+                mma_sync_m16n8k16<Element>(scores[i][j], a[i], b[0], b[1]);
+                mma_sync_m16n8k16<Element>(scores[i][j + 1], a[i], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// out += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
+template <class Element, int kRowTiles, int kOutTiles, int kColumns>
+__device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4], const u32 (&probabilities)[kRowTiles][4], int chunk,
+                                            SharedAddress values, const LaneOffsets<kColumns>& offsets) {
+#pragma unroll
+    for (int j = 0; j < kOutTiles; j += 2) {
+        u32 b[4];  // (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 8-15), each transposed
+        ldmatrix_x4_trans(b, offsets.at(values, chunk * 16, j));
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            mma_sync_m16n8k16<Element>(out[i][j], probabilities[i], b[0], b[1]);
+            mma_sync_m16n8k16<Element>(out[i][j + 1], probabilities[i], b[2], b[3]);
+        }
+    }
+}
+
+// Products of which a warp computes only some columns: groups of warps divide them, and share what lies to the left of the product.
+
+// The columns that a warp owns of an operand that is kColumns wide, which kGroups warps divide: every kGroups-th pair of chunks, which
+// are 16 columns. Thus a lane finds them all by a few offsets and constants, as LaneOffsets in gemm.cuh does. The rows of the operand are
+// the inner dimension of the product.
+template <int kColumns, int kGroups>
+struct ColumnGroup {
+    using Rows = SharedTile<16, kColumns>;
+    static constexpr int kPairs = kColumns / 16, kOwn = (kPairs + kGroups - 1) / kGroups;  // column pairs: all, and at most of a warp
+    static constexpr int kPeriod = Rows::kSwizzle / 2;                                      // pairs after which the permutation comes back
+    static constexpr int kOffsets = kPeriod > kGroups ? kPeriod / kGroups : 1;
+    int group;
+    u32 offset[kOffsets];
+
+    // A warp that owns all columns finds them by the same offsets as `lanes`: they share registers.
+    __device__ __forceinline__ ColumnGroup(const LaneOffsets<kColumns>& lanes, int group) : group(group) {
+        const int lane = lane_index();
+#pragma unroll
+        for (int i = 0; i < kOffsets; ++i)
+            offset[i] = kGroups == 1 ? lanes.offset[i] : Rows{0}.at(lane % 16, pair(i) * 2 + lane / 16);
+    }
+    __device__ __forceinline__ int pair(int own) const { return own * kGroups + group; }
+    __device__ __forceinline__ bool has(int own) const { return own < kPairs / kGroups || pair(own) < kPairs; }
+    __device__ __forceinline__ SharedAddress at(SharedAddress tile, int rows, int own) const {
+        return offset[own % kOffsets] + tile + Rows::distance(rows, own / kOffsets * kOffsets * kGroups * 2);
+    }
+};
+
+// product += A B for 16 rows of B, from row `row` of the tile at `rows` on: the columns that the warp owns, two column tiles of 8 a pair.
+template <class Element, int kRowTiles, int kTiles, int kColumns, int kGroups>
+__device__ __forceinline__ void gemm_columns(float (&product)[kRowTiles][kTiles][4], const u32 (&a)[kRowTiles][4], SharedAddress rows,
+                                             int row, const ColumnGroup<kColumns, kGroups>& columns) {
+    static_assert(kTiles == ColumnGroup<kColumns, kGroups>::kOwn * 2, "two column tiles a pair");
+#pragma unroll
+    for (int own = 0; own < kTiles / 2; ++own) {
+        if (!columns.has(own)) continue;
+        u32 b[4];  // rows 0-7 and rows 8-15 of columns 0-7, then the same of columns 8-15, each transposed
+        ldmatrix_x4_trans(b, columns.at(rows, row, own));
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            mma_sync_m16n8k16<Element>(product[i][own * 2], a[i], b[0], b[1]);
+            mma_sync_m16n8k16<Element>(product[i][own * 2 + 1], a[i], b[2], b[3]);
+        }
+    }
+}
+
+// Rounds a warp's rows, from `first_row` of the tile on, of the columns that it owns, and writes them to the tile.
+template <class Element, class Tile, int kRowTiles, int kTiles, int kColumns, int kGroups>
+__device__ __forceinline__ void store_columns(const Tile& tile, int first_row, const float (&product)[kRowTiles][kTiles][4], float scale,
+                                              const ColumnGroup<kColumns, kGroups>& columns) {
+    const int lane = lane_index();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j)
+                if (columns.has(j / 2))
+                    store_shared(tile.at(first_row + i * 16 + h * 8 + lane / 4, columns.pair(j / 2) * 2 + j % 2) + lane % 4 * 4,
+                                 cvt_rn_x2<Element>(product[i][j][h * 2] * scale, product[i][j][h * 2 + 1] * scale));
+}
+
+// From S^T and dP^T of a warp to P^T and dS^T. Their rows are keys, their columns queries: a lane holds two neighbouring queries of each
+// column tile of 8, whose statistics it reads from shared memory.
+
+// S = -inf where the chain says that a query does not see a key. `first_key` and `first_query` are the positions of s[0][0] of this warp.
+template <class Chain, int kRowTiles, int kTiles>
+__device__ __forceinline__ void mask_transposed(float (&s)[kRowTiles][kTiles][4], int first_key, int first_query, const Chain& chain) {
+    const int key = first_key + lane_index() / 4, query = first_query + lane_index() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (!chain.visible(query + j * 8 + e % 2, key + i * 16 + e / 2 * 8)) s[i][j][e] = -infinity();
+}
+
+// S - row_shift: of tiles that have huge rows. `row_shift` is in global memory, of the first column's query.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void shift_transposed(float (&s)[kRowTiles][kTiles][4], const float* row_shift) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const float shift = row_shift[j * 8 + lane_index() % 4 * 2 + e];
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i) s[i][j][e] -= shift, s[i][j][e + 2] -= shift;
+        }
+}
+
+// P = exp2(S * scale_log2 - row_lse), in the place of S. `row_lse` is in shared memory, of the first column's query.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void exponentiate(float (&s)[kRowTiles][kTiles][4], float scale_log2, SharedAddress row_lse) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+        float lse[2];
+        load_shared_pair(lse[0], lse[1], row_lse + (j * 8 + lane_index() % 4 * 2) * 4);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[i][j][e] = ex2_approx_ftz(fmaf(s[i][j][e], scale_log2, -lse[e % 2]));
+    }
+}
+
+// dS = P * (dP - row_delta), in the place of dP. Not scaled: the sums over dS are, once.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4], const float (&probabilities)[kRowTiles][kTiles][4],
+                                              SharedAddress row_delta) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+        float delta[2];
+        load_shared_pair(delta[0], delta[1], row_delta + (j * 8 + lane_index() % 4 * 2) * 4);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dp[i][j][e] = probabilities[i][j][e] * (dp[i][j][e] - delta[e % 2]);
+    }
+}
+
+// Rounds two neighbouring column tiles: they are then the left operand of a product over their 16 queries.
+template <class Element, int kRowTiles, int kTiles>
+__device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const float (&x)[kRowTiles][kTiles][4], int chunk) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const float(&tile)[4] = x[i][chunk * 2 + r / 2];
+            a[i][r] = cvt_rn_x2<Element>(tile[r % 2 * 2], tile[r % 2 * 2 + 1]);
+        }
+}
+
+// Writes such an operand to a tile [key][query], 16 queries from `first_query` on.
+template <int kRowTiles, class Tile>
+__device__ __forceinline__ void store_operand(const Tile& tile, int first_key, int first_query, const u32 (&a)[kRowTiles][4]) {
+    int lane = lane_index();
+    keep_in_register(lane);  // or the compiler would keep the addresses of all queries of a tile in registers
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+            store_shared(tile.at(first_key + i * 16 + r % 2 * 8 + lane / 4, first_query / 8 + r / 2) + lane % 4 * 4, a[i][r]);
+}
+
+// dS = 0 for queries that see one key: their P is 1 whatever the score is, so that dS is nothing but what row_delta was rounded by, where
+// plain PyTorch finds 0. Such queries are in tiles that need the mask. For gradients that come through the output alone: one into lse goes
+// through dS. `d_s` is an operand over 16 queries from `query` on.
+template <class Chain>
+__device__ __forceinline__ void clear_lone_keys(u32 (&d_s)[4], int query, const Chain& chain) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int own = query + h * 8 + lane_index() % 4 * 2;
+        const u32 kept = (chain.sees_one_key(own) ? 0u : 0xffffu) | (chain.sees_one_key(own + 1) ? 0u : 0xffff0000u);
+        d_s[h * 2] &= kept, d_s[h * 2 + 1] &= kept;
+    }
+}
+
+// dQ on its way through global memory: fp32 sums, to which the blocks of all key tiles add. The sums of a query tile lie as warps hold
+// them: the accumulators of 16 rows x 8 columns one after the other, row by row of those, so that the lanes of a warp touch neighbouring
+// words.
+
+// Where the accumulators of one 16 x 8 product lie, from the first of the query tile.
+template <int kColumns>
+__device__ __forceinline__ constexpr int gradient_place(int row_tile, int column_tile) {
+    return (row_tile * (kColumns / 8) + column_tile) * 128;
+}
+
+// Adds one product's accumulators to those at `sum`.
+template <bool kVectors>
+__device__ __forceinline__ void add_gradient(float* sum, const float (&d)[4]) {
+    if (kVectors) {
+        red_add_f32_v4(sum + lane_index() * 4, d);
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) red_add_f32(sum + e * 32 + lane_index(), d[e]);
+    }
+}
+
+// The same for the rows of a warp, from row tile `row_tile` of the query tile on, and the columns that it owns.
+template <bool kVectors, int kRowTiles, int kTiles, int kColumns, int kGroups>
+__device__ __forceinline__ void add_columns(float* sums, int row_tile, const float (&product)[kRowTiles][kTiles][4],
+                                            const ColumnGroup<kColumns, kGroups>& columns) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+            if (columns.has(j / 2))
+                add_gradient<kVectors>(sums + gradient_place<kColumns>(row_tile + i, columns.pair(j / 2) * 2 + j % 2), product[i][j]);
+}
+
+// Reads one product's accumulators back, times `scale`.
+template <bool kVectors>
+__device__ __forceinline__ void load_gradient(float (&d)[4], const float* sum, float scale) {
+    if (kVectors) {
+        const uint4 four = *reinterpret_cast<const uint4*>(sum + lane_index() * 4);
+        const u32 bits[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[e] = __uint_as_float(bits[e]) * scale;
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[e] = sum[e * 32 + lane_index()] * scale;
+    }
+}
+
+// From a warp's registers to memory: the output, through shared memory, and lse.
+
+// Rounds the warp's rows and writes the valid ones to memory, by way of `tile`, which no other warp uses.
+template <int kColumnsValid, class Element, int kRowTiles, int kOutTiles>
+__device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int rows_valid, const float (&out)[kRowTiles][kOutTiles][4],
+                                             const SharedTile<kRowTiles * 16, kOutTiles * 8>& tile) {
+    int lane = lane_index();
+    keep_in_register(lane);
+    barrier_warp_sync();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int j = 0; j < kOutTiles; ++j)
+                store_shared(tile.at(lane / 4, j) + tile.distance(i * 16 + h * 8, 0) + lane % 4 * 4,
+                             cvt_rn_x2<Element>(out[i][j][h * 2], out[i][j][h * 2 + 1]));
+    barrier_warp_sync();
+    store_tile<32, kColumnsValid>(rows, row_stride, rows_valid, tile, lane);
+}
+
+// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
+template <int kRowTiles>
+__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
+    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
+    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
+}
+
+using QueryTile = SharedTile<kBlockQ, kColumns>;
+using GradientTile = SharedTile<kBlockQ, kColumnsV>;  // of dO
+using KeyTile = SharedTile<kBlockKv, kColumns>;
+using ValueTile = SharedTile<kBlockKv, kColumnsV>;
+using ScoreTile = SharedTile<kBlockKv, kBlockQ>;  // of P^T or dS^T: a row a key
+using SumTile = SharedTile<16, kColumns>;         // of a warp of the last kernel
+using Chain = ScoreChain<SequenceEnd, Causal>;
+
+__device__ __forceinline__ Chain make_chain(int len_q, int len_kv) {
+    return {{len_q, len_kv}, {len_kv - len_q}};
+}
+
+// The query tile of a block of the first kernel or the last. `place`: among those of all heads.
+struct QueryTileWork {
+    int batch, head, first_query;
+    i64 place;
+};
+template <class AnyParameters>
+__device__ __forceinline__ QueryTileWork find_query_tile(const AnyParameters& p, const DenseSequences& sequences) {
+    const int heads_before = divide(block_index(), p.query_tiles_reciprocal), batch = divide(heads_before, p.heads_q_reciprocal);
+    const int head = heads_before - batch * p.heads_q, tile = block_index() - heads_before * p.query_tiles;
+    return {batch, head, tile * kBlockQ, sequences.first_tile(batch, head) + tile};
+}
+
+// ---- row_lse, row_delta, row_shift; d_q_sum = 0 -----------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
+attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    const auto [batch, head, first_query, place] = find_query_tile(p, sequences);
+    const int len_q = sequences.len_q(batch), len_kv = sequences.len_kv(batch), queries = len_q - first_query;
+    const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
+    const Element* out = sequences.query_row(p.out, of_out, batch, head, first_query);
+    const Element* d_out = sequences.query_row(p.d_out, of_d_out, batch, head, first_query);
+    const i64 row = sequences.first_row(batch, head) + first_query;
+    const float *lse = p.lse + row, *d_lse = p.d_lse == nullptr ? nullptr : p.d_lse + row;
+    float *row_lse = p.row_lse + place * kBlockQ, *row_delta = p.row_delta + place * kBlockQ, *row_shift = p.row_shift + place * kBlockQ;
+    write_zeros<kRowThreads, kBlockQ * kColumns>(p.d_q_sum + place * (kBlockQ * kColumns));
+    write_row_statistics<kRowThreads, kBlockQ, kHeadDimV>(row_lse, row_delta, out, p.out_row, d_out, p.d_out_row, lse, d_lse, queries);
+
+    const bool huge = any_huge_row<kBlockQ>(lse, queries);
+    if (thread_index() == 0) p.huge_tiles[place] = huge;
+    if (!unlikely(huge)) return;
+    barrier_sync();  // row_lse is written: that of huge rows is replaced
+    const Strides of_q{p.q_batch, p.q_head, p.q_row}, of_k{p.k_batch, p.k_head, p.k_row};
+    const Element* q = sequences.query_row(p.q, of_q, batch, head, first_query);
+    const Element* k = sequences.key_row(p.k, of_k, batch, divide(head, p.group_reciprocal), 0);
+    const Chain chain = make_chain(len_q, len_kv);
+    for (int first = warp_index() * 8; first < kBlockQ; first += kRowThreads / 4) {
+        RowSum sums[2];
+        const Element* q_rows = q + first * p.q_row;
+        sum_rows<kHeadDim>(sums, q_rows, p.q_row, first_query + first, queries - first, k, p.k_row, len_kv, p.scale_log2, chain);
+        write_row_shifts(row_shift + first, row_lse + first, sums, lse + first, queries - first);
+    }
+}
+
+// ---- dK, dV; d_q_sum += dS K ------------------------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_90a(const __grid_constant__ Parameters p) {
+    const Order order{p.key_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
+    const Work work = find_work(block_index(), order, p.heads_kv, p.heads_kv_reciprocal);
+    const int batch = work.batch, head_kv = work.head;
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    const int len_q = sequences.len_q(batch), len_kv = sequences.len_kv(batch);
+    const int key_tile_index = p.key_tiles - 1 - work.query_tile;  // the first keys come first: under a causal mask most queries see them
+    const int first_key = key_tile_index * kBlockKv, keys = len_kv - first_key;
+    const Chain chain = make_chain(len_q, len_kv);
+    const QueryTileRange tiles = chain.query_tiles<kBlockQ>(first_key, first_key + kBlockKv, len_q);
+    const Strides of_q{p.q_batch, p.q_head, p.q_row}, of_k{p.k_batch, p.k_head, p.k_row}, of_v{p.v_batch, p.v_head, p.v_row};
+    const Strides of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
+
+    constexpr int kStatisticsBytes = kBlockQ * 4, kStageBytes = QueryTile::kBytes + GradientTile::kBytes + 2 * kStatisticsBytes;
+    SharedRegions regions;
+    const KeyTile key_tile{regions.take(KeyTile::kBytes)};
+    const ValueTile value_tile{regions.take(ValueTile::kBytes)};
+    const ScoreTile gradient_tile{regions.take(ScoreTile::kBytes)};
+    const SharedAddress ring = regions.take(kStages * kStageBytes);
+
+    // A stage holds a tile of Q and of dO, and the statistics of their rows.
+    struct { int head, tile; } next{head_kv * p.group, tiles.begin};  // to be loaded
+    int to_load = tiles.count() * p.group, next_huge = 0;  // whether the tile that was loaded last has huge rows
+    auto load_next = [&](SharedAddress stage) {
+        if (to_load-- <= 0) return;
+        const int first_query = next.tile * kBlockQ;
+        const i64 place = sequences.first_tile(batch, next.head) + next.tile, statistics = place * kBlockQ;
+        next_huge = p.huge_tiles[place];
+        const Element* q = sequences.query_row(p.q, of_q, batch, next.head, first_query);
+        const Element* d_out = sequences.query_row(p.d_out, of_d_out, batch, next.head, first_query);
+        load_tile<kThreads>(QueryTile{stage}, q, p.q_row, len_q - first_query, kHeadDim);
+        stage += QueryTile::kBytes;
+        load_tile<kThreads>(GradientTile{stage}, d_out, p.d_out_row, len_q - first_query, kHeadDimV);
+        stage += GradientTile::kBytes;
+        const int thread = thread_index();
+        if (thread < kBlockQ / 4) cp_async_16(stage + thread * 16, p.row_lse + statistics + thread * 4);
+        else if (thread < kBlockQ / 2) cp_async_16(stage + thread * 16, p.row_delta + statistics + thread * 4 - kBlockQ);
+        if (++next.tile == tiles.end) next = {next.head + 1, tiles.begin};
+    };
+    load_tile<kThreads>(key_tile, sequences.key_row(p.k, of_k, batch, head_kv, first_key), p.k_row, keys, kHeadDim);
+    load_tile<kThreads>(value_tile, sequences.key_row(p.v, of_v, batch, head_kv, first_key), p.v_row, keys, kHeadDimV);
+    load_next(ring);
+    cp_async_commit_group();
+
+    const int warp = warp_index(), key_group = warp / kColumnGroups, column_group = warp % kColumnGroups;
+    const int first_row = key_group * kRowsPerWarp;  // of this warp in the key tile
+    const int row_tile_dq = warp / kGroupsDq * kRowTilesDq;
+    const OperandOffsets<kColumns, kColumnsV> offsets;
+    const ColumnGroup<kColumns, kColumnGroups> key_columns(offsets.keys(), column_group);
+    const ColumnGroup<kColumnsV, kColumnGroups> value_columns(offsets.values(), column_group);
+    const ColumnGroup<kColumns, kGroupsDq> query_columns(offsets.keys(), warp % kGroupsDq);
+    SharedAddress transposed_gradients[kRowTilesDq];  // of this lane: the warp's rows of dS in the tile of dS^T
+#pragma unroll
+    for (int i = 0; i < kRowTilesDq; ++i)
+        transposed_gradients[i] = gradient_tile.at(lane_index() / 16 * 8 + lane_index() % 8, (row_tile_dq + i) * 2 + lane_index() / 8 % 2);
+    const QueryInShared<kColumns> keys_in_shared{offsets.keys(), key_tile.base + first_row * KeyTile::kRowBytes};
+    const QueryInShared<kColumnsV> values_in_shared{offsets.values(), value_tile.base + first_row * ValueTile::kRowBytes};
+    float d_k[kRowTiles][key_columns.kOwn * 2][4] = {}, d_v[kRowTiles][value_columns.kOwn * 2][4] = {};
+
+    cp_async_wait_group<0>();
+    barrier_sync();  // K and V are here
+    const QueryInRegisters<kRowTiles, kColumns> keys_operand(keys_in_shared);
+    const QueryInRegisters<kRowTiles, kColumnsV> values_operand(values_in_shared);
+    int head = head_kv * p.group, tile = tiles.begin;
+    SharedAddress stage = ring;
+    for (int remaining = tiles.count() * p.group; remaining > 0; --remaining) {
+        cp_async_wait_group<0>();
+        barrier_sync();  // Q and dO of this tile are here, and nobody reads the tile before or its dS any more
+        const SharedAddress q = stage, d_out = q + QueryTile::kBytes;
+        const SharedAddress row_lse = d_out + GradientTile::kBytes, row_delta = row_lse + kStatisticsBytes;
+        const i64 place = sequences.first_tile(batch, head) + tile;  // of the query tile among those of all heads
+        const bool huge = next_huge != 0;
+        if (kStages > 1) {
+            stage = ring + kStageBytes - (stage - ring);
+            load_next(stage);
+            cp_async_commit_group();
+        }
+#pragma unroll 1  // mixed with each other, steps would need more registers
+        for (int step = 0; step < kSteps; ++step) {
+            const int first = (column_group * kSteps + step) * kStepQ;  // query of the tile
+            float s[kRowTiles][kStepQ / 8][4], d_p[kRowTiles][kStepQ / 8][4];
+            // S^T = K Q^T, dP^T = V dO^T
+            gemm_scores<Element, kStepQ / 8>(s, 0, keys_operand, q + first * QueryTile::kRowBytes, offsets.keys());
+            gemm_scores<Element, kStepQ / 8>(d_p, 0, values_operand, d_out + first * GradientTile::kRowBytes, offsets.values());
+            if (tiles.needs_mask(tile)) mask_transposed(s, first_key + first_row, tile * kBlockQ + first, chain);
+            if (unlikely(huge)) shift_transposed(s, p.row_shift + place * kBlockQ + first);
+            exponentiate(s, p.scale_log2, row_lse + first * 4);
+            differentiate(d_p, s, row_delta + first * 4);
+#pragma unroll
+            for (int chunk = 0; chunk < kStepQ / 16; ++chunk) {
+                u32 probabilities[kRowTiles][4], gradients[kRowTiles][4];
+                round_to_operand<Element>(probabilities, s, chunk);
+                round_to_operand<Element>(gradients, d_p, chunk);
+                if (tiles.needs_mask(tile) && p.d_lse == nullptr)
+#pragma unroll
+                    for (int i = 0; i < kRowTiles; ++i) clear_lone_keys(gradients[i], tile * kBlockQ + first + chunk * 16, chain);
+                store_operand(gradient_tile, first_row, first + chunk * 16, gradients);
+                gemm_columns<Element>(d_v, probabilities, d_out, first + chunk * 16, value_columns);  // dV += P^T dO
+                gemm_columns<Element>(d_k, gradients, q, first + chunk * 16, key_columns);            // dK += dS^T Q
+            }
+        }
+        barrier_sync();  // dS of all warps is here
+        if (kStages == 1) {
+            load_next(stage);
+            cp_async_commit_group();
+        }
+        float d_q[kRowTilesDq][query_columns.kOwn * 2][4] = {};
+#pragma unroll
+        for (int chunk = 0; chunk < kBlockKv / 16; ++chunk) {
+            u32 gradients[kRowTilesDq][4];
+#pragma unroll
+            for (int i = 0; i < kRowTilesDq; ++i)
+                ldmatrix_x4_trans(gradients[i], transposed_gradients[i] + ScoreTile::distance(chunk * 16, 0));
+            gemm_columns<Element>(d_q, gradients, key_tile.base, chunk * 16, query_columns);  // dQ = dS K
+        }
+        add_columns<kVectorReductions>(p.d_q_sum + place * (kBlockQ * kColumns), row_tile_dq, d_q, query_columns);
+        if (++tile == tiles.end) tile = tiles.begin, ++head;
+    }
+
+    cp_async_wait_group<0>();
+    barrier_sync();  // nobody reads K and V any more: dK and dV take their places
+    store_columns<Element>(key_tile, first_row, d_k, p.scale, key_columns);
+    store_columns<Element>(value_tile, first_row, d_v, 1.0f, value_columns);
+    barrier_sync();
+    const Strides of_d_k{p.d_k_batch, p.d_k_head, p.d_k_row}, of_d_v{p.d_v_batch, p.d_v_head, p.d_v_row};
+    Element* d_k_rows = sequences.key_row(p.d_k, of_d_k, batch, head_kv, first_key);
+    Element* d_v_rows = sequences.key_row(p.d_v, of_d_v, batch, head_kv, first_key);
+    store_tile<kThreads, kHeadDim>(d_k_rows, p.d_k_row, keys, key_tile, thread_index());
+    store_tile<kThreads, kHeadDimV>(d_v_rows, p.d_v_row, keys, value_tile, thread_index());
+}
+
+// ---- dQ = scale * d_q_sum ---------------------------------------------------------------------------------------------
+
+// A warp has 16 rows of the block's query tile.
+extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
+attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    const auto [batch, head, first_query, place] = find_query_tile(p, sequences);
+    const int warp = warp_index(), first_row = first_query + warp * 16;
+    const float* sums = p.d_q_sum + place * (kBlockQ * kColumns);
+    SharedRegions regions;
+    const SharedAddress places = regions.take(kSumThreads / 32 * SumTile::kBytes);
+
+    float d_q[1][kColumns / 8][4];
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) load_gradient<kVectorReductions>(d_q[0][j], sums + gradient_place<kColumns>(warp, j), p.scale);
+    const Strides of_d_q{p.d_q_batch, p.d_q_head, p.d_q_row};
+    Element* rows = sequences.query_row(p.d_q, of_d_q, batch, head, first_row);
+    store_output<kHeadDim>(rows, p.d_q_row, sequences.len_q(batch) - first_row, d_q, SumTile{places + warp * SumTile::kBytes});
+}

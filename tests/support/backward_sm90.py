@@ -1,0 +1,75 @@
+"""Cases of the Hopper backward families, and faults planted in them, which run on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flashgen.build.emulator.kernel import EmulatedKernel, EmulationOrder
+from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
+from flashgen.codegen.family import Family, families
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import find_target
+from flashgen.codegen.workload import Workload
+from flashgen.launch.cpu import run_on_cpu
+from flashgen.launch.tensors import Tensors
+from flashgen.verification.expected import Expected
+from tests.support.runs import COMPILE_SECONDS, LIMITS
+
+NARROW, WIDE = families()["attention_backward_sm90"], families()["attention_backward_wide_sm90"]
+TARGET = find_target("sm_90a")
+
+
+@dataclass(frozen=True)
+class BackwardCase:
+    """One call: lengths are (len_q, len_kv), heads (query, key/value). `apart`: no stride of a tensor is one of another.
+
+    block_q: None for the family's default
+    """
+
+    lengths: tuple[int, int]
+    width: tuple[int, int] = (64, 64)
+    mask: Mask = Mask.FULL
+    dtype: Dtype = Dtype.BF16
+    heads: tuple[int, int] = (2, 1)
+    batch: int = 1
+    block_q: int | None = None
+    apart: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        lengths, width = ("x".join(map(str, pair)) for pair in (self.lengths, self.width))
+        rest = "_apart" if self.apart else ""
+        return f"{self.dtype.value}_d{width}_{self.mask.value}_{lengths}_h{self.heads[0]}-{self.heads[1]}_bq{self.block_q}{rest}"
+
+    @property
+    def family(self) -> Family:
+        """The one that computes its head dims."""
+        return WIDE if max(self.width) > 128 else NARROW
+
+    def spec(self) -> KernelSpec:
+        """Its kernels."""
+        problem, family = Problem(self.dtype, *self.width, self.mask, "backward"), self.family
+        chosen = None if self.block_q is None else AttentionBackwardSm90Config(self.block_q, out_panels=1)
+        return KernelSpec(family, problem, chosen or family.default(problem, TARGET), TARGET)
+
+    def tensors(self) -> Tensors:
+        """Its inputs, the same each time."""
+        workload = Workload(self.batch, *self.heads, *self.lengths)
+        tensors = Tensors.random(self.spec().problem, workload, torch.Generator().manual_seed(3))
+        return tensors.apart() if self.apart else tensors
+
+    def why_rejected(self, kernel: EmulatedKernel, order: EmulationOrder | None = None, tensors: Tensors | None = None) -> str:
+        """What the numerics rule says of the kernel's outputs: empty if they are right. Raises EmulatorFaultError if a check fails."""
+        tensors = tensors or self.tensors()
+        run_on_cpu(kernel, tensors, order=order, limits=LIMITS)
+        verdict = Expected.of(tensors).judge(tensors)
+        return "" if verdict.ok else str(verdict)
+
+    @property
+    def seconds(self) -> float:
+        """About how long a test takes on two cores."""
+        return 3 * COMPILE_SECONDS + 2.0

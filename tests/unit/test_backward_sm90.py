@@ -1,0 +1,125 @@
+"""The Hopper backward families: what they refuse, what blocks take, and the launches and buffers of a call."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from flashgen.codegen.attention import attention_call
+from flashgen.codegen.devices import device_of_target
+from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
+from flashgen.codegen.families.attention_backward_wide_sm90.config import AttentionBackwardWideSm90Config
+from flashgen.codegen.family import Family, families
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.program import KernelLaunch
+from flashgen.codegen.target import find_target
+from flashgen.codegen.workload import Workload
+
+NARROW, WIDE = families()["attention_backward_sm90"], families()["attention_backward_wide_sm90"]
+TARGET = find_target("sm_90a")
+DEVICE = device_of_target(TARGET)
+WORKLOAD = Workload(batch=2, heads_q=6, heads_kv=3, len_q=100, len_kv=300)
+
+
+def problem(width: int, width_v: int | None = None, mask: Mask = Mask.FULL) -> Problem:
+    return Problem(Dtype.BF16, width, width if width_v is None else width_v, mask, "backward")
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "target", "says"),
+    [
+        (NARROW, Problem(Dtype.BF16, 64), "sm_90a", "pass must be backward; got forward"),
+        (NARROW, problem(64), "sm_80", "target must be sm_90a; got sm_80"),
+        (NARROW, problem(136, 64), "sm_90a", "head_dim must be at most 128, for dK and dV to stay in registers; got 136"),
+        (NARROW, problem(60), "sm_90a", "head_dim must be a multiple of 8 from 8 to 256; got 60"),
+        (WIDE, problem(128), "sm_90a", "head_dim or head_dim_v must be above 128; got 128 and 128"),
+        (WIDE, problem(256, 64), "sm_90a", "head_dim_v must be at least 72, for each warpgroup to have columns; got 64"),
+    ],
+)
+def test_refusals(family: Family, given: Problem, target: str, says: str) -> None:
+    assert any(reason.startswith(says) for reason in family.refusals(given, find_target(target)))
+
+
+def test_no_problem_is_computed_by_both() -> None:
+    for width in range(8, 257, 8):
+        for width_v in (8, 64, 128, 136, 256):
+            both = [not family.refusals(problem(width, width_v), TARGET) for family in (NARROW, WIDE)]
+            assert sum(both) <= 1
+            assert any(both) or min(width, width_v) < 72
+
+
+@pytest.mark.parametrize(
+    ("width", "config", "says"),
+    [
+        (64, AttentionBackwardSm90Config(72), "block_q must be a multiple of 16 from 16 to 128; got 72 (nearest: 80)"),
+        (64, AttentionBackwardSm90Config(64, stages=1), "stages must be from 2 to 4; got 1 (nearest: 2)"),
+        (64, AttentionBackwardSm90Config(64, out_panels=2), "out_panels must be from 1 to 1; got 2 (nearest: 1)"),
+        (128, AttentionBackwardSm90Config(96), "needs 224 registers a thread for accumulators, 208 are available: lower block_q"),
+        (128, AttentionBackwardSm90Config(64, stages=4), "needs 264384 B of shared memory, sm_90a has 232448 B a block: lower block_q"),
+    ],
+)
+def test_illegal_configs(width: int, config: AttentionBackwardSm90Config, says: str) -> None:
+    assert any(reason.startswith(says) for reason in NARROW.check(problem(width), config, TARGET)), NARROW.check(
+        problem(width), config, TARGET
+    )
+
+
+def test_wide_stages() -> None:
+    (reason,) = WIDE.check(problem(256), AttentionBackwardWideSm90Config(3), TARGET)
+    assert reason.endswith("B a block: lower stages")
+
+
+def launches(family: Family, given: Problem, config: object, workload: Workload = WORKLOAD) -> dict[str, KernelLaunch]:
+    program = family.program(config, attention_call(given, workload), DEVICE)
+    assert [launch.suffix for launch in program.launches] == ["_preprocess", "", "_postprocess"] == list(family.resources(given, config))
+    assert [kernel.suffix for kernel in family.kernels(given, config)] == [launch.suffix for launch in program.launches]
+    return {launch.suffix: launch for launch in program.launches}
+
+
+def test_program() -> None:
+    given, config = problem(72, 120), AttentionBackwardSm90Config(80)
+    found = launches(NARROW, given, config)
+    assert [launch.grid for launch in found.values()] == [2 * 6 * 2, 2 * 3 * 3, 2 * 6 * 2]
+    program = NARROW.program(config, attention_call(given, WORKLOAD), DEVICE)
+    rows, tiles = 2 * 6 * 2 * 80, 2 * 6 * 2
+    sizes = {"row_lse": 4 * (rows + 4 * tiles), "row_delta": 4 * rows, "row_shift": 4 * rows, "d_q_sum": 4 * rows * 80}
+    assert {buffer.name: buffer.bytes for buffer in program.buffers} == sizes
+    assert {name: shape.box for name, shape in found[""].maps.items()} == {
+        "q": (64, 80, 1, 1),
+        "k": (64, 128, 1, 1),
+        "v": (64, 128, 1, 1),
+        "d_out": (64, 80, 1, 1),
+        "d_k": (64, 16, 1, 1),
+        "d_v": (64, 16, 1, 1),
+    }
+    assert found[""].maps["d_out"].sizes == (120, 100, 6, 2)
+    assert found["_postprocess"].maps["d_q"].sizes == (72, 100, 6, 2)
+
+
+def test_wide_program() -> None:
+    found = launches(WIDE, problem(256), AttentionBackwardWideSm90Config())
+    assert [launch.grid for launch in found.values()] == [2 * 6 * 2, 2 * 3 * 5, 2 * 6 * 2]
+    assert found[""].maps["k"].box == (64, 64, 1, 1)
+
+
+@pytest.mark.parametrize(("family", "width"), [(NARROW, 128), (WIDE, 256)])
+def test_heads_share_the_l2_under_a_mask(family: Family, width: int) -> None:
+    """Q, dO and the sums of dQ of a section's heads take at most 32 MiB; without a mask there is no reason for sections."""
+    workload = Workload(batch=2, heads_q=16, heads_kv=8, len_q=4096, len_kv=4096)
+    causal, full = problem(width, mask=Mask.CAUSAL), problem(width)
+    found = launches(family, causal, family.default(causal, TARGET), workload)[""].values["section_heads"]
+    assert found * 2 * 4096 * width * 8 <= 32 * 2**20 < 2 * found * 2 * 4096 * width * 8
+    assert launches(family, full, family.default(full, TARGET), workload)[""].values["section_heads"] == 1
+
+
+@pytest.mark.parametrize("name", ["len_q", "len_kv"])
+def test_calls_without_elements_are_refused(name: str) -> None:
+    call = attention_call(problem(64), dataclasses.replace(WORKLOAD, **{name: 0}))
+    assert f"{name} must be at least 1 for tensor copies; got 0" in NARROW.call_refusals(call)
+
+
+def test_defaults() -> None:
+    """What was fastest on an H200: 80 queries at head dim 128, and 128 at 64."""
+    assert NARROW.default(problem(128), TARGET) == AttentionBackwardSm90Config(80)
+    assert NARROW.default(problem(64), TARGET) == AttentionBackwardSm90Config(128, out_panels=1)
