@@ -10,9 +10,10 @@ import torch
 
 from flashgen.build.gpu.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
-from flashgen.codegen.attention import attention_call
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.operation import operation_of
+from flashgen.codegen.operations import operations_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
@@ -22,9 +23,9 @@ from flashgen.codegen.workload import Workload
 from .cells import SEQLENS, cells_of
 from .launch.arguments import check_types, require_together
 from .launch.gpu import CaptureError, choose_kernel
+from .operators.gradients import differentiable_attention, is_differentiated
 from .operators.plans import nobody_listens, plan_at_hand
 from .operators.registration import attention_forward, attention_output
-from .operators.transforms import attention_with_autograd, is_differentiated
 from .selection import bundle, loaded
 from .selection.families import default_spec, excluded_families, family_of
 
@@ -84,7 +85,8 @@ def attention(
 
     The first call for a problem and length bucket may compile (about two seconds on Hopper); `warm` does that ahead of time.
     Raises ArgumentError for bad arguments, DriverError and CompileError for the machine's faults, CaptureError for a first
-    call while a CUDA graph is captured. There is no backward and no forward-mode derivative yet: asking for one raises FlashgenError.
+    call while a CUDA graph is captured. Out and lse have gradients (Dao 2023, algorithm 2), which autograd and torch.func give; those of k
+    and v are the same to the bit in every run. Asking for a second derivative, or a forward-mode one, raises FlashgenError.
     """
     if not torch.compiler.is_compiling():
         plan = plan_at_hand(q, k, v, causal, scale, layout, return_lse)
@@ -94,13 +96,13 @@ def attention(
     try:
         check_types(q, k, v, causal, scale, layout, return_lse)
         differentiated = is_differentiated(q, k, v)
-        operator = attention_with_autograd if differentiated else attention_forward if return_lse else attention_output
+        operator = differentiable_attention if differentiated else attention_forward if return_lse else attention_output
         given = operator(q, k, v, causal, scale, layout)
     except Exception as error:
         if not torch.compiler.is_compiling():
             require_together(q, k, v, error, in_mode=not nobody_listens())
         raise
-    return given[0] if differentiated and not return_lse else given  # type: ignore[no-any-return]
+    return given[0] if differentiated and not return_lse else given
 
 
 def _gpu(device: int | None) -> Gpu:
@@ -165,6 +167,7 @@ def warm(
     kv_heads: int | None = None,
     len_q: int,
     len_kv: int | None = None,
+    passes: str = "forward",
     device: int | None = None,
 ) -> Kernel:
     """Chooses, compiles and loads the kernel for dense tensors of these sizes, and their bucket, now, so that no call has to. Returns it.
@@ -172,15 +175,18 @@ def warm(
     Other lengths of the bucket may have another kernel, which is made ready, too; those that have a tuning record of their own need
     a `warm` of their own.
     head_dim_v: None for head_dim; kv_heads: None for as many as heads; len_kv: None for len_q; device: None for the current one.
+    passes: "forward", "backward" or "both", of which the backward kernel is returned.
     """
     on = _gpu(device)
     name = str(dtype).removeprefix("torch.")
     width_v = head_dim if head_dim_v is None else head_dim_v
-    problem = Problem(Dtype.parse(name), head_dim, width_v, Mask.CAUSAL if causal else Mask.FULL)
     workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv)
-    excluded = excluded_families(attention_call(problem, workload), on.device.target)
-    choose_kernel(problem, workload, on, excluded, any_length=True)
-    return choose_kernel(problem, workload, on, excluded)
+    for operation in operations_of(passes):
+        problem = Problem(Dtype.parse(name), head_dim, width_v, Mask.CAUSAL if causal else Mask.FULL, operation)
+        excluded = excluded_families(operation_of(problem).call(problem, workload), on.device.target)
+        choose_kernel(problem, workload, on, excluded, any_length=True)
+        kernel = choose_kernel(problem, workload, on, excluded)
+    return kernel
 
 
 @checked
@@ -195,6 +201,7 @@ def tune(
     batch: int | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
+    passes: str = "forward",
     device: str | int | None = None,
     arch: str | None = None,
     jobs: int = 0,
@@ -206,7 +213,7 @@ def tune(
     """What `flashgen tune` does, with the same options: see `flashgen.cells.cells_of` and `flashgen.tuning.Request`."""
     from . import tuning
 
-    cells = cells_of(head_dim, head_dim_v, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads)
+    cells = cells_of(head_dim, head_dim_v, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads, passes)
     return tuning.run(tuning.Request(cells, device, arch, jobs, budget_seconds, exhaustive, family, settings or {}))
 
 

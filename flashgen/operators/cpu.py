@@ -1,4 +1,4 @@
-"""`flashgen.attention` of CPU tensors, by kernels in the emulator."""
+"""`flashgen.attention` of CPU tensors, and its gradients, by kernels in the emulator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import find_target
 
 from ..launch import arguments, cpu
+from ..launch.gradients import Gradients, gradient_call, is_trivial
 from ..launch.tensors import Tensors
 from ..selection.families import default_spec, excluded_families
 
@@ -33,6 +34,33 @@ def attention_on_cpu(
         excluded = excluded_families(tensors.call(scalars), find_target(cpu.ARCHITECTURE))
         cpu.run_on_cpu(_default_kernel(problem, excluded), tensors, scalars)
     return out, lse
+
+
+def gradients_on_cpu(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    d_out: torch.Tensor,
+    d_lse: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+) -> Gradients:
+    """Gradients of CPU tensors that have passed `check_gradient_call`, by the default kernel."""
+    arguments.require_memory(q, k, v, out=out, d_out=d_out)
+    call = gradient_call(q, k, v, out, d_out, causal, scale, layout)
+    d_q, d_k, d_v = (torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
+    if not is_trivial(call.workload):
+        given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out, "d_q": d_q, "d_k": d_k, "d_v": d_v}
+        by_name = {name: t.transpose(1, 2) if layout == "bhsd" else t for name, t in given.items()} | {"lse": lse}
+        if d_lse is not None:
+            by_name["d_lse"] = d_lse
+        tensors = Tensors(call.problem, call.workload, by_name)
+        excluded = excluded_families(call, find_target(cpu.ARCHITECTURE))
+        cpu.run_on_cpu(_default_kernel(call.problem, excluded), tensors, call.scalars)
+    return d_q, d_k, d_v
 
 
 @cache

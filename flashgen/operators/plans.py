@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad, profiler
 
 from ..launch.arguments import check_options
 from ..launch.gpu import Plan, untraced
+from ..launch.gradients import GradientPlan
 from ..selection import loaded
 
 _MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
 _LOCAL = threading.local()
+_Plan = TypeVar("_Plan", Plan, GradientPlan)
 
 
 def _signature(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> tuple[Any, ...]:
@@ -94,6 +96,7 @@ def _tensor_guards() -> Any:
 nobody_listens = _listeners()
 no_modes = _no_modes()
 _TensorGuards = _tensor_guards()
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 @untraced
@@ -116,7 +119,7 @@ def plan_at_hand(
         and no_modes()
     ):
         return before.plan
-    if _only_the_kernel(q, k, v):
+    if _without_gradients(q, k, v):
         plans = _plans()
         try:
             key = _signature(q, k, v, causal, scale, layout)
@@ -136,7 +139,19 @@ def plan_at_hand(
     return None
 
 
-def _only_the_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def only_the_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether these are plain tensors on a GPU, and nobody but autograd has an interest in what a kernel makes of them."""
+    return (
+        {type(q), type(k), type(v)} <= _PLAIN
+        and q.is_cuda
+        and k.is_cuda
+        and v.is_cuda
+        and nobody_listens()
+        and not (q.is_neg() or k.is_neg() or v.is_neg())  # the dispatcher negates them first
+    )
+
+
+def _without_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether the dispatcher would do nothing with a call of these but hand it to the kernel."""
     return (
         type(q) is type(k) is type(v) is torch.Tensor
@@ -168,13 +183,24 @@ def plan_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sc
     return _kept(plans, key, Plan(q, k, v, causal, scale, layout)) if plan is None else plan
 
 
+def gradient_plan_for(*arguments: Any) -> GradientPlan:
+    """This thread's plan for a call of the backward pass: see `GradientPlan`."""
+    plans: dict[tuple[Any, ...], GradientPlan] = _LOCAL.__dict__.setdefault("gradient_plans", {})
+    q, k, v, out, lse, d_out, d_lse, *options = arguments
+    of_out = (out.shape, out.stride(), lse.shape, lse.stride(), d_out.shape, d_out.stride(), out.dtype, lse.dtype, d_out.dtype)
+    of_lse = None if d_lse is None else (d_lse.shape, d_lse.stride(), d_lse.dtype, d_lse.device)
+    key = (*_signature(q, k, v, *options), *of_out, out.device, lse.device, d_out.device, of_lse)
+    plan = plans.get(key)
+    return _kept(plans, key, GradientPlan(*arguments)) if plan is None else plan
+
+
 def _plans() -> dict[tuple[Any, ...], Plan]:
     """This thread's."""
     plans: dict[tuple[Any, ...], Plan] = _LOCAL.__dict__.setdefault("plans", {})
     return plans
 
 
-def _kept(plans: dict[tuple[Any, ...], Plan], key: tuple[Any, ...], plan: Plan) -> Plan:
+def _kept(plans: dict[tuple[Any, ...], _Plan], key: tuple[Any, ...], plan: _Plan) -> _Plan:
     if len(plans) >= _MAX_PLANS:
         for old in list(plans)[: _MAX_PLANS // 2]:
             del plans[old]

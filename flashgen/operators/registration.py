@@ -8,7 +8,7 @@ not, and because a tensor that nobody wants costs a call two more.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,14 @@ def _forward_elsewhere(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_call(q, k, v, causal, scale, layout)
+    cpu_is_allowed(q)
+    from . import cpu
+
+    return cpu.attention_on_cpu(q, k, v, causal, scale, layout)
+
+
+def cpu_is_allowed(q: torch.Tensor) -> None:
+    """Raises ArgumentError unless q is on the CPU, and kernels may run there."""
     if q.device.type != "cpu":
         raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
     if os.environ.get("FLASHGEN_CPU") != "1":
@@ -54,9 +62,6 @@ def _forward_elsewhere(
             f"q must be on a CUDA device; got {q.device}. FLASHGEN_CPU=1 in the environment lets kernels run on the CPU, thread for "
             "thread: right, and slow"
         )
-    from . import cpu
-
-    return cpu.attention_on_cpu(q, k, v, causal, scale, layout)
 
 
 def _forward_fake(
@@ -77,22 +82,32 @@ def _output_fake(*arguments: Any) -> torch.Tensor:
     return _forward_fake(*arguments)[0]
 
 
+def register_for_all_others(name: str, implementation: Callable[..., Any]) -> None:
+    """Of an operator what runs where it has no implementation of its own."""
+    for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutogradNestedTensor"):
+        LIBRARY.impl(name, implementation, key)
+
+
 for _name, _cuda, _elsewhere, _fake in (
     ("attention_output", _output_cuda, _output_elsewhere, _output_fake),
     ("attention_forward", _forward_cuda, _forward_elsewhere, _forward_fake),
     ("attention", _forward_cuda, _forward_elsewhere, _forward_fake),
 ):
     LIBRARY.impl(_name, _cuda, "CUDA")
-    for _key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutogradNestedTensor"):
-        LIBRARY.impl(_name, _elsewhere, _key)  # everything that has no kernel of its own
+    register_for_all_others(_name, _elsewhere)
     torch.library.register_fake(f"flashgen::{_name}", _fake, lib=LIBRARY)
 
 
 @register_flop_formula([torch.ops.flashgen.attention_output, torch.ops.flashgen.attention_forward, torch.ops.flashgen.attention])
 def _flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, scale: float | None, layout: str, **_: Any) -> int:
     """For `torch.utils.flop_counter`; shapes in place of tensors."""
+    return flops_of("forward", q, k, v, causal, layout)
+
+
+def flops_of(operation: str, q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, layout: str) -> int:
+    """Floating-point operations of an operation on tensors of these shapes."""
     row, head = LAYOUTS[layout]
-    problem = Problem(Dtype.BF16, q[3], v[3], Mask.CAUSAL if causal else Mask.FULL)  # the dtype does not matter
+    problem = Problem(Dtype.BF16, q[3], v[3], Mask.CAUSAL if causal else Mask.FULL, operation)  # the dtype does not matter
     return int(operation_of(problem).flops(problem, Workload(q[0], q[head], k[head], q[row], k[row])))
 
 

@@ -180,14 +180,6 @@ def test_opcheck(name: str, layout: str) -> None:
     torch.library.opcheck(getattr(torch.ops.flashgen, name).default, (*inputs(2, 64, 64, 4, 4), True, None, layout))
 
 
-def test_backward_says_that_there_is_none() -> None:
-    q, k, v = inputs()
-    q.requires_grad_(True)
-    out = flashgen.attention(q, k, v)
-    with pytest.raises(FlashgenError, match="has no backward yet"):
-        out.sum().backward()
-
-
 def test_strides_and_alignment_errors() -> None:
     q, k, v = inputs()
     wide = torch.randn(2, 300, 2, 128, device="cuda", dtype=torch.bfloat16)

@@ -146,7 +146,7 @@ def test_a_new_length_takes_another_kernel_where_the_chosen_one_cannot(call: Cal
 def test_options_of_a_new_signature_are_checked_without_the_dispatcher(
     call: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plans, "_only_the_kernel", lambda *tensors: True)  # as for tensors that are on a GPU
+    monkeypatch.setattr(plans, "_without_gradients", lambda *tensors: True)  # as for tensors that are on a GPU
     q = OnGpu(torch.zeros(1, 1, 8, 128, dtype=torch.bfloat16))
     for options, named in (
         ((1, None, "bshd", False), "causal"),

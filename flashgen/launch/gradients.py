@@ -1,0 +1,168 @@
+"""A call of the backward pass: what its tensors must be, and `GradientPlan`, everything that its signature decides on a GPU."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from flashgen.build.gpu.driver import gpu
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.operands import Call
+from flashgen.codegen.operation import dense, operation_of
+from flashgen.codegen.problem import Pass, Problem
+from flashgen.codegen.workload import Workload
+
+from .arguments import (
+    ALIGNMENT,
+    LAYOUTS,
+    axis_strides,
+    check_call,
+    check_strides,
+    ordered_strides,
+    problem_and_workload,
+    require_dense,
+    require_memory,
+)
+from .bound import BoundCall
+from .gpu import bind_chosen, current_device, current_stream, empty_strided, require_context, untraced
+
+logger = logging.getLogger("flashgen")
+_said: set[str] = set()
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def check_gradient_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    d_out: torch.Tensor,
+    d_lse: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+) -> None:
+    """Raises ArgumentError unless these go together, and a kernel for some GPU could take them. Works on fake tensors."""
+    check_call(q, k, v, causal, scale, layout)
+    row, head = LAYOUTS[layout]
+    of_out, of_lse = (*q.shape[:3], v.shape[3]), (q.shape[0], q.shape[head], q.shape[row])
+    for name, tensor, shape, dtype in (
+        ("out", out, of_out, q.dtype),
+        ("d_out", d_out, of_out, q.dtype),
+        ("lse", lse, of_lse, torch.float32),
+        ("d_lse", d_lse, of_lse, torch.float32),
+    ):
+        if tensor is None:
+            continue
+        require_dense(name, tensor)
+        if tuple(tensor.shape) != tuple(shape):
+            raise ArgumentError(f"{name} must have the shape {tuple(shape)}; got {tuple(tensor.shape)}")
+        if tensor.dtype != dtype:
+            raise ArgumentError(f"{name} must be {dtype}; got {tensor.dtype}")
+        if tensor.device != q.device:
+            raise ArgumentError(f"{name} must be on q's device {q.device}; got {tensor.device}")
+
+
+def usable(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a dense copy where kernels cannot take it: gradients may come expanded, transposed or not aligned."""
+    try:
+        check_strides(name, tensor)
+        if tensor.data_ptr() % ALIGNMENT == 0:
+            return tensor
+        why = f"{name} begins {tensor.data_ptr() % ALIGNMENT} bytes past a multiple of {ALIGNMENT}"
+    except ArgumentError as error:
+        why = str(error)
+    if name not in _said:
+        _said.add(name)
+        logger.info("the backward pass copies %s, which kernels cannot take as it is: %s", name, why)
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def gradient_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    d_out: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+) -> Call:
+    """The call of these tensors, which have passed `check_gradient_call`; gradients are dense in their layout."""
+    problem, workload = problem_and_workload(q, k, v, causal, layout, Pass.BACKWARD.value)
+    given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out}
+    strides = {name: axis_strides(tensor, layout) for name, tensor in given.items()}
+    strides |= {f"d_{name}": ordered_strides(given[name].shape, dense(tuple(given[name].shape)), layout) for name in ("q", "k", "v")}
+    return operation_of(problem).call(problem, workload, strides, {"scale": problem.head_dim**-0.5 if scale is None else scale})
+
+
+def is_trivial(workload: Workload) -> bool:
+    """Whether all gradients are 0, because no query meets a key."""
+    return not (workload.batch and workload.heads_q and workload.len_q and workload.len_kv)
+
+
+class GradientPlan:
+    """Everything about a call of the backward pass that its signature decides. Its tensors are `usable`."""
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        d_out: torch.Tensor,
+        d_lse: torch.Tensor | None,
+        causal: bool,
+        scale: float | None,
+        layout: str,
+    ) -> None:
+        """Checks the arguments and binds the selection's kernel."""
+        check_gradient_call(q, k, v, out, lse, d_out, d_lse, causal, scale, layout)
+        if q.device.type != "cuda":
+            raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
+        call = gradient_call(q, k, v, out, d_out, causal, scale, layout)
+        self.index = q.device.index
+        self.shapes = tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in (q, k, v))
+        self.bound: BoundCall | None = None
+        if not is_trivial(call.workload):
+            self.bound = bind_chosen(call, gpu(self.index))
+            require_context(self.index)
+
+    @property
+    def problem(self) -> Problem | None:
+        """What the bound kernel computes."""
+        return self.bound.launch.kernel.spec.problem if self.bound is not None else None
+
+    @untraced
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        d_out: torch.Tensor,
+        d_lse: torch.Tensor | None,
+    ) -> Gradients:
+        """Allocates the gradients, dense, and enqueues the kernels on the current stream."""
+        if current_device() != self.index:
+            with torch.cuda.device(self.index):
+                return self(q, k, v, out, lse, d_out, d_lse)
+        if self.bound is None:
+            d_q, d_k, d_v = (torch.zeros(shape, dtype=dtype, device="cuda") for shape, _, dtype in self.shapes)
+            return d_q, d_k, d_v
+        d_q, d_k, d_v = (empty_strided(*each) for each in self.shapes)
+        addresses = [t.data_ptr() for t in (q, k, v, out, d_out)]
+        if any(address % ALIGNMENT or not address for address in addresses):
+            require_memory(q, k, v, out=out, d_out=d_out)
+        at_q, at_k, at_v, at_out, at_d_out = addresses
+        self.bound.enqueue(
+            current_stream(self.index),
+            *(at_q, at_k, at_v, at_out, lse.data_ptr(), at_d_out, 0 if d_lse is None else d_lse.data_ptr()),
+            *(d_q.data_ptr(), d_k.data_ptr(), d_v.data_ptr()),
+        )
+        return d_q, d_k, d_v

@@ -1,0 +1,32 @@
+"""The rule of `torch.vmap`: a mapped call is one call with a larger batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..launch.arguments import check_traced
+from ..launch.gpu import untraced
+
+
+def batched(operator: Any, tensors: int) -> Callable[..., Any]:
+    """The rule of `vmap` for an operator whose first arguments are so many tensors: the mapped dimension joins the batch."""
+
+    @untraced
+    def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> Any:
+        mapped = [
+            None if t is None else t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip(arguments[:tensors], in_dims, strict=False)
+        ]
+        # One of them, in whose terms errors speak, without elements: there may be none.
+        one = (torch.empty_strided(t.shape[1:], t.stride()[1:], dtype=t.dtype, device="meta") for t in mapped[:3] if t is not None)
+        check_traced(*one, *arguments[tensors:])
+        given = operator(*(None if t is None else t.flatten(0, 1) for t in mapped), *arguments[tensors:])
+        sizes = info.batch_size, arguments[0].shape[0] if in_dims[0] is None else mapped[0].shape[1]  # type: ignore[union-attr]
+        if isinstance(given, torch.Tensor):
+            return given.unflatten(0, sizes), 0
+        return tuple(t.unflatten(0, sizes) for t in given), (0,) * len(given)
+
+    return rule
