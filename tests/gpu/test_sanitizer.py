@@ -25,7 +25,7 @@ def sanitize(tool: str, *arguments: str) -> tuple[int, str]:
     """Exit code (9 if the tool found something) and everything that was printed."""
     # Without the caching allocator every tensor is an allocation of its own, so an access past its end is seen.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    options = ["--kernel-name", "kns=attention_forward", "--error-exitcode", "9"]
+    options = ["--kernel-name", "kns=attention_", "--error-exitcode", "9"]
     if tool == "racecheck":  # its default report passes over hazards that the planted fault shows
         options += ["--racecheck-report", "all"]
     command = [str(SANITIZER), "--tool", tool, *options, sys.executable, "-m", "tests.support.sanitized", *arguments]
@@ -38,13 +38,19 @@ def sanitize(tool: str, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("family", "tool"),
     [
-        *(("attention_forward", tool) for tool in ("memcheck", "racecheck", "synccheck")),
-        *(("attention_forward_sm90", tool) for tool in ("memcheck", "synccheck")),
+        *((name, tool) for name in ("attention_forward", "attention_backward") for tool in ("memcheck", "racecheck", "synccheck")),
+        *(
+            (name, tool)
+            for name in ("attention_forward_sm90", "attention_backward_sm90", "attention_backward_wide_sm90")
+            for tool in ("memcheck", "synccheck")
+        ),
     ],
 )
 def test_nothing_is_found(family: str, tool: str) -> None:
-    if reasons := find_family(family).refusals(Problem(Dtype.BF16, 64), gpu(0).device.target):
-        pytest.skip("; ".join(reasons))
+    asked, target = find_family(family), gpu(0).device.target
+    reasons = [asked.refusals(Problem(Dtype.BF16, width, operation=asked.operation), target) for width in (64, 256)]
+    if all(reasons):
+        pytest.skip("; ".join(reasons[0]))
     code, report = sanitize(tool, family)
     assert code == 0, report[-5000:]
     assert report.count("launched on") == 10
