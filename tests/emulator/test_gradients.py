@@ -152,7 +152,9 @@ def test_the_operator_names_a_bad_tensor(change: dict[str, Callable[[torch.Tenso
         torch.ops.flashgen.attention_backward(*given.values(), False, None, "bshd")
 
 
-@pytest.mark.parametrize(("dynamic", "backend"), [(False, "aot_eager"), (True, "aot_eager"), (False, "inductor")])
+@pytest.mark.parametrize(
+    ("dynamic", "backend"), [(False, "aot_eager"), (True, "aot_eager"), pytest.param(False, "inductor", marks=pytest.mark.slow)]
+)
 def test_a_training_step_compiles_whole(dynamic: bool, backend: str) -> None:
     torch.manual_seed(0)
     models = [Model(), Model()]
@@ -199,8 +201,8 @@ def test_every_way_to_ask_for_gradients_gets_them(way: int) -> None:
     torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("way", range(6))
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
+@pytest.mark.parametrize("way", [0, 3, *(pytest.param(way, marks=pytest.mark.slow) for way in (1, 2, 4, 5))])
 def test_compiled_transforms_leave_the_call_to_python(way: int, backend: str) -> None:
     """PyTorch 2.11 compiles the gradients of a Function within a transform to 0 without a word."""
     torch.testing.assert_close(torch.compile(WAYS[way], backend=backend)(tensor()), gradient(tensor()), rtol=0.02, atol=0.02)

@@ -43,7 +43,7 @@ def of_family(name: str, seconds: float, fault: bool = False) -> pytest.MarkDeco
 
 def planned(
     cases: Iterable[T],
-    each: int,
+    each: int | Callable[[str], int],
     family: Callable[[T], str],
     kinds: Callable[[T], Iterable[Hashable]],
     name: Callable[[T], str],
@@ -52,14 +52,15 @@ def planned(
 ) -> list[object]:
     """All cases as parameters of a test, of which `each` of every family are for every run and the others for --slow.
 
-    `name`: the case's id; `seconds`: about how long it takes on two cores; `fault`: whether the cases are planted faults.
+    `each`: a number, or one for each family's name; `name`: the case's id; `seconds`: about how long it takes on two cores; `fault`:
+    whether the cases are planted faults.
     """
     by_family: dict[str, list[T]] = defaultdict(list)
     for case in cases:
         by_family[family(case)].append(case)
     found: list[object] = []
     for of, mine in by_family.items():
-        quick = sample(mine, each, of, kinds)
+        quick = sample(mine, each(of) if callable(each) else each, of, kinds)
         for case in mine:
             marks = [of_family(of, seconds(case), fault), *([] if case in quick else [pytest.mark.slow])]
             values = case if isinstance(case, tuple) else (case,)
