@@ -1,0 +1,128 @@
+"""`GradientPlan` on a GPU that is made up: which kernel a call is bound to, what it launches, and with which addresses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.launch import bound, gradients
+from flashgen.launch import gpu as launch_gpu
+from flashgen.launch.gradients import GradientPlan, usable
+from flashgen.operators import plans
+from tools import call_overhead
+from tools.call_overhead import OnGpu
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that calls ask PyTorch's allocator for, beside gradients."""
+    call_overhead.pretend("h200", tmp_path, monkeypatch.setattr)
+    for name in ("gpu", "require_context", "empty_strided", "current_device", "current_stream"):
+        monkeypatch.setattr(gradients, name, getattr(launch_gpu, name))
+    monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
+    asked: list[int] = []
+
+    def give(self: bound.BoundCall, size: int, make: Any) -> Any:
+        asked.append(size)
+        return SimpleNamespace(data_ptr=lambda: 1 << 20) if size else None
+
+    monkeypatch.setattr(bound.BoundCall, "_memory", give)
+    return asked
+
+
+def call(len_q: int = 100, len_kv: int = 200, d: int = 64, **change: Any) -> list[Any]:
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return OnGpu(torch.zeros(shape, dtype=dtype))
+
+    given = {
+        "q": tensor(2, len_q, 4, d),
+        "k": tensor(2, len_kv, 2, d),
+        "v": tensor(2, len_kv, 2, d),
+        "out": tensor(2, len_q, 4, d),
+        "lse": tensor(2, 4, len_q, dtype=torch.float32),
+        "d_out": tensor(2, len_q, 4, d),
+        "d_lse": None,
+    }
+    return [*{**given, **change}.values(), True, None, "bshd"]
+
+
+@pytest.mark.parametrize(
+    ("d", "family"), [(64, "attention_backward_sm90"), (256, "attention_backward_wide_sm90"), (136, "attention_backward_wide_sm90")]
+)
+def test_a_call_is_bound_to_a_kernel_and_has_its_buffers(d: int, family: str, memory: list[int]) -> None:
+    arguments = call(d=d)
+    plan = plans.gradient_plan_for(*arguments)
+    assert plan.bound is not None
+    assert plan.problem is not None
+    assert plan.problem.name == f"backward_bf16_d{d}_causal"
+    assert plan.bound.launch.kernel.spec.family.name == family
+    launched: list[tuple[int, ...]] = []
+    enqueue = plan.bound.launch.enqueue
+
+    def noted(*addresses: int) -> None:
+        launched.append(addresses)
+        enqueue(*addresses)
+
+    plan.bound.launch.enqueue = noted
+    found = plan(*arguments[:7])
+    ((_, *addresses),) = launched
+    q, k, v, out, lse, d_out, _ = arguments[:7]
+    wanted = [q, k, v, out, lse, d_out]
+    assert addresses[:7] == [*(tensor.data_ptr() for tensor in wanted), 0]
+    assert addresses[7:10] == [gradient.data_ptr() for gradient in found]
+    assert [gradient.shape for gradient in found] == [q.shape, k.shape, v.shape]
+    assert len(memory) == 2, "one allocation for each kind of buffer"
+    assert plans.gradient_plan_for(*arguments) is plan
+
+
+def test_what_differs_has_a_plan_of_its_own(memory: list[int]) -> None:
+    first = plans.gradient_plan_for(*call())
+    changes: tuple[dict[str, Any], ...] = (
+        {"d_out": OnGpu(torch.zeros(2, 4, 100, 64, dtype=torch.bfloat16).transpose(1, 2))},
+        {"d_lse": OnGpu(torch.zeros(2, 4, 100))},
+    )
+    for change in changes:
+        assert plans.gradient_plan_for(*call(**change)) is not first
+    assert plans.gradient_plan_for(*call()) is first
+
+
+def test_where_nothing_meets_no_kernel_is_bound(memory: list[int]) -> None:
+    assert plans.gradient_plan_for(*call(len_q=0)).bound is None
+    assert plans.gradient_plan_for(*call(len_kv=0)).bound is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"out": OnGpu(torch.zeros(2, 99, 4, 64, dtype=torch.bfloat16))},
+            r"^out must have the shape \(2, 100, 4, 64\); got \(2, 99, 4, 64\)$",
+        ),
+        ({"lse": OnGpu(torch.zeros(2, 4, 100, dtype=torch.float64))}, r"^lse must be torch\.float32; got torch\.float64$"),
+        ({"d_out": torch.zeros(2, 100, 4, 64, dtype=torch.bfloat16)}, r"^d_out must be on q's device cuda:0; got cpu$"),
+        (
+            {"q": OnGpu(torch.zeros(2, 100, 3, 64, dtype=torch.bfloat16))},
+            r"^q must have a number of heads that is a multiple of k's 2; got 3$",
+        ),
+    ],
+)
+def test_bad_tensors_are_named(change: dict[str, Any], message: str, memory: list[int]) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        GradientPlan(*call(**change))
+
+
+def test_what_kernels_cannot_take_is_copied_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "_said", set())
+    dense = torch.randn(2, 5, 4, 64, dtype=torch.bfloat16)
+    assert usable("d_out", dense) is dense
+    assert usable("d_out", view := dense.transpose(1, 2)) is view
+    for odd in (dense[:1, :1, :1, :1].expand(2, 5, 4, 64), dense[..., 1:57], dense.mT.contiguous().mT):
+        copy = usable("d_out", odd)
+        assert copy is not odd
+        assert copy.is_contiguous()
+        assert torch.equal(copy, odd)
