@@ -24,7 +24,8 @@ def batched(operator: Any, tensors: int) -> Callable[..., Any]:
         one = (torch.empty_strided(t.shape[1:], t.stride()[1:], dtype=t.dtype, device="meta") for t in mapped[:3] if t is not None)
         check_traced(*one, *arguments[tensors:])
         given = operator(*(None if t is None else t.flatten(0, 1) for t in mapped), *arguments[tensors:])
-        sizes = info.batch_size, arguments[0].shape[0] if in_dims[0] is None else mapped[0].shape[1]  # type: ignore[union-attr]
+        assert mapped[0] is not None  # q, which every operator takes
+        sizes = info.batch_size, mapped[0].shape[1]
         if isinstance(given, torch.Tensor):
             return given.unflatten(0, sizes), 0
         return tuple(t.unflatten(0, sizes) for t in given), (0,) * len(given)

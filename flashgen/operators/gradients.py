@@ -229,7 +229,9 @@ class _PastDispatcher(torch.autograd.Function):
     @staticmethod
     @untraced
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
-        alone = not torch.is_grad_enabled() and plans.nobody_listens()  # gradients are enabled where a second derivative may be asked for
+        # Gradients are enabled where a second derivative may be asked for; a negated view is one that the dispatcher negates first.
+        plain = all(g is None or (type(g) is torch.Tensor and not g.is_neg()) for g in gradients)
+        alone = plain and not torch.is_grad_enabled() and plans.nobody_listens()
         return _gradients(_backward_cuda if alone else attention_backward, ctx, *gradients)
 
 

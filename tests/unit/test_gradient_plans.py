@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.launch import bound, gradients
 from flashgen.launch import gpu as launch_gpu
 from flashgen.launch.gradients import GradientPlan, usable
+from flashgen.operators import gradients as of_operators
 from flashgen.operators import plans
 from tools import call_overhead
 from tools.call_overhead import OnGpu
@@ -103,6 +105,10 @@ def test_where_nothing_meets_no_kernel_is_bound(memory: list[int]) -> None:
             {"out": OnGpu(torch.zeros(2, 99, 4, 64, dtype=torch.bfloat16))},
             r"^out must have the shape \(2, 100, 4, 64\); got \(2, 99, 4, 64\)$",
         ),
+        (
+            {"d_out": OnGpu(torch.zeros(100, 4, 64, dtype=torch.bfloat16))},
+            r"^d_out must have the shape \(2, 100, 4, 64\); got \(100, 4, 64\)$",
+        ),
         ({"lse": OnGpu(torch.zeros(2, 4, 100, dtype=torch.float64))}, r"^lse must be torch\.float32; got torch\.float64$"),
         ({"d_out": torch.zeros(2, 100, 4, 64, dtype=torch.bfloat16)}, r"^d_out must be on q's device cuda:0; got cpu$"),
         (
@@ -126,3 +132,24 @@ def test_what_kernels_cannot_take_is_copied_and_the_rest_is_not(monkeypatch: pyt
         assert copy is not odd
         assert copy.is_contiguous()
         assert torch.equal(copy, odd)
+    assert usable("d_out", wrong := dense[0]) is wrong, "which is refused by name"
+    assert usable("d_out", sparse := dense.to_sparse()) is sparse
+
+
+@pytest.mark.parametrize("negated", [False, True])
+def test_a_negated_gradient_goes_through_the_dispatcher(negated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which negates it: memory holds the numbers with the other sign."""
+    taken: list[str] = []
+
+    def note(name: str, *arguments: Any) -> tuple[Any, ...]:
+        taken.append(name)
+        return arguments[:3]
+
+    for name in ("_backward_cuda", "attention_backward"):
+        monkeypatch.setattr(of_operators, name, partial(note, name))
+    tensors = [torch.zeros(1, 2, 1, 8, dtype=torch.bfloat16) for _ in range(5)]
+    context = SimpleNamespace(saved_tensors=tensors, options=(False, None, "bshd"), needs_input_grad=(True,) * 6)
+    d_out = torch._neg_view(tensors[0]) if negated else tensors[0]
+    with torch.no_grad():
+        of_operators._PastDispatcher.backward(context, d_out, None)
+    assert taken == ["attention_backward" if negated else "_backward_cuda"]
