@@ -16,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.codegen.errors import FlashgenError
 
-from ..launch.gpu import untraced
+from ..launch.gpu import Plan, untraced
 from ..launch.gradients import Gradients, check_gradient_call, usable
 from . import plans
 from .batching import batched
@@ -215,24 +215,31 @@ class _Transformed(torch.autograd.Function):
         return batched(_Transformed.apply, 3)(info, in_dims, *arguments)
 
 
-class _PastDispatcher(torch.autograd.Function):
-    """Past the dispatcher, for tensors that `plans.only_the_kernel` says nobody else has an interest in. Options are as the plan's."""
+class PastDispatcher(torch.autograd.Function):
+    """Past the dispatcher, for tensors that `plans.only_the_kernel` says nobody else has an interest in."""
 
     @staticmethod
     @untraced
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = plans.plan_for(q, k, v, *options)(q, k, v, True)
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, *options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`plan`: this thread's for the tensors and the options."""
+        out, lse = plan(q, k, v, True)
         assert lse is not None
-        _keep(ctx, (q, k, v, *options), (out, lse))
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     @untraced
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
+        """`gradients`: of out and lse."""
         # Gradients are enabled where a second derivative may be asked for; a negated view is one that the dispatcher negates first.
         plain = all(g is None or (type(g) is torch.Tensor and not g.is_neg()) for g in gradients)
         alone = plain and not torch.is_grad_enabled() and plans.nobody_listens()
-        return _gradients(_backward_cuda if alone else attention_backward, ctx, *gradients)
+        d_q, d_k, d_v, *options = _gradients(_backward_cuda if alone else attention_backward, ctx, *gradients)
+        return d_q, d_k, d_v, None, *options  # the plan has none
 
 
 @untraced
@@ -259,5 +266,6 @@ def differentiable_attention(*arguments: Any) -> tuple[torch.Tensor, torch.Tenso
             raise NoDerivativeError(_NOT_COMPILED)  # PyTorch 2.11 would compile gradients of 0 without a word
         return _Transformed.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
     if not torch.compiler.is_compiling() and plans.only_the_kernel(*arguments[:3]):
-        return _PastDispatcher.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+        plan = plans.differentiable_plan(*arguments)
+        return PastDispatcher.apply(*arguments[:3], plan, *arguments[3:])  # type: ignore[no-any-return, no-untyped-call]
     return attention(*arguments)  # type: ignore[no-any-return]

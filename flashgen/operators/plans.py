@@ -109,15 +109,7 @@ def plan_at_hand(
     dispatcher costs a fifth of a call. The plan of the call before is known again by one look at the tensors.
     """
     before: _Before | None = getattr(_LOCAL, "before", None)
-    if (
-        before is not None
-        and before.fits(q, k, v)
-        and before.causal is causal
-        and (before.scale is scale or (type(scale) is float and before.scale == scale))
-        and (before.layout is layout or (type(layout) is str and before.layout == layout))
-        and before.generation == loaded.kernels.generation
-        and no_modes()
-    ):
+    if before is not None and before.fits(q, k, v) and before.is_like(causal, scale, layout):
         return before.plan
     if _without_gradients(q, k, v):
         plans = _plans()
@@ -137,6 +129,25 @@ def plan_at_hand(
             _LOCAL.before = plan.before
         return plan
     return None
+
+
+@untraced
+def differentiable_plan_at_hand(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+) -> Plan | None:
+    """The plan of the call with gradients before, if this one is like it in all that `differentiable_plan` asks."""
+    before: _Before | None = getattr(_LOCAL, "before_with_gradients", None)
+    if before is not None and before.fits(q, k, v) and before.is_like(causal, scale, layout) and torch.is_grad_enabled():
+        return before.plan
+    return None
+
+
+def differentiable_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan:
+    """This thread's plan for a call with gradients, for which `only_the_kernel` holds."""
+    plan = plan_for(q, k, v, causal, scale, layout)
+    if _TensorGuards is not None:
+        _LOCAL.before_with_gradients = _Before(plan, (q, k, v), causal, scale, layout)
+    return plan
 
 
 def only_the_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -164,7 +175,7 @@ def _without_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> boo
 class _Before:
     """A plan, and what tells that a call has its signature and wants no more than the call before did.
 
-    `fits`: whether tensors have the types, dispatch keys, dtypes, devices, sizes and strides of that call's, and need no gradient either.
+    `fits`: whether tensors have the types, dispatch keys, dtypes, devices, sizes and strides of that call, and need gradients as it did.
     """
 
     __slots__ = ("causal", "fits", "generation", "layout", "plan", "scale")
@@ -174,6 +185,16 @@ class _Before:
         self.plan, self.causal, self.scale, self.layout = plan, causal, scale, layout
         self.generation = loaded.kernels.generation
         self.fits = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+    def is_like(self, causal: bool, scale: float | None, layout: str) -> bool:
+        """Whether a call of tensors that fit has the same options, and nobody but the kernel and autograd has an interest in it."""
+        return (
+            self.causal is causal
+            and (self.scale is scale or (type(scale) is float and self.scale == scale))
+            and (self.layout is layout or (type(layout) is str and self.layout == layout))
+            and self.generation == loaded.kernels.generation
+            and no_modes()
+        )
 
 
 def plan_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan:

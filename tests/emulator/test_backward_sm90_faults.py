@@ -22,6 +22,7 @@ CAUSAL = BackwardCase((290, 300), mask=Mask.CAUSAL)
 STEPPED = BackwardCase((290, 300), (128, 128), Mask.CAUSAL, block_q=64)
 TWO_PANELS = BackwardCase((200, 150), (128, 128), block_q=80)
 WIDE = BackwardCase((200, 100), (192, 136))
+WIDE_ODD = BackwardCase((150, 100), (192, 136), heads=(1, 1))  # its last query tile is in the stage that the output goes through
 
 _RULE = "the numerics rule"
 _NO_FENCE = "missing proxy fence"
@@ -29,8 +30,8 @@ _NO_BARRIER = "read of what another thread wrote, with no barrier between"
 _NOT_WRITTEN = "read of shared memory that nobody wrote"
 _NO_WAIT = "read under an asynchronous copy that was not waited for"
 _UNDER_PRODUCT = "write under a matrix product"
-_FENCED = "            fence_proxy_async();\n            bar_sync(kDScoresReady, kWarpgroups * 128);\n"
-_BARRIER = "            bar_sync(kDScoresReady, kWarpgroups * 128);\n"
+_FENCED = "        fence_proxy_async();\n        bar_sync(kDScoresReady, kWarpgroups * 128);\n"
+_BARRIER = "        bar_sync(kDScoresReady, kWarpgroups * 128);\n"
 
 
 @dataclass(frozen=True)
@@ -52,68 +53,78 @@ class Planted:
 
 ORDER = [
     Planted("fence-before-dS-removed", _FENCED, _BARRIER, caught=_NO_FENCE),
-    Planted("fence-before-dS-too-late", _FENCED, _BARRIER + "            fence_proxy_async();\n", caught=_NO_FENCE),
+    Planted("fence-before-dS-too-late", _FENCED, _BARRIER + "        fence_proxy_async();\n", caught=_NO_FENCE),
     Planted("barrier-of-dS-removed", _BARRIER, "", caught=_NO_BARRIER),
-    Planted("dS-in-one-stage", "d_scores_tile(d_scores_order.stage)", "d_scores_tile(0)", caught=_UNDER_PRODUCT),
-    Planted("wait-for-Q-removed", "            stages.query_pipeline.wait_full(order);\n", "", caught=_NO_WAIT),
-    Planted("wait-for-dO-removed", "            stages.d_out_pipeline.wait_full(order);\n", "", caught=_NO_WAIT),
-    Planted("stage-of-Q-overwritten", "stages.query_pipeline.wait_empty(order);", "", caught="all 1 have arrived already"),
-    Planted("Q-never-released", "release(stages.query_pipeline);", "", caught="8 arrivals and 0 bytes"),
-    Planted("row_lse-not-announced", "QueryTile::kBytes + Lse::kBytes +", "QueryTile::kBytes +", caught="nobody announced"),
-    Planted("too-much-announced", "DOutTile::kBytes + kDeltaBytes +", "DOutTile::kBytes + 2 * kDeltaBytes +", caught="0 arrivals and"),
-    Planted("dK-not-waited-for", "            wgmma_wait_group<0>();\n            keep_in_registers(dK);\n", "", caught=_UNDER_PRODUCT),
+    Planted("dS-in-one-stage", "d_scores + d_scores_order.stage * DScoresTile::kBytes", "d_scores", caught=_UNDER_PRODUCT),
+    Planted("wait-for-Q-removed", "        inputs.query_pipeline.wait_full(next);\n", "", caught=_NO_WAIT),
+    Planted("wait-for-dO-removed", "        inputs.d_out_pipeline.wait_full(next);\n", "", caught=_NO_WAIT),
+    Planted("stage-of-Q-overwritten", "query_pipeline.wait_empty(order);", "", caught="all 1 have arrived already"),
+    Planted("Q-never-released", "release(inputs.query_pipeline);", "", caught="8 arrivals and 0 bytes"),
+    Planted("row_lse-not-announced", "Query::kBytes + Lse::kBytes +", "Query::kBytes +", caught="nobody announced"),
+    Planted("too-much-announced", "DOut::kBytes + kDeltaBytes +", "DOut::kBytes + 2 * kDeltaBytes +", caught="0 arrivals and"),
+    Planted("dK-not-waited-for", "        wgmma_wait_group<0>();\n        keep_in_registers(dK);\n", "", caught=_UNDER_PRODUCT),
     Planted(
         "row_lse-of-the-other-stage",
-        "stages.row_lse + order.stage * Lse::kBytes",
-        "stages.row_lse + (order.stage ^ 1) * Lse::kBytes",
+        "exponentiate(S, p.scale_log2, inputs.lse(order.stage))",
+        "exponentiate(S, p.scale_log2, inputs.lse(order.stage ^ 1))",
         caught="",
     ),
 ]
 NUMBERS = [
-    Planted("dQ-not-waited-for", "            wgmma_wait_group<1>();\n            keep_in_registers(d_q.dQ);\n", ""),
-    Planted("no-mask", "if (tiles.needs_mask(tile))", "if (false)", CAUSAL),
+    Planted("dQ-not-waited-for", "        wgmma_wait_group<kSplit ? 2 : 1>();\n        keep_in_registers(d_q.dQ);\n", ""),
+    Planted("no-mask", "if (tiles.needs_mask(next.tile)) mask", "if (false) mask", CAUSAL),
     Planted("mask-of-the-first-warpgroup", "int first_key = work.first_key + warpgroup * 64", "int first_key = work.first_key", STEPPED),
     Planted("first-query-tile-skipped", "return {all.begin / kBlockQ,", "return {all.begin / kBlockQ + 1,", CAUSAL),
-    Planted("dK-not-scaled", "{p.scale, p.scale}", "{1.0f, 1.0f}"),
+    Planted("dK-not-scaled", "{scale, scale}", "{1.0f, 1.0f}"),
     Planted("dV-scaled", "{1.0f, 1.0f}", "{p.scale, p.scale}"),
-    Planted("dQ-not-scaled", "warp_index(), p.scale);", "warp_index(), 1.0f);"),
-    Planted("queries-of-the-first-head", "head = work.head_kv * p.group + member;", "head = work.head_kv * p.group;", GROUPED),
+    Planted("dQ-not-scaled", "? 0.0f : p.scale; });", "? 0.0f : 1.0f; });"),
+    Planted("queries-of-the-first-head", "queries_full, row, next.head,", "queries_full, row, work.head_kv * p.group,", GROUPED),
     Planted(
         "dQ-of-the-first-head",
-        "(static_cast<i64>(batch) * p.heads_q + head_kv * p.group + member)",
-        "(static_cast<i64>(batch) * p.heads_q + head_kv * p.group)",
+        "index += p.query_tiles - work.tiles.count();",
+        "index -= work.tiles.count();",
         GROUPED,
     ),
     Planted("dQ-of-the-first-panel", "min(warpgroup, KeyTile::kPanels - 1)", "0", TWO_PANELS),
     Planted("dQ-of-the-first-queries", "dS.columns(warpgroup * 64, step)", "dS.columns(0, step)"),
     Planted(
         "dS-in-the-columns-of-a-warpgroup",
-        "store_transposed(d_scores, warp * 16, dS);",
-        "store_transposed(d_scores, warp % 4 * 16, dS);",
+        "store_transposed(d_scores_tile, warp * 16, dS);",
+        "store_transposed(d_scores_tile, warp % 4 * 16, dS);",
         caught="write over what another thread wrote, with no barrier between",
     ),
     Planted("dQ-begins-with-what-was-there", "    write_zeros<kThreads, kSums>(p.d_q_sum + place * kSums);\n", ""),
     Planted("row_lse-in-base-e", "lse * 1.44269504f;", "lse;"),
     Planted("delta-not-subtracted", "(dp[i][j][e] - delta[e % 2])", "dp[i][j][e]"),
-    Planted("P-in-the-place-of-dS", "gemm_output<Element>(dK, dS, queries);", "gemm_output<Element>(dK, P, queries);"),
+    Planted(
+        "P-in-the-place-of-dS",
+        "gemm_over_queries<Element, 0, kSteps>(dK, dS, queries);",
+        "gemm_over_queries<Element, 0, kSteps>(dK, P, queries);",
+    ),
     Planted("fragments-swapped", "operand[j / 2][j % 2 * 2 + h]", "operand[j / 2][h * 2 + j % 2]"),
 ]
-_P_STORED = "        store_transposed(p_tile, warp * 16, P);\n        fence_proxy_async();\n"
+_P_STORED = "        store_transposed(stages.p_tile(), warp * 16, P);\n        fence_proxy_async();\n"
 _DS_STORED = "        store_transposed(stages.d_s_tile(), warp * 16, dS);\n        fence_proxy_async();\n"
 _P_BARRIER = "        bar_sync(kPReady, kConsumers);\n"
+_DV_DONE = "        wgmma_wait_group<0>();\n        keep_in_registers(dV);\n"
 WIDE_ORDER = [
     Planted("wide-fence-after-P-removed", _P_STORED, _P_STORED.split("        fence")[0], WIDE, _NO_FENCE),
     Planted("wide-fence-after-dS-removed", _DS_STORED, _DS_STORED.split("        fence")[0], WIDE, _NO_FENCE),
     Planted("wide-barrier-of-P-removed", _P_BARRIER, "", WIDE, _NO_BARRIER),
     Planted("wide-barrier-of-dS-removed", "        bar_sync(kDScoresReady, kConsumers);\n", "", WIDE, _NOT_WRITTEN),
-    Planted("wide-P-in-one-stage", "stages.p_tile(p_order.stage)", "stages.p_tile(0)", WIDE, _UNDER_PRODUCT),
-    Planted("wide-barrier-before-output-removed", "bar_sync(kPReady, kConsumers);  //", "//", WIDE, _UNDER_PRODUCT),
-    Planted("wide-dK-not-waited-for", "        wgmma_wait_group<kLast ? 0 : 1>();\n", "", WIDE, _UNDER_PRODUCT),
+    Planted("wide-P-while-dV-is-computed", _DV_DONE, "", WIDE, _UNDER_PRODUCT),
+    Planted("wide-barrier-before-output-removed", "bar_sync(kPReady, kConsumers);  //", "//", WIDE_ODD, _UNDER_PRODUCT),
+    Planted("wide-dK-not-waited-for", "        wgmma_wait_group<0>();\n        keep_in_registers(dK);\n", "", WIDE, _UNDER_PRODUCT),
 ]
 WIDE_NUMBERS = [
     Planted("wide-dQ-of-the-first-part", "        keys.base += part * KeyTile::kPanelBytes;\n", "", WIDE),
     Planted("wide-dK-of-the-first-columns", "columns_from<Share::kFirst>(stages.query_tile(stage))", "stages.query_tile(stage)", WIDE),
-    Planted("wide-dV-of-the-first-columns", "columns_from<ShareV::kFirst>(stages.d_out_tile(stage))", "stages.d_out_tile(stage)", WIDE),
+    Planted(
+        "wide-dV-of-the-first-columns",
+        "columns_from<ShareV::kFirst>(stages.d_out_tile(order.stage))",
+        "stages.d_out_tile(order.stage)",
+        WIDE,
+    ),
     Planted("wide-output-in-the-first-columns", "kFirst + first * 8, row", "first * 8, row", WIDE),
     Planted("wide-delta-not-subtracted", "low * (dP[j][h * 2] - delta[0])", "low * dP[j][h * 2]", WIDE),
 ]

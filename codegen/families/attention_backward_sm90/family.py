@@ -9,10 +9,8 @@ from typing import Any, ClassVar
 
 from flashgen.codegen import wgmma
 from flashgen.codegen.attention import (
-    MAX_SECTION_HEADS,
     float32,
     head_dim_reasons,
-    largest_divisor,
     padded,
     reciprocal,
     scale_values,
@@ -25,23 +23,23 @@ from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target
-from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
+from flashgen.codegen.tensor_map import STRIDE_END
 from flashgen.codegen.workload import Workload
 
 from . import model
 from .config import AttentionBackwardSm90Config
+from .launch import PANEL, heads_of_section, tensor_maps
 
 CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
 THREADS = 128 * (CONSUMERS + 1)
 D_SCORES_STAGES = 2  # tiles of dS: with one, the consumers would have to wait for each other twice a tile
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
 ACCUMULATORS = 208  # registers of a consumer's thread that S, dP, dK and dV may take; the rest is P and what is beside. By experiment
+SPLIT_ACCUMULATORS = 216  # the same with P, which lives on beside dQ if the product of dV is split
 WIDEST = 128  # head dim: two consumers have 64 columns of dQ each, and a dK and dV of more do not fit beside S and dP
-PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
 FLAG = 4  # fp32 numbers behind row_lse of a tile: RowLse in templates/tile/warpgroup/backward_beside.cuh
 ROW_THREADS = 128  # of a block of the preprocess
-SECTION_BYTES = 32 * 2**20  # of Q, dO and the sums of dQ that blocks that run together may take of the L2
 ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}
 _TILES = tuple(Parameter("u64", f"{n}_reciprocal") for n in ("query_tiles", "heads_q"))
 _SIZES = tuple(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles"))
@@ -65,7 +63,7 @@ class AttentionBackwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_sm90.cu.j2."""
 
     name = "attention_backward_sm90"
-    revision = 1
+    revision = 2
     block_kv: ClassVar[int] = BLOCK_KV
     operation = "backward"
     preference = 1
@@ -95,7 +93,14 @@ class AttentionBackwardSm90(Family):
         )
     )
     sum_parameters = ParameterBlock(
-        (Parameter("TensorMap", "d_q_map"), Parameter("float*", "d_q_sum"), *_TILES, *_SIZES, Parameter("float", "scale"))
+        (
+            Parameter("TensorMap", "d_q_map"),
+            Parameter("const float*", "d_lse"),
+            Parameter("float*", "d_q_sum"),
+            *_TILES,
+            *_SIZES,
+            Parameter("float", "scale"),
+        )
     )
     atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
@@ -106,7 +111,7 @@ class AttentionBackwardSm90(Family):
         *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
         *("common/lse", "common/row_statistics", "warp/huge_rows"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
-        *("warpgroup/query_gradient", "warpgroup/backward_beside", "warpgroup/epilogue"),
+        *("warpgroup/query_gradient", "warpgroup/backward_beside", "common/key_work", "warpgroup/backward_inputs", "warpgroup/epilogue"),
     )
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
@@ -144,6 +149,10 @@ class AttentionBackwardSm90(Family):
         needed = config.block_q + (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
         if needed > ACCUMULATORS:
             reasons.append(f"needs {needed} registers a thread for accumulators, {ACCUMULATORS} are available: lower block_q")
+        if config.split and config.transposes_d_q and (needed := needed + config.block_q // 4) > SPLIT_ACCUMULATORS:
+            reasons.append(
+                f"needs {needed} registers a thread for accumulators and P, {SPLIT_ACCUMULATORS} are available: do without split"
+            )
         return reasons
 
     def shared_bytes(self, problem: Problem, config: Any) -> int:
@@ -182,7 +191,7 @@ class AttentionBackwardSm90(Family):
         problem, w = call.problem, call.workload
         query_tiles, key_tiles = -(-w.len_q // config.block_q), -(-w.len_kv // self.block_kv)
         tiles, rows = w.batch * w.heads_q * query_tiles, w.batch * w.heads_q * query_tiles * config.block_q
-        section = self._section_heads(problem, w)
+        section = heads_of_section(problem, w)
         divisors = {
             "query_tiles": query_tiles,
             "heads_q": w.heads_q,
@@ -197,7 +206,10 @@ class AttentionBackwardSm90(Family):
         for name in ("q", "k", "out", "d_out"):
             batch, row, head, _ = call.views[name].strides
             known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
-        maps, grids = self._tensor_maps(config, call), {"_preprocess": tiles, "": key_tiles * w.heads_kv * w.batch, "_postprocess": tiles}
+        maps, grids = (
+            tensor_maps(config.block_q, self.block_kv, call),
+            {"_preprocess": tiles, "": key_tiles * w.heads_kv * w.batch, "_postprocess": tiles},
+        )
         launches = [
             KernelLaunch(
                 grids[kernel.suffix],
@@ -209,31 +221,6 @@ class AttentionBackwardSm90(Family):
         ]
         sizes = {"row_lse": rows + tiles * FLAG, "row_delta": rows, "row_shift": rows, "d_q_sum": rows * padded(problem.head_dim)}
         return Program(tuple(launches), tuple(Buffer(name, 4 * size) for name, size in sizes.items()))
-
-    def _section_heads(self, problem: Problem, w: Workload) -> int:
-        """Key/value heads of a section of the order: see templates/tile/common/schedule.cuh. Without a mask, one head after the other."""
-        if problem.mask is Mask.FULL:
-            return 1
-        row_bytes = (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes + 4 * padded(problem.head_dim)
-        fitting = SECTION_BYTES // (w.heads_q // w.heads_kv * w.len_q * row_bytes)
-        heads = w.batch * w.heads_kv
-        return largest_divisor(heads, max(1, min(fitting, heads, MAX_SECTION_HEADS)))
-
-    def _tensor_maps(self, config: Any, call: Call) -> dict[str, TensorMapShape]:
-        """As (column, row, head, batch). dK and dV go out 16 rows at a time, those of a warp; dQ goes out a tile at a time."""
-        problem, w = call.problem, call.workload
-        d, dv, size = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
-        queries, keys = (w.len_q, w.heads_q), (w.len_kv, w.heads_kv)
-        boxes = {
-            **{"q": (d, queries, config.block_q), "d_out": (dv, queries, config.block_q), "d_q": (d, queries, config.block_q)},
-            **{"k": (d, keys, self.block_kv), "v": (dv, keys, self.block_kv), "d_k": (d, keys, 16), "d_v": (dv, keys, 16)},
-        }
-        maps = {}
-        for name, (width, sizes, rows) in boxes.items():
-            batch, row, head, _ = call.views[name].strides
-            in_bytes = (row * size, head * size, batch * size)
-            maps[name] = tensor_map_shape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, rows, 1, 1))
-        return maps
 
     def call_refusals(self, call: Call, config: Any = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
@@ -271,8 +258,8 @@ class AttentionBackwardSm90(Family):
 
     def space(self, problem: Problem, target: Target) -> Iterator[Config]:
         """See Family. The most panels that fit: fewer are never faster."""
-        for block_q, stages in itertools.product((48, 64, 80, 96, 112, 128), (2, 3)):
-            configs = [AttentionBackwardSm90Config(block_q, stages, out_panels) for out_panels in (2, 1)]
+        for block_q, stages, split in itertools.product((48, 64, 80, 96, 112, 128), (2, 3), (False, True)):
+            configs = [AttentionBackwardSm90Config(block_q, stages, out_panels, split) for out_panels in (2, 1)]
             legal = [config for config in configs if not self.check(problem, config, target)]
             yield from legal[:1]
 

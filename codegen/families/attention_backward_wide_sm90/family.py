@@ -10,7 +10,6 @@ from flashgen.codegen.attention import head_dim_reasons, padded
 from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_backward_sm90.family import (
     ELEMENTS,
-    PANEL,
     ROW_THREADS,
     THREADS,
     WIDEST,
@@ -18,13 +17,14 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
     panels,
     row_bytes,
 )
+from flashgen.codegen.families.attention_backward_sm90.launch import PANEL
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import BlockResources
 from flashgen.codegen.target import Target
 
 from .config import AttentionBackwardWideSm90Config
 
-SCORE_TILES = 3  # of P and dS in shared memory: two of P, as the one before may still be read
+SCORE_TILES = 2  # in shared memory: P and dS
 NARROWEST = PANEL + 8  # each warpgroup needs a panel of its own
 
 
@@ -32,7 +32,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_wide_sm90.cu.j2."""
 
     name = "attention_backward_wide_sm90"
-    revision = 1
+    revision = 2
     block_kv = 64
     template = "kernels/attention_backward_wide_sm90.cu.j2"
     config_type = AttentionBackwardWideSm90Config
@@ -41,7 +41,13 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
         *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
         *("common/lse", "common/row_statistics", "warp/huge_rows"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
-        *("warpgroup/wide_products", "warpgroup/backward_beside", "warpgroup/store_columns"),
+        *(
+            "warpgroup/wide_products",
+            "warpgroup/backward_beside",
+            "common/key_work",
+            "warpgroup/backward_inputs",
+            "warpgroup/store_columns",
+        ),
     )
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:

@@ -15,7 +15,7 @@ struct HeadTile {
 // row_lse of a query tile in memory: one for each row, and a flag that says whether some row is huge, so that row_shift is there, too.
 template <int kBlockQ>
 struct RowLse {
-    static constexpr int kFlag = kBlockQ, kFloats = kBlockQ + 4, kBytes = kFloats * 4;  // of whole 16 bytes
+    static constexpr int kRows = kBlockQ, kFlag = kRows, kFloats = kRows + 4, kBytes = kFloats * 4;  // of whole 16 bytes
 };
 
 // `kSums`: fp32 numbers of a tile's dQ.
@@ -48,16 +48,29 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
     }
 }
 
+// A query that sees one key has P = 1 whatever its score is: its dS is nothing but what row_delta was rounded by, where plain PyTorch finds 0.
+// Thus its dQ is 0, unless lse has a gradient, which goes through dS. What it adds to dK vanishes beside the sums of other queries.
+template <class Chain, class Parameters>
+__device__ __forceinline__ bool has_no_gradient(const Parameters& p, const Chain& chain, int query) {
+    return p.d_lse == nullptr && chain.sees_one_key(query);
+}
+
+// By which the sums of dK are multiplied: 0 where no query sees more than one key.
+template <class Parameters>
+__device__ __forceinline__ float key_scale(const Parameters& p) {
+    return p.d_lse == nullptr && p.len_kv == 1 ? 0.0f : p.scale;
+}
+
 // `Gradient` is what a warp of the main kernel held of dQ; `QueryTile` a tile of as many queries in shared memory.
-template <int kBlockQ, class Gradient, class QueryTile, class Parameters>
-__device__ __forceinline__ void postprocess(const Parameters& p) {
+template <int kBlockQ, class Gradient, class QueryTile, class Chain, class Parameters>
+__device__ __forceinline__ void postprocess(const Parameters& p, const Chain& chain) {
     SharedRegions regions;
     const QueryTile rows{regions.take(QueryTile::kBytes)};
     const HeadTile work = HeadTile::of_block(p);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     Gradient gradient;
     gradient.load(p.d_q_sum + (sequences.first_tile(work.batch, work.head) + work.tile) * Gradient::kFloats, warp_index());
-    gradient.store(rows, warp_index(), p.scale);
+    gradient.store(rows, warp_index(), [&](int row) { return has_no_gradient(p, chain, work.tile * kBlockQ + row) ? 0.0f : p.scale; });
     fence_proxy_async();
     barrier_sync();
     if (thread_index() > 0) return;

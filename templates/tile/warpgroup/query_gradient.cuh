@@ -46,19 +46,20 @@ struct QueryGradient {
             for (int e = 0; e < 4; ++e) dQ[j][e] = __uint_as_float(bits[e]);
         }
     }
-    // Rounds scale * dQ of a warp into a tile that has a row for each query.
-    template <class Tile>
-    __device__ __forceinline__ void store(const Tile& tile, int warp, float scale) {
+    // Rounds dQ * scale(row) of a warp into a tile that has a row for each query.
+    template <class Tile, class Scale>
+    __device__ __forceinline__ void store(const Tile& tile, int warp, const Scale& scale) {
+        const int lane = lane_index();
 #pragma unroll
         for (int j = 0; j < kTiles; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) dQ[j][e] *= scale;
+            for (int e = 0; e < 4; ++e)
+                dQ[j][e] *= scale(kTransposed ? j * 8 + lane % 4 * 2 + e % 2 : warp * 16 + lane / 4 + e / 2 * 8);
         u32 rounded[kTiles / 2][4];
         round_to_operand<Element>(rounded, dQ);
         if constexpr (kTransposed) {
             store_transposed(tile, warp * 16, rounded);
         } else {
-            const int lane = lane_index();
 #pragma unroll
             for (int step = 0; step < kTiles / 2; ++step) {
                 const PanelTile<kQueries, 64> panel{tile.base + step / 4 * Tile::kPanelBytes};

@@ -10,6 +10,14 @@ __device__ __forceinline__ void round_to_operand(u32 (&operand)[kTiles / 2][4], 
         for (int h = 0; h < 2; ++h) operand[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(x[j][h * 2], x[j][h * 2 + 1]);
 }
 
+// product += operand * rows, over 16 queries a step, those from kBegin to kEnd. Issued, not waited for.
+template <class Element, int kBegin, int kEnd, class RowTile, int kSteps, int kTiles>
+__device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], const u32 (&operand)[kSteps][4], RowTile rows) {
+    keep_in_register(rows.base);
+#pragma unroll
+    for (int step = kBegin; step < kEnd; ++step) wgmma_rs<Element, kTiles * 8>(product, operand[step], rows.rows(step), 1);
+}
+
 // Stores a warp's 16 rows as columns `first_column` (a multiple of 16) and on of a tile.
 template <class Tile, int kSteps>
 __device__ __forceinline__ void store_transposed(const Tile& tile, int first_column, const u32 (&operand)[kSteps][4]) {

@@ -11,7 +11,7 @@
 //   config      stages 2
 //   target      sm_90a
 //   _preprocess  <<<ceil(len_q / 64) * heads_q * batch, 128>>>
-//   launch       <<<ceil(len_kv / 64) * heads_kv * batch, 384, 148576 bytes>>>
+//   launch       <<<ceil(len_kv / 64) * heads_kv * batch, 384, 140384 bytes>>>
 //   _postprocess <<<ceil(len_q / 64) * heads_q * batch, 384, 24576 bytes>>>
 
 // Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
@@ -578,6 +578,7 @@ struct Parameters {
 };
 struct SumParameters {
     TensorMap d_q_map;
+    const float* d_lse;
     float* d_q_sum;
     u64 query_tiles_reciprocal;
     u64 heads_q_reciprocal;
@@ -1210,6 +1211,14 @@ __device__ __forceinline__ void round_to_operand(u32 (&operand)[kTiles / 2][4], 
         for (int h = 0; h < 2; ++h) operand[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(x[j][h * 2], x[j][h * 2 + 1]);
 }
 
+// product += operand * rows, over 16 queries a step, those from kBegin to kEnd. Issued, not waited for.
+template <class Element, int kBegin, int kEnd, class RowTile, int kSteps, int kTiles>
+__device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], const u32 (&operand)[kSteps][4], RowTile rows) {
+    keep_in_register(rows.base);
+#pragma unroll
+    for (int step = kBegin; step < kEnd; ++step) wgmma_rs<Element, kTiles * 8>(product, operand[step], rows.rows(step), 1);
+}
+
 // Stores a warp's 16 rows as columns `first_column` (a multiple of 16) and on of a tile.
 template <class Tile, int kSteps>
 __device__ __forceinline__ void store_transposed(const Tile& tile, int first_column, const u32 (&operand)[kSteps][4]) {
@@ -1316,15 +1325,20 @@ struct PanelGradient : PanelSums<kColumns> {
             for (int e = 0; e < 4; ++e) dQ[j][e] = __uint_as_float(bits[e]);
         }
     }
-    template <class Tile>
-    __device__ __forceinline__ void store(const Tile& tile, int warp, float scale) {
-        const int lane = lane_index();
+    // Rounds dQ * scale(row) of a warp into a tile that has a row for each query.
+    template <class Tile, class Scale>
+    __device__ __forceinline__ void store(const Tile& tile, int warp, const Scale& scale) {
+        const int lane = lane_index(), row = warp % 4 * 16 + lane / 4;
+        const float scales[2] = {scale(row), scale(row + 8)};
         const PanelTile<64, 64> panel{tile.base + warp / 4 * Tile::kPanelBytes};
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
             u32 r[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) r[i] = cvt_rn_x2<Element>(dQ[j + i / 2][i % 2 * 2] * scale, dQ[j + i / 2][i % 2 * 2 + 1] * scale);
+            for (int i = 0; i < 4; ++i) {
+                const float (&pair)[4] = dQ[j + i / 2];
+                r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scales[i % 2], pair[i % 2 * 2 + 1] * scales[i % 2]);
+            }
             stmatrix_x4(panel.at(warp % 4 * 16 + lane % 16, j + lane / 16), r[0], r[1], r[2], r[3]);
         }
     }
@@ -1347,7 +1361,7 @@ struct HeadTile {
 // row_lse of a query tile in memory: one for each row, and a flag that says whether some row is huge, so that row_shift is there, too.
 template <int kBlockQ>
 struct RowLse {
-    static constexpr int kFlag = kBlockQ, kFloats = kBlockQ + 4, kBytes = kFloats * 4;  // of whole 16 bytes
+    static constexpr int kRows = kBlockQ, kFlag = kRows, kFloats = kRows + 4, kBytes = kFloats * 4;  // of whole 16 bytes
 };
 
 // `kSums`: fp32 numbers of a tile's dQ.
@@ -1380,16 +1394,29 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
     }
 }
 
+// A query that sees one key has P = 1 whatever its score is: its dS is nothing but what row_delta was rounded by, where plain PyTorch finds 0.
+// Thus its dQ is 0, unless lse has a gradient, which goes through dS. What it adds to dK vanishes beside the sums of other queries.
+template <class Chain, class Parameters>
+__device__ __forceinline__ bool has_no_gradient(const Parameters& p, const Chain& chain, int query) {
+    return p.d_lse == nullptr && chain.sees_one_key(query);
+}
+
+// By which the sums of dK are multiplied: 0 where no query sees more than one key.
+template <class Parameters>
+__device__ __forceinline__ float key_scale(const Parameters& p) {
+    return p.d_lse == nullptr && p.len_kv == 1 ? 0.0f : p.scale;
+}
+
 // `Gradient` is what a warp of the main kernel held of dQ; `QueryTile` a tile of as many queries in shared memory.
-template <int kBlockQ, class Gradient, class QueryTile, class Parameters>
-__device__ __forceinline__ void postprocess(const Parameters& p) {
+template <int kBlockQ, class Gradient, class QueryTile, class Chain, class Parameters>
+__device__ __forceinline__ void postprocess(const Parameters& p, const Chain& chain) {
     SharedRegions regions;
     const QueryTile rows{regions.take(QueryTile::kBytes)};
     const HeadTile work = HeadTile::of_block(p);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     Gradient gradient;
     gradient.load(p.d_q_sum + (sequences.first_tile(work.batch, work.head) + work.tile) * Gradient::kFloats, warp_index());
-    gradient.store(rows, warp_index(), p.scale);
+    gradient.store(rows, warp_index(), [&](int row) { return has_no_gradient(p, chain, work.tile * kBlockQ + row) ? 0.0f : p.scale; });
     fence_proxy_async();
     barrier_sync();
     if (thread_index() > 0) return;
@@ -1401,6 +1428,102 @@ __device__ __forceinline__ void postprocess(const Parameters& p) {
     cp_async_bulk_commit_group();
     cp_async_bulk_wait_group_read<0>();
 }
+
+// Which work a block of a backward pass does: a key tile of a key/value head, and the query tiles that see any of its keys, those of all
+// `group` query heads that share it. The block owns dK and dV of its keys.
+
+struct KeyWork {
+    int first_key, head_kv, batch;
+    QueryTileRange tiles;  // of each query head
+
+    // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass.
+    template <int kBlockQ, int kBlockKv, class Chain, class Parameters>
+    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain) {
+        const Order order{p.key_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
+        const Work work = find_work(block_index(), order, p.heads_kv, p.heads_kv_reciprocal);
+        const int first_key = (p.key_tiles - 1 - work.query_tile) * kBlockKv;
+        return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
+    }
+};
+
+// Where a block is on its way over query tiles: one query head after the other, `left` tiles in all.
+struct QueryWalk {
+    int head, tile, left;
+    i64 index;  // the tile's place among those of all heads: [batch, heads_q, query_tiles]
+
+    template <class Parameters>
+    __device__ __forceinline__ QueryWalk(const KeyWork& work, const Parameters& p)
+        : head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
+          index((static_cast<i64>(work.batch) * p.heads_q + head) * p.query_tiles + tile) {}
+
+    template <class Parameters>
+    __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
+        --left, ++tile, ++index;
+        if (tile == work.tiles.end) tile = work.tiles.begin, ++head, index += p.query_tiles - work.tiles.count();
+    }
+};
+
+// What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
+// pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
+
+template <class Key, class Value, class Query, class DOut, class Lse, int kStages>
+struct BackwardInputs {
+    static constexpr int kDeltaBytes = Lse::kRows * 4;  // of row_delta, for a query tile
+    SharedAddress keys, values, queries, d_out, row_lse, row_delta;
+    Pipeline<kStages> query_pipeline, d_out_pipeline;
+
+    __device__ __forceinline__ explicit BackwardInputs(SharedRegions& regions)
+        : keys(regions.take(Key::kBytes)), values(regions.take(Value::kBytes)), queries(regions.take(kStages * Query::kBytes)),
+          d_out(regions.take(kStages * DOut::kBytes)) {}
+    // Smaller than a tile: behind all tiles, which begin at multiples of 1024 bytes.
+    __device__ __forceinline__ void take_rows(SharedRegions& regions) {
+        row_lse = regions.take(kStages * Lse::kBytes);
+        row_delta = regions.take(kStages * kDeltaBytes);
+        query_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+        d_out_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+    }
+    // By one thread. `consumers`: warps that release a stage.
+    __device__ __forceinline__ void initialise(int consumers) const {
+        query_pipeline.initialise(1, consumers);
+        d_out_pipeline.initialise(1, consumers);
+        fence_mbarrier_init();
+    }
+
+    __device__ __forceinline__ Key key_tile() const { return {keys}; }
+    __device__ __forceinline__ Value value_tile() const { return {values}; }
+    __device__ __forceinline__ Query query_tile(u32 stage) const { return {queries + stage * Query::kBytes}; }
+    __device__ __forceinline__ DOut d_out_tile(u32 stage) const { return {d_out + stage * DOut::kBytes}; }
+    __device__ __forceinline__ SharedAddress lse(u32 stage) const { return row_lse + stage * Lse::kBytes; }
+    __device__ __forceinline__ SharedAddress delta(u32 stage) const { return row_delta + stage * kDeltaBytes; }
+    // Whether a tile has huge rows, so that row_shift is to be subtracted from its scores.
+    __device__ __forceinline__ bool huge(u32 stage) const { return load_shared(lse(stage) + Lse::kFlag * 4) != 0; }
+
+    // By one thread: loads all that the consumers read.
+    template <class Parameters>
+    __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work) const {
+        StageOrder<kStages> order;
+        bool first = true;
+#pragma unroll 1
+        for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
+            const int row = next.tile * Lse::kRows;
+            const SharedAddress queries_full = query_pipeline.full(order.stage);
+            query_pipeline.wait_empty(order);
+            query_pipeline.announce(order, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
+            if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
+            query_tile(order.stage).load(p.q_map, queries_full, row, next.head, work.batch);
+            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
+
+            const SharedAddress d_out_full = d_out_pipeline.full(order.stage);
+            d_out_pipeline.wait_empty(order);
+            d_out_pipeline.announce(order, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
+            if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
+            d_out_tile(order.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+            cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
+            order.advance();
+            first = false;
+        }
+    }
+};
 
 // From a warp's accumulator of some of a gradient's columns to memory, one panel of 64 of them after the other, by tensor copies.
 
@@ -1443,8 +1566,8 @@ using QueryTile = PanelTile<kBlockQ, kColumns>;
 using DOutTile = PanelTile<kBlockQ, kColumnsV>;
 using ScoreTile = PanelTile<kBlockQ, kBlockKv>;  // of P and dS
 using DQ = PanelGradient<Element, kColumns>;
+using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
 
-constexpr int kDeltaBytes = kBlockQ * 4;  // of row_delta, for a query tile
 constexpr int kOutBytes = PanelTile<16, 64>::kBytes;  // of a warp
 constexpr int kPReady = 1, kDScoresReady = 2;         // barriers of the consumers
 constexpr int kConsumers = kWarpgroups * 128;         // threads
@@ -1464,77 +1587,16 @@ attention_backward_wide_sm90_fp16_d192x128_causal_s2_sm_90a_preprocess(const __g
 
 // ---- dK, dV and the sum of dQ -------------------------------------------------------------------------------------------
 
-// A key tile of a key/value head, and the query tiles that see any of its keys: those of all `group` query heads.
-struct WorkTile {
-    int first_key, head_kv, batch;
-    QueryTileRange tiles;
+// What producer and consumers share.
+struct Stages : Inputs {
+    SharedAddress P, dS;
 
-    // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass.
-    __device__ __forceinline__ static WorkTile find(const Parameters& p) {
-        const Order order{p.key_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
-        const Work work = find_work(block_index(), order, p.heads_kv, p.heads_kv_reciprocal);
-        const int first_key = (p.key_tiles - 1 - work.query_tile) * kBlockKv;
-        const Chain chain = make_chain(p.len_q, p.len_kv);
-        return {first_key, work.head, work.batch, chain.query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
+    __device__ __forceinline__ explicit Stages(SharedRegions& regions)
+        : Inputs(regions), P(regions.take(ScoreTile::kBytes)), dS(regions.take(ScoreTile::kBytes)) {
+        take_rows(regions);
     }
-    // The place of a query tile among those of all heads. `member`: which of the query heads.
-    __device__ __forceinline__ i64 index(const Parameters& p, int member, int query_tile) const {
-        return (static_cast<i64>(batch) * p.heads_q + head_kv * p.group + member) * p.query_tiles + query_tile;
-    }
-};
-
-// What producer and consumers share. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
-struct Stages {
-    SharedAddress keys, values, queries, d_out, P, dS, row_lse, row_delta;
-    Pipeline<kStages> query_pipeline, d_out_pipeline;
-
-    __device__ __forceinline__ KeyTile key_tile() const { return {keys}; }
-    __device__ __forceinline__ ValueTile value_tile() const { return {values}; }
-    __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {queries + stage * QueryTile::kBytes}; }
-    __device__ __forceinline__ DOutTile d_out_tile(u32 stage) const { return {d_out + stage * DOutTile::kBytes}; }
-    __device__ __forceinline__ ScoreTile p_tile(u32 stage) const { return {P + stage * ScoreTile::kBytes}; }
+    __device__ __forceinline__ ScoreTile p_tile() const { return {P}; }
     __device__ __forceinline__ ScoreTile d_s_tile() const { return {dS}; }
-};
-
-__device__ __forceinline__ void produce(const Parameters& p, const Stages& stages, const WorkTile& work) {
-    StageOrder<kStages> order;
-    bool first = true;
-#pragma unroll 1
-    for (int member = 0; member < p.group; ++member)
-#pragma unroll 1
-        for (int tile = work.tiles.begin; tile < work.tiles.end; ++tile) {
-            const i64 index = work.index(p, member, tile);
-            const int row = tile * kBlockQ, head = work.head_kv * p.group + member;
-            const u32 stage = order.stage;
-
-            const SharedAddress queries_full = stages.query_pipeline.full(stage);
-            stages.query_pipeline.wait_empty(order);
-            stages.query_pipeline.announce(order, QueryTile::kBytes + Lse::kBytes + (first ? KeyTile::kBytes : 0));
-            if (first) stages.key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
-            stages.query_tile(stage).load(p.q_map, queries_full, row, head, work.batch);
-            cp_async_bulk_load(stages.row_lse + stage * Lse::kBytes, p.row_lse + index * Lse::kFloats, Lse::kBytes, queries_full);
-
-            const SharedAddress d_out_full = stages.d_out_pipeline.full(stage);
-            stages.d_out_pipeline.wait_empty(order);
-            stages.d_out_pipeline.announce(order, DOutTile::kBytes + kDeltaBytes + (first ? ValueTile::kBytes : 0));
-            if (first) stages.value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
-            stages.d_out_tile(stage).load(p.d_out_map, d_out_full, row, head, work.batch);
-            cp_async_bulk_load(stages.row_delta + stage * kDeltaBytes, p.row_delta + index * kBlockQ, kDeltaBytes, d_out_full);
-            order.advance();
-            first = false;
-        }
-}
-
-// Query tiles of a block, one after the other.
-struct QueryTiles {
-    int member, tile, left;
-
-    __device__ __forceinline__ explicit QueryTiles(const WorkTile& work, int group)
-        : member(0), tile(work.tiles.begin), left(work.tiles.count() * group) {}
-    __device__ __forceinline__ void advance(const WorkTile& work) {
-        --left;
-        if (++tile == work.tiles.end) tile = work.tiles.begin, ++member;
-    }
 };
 
 // A warpgroup, with all keys of the block. The first one computes P^T, the second one dS^T. Of the products that follow each has its
@@ -1547,16 +1609,15 @@ struct Consumer {
 
     const Parameters& p;
     const Stages& stages;
-    const WorkTile& work;
+    const KeyWork& work;
     const int warp, lane;  // warp: of this warpgroup
-    QueryTiles next;
+    QueryWalk next;
     StageOrder<kStages> order;
-    StageOrder<2> p_order;
     float scores[1][kBlockQ / 8][4];  // S^T or dP^T
     float dK[Share::kColumns / 8][4] = {}, dV[ShareV::kColumns / 8][4] = {};
 
-    __device__ __forceinline__ Consumer(const Parameters& p, const Stages& stages, const WorkTile& work)
-        : p(p), stages(stages), work(work), warp(warp_index() % 4), lane(lane_index()), next(work, p.group) {}
+    __device__ __forceinline__ Consumer(const Parameters& p, const Stages& stages, const KeyWork& work)
+        : p(p), stages(stages), work(work), warp(warp_index() % 4), lane(lane_index()), next(work, p) {}
 
     // By each warp: its lanes may have read row_lse or row_delta.
     __device__ __forceinline__ void release(const Pipeline<kStages>& pipeline, u32 stage) const {
@@ -1574,25 +1635,20 @@ struct Consumer {
             gemm_scores<Element, kColumnsV>(scores[0], stages.value_tile(), 0, stages.d_out_tile(order.stage));
         wgmma_commit_group();
     }
-    __device__ __forceinline__ void store_p(const ScoreTile& p_tile, u32 stage) {
+    __device__ __forceinline__ void store_p() {
         const Chain chain = make_chain(p.len_q, p.len_kv);
         u32 P[kBlockQ / 16][4];
         if (work.tiles.needs_mask(next.tile)) mask_transposed(scores, work.first_key + warp * 16, next.tile * kBlockQ, chain);
-        const SharedAddress row_lse = stages.row_lse + stage * Lse::kBytes;
-        const i64 index = work.index(p, next.member, next.tile);
-        if (unlikely(load_shared(row_lse + Lse::kFlag * 4) != 0)) shift_transposed(scores, p.row_shift + index * kBlockQ);
-        exponentiate(scores, p.scale_log2, row_lse);
+        if (unlikely(stages.huge(order.stage))) shift_transposed(scores, p.row_shift + next.index * kBlockQ);
+        exponentiate(scores, p.scale_log2, stages.lse(order.stage));
         round_to_operand<Element>(P, scores[0]);
-        store_transposed(p_tile, warp * 16, P);
+        store_transposed(stages.p_tile(), warp * 16, P);
         fence_proxy_async();
     }
-    __device__ __forceinline__ void store_d_s(const ScoreTile& p_tile, u32 stage) {
+    __device__ __forceinline__ void store_d_s() {
         u32 P[kBlockQ / 16][4], dS[kBlockQ / 16][4];
-        load_transposed(P, p_tile, warp * 16);
-        differentiate_rounded<Element>(dS, scores[0], P, stages.row_delta + stage * kDeltaBytes);
-        if (work.tiles.needs_mask(next.tile) && p.d_lse == nullptr)
-#pragma unroll
-            for (int i = 0; i < kBlockQ / 16; ++i) clear_lone_keys(dS[i], next.tile * kBlockQ + i * 16, make_chain(p.len_q, p.len_kv));
+        load_transposed(P, stages.p_tile(), warp * 16);
+        differentiate_rounded<Element>(dS, scores[0], P, stages.delta(order.stage));
         store_transposed(stages.d_s_tile(), warp * 16, dS);
         fence_proxy_async();
     }
@@ -1604,90 +1660,84 @@ struct Consumer {
         wgmma_commit_group();
     }
 
-    // One query tile, whose S^T and dP^T are there. kLast: there is none after it, whose S^T and dP^T could be computed meanwhile.
+    // dS^T and dV of the tile that is next, whose P^T and dP^T are there.
+    __device__ __forceinline__ void differentiate_scores() {
+        (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).wait_full(order);
+        bar_sync(kPReady, kConsumers);
+        keep_in_registers(dV);
+        wgmma_fence();
+        gemm_over_queries<Element>(dV, stages.p_tile(), columns_from<ShareV::kFirst>(stages.d_out_tile(order.stage)));
+        wgmma_commit_group();
+        if constexpr (kWarpgroup == 1) store_d_s();
+        wgmma_wait_group<0>();
+        keep_in_registers(dV);
+        release(stages.d_out_pipeline, order.stage);
+        bar_sync(kDScoresReady, kConsumers);
+    }
+    // dQ and dK of a tile, and S^T or dP^T of the one after it. kLast: there is none.
     template <bool kLast>
     __device__ __forceinline__ void step() {
         const u32 stage = order.stage;
-        const ScoreTile p_tile = stages.p_tile(p_order.stage);
-        float* sum = p.d_q_sum + work.index(p, next.member, next.tile) * DQ::kFloats;
-        keep_in_registers(scores[0]);
-        if constexpr (kWarpgroup == 0) store_p(p_tile, stage);
-        bar_sync(kPReady, kConsumers);
-        (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).wait_full(order);
-        keep_in_registers(dV);
-        wgmma_fence();
-        gemm_over_queries<Element>(dV, p_tile, columns_from<ShareV::kFirst>(stages.d_out_tile(stage)));
-        wgmma_commit_group();
-        if constexpr (kWarpgroup == 1) store_d_s(p_tile, stage);
-        bar_sync(kDScoresReady, kConsumers);
-
+        float* sum = p.d_q_sum + next.index * DQ::kFloats;
         float first[kFirstPart / 8][4], second[kSecondPart > 0 ? kSecondPart / 8 : 1][4];
         wgmma_fence();
         issue_d_q(first, 0);
         if constexpr (kSecondPart > 0) issue_d_q(second, 1);
-        keep_in_registers(dK);
-        gemm_over_queries<Element>(dK, stages.d_s_tile(), columns_from<Share::kFirst>(stages.query_tile(stage)));
-        wgmma_commit_group();
-        wgmma_wait_group<(kSecondPart > 0) + 1>();
-        keep_in_registers(dV);
+        wgmma_wait_group<(kSecondPart > 0)>();
         keep_in_registers(first);
-        release(stages.d_out_pipeline, stage);
         DQ::add(sum, Share::kFirst / 64, warp, first);
         order.advance();
-        p_order.advance();
-        next.advance(work);
+        next.advance(work, p);
         if constexpr (!kLast) issue_scores();
+        keep_in_registers(dK);
+        wgmma_fence();
+        gemm_over_queries<Element>(dK, stages.d_s_tile(), columns_from<Share::kFirst>(stages.query_tile(stage)));
+        wgmma_commit_group();
         if constexpr (kSecondPart > 0) {
-            wgmma_wait_group<kLast ? 1 : 2>();
+            wgmma_wait_group<!kLast + 1>();
             keep_in_registers(second);
             DQ::add(sum, Share::kFirst / 64 + 1, warp, second);
         }
-        wgmma_wait_group<kLast ? 0 : 1>();
+        if constexpr (!kLast) wgmma_wait_group<1>();
+        if constexpr (!kLast) {
+            keep_in_registers(scores[0]);
+            if constexpr (kWarpgroup == 0) store_p();  // while the product of dK is under way
+        }
+        wgmma_wait_group<0>();
         keep_in_registers(dK);
         release(stages.query_pipeline, stage);
-        if constexpr (!kLast) wgmma_wait_group<0>();
+        if constexpr (!kLast) differentiate_scores();
     }
     __device__ __forceinline__ void run() {
         if (next.left > 0) {
             issue_scores();
             wgmma_wait_group<0>();
+            keep_in_registers(scores[0]);
+            if constexpr (kWarpgroup == 0) store_p();
+            differentiate_scores();
 #pragma unroll 1
             while (next.left > 1) step<false>();
             step<true>();
         }
-        bar_sync(kPReady, kConsumers);  // nobody reads P any more: its place is the way of dK and dV to memory
-        const SharedAddress place = stages.P + (kWarpgroup * 4 + warp) * kOutBytes;
+        bar_sync(kPReady, kConsumers);  // nobody reads Q any more: its place is the way of dK and dV to memory
+        const SharedAddress place = stages.queries + (kWarpgroup * 4 + warp) * kOutBytes;
         const int row = work.first_key + warp * 16;
         store_columns<Element, ShareV::kFirst>(p.d_v_map, dV, 1.0f, place, row, work.head_kv, work.batch);
-        store_columns<Element, Share::kFirst>(p.d_k_map, dK, p.scale, place, row, work.head_kv, work.batch);
+        store_columns<Element, Share::kFirst>(p.d_k_map, dK, key_scale(p), place, row, work.head_kv, work.batch);
     }
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 attention_backward_wide_sm90_fp16_d192x128_causal_s2_sm_90a(const __grid_constant__ Parameters p) {
     SharedRegions regions;
-    Stages stages;
-    stages.keys = regions.take(KeyTile::kBytes);
-    stages.values = regions.take(ValueTile::kBytes);
-    stages.queries = regions.take(kStages * QueryTile::kBytes);
-    stages.d_out = regions.take(kStages * DOutTile::kBytes);
-    stages.P = regions.take(2 * ScoreTile::kBytes);
-    stages.dS = regions.take(ScoreTile::kBytes);
-    stages.row_lse = regions.take(kStages * Lse::kBytes);
-    stages.row_delta = regions.take(kStages * kDeltaBytes);
-    stages.query_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
-    stages.d_out_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
-    if (thread_index() == 0) {
-        stages.query_pipeline.initialise(1, kWarpgroups * 4);
-        stages.d_out_pipeline.initialise(1, kWarpgroups * 4);
-        fence_mbarrier_init();
-    }
+    const Stages stages(regions);
+    if (thread_index() == 0) stages.initialise(kWarpgroups * 4);
     barrier_sync();
-    const WorkTile work = WorkTile::find(p);
+    const KeyWork work = KeyWork::find<kBlockQ, kBlockKv>(p, make_chain(p.len_q, p.len_kv));
     const int warp = warp_index();
     if (warp < 4) {
         setmaxnreg_dec<kProducerRegisters>();
-        if (thread_index() == 0) produce(p, stages, work);
+        if (thread_index() == 0) stages.produce(p, work);
     } else {
         setmaxnreg_inc<kConsumerRegisters>();
         if (warp < 8) Consumer<0>(p, stages, work).run();
@@ -1701,5 +1751,5 @@ constexpr int kSumThreads = DQ::kWarps * 32, kSumBlocksPerSm = 2;
 
 extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
 attention_backward_wide_sm90_fp16_d192x128_causal_s2_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
-    postprocess<kBlockQ, DQ, QueryTile>(p);
+    postprocess<kBlockQ, DQ, QueryTile>(p, make_chain(p.len_q, p.len_kv));
 }

@@ -1,4 +1,4 @@
-// attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sm_90a
+// attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a
 //
 // Attention backward for Hopper by recomputation (Dao 2023, algorithm 2), with the products of FlashAttention-3 (Shah et al. 2024):
 //   P = exp(scale * Q K^T + causal mask - lse),  dV = P^T dO,
@@ -8,7 +8,7 @@
 // in registers. dQ is added up in memory.
 //
 //   problem     backward_bf16_d64_causal
-//   config      block_q 128, stages 2, out_panels 1
+//   config      block_q 128, stages 2, out_panels 1, split False
 //   target      sm_90a
 //   _preprocess  <<<ceil(len_q / 128) * heads_q * batch, 128>>>
 //   launch       <<<ceil(len_kv / 128) * heads_kv * batch, 384, 182368 bytes>>>
@@ -473,6 +473,7 @@ using Element = Bf16;
 constexpr int kHeadDim = 64, kHeadDimV = 64;
 constexpr int kBlockQ = 128, kBlockKv = 128, kWarpgroups = 2;
 constexpr int kStages = 2, kDScoresStages = 2, kOutPanels = 1;
+constexpr bool kSplit = false;  // of the product of dV, about that of dQ
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
 constexpr int kThreads = (kWarpgroups + 1) * 128;
@@ -540,6 +541,7 @@ struct Parameters {
 };
 struct SumParameters {
     TensorMap d_q_map;
+    const float* d_lse;
     float* d_q_sum;
     u64 query_tiles_reciprocal;
     u64 heads_q_reciprocal;
@@ -1172,6 +1174,14 @@ __device__ __forceinline__ void round_to_operand(u32 (&operand)[kTiles / 2][4], 
         for (int h = 0; h < 2; ++h) operand[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(x[j][h * 2], x[j][h * 2 + 1]);
 }
 
+// product += operand * rows, over 16 queries a step, those from kBegin to kEnd. Issued, not waited for.
+template <class Element, int kBegin, int kEnd, class RowTile, int kSteps, int kTiles>
+__device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], const u32 (&operand)[kSteps][4], RowTile rows) {
+    keep_in_register(rows.base);
+#pragma unroll
+    for (int step = kBegin; step < kEnd; ++step) wgmma_rs<Element, kTiles * 8>(product, operand[step], rows.rows(step), 1);
+}
+
 // Stores a warp's 16 rows as columns `first_column` (a multiple of 16) and on of a tile.
 template <class Tile, int kSteps>
 __device__ __forceinline__ void store_transposed(const Tile& tile, int first_column, const u32 (&operand)[kSteps][4]) {
@@ -1230,19 +1240,20 @@ struct QueryGradient {
             for (int e = 0; e < 4; ++e) dQ[j][e] = __uint_as_float(bits[e]);
         }
     }
-    // Rounds scale * dQ of a warp into a tile that has a row for each query.
-    template <class Tile>
-    __device__ __forceinline__ void store(const Tile& tile, int warp, float scale) {
+    // Rounds dQ * scale(row) of a warp into a tile that has a row for each query.
+    template <class Tile, class Scale>
+    __device__ __forceinline__ void store(const Tile& tile, int warp, const Scale& scale) {
+        const int lane = lane_index();
 #pragma unroll
         for (int j = 0; j < kTiles; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) dQ[j][e] *= scale;
+            for (int e = 0; e < 4; ++e)
+                dQ[j][e] *= scale(kTransposed ? j * 8 + lane % 4 * 2 + e % 2 : warp * 16 + lane / 4 + e / 2 * 8);
         u32 rounded[kTiles / 2][4];
         round_to_operand<Element>(rounded, dQ);
         if constexpr (kTransposed) {
             store_transposed(tile, warp * 16, rounded);
         } else {
-            const int lane = lane_index();
 #pragma unroll
             for (int step = 0; step < kTiles / 2; ++step) {
                 const PanelTile<kQueries, 64> panel{tile.base + step / 4 * Tile::kPanelBytes};
@@ -1270,7 +1281,7 @@ struct HeadTile {
 // row_lse of a query tile in memory: one for each row, and a flag that says whether some row is huge, so that row_shift is there, too.
 template <int kBlockQ>
 struct RowLse {
-    static constexpr int kFlag = kBlockQ, kFloats = kBlockQ + 4, kBytes = kFloats * 4;  // of whole 16 bytes
+    static constexpr int kRows = kBlockQ, kFlag = kRows, kFloats = kRows + 4, kBytes = kFloats * 4;  // of whole 16 bytes
 };
 
 // `kSums`: fp32 numbers of a tile's dQ.
@@ -1303,16 +1314,29 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
     }
 }
 
+// A query that sees one key has P = 1 whatever its score is: its dS is nothing but what row_delta was rounded by, where plain PyTorch finds 0.
+// Thus its dQ is 0, unless lse has a gradient, which goes through dS. What it adds to dK vanishes beside the sums of other queries.
+template <class Chain, class Parameters>
+__device__ __forceinline__ bool has_no_gradient(const Parameters& p, const Chain& chain, int query) {
+    return p.d_lse == nullptr && chain.sees_one_key(query);
+}
+
+// By which the sums of dK are multiplied: 0 where no query sees more than one key.
+template <class Parameters>
+__device__ __forceinline__ float key_scale(const Parameters& p) {
+    return p.d_lse == nullptr && p.len_kv == 1 ? 0.0f : p.scale;
+}
+
 // `Gradient` is what a warp of the main kernel held of dQ; `QueryTile` a tile of as many queries in shared memory.
-template <int kBlockQ, class Gradient, class QueryTile, class Parameters>
-__device__ __forceinline__ void postprocess(const Parameters& p) {
+template <int kBlockQ, class Gradient, class QueryTile, class Chain, class Parameters>
+__device__ __forceinline__ void postprocess(const Parameters& p, const Chain& chain) {
     SharedRegions regions;
     const QueryTile rows{regions.take(QueryTile::kBytes)};
     const HeadTile work = HeadTile::of_block(p);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     Gradient gradient;
     gradient.load(p.d_q_sum + (sequences.first_tile(work.batch, work.head) + work.tile) * Gradient::kFloats, warp_index());
-    gradient.store(rows, warp_index(), p.scale);
+    gradient.store(rows, warp_index(), [&](int row) { return has_no_gradient(p, chain, work.tile * kBlockQ + row) ? 0.0f : p.scale; });
     fence_proxy_async();
     barrier_sync();
     if (thread_index() > 0) return;
@@ -1324,6 +1348,102 @@ __device__ __forceinline__ void postprocess(const Parameters& p) {
     cp_async_bulk_commit_group();
     cp_async_bulk_wait_group_read<0>();
 }
+
+// Which work a block of a backward pass does: a key tile of a key/value head, and the query tiles that see any of its keys, those of all
+// `group` query heads that share it. The block owns dK and dV of its keys.
+
+struct KeyWork {
+    int first_key, head_kv, batch;
+    QueryTileRange tiles;  // of each query head
+
+    // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass.
+    template <int kBlockQ, int kBlockKv, class Chain, class Parameters>
+    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain) {
+        const Order order{p.key_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
+        const Work work = find_work(block_index(), order, p.heads_kv, p.heads_kv_reciprocal);
+        const int first_key = (p.key_tiles - 1 - work.query_tile) * kBlockKv;
+        return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
+    }
+};
+
+// Where a block is on its way over query tiles: one query head after the other, `left` tiles in all.
+struct QueryWalk {
+    int head, tile, left;
+    i64 index;  // the tile's place among those of all heads: [batch, heads_q, query_tiles]
+
+    template <class Parameters>
+    __device__ __forceinline__ QueryWalk(const KeyWork& work, const Parameters& p)
+        : head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
+          index((static_cast<i64>(work.batch) * p.heads_q + head) * p.query_tiles + tile) {}
+
+    template <class Parameters>
+    __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
+        --left, ++tile, ++index;
+        if (tile == work.tiles.end) tile = work.tiles.begin, ++head, index += p.query_tiles - work.tiles.count();
+    }
+};
+
+// What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
+// pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
+
+template <class Key, class Value, class Query, class DOut, class Lse, int kStages>
+struct BackwardInputs {
+    static constexpr int kDeltaBytes = Lse::kRows * 4;  // of row_delta, for a query tile
+    SharedAddress keys, values, queries, d_out, row_lse, row_delta;
+    Pipeline<kStages> query_pipeline, d_out_pipeline;
+
+    __device__ __forceinline__ explicit BackwardInputs(SharedRegions& regions)
+        : keys(regions.take(Key::kBytes)), values(regions.take(Value::kBytes)), queries(regions.take(kStages * Query::kBytes)),
+          d_out(regions.take(kStages * DOut::kBytes)) {}
+    // Smaller than a tile: behind all tiles, which begin at multiples of 1024 bytes.
+    __device__ __forceinline__ void take_rows(SharedRegions& regions) {
+        row_lse = regions.take(kStages * Lse::kBytes);
+        row_delta = regions.take(kStages * kDeltaBytes);
+        query_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+        d_out_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+    }
+    // By one thread. `consumers`: warps that release a stage.
+    __device__ __forceinline__ void initialise(int consumers) const {
+        query_pipeline.initialise(1, consumers);
+        d_out_pipeline.initialise(1, consumers);
+        fence_mbarrier_init();
+    }
+
+    __device__ __forceinline__ Key key_tile() const { return {keys}; }
+    __device__ __forceinline__ Value value_tile() const { return {values}; }
+    __device__ __forceinline__ Query query_tile(u32 stage) const { return {queries + stage * Query::kBytes}; }
+    __device__ __forceinline__ DOut d_out_tile(u32 stage) const { return {d_out + stage * DOut::kBytes}; }
+    __device__ __forceinline__ SharedAddress lse(u32 stage) const { return row_lse + stage * Lse::kBytes; }
+    __device__ __forceinline__ SharedAddress delta(u32 stage) const { return row_delta + stage * kDeltaBytes; }
+    // Whether a tile has huge rows, so that row_shift is to be subtracted from its scores.
+    __device__ __forceinline__ bool huge(u32 stage) const { return load_shared(lse(stage) + Lse::kFlag * 4) != 0; }
+
+    // By one thread: loads all that the consumers read.
+    template <class Parameters>
+    __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work) const {
+        StageOrder<kStages> order;
+        bool first = true;
+#pragma unroll 1
+        for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
+            const int row = next.tile * Lse::kRows;
+            const SharedAddress queries_full = query_pipeline.full(order.stage);
+            query_pipeline.wait_empty(order);
+            query_pipeline.announce(order, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
+            if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
+            query_tile(order.stage).load(p.q_map, queries_full, row, next.head, work.batch);
+            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
+
+            const SharedAddress d_out_full = d_out_pipeline.full(order.stage);
+            d_out_pipeline.wait_empty(order);
+            d_out_pipeline.announce(order, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
+            if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
+            d_out_tile(order.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+            cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
+            order.advance();
+            first = false;
+        }
+    }
+};
 
 // From a warp's accumulator to memory: the output as tensor copies of panels of 64 columns, by way of a ring of panels in shared memory.
 
@@ -1375,10 +1495,11 @@ using QueryTile = PanelTile<kBlockQ, kColumns>;
 using DOutTile = PanelTile<kBlockQ, kColumnsV>;
 using DScoresTile = PanelTile<kBlockQ, kBlockKv>;
 using DQ = QueryGradient<Element, kBlockQ, kColumns>;
+using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
 
-constexpr int kDeltaBytes = kBlockQ * 4;  // of row_delta, for a query tile
 constexpr int kOutBytes = kOutPanels * PanelTile<16, 64>::kBytes;  // of a warp
 constexpr int kDScoresReady = 1;                                   // barrier of the consumers
+constexpr int kSteps = kBlockQ / 16, kEarlySteps = kSplit ? 2 : kSteps;  // of dV and dK; before dQ is begun, enough to hide the barrier
 
 __device__ __forceinline__ Chain make_chain(int len_q, int len_kv) {
     return {{len_q, len_kv}, {len_kv - len_q}};
@@ -1389,194 +1510,134 @@ __device__ __forceinline__ Chain make_chain(int len_q, int len_kv) {
 constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
 
 extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
-attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
+attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
     preprocess<kRowThreads, kBlockQ, kHeadDim, kHeadDimV, DQ::kFloats>(p, make_chain(p.len_q, p.len_kv));
 }
 
 // ---- dK, dV and the sum of dQ -------------------------------------------------------------------------------------------
 
-// A key tile of a key/value head, and the query tiles that see any of its keys: those of all `group` query heads.
-struct WorkTile {
-    int first_key, head_kv, batch;
-    QueryTileRange tiles;
-
-    // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass.
-    __device__ __forceinline__ static WorkTile find(const Parameters& p) {
-        const Order order{p.key_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
-        const Work work = find_work(block_index(), order, p.heads_kv, p.heads_kv_reciprocal);
-        const int first_key = (p.key_tiles - 1 - work.query_tile) * kBlockKv;
-        const Chain chain = make_chain(p.len_q, p.len_kv);
-        return {first_key, work.head, work.batch, chain.query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
-    }
-    // The place of a query tile among those of all heads. `member`: which of the query heads.
-    __device__ __forceinline__ i64 index(const Parameters& p, int member, int query_tile) const {
-        return (static_cast<i64>(batch) * p.heads_q + head_kv * p.group + member) * p.query_tiles + query_tile;
-    }
-};
-
-// What producer and consumers share. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
-struct Stages {
-    SharedAddress keys, values, queries, d_out, d_scores, out, row_lse, row_delta;
-    Pipeline<kStages> query_pipeline, d_out_pipeline;
-
-    __device__ __forceinline__ KeyTile key_tile() const { return {keys}; }
-    __device__ __forceinline__ ValueTile value_tile() const { return {values}; }
-    __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {queries + stage * QueryTile::kBytes}; }
-    __device__ __forceinline__ DOutTile d_out_tile(u32 stage) const { return {d_out + stage * DOutTile::kBytes}; }
-    __device__ __forceinline__ DScoresTile d_scores_tile(u32 stage) const { return {d_scores + stage * DScoresTile::kBytes}; }
-};
-
-__device__ __forceinline__ void produce(const Parameters& p, const Stages& stages, const WorkTile& work) {
-    StageOrder<kStages> order;
-    bool first = true;
-#pragma unroll 1
-    for (int member = 0; member < p.group; ++member)
-#pragma unroll 1
-        for (int tile = work.tiles.begin; tile < work.tiles.end; ++tile) {
-            const i64 index = work.index(p, member, tile);
-            const int row = tile * kBlockQ, head = work.head_kv * p.group + member;
-            const u32 stage = order.stage;
-
-            const SharedAddress queries_full = stages.query_pipeline.full(stage);
-            stages.query_pipeline.wait_empty(order);
-            stages.query_pipeline.announce(order, QueryTile::kBytes + Lse::kBytes + (first ? KeyTile::kBytes : 0));
-            if (first) stages.key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
-            stages.query_tile(stage).load(p.q_map, queries_full, row, head, work.batch);
-            cp_async_bulk_load(stages.row_lse + stage * Lse::kBytes, p.row_lse + index * Lse::kFloats, Lse::kBytes, queries_full);
-
-            const SharedAddress d_out_full = stages.d_out_pipeline.full(stage);
-            stages.d_out_pipeline.wait_empty(order);
-            stages.d_out_pipeline.announce(order, DOutTile::kBytes + kDeltaBytes + (first ? ValueTile::kBytes : 0));
-            if (first) stages.value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
-            stages.d_out_tile(stage).load(p.d_out_map, d_out_full, row, head, work.batch);
-            cp_async_bulk_load(stages.row_delta + stage * kDeltaBytes, p.row_delta + index * kBlockQ, kDeltaBytes, d_out_full);
-            order.advance();
-            first = false;
-        }
-}
-
 // A warpgroup, with its 64 keys. S and dP are transposed: P^T and dS^T are operands in registers.
-__device__ __forceinline__ void consume(const Parameters& p, const Stages& stages, const WorkTile& work, int warpgroup) {
+__device__ __forceinline__ void consume(const Parameters& p, const Inputs& inputs, SharedAddress d_scores, SharedAddress out,
+                                        const KeyWork& work, int warpgroup) {
     const int warp = warp_index() - 4, lane = lane_index();  // warp: among those of both consumers
     const Chain chain = make_chain(p.len_q, p.len_kv);
     const int first_key = work.first_key + warpgroup * 64;
     const QueryTileRange tiles = chain.query_tiles<kBlockQ>(first_key, first_key + 64, p.len_q);  // of this warpgroup's keys
+    float S[1][kBlockQ / 8][4], dP[1][kBlockQ / 8][4], dK[kColumns / 8][4] = {}, dV[kColumnsV / 8][4] = {};
+    u32 P[kBlockQ / 16][4], dS[kBlockQ / 16][4];
     StageOrder<kStages> order;
     StageOrder<kDScoresStages> d_scores_order;
-    float dK[kColumns / 8][4] = {}, dV[kColumnsV / 8][4] = {};
+    auto wait_full = [&](const StageOrder<kStages>& next) {
+        inputs.query_pipeline.wait_full(next);
+        inputs.d_out_pipeline.wait_full(next);
+    };
     auto release = [&](const Pipeline<kStages>& pipeline) {  // by each warp: its lanes have read row_lse or row_delta
         barrier_warp_sync();
         pipeline.release(order.stage, lane == 0);
     };
+    QueryWalk next(work, p);
+    if (next.left > 0) wait_full(order);
 #pragma unroll 1
-    for (int member = 0; member < p.group; ++member)
-#pragma unroll 1
-        for (int tile = work.tiles.begin; tile < work.tiles.end; ++tile) {
-            float S[1][kBlockQ / 8][4], dP[1][kBlockQ / 8][4];
-            u32 P[kBlockQ / 16][4], dS[kBlockQ / 16][4];
-            const i64 index = work.index(p, member, tile);
-            const QueryTile queries = stages.query_tile(order.stage);
-            const DOutTile d_out = stages.d_out_tile(order.stage);
-            const DScoresTile d_scores = stages.d_scores_tile(d_scores_order.stage);
+    while (next.left > 0) {
+        const QueryTile queries = inputs.query_tile(order.stage);
+        const DOutTile d_out = inputs.d_out_tile(order.stage);
+        const DScoresTile d_scores_tile{d_scores + d_scores_order.stage * DScoresTile::kBytes};
 
-            stages.query_pipeline.wait_full(order);
-            wgmma_fence();
-            gemm_scores<Element, kColumns>(S[0], stages.key_tile(), warpgroup * 64, queries);
-            wgmma_commit_group();
-            stages.d_out_pipeline.wait_full(order);
-            wgmma_fence();
-            gemm_scores<Element, kColumnsV>(dP[0], stages.value_tile(), warpgroup * 64, d_out);
-            wgmma_commit_group();
+        wgmma_fence();
+        gemm_scores<Element, kColumns>(S[0], inputs.key_tile(), warpgroup * 64, queries);
+        wgmma_commit_group();
+        wgmma_fence();
+        gemm_scores<Element, kColumnsV>(dP[0], inputs.value_tile(), warpgroup * 64, d_out);
+        wgmma_commit_group();
 
-            wgmma_wait_group<1>();
-            keep_in_registers(S[0]);
-            if (tiles.needs_mask(tile)) mask_transposed(S, work.first_key + warp * 16, tile * kBlockQ, chain);
-            const SharedAddress row_lse = stages.row_lse + order.stage * Lse::kBytes;
-            if (unlikely(load_shared(row_lse + Lse::kFlag * 4) != 0)) shift_transposed(S, p.row_shift + index * kBlockQ);
-            exponentiate(S, p.scale_log2, row_lse);
-            round_to_operand<Element>(P, S[0]);
-            wgmma_wait_group<0>();
-            keep_in_registers(dP[0]);
-            differentiate(dP, S, stages.row_delta + order.stage * kDeltaBytes);
-            round_to_operand<Element>(dS, dP[0]);
-            if (tiles.needs_mask(tile) && p.d_lse == nullptr)
-#pragma unroll
-                for (int step = 0; step < kBlockQ / 16; ++step) clear_lone_keys(dS[step], tile * kBlockQ + step * 16, chain);
-            store_transposed(d_scores, warp * 16, dS);
-
-            keep_in_registers(dV);
-            keep_in_registers(P);
-            wgmma_fence();
-            gemm_output<Element>(dV, P, d_out);
-            wgmma_commit_group();
-            fence_proxy_async();
-            bar_sync(kDScoresReady, kWarpgroups * 128);
-
-            DQ d_q;
-            wgmma_fence();
-            d_q.gemm(d_scores, stages.key_tile(), warpgroup);
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            keep_in_registers(dV);
-            release(stages.d_out_pipeline);
-            keep_in_registers(dK);
-            keep_in_registers(dS);
-            wgmma_fence();
-            gemm_output<Element>(dK, dS, queries);
-            wgmma_commit_group();
-            wgmma_wait_group<1>();
-            keep_in_registers(d_q.dQ);
-            d_q.add_to(p.d_q_sum + index * DQ::kFloats, warp);  // while the product of dK is under way
-            wgmma_wait_group<0>();
-            keep_in_registers(dK);
-            release(stages.query_pipeline);
-            order.advance();
-            d_scores_order.advance();
+        wgmma_wait_group<1>();
+        keep_in_registers(S[0]);
+        if (unlikely(tiles.needs_mask(next.tile) || inputs.huge(order.stage))) {  // one branch: each holds up the products
+            if (inputs.huge(order.stage)) shift_transposed(S, p.row_shift + next.index * kBlockQ);
+            if (tiles.needs_mask(next.tile)) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
         }
-    const SharedAddress ring = stages.out + warp * kOutBytes;
+        exponentiate(S, p.scale_log2, inputs.lse(order.stage));
+        round_to_operand<Element>(P, S[0]);
+        wgmma_wait_group<0>();
+        keep_in_registers(dP[0]);
+        differentiate(dP, S, inputs.delta(order.stage));
+        round_to_operand<Element>(dS, dP[0]);
+        store_transposed(d_scores_tile, warp * 16, dS);
+
+        keep_in_registers(dV);
+        keep_in_registers(P);
+        wgmma_fence();
+        gemm_over_queries<Element, 0, kEarlySteps>(dV, P, d_out);
+        wgmma_commit_group();
+        fence_proxy_async();
+        bar_sync(kDScoresReady, kWarpgroups * 128);
+
+        DQ d_q;
+        wgmma_fence();
+        d_q.gemm(d_scores_tile, inputs.key_tile(), warpgroup);
+        wgmma_commit_group();
+        if (kSplit) {
+            keep_in_registers(P);
+            gemm_over_queries<Element, kEarlySteps, kSteps>(dV, P, d_out);
+            wgmma_commit_group();
+        }
+        keep_in_registers(dK);
+        keep_in_registers(dS);
+        wgmma_fence();
+        gemm_over_queries<Element, 0, kSteps>(dK, dS, queries);
+        wgmma_commit_group();
+        wgmma_wait_group<kSplit ? 2 : 1>();
+        keep_in_registers(d_q.dQ);
+        d_q.add_to(p.d_q_sum + next.index * DQ::kFloats, warp);  // while products are under way
+        wgmma_wait_group<1>();
+        keep_in_registers(dV);
+        release(inputs.d_out_pipeline);
+
+        // What the next tile needs is awaited here: between products, each instruction would hold them up.
+        StageOrder<kStages> following = order;
+        following.advance();
+        next.advance(work, p);
+        if (next.left > 0) wait_full(following);
+        wgmma_wait_group<0>();
+        keep_in_registers(dK);
+        release(inputs.query_pipeline);
+        order = following;
+        d_scores_order.advance();
+    }
+    const SharedAddress ring = out + warp * kOutBytes;
     const int row = work.first_key + warp * 16;
+    const float scale = key_scale(p);
     store_output<Element, kOutPanels>(p.d_v_map, dV, {1.0f, 1.0f}, ring, row, work.head_kv, work.batch);
     if (lane == 0) cp_async_bulk_wait_group_read<0>();
-    store_output<Element, kOutPanels>(p.d_k_map, dK, {p.scale, p.scale}, ring, row, work.head_kv, work.batch);
+    store_output<Element, kOutPanels>(p.d_k_map, dK, {scale, scale}, ring, row, work.head_kv, work.batch);
     if (lane == 0) cp_async_bulk_wait_group_read<0>();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sm_90a(const __grid_constant__ Parameters p) {
+attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a(const __grid_constant__ Parameters p) {
     SharedRegions regions;
-    Stages stages;
-    stages.keys = regions.take(KeyTile::kBytes);
-    stages.values = regions.take(ValueTile::kBytes);
-    stages.queries = regions.take(kStages * QueryTile::kBytes);
-    stages.d_out = regions.take(kStages * DOutTile::kBytes);
-    stages.d_scores = regions.take(kDScoresStages * DScoresTile::kBytes);
-    stages.out = regions.take(kWarpgroups * 4 * kOutBytes);
-    stages.row_lse = regions.take(kStages * Lse::kBytes);
-    stages.row_delta = regions.take(kStages * kDeltaBytes);
-    stages.query_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
-    stages.d_out_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
-    if (thread_index() == 0) {
-        stages.query_pipeline.initialise(1, kWarpgroups * 4);
-        stages.d_out_pipeline.initialise(1, kWarpgroups * 4);
-        fence_mbarrier_init();
-    }
+    Inputs inputs(regions);
+    const SharedAddress d_scores = regions.take(kDScoresStages * DScoresTile::kBytes);
+    const SharedAddress out = regions.take(kWarpgroups * 4 * kOutBytes);
+    inputs.take_rows(regions);
+    if (thread_index() == 0) inputs.initialise(kWarpgroups * 4);
     barrier_sync();
-    const WorkTile work = WorkTile::find(p);
+    const KeyWork work = KeyWork::find<kBlockQ, kBlockKv>(p, make_chain(p.len_q, p.len_kv));
     const int warp = warp_index();
     if (warp < 4) {
         setmaxnreg_dec<kProducerRegisters>();
-        if (thread_index() == 0) produce(p, stages, work);
+        if (thread_index() == 0) inputs.produce(p, work);
     } else {
         setmaxnreg_inc<kConsumerRegisters>();
-        consume(p, stages, work, warp / 4 - 1);
+        consume(p, inputs, d_scores, out, work, warp / 4 - 1);
     }
 }
 
 // ---- dQ = scale * d_q_sum -----------------------------------------------------------------------------------------------
 
-constexpr int kSumThreads = DQ::kWarps * 32, kSumBlocksPerSm = 4;
+constexpr int kSumThreads = DQ::kWarps * 32, kSumBlocksPerSm = DQ::kTiles > 12 ? 2 : DQ::kTiles > 8 ? 3 : 4;
 
 extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
-attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
-    postprocess<kBlockQ, DQ, QueryTile>(p);
+attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
+    postprocess<kBlockQ, DQ, QueryTile>(p, make_chain(p.len_q, p.len_kv));
 }

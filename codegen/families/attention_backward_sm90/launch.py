@@ -1,0 +1,40 @@
+"""What a launch of the Hopper backward kernels is given beside sizes and strides: the order of its blocks, and tensor maps."""
+
+from __future__ import annotations
+
+from flashgen.codegen.attention import MAX_SECTION_HEADS, largest_divisor, padded
+from flashgen.codegen.operands import Call
+from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.tensor_map import TensorMapShape, tensor_map_shape
+from flashgen.codegen.workload import Workload
+
+SECTION_BYTES = 32 * 2**20  # of Q, dO and the sums of dQ that blocks that run together may take of the L2
+PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
+
+
+def heads_of_section(problem: Problem, w: Workload) -> int:
+    """Key/value heads of a section of the order: see templates/tile/common/schedule.cuh. Without a mask, one head after the other."""
+    if problem.mask is Mask.FULL:
+        return 1
+    row_bytes = (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes + 4 * padded(problem.head_dim)
+    # Blocks of a key/value head walk over its query heads side by side: most are in one of them, some in the next.
+    fitting = SECTION_BYTES // (min(2, w.heads_q // w.heads_kv) * w.len_q * row_bytes)
+    heads = w.batch * w.heads_kv
+    return largest_divisor(heads, max(1, min(fitting, heads, MAX_SECTION_HEADS)))
+
+
+def tensor_maps(block_q: int, block_kv: int, call: Call) -> dict[str, TensorMapShape]:
+    """As (column, row, head, batch). dK and dV go out 16 rows at a time, those of a warp; dQ goes out a tile at a time."""
+    problem, w = call.problem, call.workload
+    d, dv, size = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
+    queries, keys = (w.len_q, w.heads_q), (w.len_kv, w.heads_kv)
+    boxes = {
+        **{"q": (d, queries, block_q), "d_out": (dv, queries, block_q), "d_q": (d, queries, block_q)},
+        **{"k": (d, keys, block_kv), "v": (dv, keys, block_kv), "d_k": (d, keys, 16), "d_v": (dv, keys, 16)},
+    }
+    maps = {}
+    for name, (width, sizes, rows) in boxes.items():
+        batch, row, head, _ = call.views[name].strides
+        in_bytes = (row * size, head * size, batch * size)
+        maps[name] = tensor_map_shape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, rows, 1, 1))
+    return maps

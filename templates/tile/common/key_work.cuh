@@ -1,0 +1,33 @@
+// Which work a block of a backward pass does: a key tile of a key/value head, and the query tiles that see any of its keys, those of all
+// `group` query heads that share it. The block owns dK and dV of its keys.
+
+struct KeyWork {
+    int first_key, head_kv, batch;
+    QueryTileRange tiles;  // of each query head
+
+    // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass.
+    template <int kBlockQ, int kBlockKv, class Chain, class Parameters>
+    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain) {
+        const Order order{p.key_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
+        const Work work = find_work(block_index(), order, p.heads_kv, p.heads_kv_reciprocal);
+        const int first_key = (p.key_tiles - 1 - work.query_tile) * kBlockKv;
+        return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
+    }
+};
+
+// Where a block is on its way over query tiles: one query head after the other, `left` tiles in all.
+struct QueryWalk {
+    int head, tile, left;
+    i64 index;  // the tile's place among those of all heads: [batch, heads_q, query_tiles]
+
+    template <class Parameters>
+    __device__ __forceinline__ QueryWalk(const KeyWork& work, const Parameters& p)
+        : head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
+          index((static_cast<i64>(work.batch) * p.heads_q + head) * p.query_tiles + tile) {}
+
+    template <class Parameters>
+    __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
+        --left, ++tile, ++index;
+        if (tile == work.tiles.end) tile = work.tiles.begin, ++head, index += p.query_tiles - work.tiles.count();
+    }
+};

@@ -1,0 +1,61 @@
+// What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
+// pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
+
+template <class Key, class Value, class Query, class DOut, class Lse, int kStages>
+struct BackwardInputs {
+    static constexpr int kDeltaBytes = Lse::kRows * 4;  // of row_delta, for a query tile
+    SharedAddress keys, values, queries, d_out, row_lse, row_delta;
+    Pipeline<kStages> query_pipeline, d_out_pipeline;
+
+    __device__ __forceinline__ explicit BackwardInputs(SharedRegions& regions)
+        : keys(regions.take(Key::kBytes)), values(regions.take(Value::kBytes)), queries(regions.take(kStages * Query::kBytes)),
+          d_out(regions.take(kStages * DOut::kBytes)) {}
+    // Smaller than a tile: behind all tiles, which begin at multiples of 1024 bytes.
+    __device__ __forceinline__ void take_rows(SharedRegions& regions) {
+        row_lse = regions.take(kStages * Lse::kBytes);
+        row_delta = regions.take(kStages * kDeltaBytes);
+        query_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+        d_out_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+    }
+    // By one thread. `consumers`: warps that release a stage.
+    __device__ __forceinline__ void initialise(int consumers) const {
+        query_pipeline.initialise(1, consumers);
+        d_out_pipeline.initialise(1, consumers);
+        fence_mbarrier_init();
+    }
+
+    __device__ __forceinline__ Key key_tile() const { return {keys}; }
+    __device__ __forceinline__ Value value_tile() const { return {values}; }
+    __device__ __forceinline__ Query query_tile(u32 stage) const { return {queries + stage * Query::kBytes}; }
+    __device__ __forceinline__ DOut d_out_tile(u32 stage) const { return {d_out + stage * DOut::kBytes}; }
+    __device__ __forceinline__ SharedAddress lse(u32 stage) const { return row_lse + stage * Lse::kBytes; }
+    __device__ __forceinline__ SharedAddress delta(u32 stage) const { return row_delta + stage * kDeltaBytes; }
+    // Whether a tile has huge rows, so that row_shift is to be subtracted from its scores.
+    __device__ __forceinline__ bool huge(u32 stage) const { return load_shared(lse(stage) + Lse::kFlag * 4) != 0; }
+
+    // By one thread: loads all that the consumers read.
+    template <class Parameters>
+    __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work) const {
+        StageOrder<kStages> order;
+        bool first = true;
+#pragma unroll 1
+        for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
+            const int row = next.tile * Lse::kRows;
+            const SharedAddress queries_full = query_pipeline.full(order.stage);
+            query_pipeline.wait_empty(order);
+            query_pipeline.announce(order, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
+            if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
+            query_tile(order.stage).load(p.q_map, queries_full, row, next.head, work.batch);
+            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
+
+            const SharedAddress d_out_full = d_out_pipeline.full(order.stage);
+            d_out_pipeline.wait_empty(order);
+            d_out_pipeline.announce(order, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
+            if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
+            d_out_tile(order.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+            cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
+            order.advance();
+            first = false;
+        }
+    }
+};
