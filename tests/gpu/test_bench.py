@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from flashgen.bench import files
 from flashgen.bench.call_overhead import call_overhead
-from flashgen.bench.peer import Call, Peer
+from flashgen.bench.peer import AttentionPeer, Call, Peer
 from flashgen.bench.peers import PEERS, Flashgen, make_peers
 from flashgen.bench.runner import Runner
 from flashgen.bench.sdpa import SdpaFlash, SdpaMath, sdpa_settings_kept
@@ -65,7 +65,7 @@ class TopLeft(SdpaMath):
         return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
-class Nothing(Peer):
+class Nothing(AttentionPeer):
     """Returns memory that it has not written."""
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
