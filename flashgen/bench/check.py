@@ -18,6 +18,9 @@ from .work import Given, Inputs, outputs
 SAMPLED_ROWS = 256
 # Of a row's norm. Rounding probabilities and out to bf16 costs about 0.3 %; another mask, head, scale or order of dimensions all of it.
 ROW_TOLERANCE = 0.02
+# A row that sees few keys, one of them by far the most, has a d_q that is left of two nearly equal numbers. FlashAttention takes one of
+# them from the rounded out: 2.3 % were seen, where most rows of gradients err by less than 0.5 %.
+GRADIENT_TOLERANCE = 0.05
 
 
 class CellCheck:
@@ -32,18 +35,18 @@ class CellCheck:
         self._exact = self._oracle.exact(cell.problem, inputs, self._scalars, self._rows)
 
     def fault(self, given: Given) -> str:
-        """What is wrong with outputs (layout bshd), empty if nothing: each sampled row must be the reference's within 2 % of its norm.
+        """What is wrong with outputs (layout bshd), empty if nothing: each sampled row must be the reference's, within a share of its norm.
 
-        Of gradients some rows are 0, or next to it, where rounding leaves more: no row is held to less than 2 % of the median norm.
+        Some rows of gradients are 0, where rounding leaves more: the norm counts as no less than the median of all.
         """
         found = outputs(self.cell.problem, given)
         for name, tensor in found.items():
             if tensor.shape != self._sizes(name):
                 return f"wrong: {name} has shape {tuple(tensor.shape)}, not {self._sizes(name)}"
         for name, rows in self._oracle.sampled(found, self._rows).items():
-            exact = self._exact[name]
+            exact, tolerance = self._exact[name], ROW_TOLERANCE if name == "out" else GRADIENT_TOLERANCE
             norms = exact.norm(dim=1)
-            wrong = ~((rows.double() - exact).norm(dim=1) <= ROW_TOLERANCE * norms.clamp(min=norms.median()))  # also where it is NaN
+            wrong = ~((rows.double() - exact).norm(dim=1) <= tolerance * norms.clamp(min=norms.median()))  # also where it is NaN
             if wrong.any():
                 place = self._place(name, found, wrong)
                 return f"wrong: {int(wrong.sum())} of {len(wrong)} sampled rows of {name} are not the reference's, first at {place}"
