@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from flashgen.bench.check import CellCheck
 from flashgen.bench.peer import AttentionPeer, Call, Peer
 from flashgen.bench.peers import FamilyPeer, make_peers
 from flashgen.bench.runner import Runner
-from flashgen.bench.sdpa import SdpaMath
+from flashgen.bench.sdpa import SdpaMath, sdpa_settings_kept
 from flashgen.bench.work import Inputs, prepare
 from flashgen.cells import Cell
 from flashgen.codegen.devices import find_device
@@ -27,6 +27,12 @@ from flashgen.numerics.oracle import oracle_of
 CPU = torch.device("cpu")
 CELL = Cell(Problem(Dtype.BF16, 16, 8, Mask.CAUSAL, "backward"), Workload(2, 4, 2, 20, 33))
 LONG = Cell(Problem(Dtype.BF16, 32, operation="backward"), Workload(1, 2, 1, 256, 256))
+
+
+@pytest.fixture(autouse=True)
+def _settings() -> Iterator[None]:
+    with sdpa_settings_kept():
+        yield
 
 
 class Clock:
