@@ -37,7 +37,7 @@ class CellCheck:
     def fault(self, given: Given) -> str:
         """What is wrong with outputs (layout bshd), empty if nothing: each sampled row must be the reference's, within a share of its norm.
 
-        Some rows of gradients are 0, where rounding leaves more: the norm counts as no less than the median of all.
+        The norm counts as no less than the median of all: rows of gradients may be 0, where rounding leaves more.
         """
         found = outputs(self.cell.problem, given)
         for name, tensor in found.items():
