@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from flashgen.codegen.operands import Axis, Element, Operand, Role
 from flashgen.codegen.operation import Operation
+from flashgen.codegen.operations.forward import OPERATION as FORWARD
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
 
@@ -34,9 +35,8 @@ class Backward(Operation):
         return {"scale": problem.head_dim**-0.5}
 
     def flops(self, problem: Problem, workload: Workload) -> float:
-        """See Operation: five products where the forward pass has two, half of it where the mask is causal."""
-        pairs = workload.batch * workload.heads_q * workload.len_q * workload.len_kv
-        return 2.0 * pairs * (3 * problem.head_dim + 2 * problem.head_dim_v) * (0.5 if problem.mask is Mask.CAUSAL else 1.0)
+        """See Operation: 2.5 times the forward pass, as FlashAttention counts: five products of one width for two."""
+        return 2.5 * FORWARD.flops(problem, workload)
 
     def examples(self) -> tuple[tuple[Problem, Workload], ...]:
         """See Operation."""

@@ -22,22 +22,23 @@ WARM_UP, CALLS, ROUNDS = 30, 100, 7
 
 def call_overhead(peer: Peer, device: torch.device, settle: Callable[[], object]) -> CallOverhead:
     """The median over `ROUNDS` of `CALLS` calls, with gradients off and on. `settle` waits for the GPU. Raises what the peer raises."""
-    call = peer.bind(CELL, device)
+    prepare = peer.prepare(CELL, device)
     peer.select()
 
     def microseconds(gradients: bool) -> float:
         w, p = CELL.workload, CELL.problem
         shape = (w.batch, w.len_q, w.heads_q, p.head_dim) if peer.layout == "bshd" else (w.batch, w.heads_q, w.len_q, p.head_dim)
-        q, k, v = (torch.randn(shape, dtype=TORCH_DTYPES[p.dtype], device=device, requires_grad=gradients) for _ in range(3))
+        inputs = {name: torch.randn(shape, dtype=TORCH_DTYPES[p.dtype], device=device, requires_grad=gradients) for name in ("q", "k", "v")}
         with torch.set_grad_enabled(gradients):
+            run = prepare(inputs)
             for _ in range(WARM_UP):
-                call(q, k, v)
+                run()
             rounds = []
             for _ in range(ROUNDS):
                 settle()
                 begun = time.perf_counter()
                 for _ in range(CALLS):
-                    call(q, k, v)
+                    run()
                 rounds.append((time.perf_counter() - begun) / CALLS * 1e6)
             settle()
         return statistics.median(rounds)

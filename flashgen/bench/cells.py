@@ -1,8 +1,9 @@
-"""What the benchmark measures: the named grids of (problem, workload) cells."""
+"""What the benchmark measures: for each operation, the named grids of (problem, workload) cells."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from flashgen.codegen.errors import choice_error
 from flashgen.codegen.problem import Dtype, Mask, Problem
@@ -12,7 +13,7 @@ from ..cells import MODEL_DIM, TOKENS, Cell
 
 OURS = "flashgen"  # among the peers
 BY_HAND = "workload"  # the grid of cells that options gave
-ALL = "all-forward"  # stands for all grids
+STANDARD = "standard"  # the grid where none is asked for
 
 
 def _cell(dtype: Dtype, head_dim: int, head_dim_v: int, mask: Mask, workload: tuple[int, int, int, int, int]) -> Cell:
@@ -42,6 +43,20 @@ def _short() -> list[Cell]:
     return [_cell(Dtype.BF16, d, d, Mask.CAUSAL, (b, 16, 16, s, s)) for d in (64, 128) for b, s in sizes]
 
 
+def _gradients() -> list[Cell]:
+    """The standard grid of gradients: as many tokens, two lengths."""
+    sizes = [(d, s) for d in (128, 64, 256) for s in (8192, 2048)]
+    return [_cell(Dtype.BF16, d, d, mask, (TOKENS // s, MODEL_DIM // d, MODEL_DIM // d, s, s)) for d, s in sizes for mask in Mask]
+
+
+def _further() -> list[Cell]:
+    """What the standard grid of gradients leaves out: grouped queries, other lengths, fp16, head dims that differ."""
+    lengths = [_cell(Dtype.BF16, 128, 128, Mask.CAUSAL, (TOKENS // s, 16, 16, s, s)) for s in (512, 1024, 4096, 16384)]
+    halves = [_cell(Dtype.FP16, d, d, mask, (4, MODEL_DIM // d, MODEL_DIM // d, 4096, 4096)) for d in (64, 128) for mask in Mask]
+    grouped = _cell(Dtype.BF16, 128, 128, Mask.CAUSAL, (4, 32, 4, 4096, 4096))
+    return [grouped, *lengths, *halves, _cell(Dtype.BF16, 192, 128, Mask.CAUSAL, (4, 16, 16, 4096, 4096))]
+
+
 def _decode() -> list[Cell]:
     """One query token: bound by reading k and v."""
     sizes = (
@@ -60,24 +75,29 @@ def _tutorial() -> list[Cell]:
     return [_cell(Dtype.FP16, d, d, mask, workload) for d, mask, workload in sizes]
 
 
-GRIDS: dict[str, Callable[[], list[Cell]]] = {
-    "standard": _standard,
-    "gqa": _gqa,
-    "mixed": _mixed,
-    "short": _short,
-    "decode": _decode,
-    "tutorial": _tutorial,
+# Grids by operation and name, as cells of the forward pass: `grids` makes them cells of the operation.
+GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
+    "forward": {STANDARD: _standard, "gqa": _gqa, "mixed": _mixed, "short": _short, "decode": _decode, "tutorial": _tutorial},
+    "backward": {STANDARD: _gradients, "further": _further, "gqa": _gqa, "mixed": _mixed, "short": _short, "tutorial": _tutorial},
 }
 
 
-def grids(names: str) -> dict[str, list[Cell]]:
-    """The cells of the grids named, which commas separate. Raises ArgumentError for an unknown one."""
+def grid_names(operation: str) -> tuple[str, ...]:
+    """What `grids` takes: the grids of an operation, and the name that stands for all. Raises ArgumentError for one without grids."""
+    if operation not in GRIDS:
+        raise choice_error("pass", operation, GRIDS)
+    return (*GRIDS[operation], f"all-{operation}")
+
+
+def grids(names: str = STANDARD, operation: str = "forward") -> dict[str, list[Cell]]:
+    """The cells of an operation's grids named, which commas separate. Raises ArgumentError for an unknown one."""
+    *_, everything = known = grid_names(operation)
     found: dict[str, list[Cell]] = {}
     for name in (text.strip() for text in names.split(",")):
-        if name not in (*GRIDS, ALL):
-            raise choice_error("grid", name, (*GRIDS, ALL))
-        for grid in GRIDS if name == ALL else (name,):
-            found[grid] = GRIDS[grid]()
+        if name not in known:
+            raise choice_error("grid", name, known)
+        for grid in GRIDS[operation] if name == everything else (name,):
+            found[grid] = [replace(cell, problem=replace(cell.problem, operation=operation)) for cell in GRIDS[operation][grid]()]
     return found
 
 

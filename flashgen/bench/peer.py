@@ -8,6 +8,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from flashgen.codegen.errors import FlashgenError
 
 from ..cells import Cell
 from .check import CellCheck
+from .work import Given, Inputs, Run, prepare
 
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
 _REASON_LENGTH = 300
@@ -35,13 +37,13 @@ class Peer(ABC):
     usual: ClassVar[bool] = True
 
     @abstractmethod
-    def bind(self, cell: Cell, device: torch.device) -> Call:
-        """The call (q, k, v) -> out for a cell, tensors and out in `layout`."""
+    def prepare(self, cell: Cell, device: torch.device) -> Callable[[Inputs], Run]:
+        """For a cell, what makes of one set of inputs in `layout` that which is timed on it."""
 
     def select(self) -> None:  # noqa: B027 (most peers need nothing)
         """What must be set for this peer before its calls, and is no part of them."""
 
-    def explain(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> list[str]:
+    def explain(self, cell: Cell, inputs: Inputs) -> list[str]:
         """Why a call may have failed, where the error itself does not tell."""
         return []
 
@@ -49,10 +51,26 @@ class Peer(ABC):
         """What else is to be told of this peer in a cell."""
         return ""
 
-    def fault(self, check: CellCheck, call: Call, q: Tensor, k: Tensor, v: Tensor) -> str:
-        """What is wrong with the call's result, empty if nothing. Its tensors are in `layout`."""
-        out = call(q, k, v)
-        return check.fault(out if self.layout == "bshd" else out.transpose(1, 2))
+    def fault(self, check: CellCheck, run: Run, inputs: Inputs) -> str:
+        """What is wrong with what the run gives, empty if nothing. `inputs`: those that it was prepared for."""
+        return check.fault(self._bshd(run()))
+
+    def _bshd(self, given: Given) -> Given:
+        if self.layout == "bshd":
+            return given
+        return given.transpose(1, 2) if isinstance(given, Tensor) else tuple(tensor.transpose(1, 2) for tensor in given)
+
+
+class AttentionPeer(Peer):
+    """A function of q, k and v, whose derivatives PyTorch's autograd knows."""
+
+    @abstractmethod
+    def bind(self, cell: Cell, device: torch.device) -> Call:
+        """The call (q, k, v) -> out for a cell, tensors and out in `layout`."""
+
+    def prepare(self, cell: Cell, device: torch.device) -> Callable[[Inputs], Run]:
+        """See Peer."""
+        return partial(prepare, cell.problem, self.bind(cell, device))
 
 
 def reason(error: Exception, said: Iterable[str] = ()) -> str:

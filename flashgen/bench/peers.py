@@ -1,12 +1,13 @@
 """The peers: flashgen and the others, by name.
 
-A peer is made where its package can be imported, so that its import raises where it is absent. `bind` gives its call for one cell, with all
-that a user would keep from call to call already made. What a cell's problem asks of a peer that it cannot do, its first call raises.
+A peer is made where its package can be imported, so that its import raises where it is absent. `prepare` gives what is timed in one cell,
+with all that a user would keep from call to call already made. What a problem asks of a peer that it cannot do, its first call raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -16,21 +17,24 @@ from flashgen.build.gpu.driver import Gpu, gpu
 from flashgen.build.nvrtc import nvrtc_version
 from flashgen.codegen.errors import choice_error
 from flashgen.codegen.family import families
+from flashgen.codegen.operands import Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask
 from flashgen.codegen.spec import KernelSpec
 
 from ..cells import Cell
-from ..launch.bound import BoundCall
+from ..launch.bound import BoundCall, addresses_of
+from ..numerics.oracle import torch_dtype
 from ..selection import loaded
 from ..selection.families import families_not_asked
 from ..selection.picks import model_picks, picks
 from .check import CellCheck
-from .peer import Call, Peer, reason
+from .peer import AttentionPeer, Call, Peer, reason
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
+from .work import Inputs, Run, prepare
 
 
-class Flashgen(Peer):
+class Flashgen(AttentionPeer):
     """flashgen, as its user calls it."""
 
     name = "flashgen"
@@ -51,13 +55,14 @@ class Flashgen(Peer):
 
         return f"kernel {loaded.kernels.choose(cell.problem, cell.workload, gpu(device.index)).spec.name}"
 
-    def fault(self, check: CellCheck, call: Call, q: Tensor, k: Tensor, v: Tensor) -> str:
-        """Also held to the numerics rule, with the log-sum-exp: a kernel of our own is right by our own standard."""
-        out, lse = self._attention(q, k, v, causal=check.causal, layout="bshd", return_lse=True)
-        return super().fault(check, call, q, k, v) or check.rule(out, lse)
+    def fault(self, check: CellCheck, run: Run, inputs: Inputs) -> str:
+        """Also held to the numerics rule, of the forward pass with the log-sum-exp: a kernel of our own is right by our own standard."""
+        attention, causal, problem = self._attention, check.cell.problem.mask is Mask.CAUSAL, check.cell.problem
+        with_lse = partial(attention, causal=causal, layout="bshd", return_lse=True)
+        return super().fault(check, run, inputs) or check.rule(prepare(problem, with_lse, inputs)())
 
 
-class Flex(Peer):
+class Flex(AttentionPeer):
     """FlexAttention, compiled for each shape."""
 
     name = "flex"
@@ -82,7 +87,7 @@ class Flex(Peer):
         return lambda q, k, v: attention(q, k, v, block_mask=mask, enable_gqa=gqa)
 
 
-class Fa4(Peer):
+class Fa4(AttentionPeer):
     """FlashAttention-4, from its own package."""
 
     name = "fa4"
@@ -103,7 +108,7 @@ class Fa4(Peer):
         return call
 
 
-class Xformers(Peer):
+class Xformers(AttentionPeer):
     """xformers' memory-efficient attention, which picks its kernel itself."""
 
     name = "xformers"
@@ -131,7 +136,7 @@ class Xformers(Peer):
         return grouped
 
 
-class Eager(Peer):
+class Eager(AttentionPeer):
     """Attention in plain PyTorch as it is written down: S in fp32, P in the inputs' type, both in memory whole."""
 
     name = "eager"
@@ -176,28 +181,35 @@ class FamilyPeer(Peer):
         on = gpu(device.index)
         return BoundCall(loaded.kernels.load(self._spec(cell, on), on), call)
 
-    def bind(self, cell: Cell, device: torch.device) -> Call:
-        """See Peer."""
-        bound = self._bound(cell, device)
+    def prepare(self, cell: Cell, device: torch.device) -> Callable[[Inputs], Run]:
+        """See Peer. Only the operation of the cell is launched, on operands that are given."""
+        return partial(self._run, cell, self._bound(cell, device), False)
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = q.new_empty((*q.shape[:3], v.shape[3]))
-            bound.enqueue(torch.cuda.current_stream().cuda_stream, *(t.data_ptr() for t in (q, k, v, out)), 0)
-            return out
+    @staticmethod
+    def _run(cell: Cell, bound: BoundCall, with_optional: bool, inputs: Inputs) -> Run:
+        operands, like = operation_of(cell.problem).operands(cell.problem), inputs["q"]
+        written = {
+            operand.name: (operand.sizes(cell.problem, cell.workload), torch_dtype(operand, cell.problem))
+            for operand in operands
+            if operand.role is not Role.IN and (with_optional or not operand.optional)
+        }
 
-        return call
+        def run() -> tuple[Tensor, ...]:
+            made = {name: like.new_empty(sizes, dtype=dtype) for name, (sizes, dtype) in written.items()}
+            addresses = addresses_of((operand.name for operand in operands), {**inputs, **made})
+            bound.enqueue(torch.cuda.current_stream().cuda_stream, *addresses)
+            return tuple(made.values())
+
+        return run
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """The kernel that the calls of this cell run."""
         return f"kernel {self._spec(cell, gpu(device.index)).name}"
 
-    def fault(self, check: CellCheck, call: Call, q: Tensor, k: Tensor, v: Tensor) -> str:
-        """Also held to the numerics rule, as flashgen is."""
-        out, w = q.new_empty((*q.shape[:3], v.shape[3])), check.cell.workload
-        lse = q.new_empty((w.batch, w.heads_q, w.len_q), dtype=torch.float32)
-        bound = self._bound(check.cell, q.device)
-        bound.enqueue(torch.cuda.current_stream().cuda_stream, *(t.data_ptr() for t in (q, k, v, out, lse)))
-        return super().fault(check, call, q, k, v) or check.rule(out, lse)
+    def fault(self, check: CellCheck, run: Run, inputs: Inputs) -> str:
+        """Also held to the numerics rule, with all outputs, as flashgen is."""
+        complete = self._run(check.cell, self._bound(check.cell, inputs["q"].device), True, inputs)
+        return super().fault(check, run, inputs) or check.rule(complete())
 
 
 _EVERY = (Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers, SdpaEfficient, SdpaMath, Eager)

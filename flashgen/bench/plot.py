@@ -47,7 +47,7 @@ def draw_grid(result: BenchResult, grid: str, unit: str, cells: list[CellResult]
         ax.set_xlim(-0.5, most - 0.5)  # bars are as wide in every panel
     handles = {label: bar for ax in figure.axes for bar, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend([handles[peer] for peer in peers], peers, loc="outside lower center", ncols=len(peers))
-    figure.suptitle(f"{result.environment.device}, forward, {grid}\nmedian and 10 to 90 % of {result.rounds} rounds")
+    figure.suptitle(f"{result.environment.device}, {result.operation}, {grid}\nmedian and 10 to 90 % of {result.rounds} rounds")
     return figure
 
 

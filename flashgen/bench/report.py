@@ -102,7 +102,7 @@ def heading(result: BenchResult) -> str:
     packages = "".join(f", {name} {version}" for name, version in e.packages.items())
     return (
         f"{e.device}, driver {e.driver}; flashgen {e.flashgen}, PyTorch {e.torch}, cuDNN {e.cudnn}, NVRTC {e.nvrtc}{packages}; "
-        f"{result.rounds} rounds, {e.date}"
+        f"{result.operation}, {result.rounds} rounds, {e.date}"
     )
 
 

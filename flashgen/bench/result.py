@@ -124,6 +124,11 @@ class BenchResult:
     complete: bool = False
 
     @property
+    def operation(self) -> str:
+        """What was measured, by its cells; forward before there is one, which is all that the CPU's cost is of."""
+        return ", ".join(dict.fromkeys(cell.cell.problem.operation for cell in self.cells)) or "forward"
+
+    @property
     def subject(self) -> str:
         """Whose ratios are told: flashgen's, or where it takes no part or is the baseline, those of the first other peer."""
         others = [peer for peer in self.peers if peer != self.baseline] or self.peers
@@ -134,6 +139,7 @@ class BenchResult:
         plain = to_plain(self)
         return {
             "schema": SCHEMA,
+            "pass": self.operation,
             **{name: plain[name] for name in ("environment", "rounds", "peers", "absent", "baseline", "complete", "host_errors")},
             "subject": self.subject,
             "host": plain["host"],
@@ -187,7 +193,7 @@ class Summary:
 
 
 _FOLLOWS = {  # what `to_json` adds, at each of its levels: it follows from the rest
-    "result": ("schema", "subject", "ratios"),
+    "result": ("schema", "pass", "subject", "ratios"),
     "cell": ("unit", "best_other", "ratio_to_best_other"),
     "peer": ("ms", "speed", "ratio_to_baseline"),
 }

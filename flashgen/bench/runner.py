@@ -5,20 +5,23 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.operands import Role
+from flashgen.codegen.operation import operation_of
 
 from ..cells import Cell
-from ..numerics.oracle import TORCH_DTYPES
+from ..numerics.oracle import oracle_of
 from ..timing import protocol as timing
 from .check import CellCheck, poison
-from .peer import Call, Peer, reason
+from .peer import Peer, reason
 from .result import CellResult, PeerTimes
+from .work import Inputs, Run
 
 ROUND_SECONDS = 12e-3  # of GPU time for one peer in one round
 
@@ -65,10 +68,10 @@ class Runner:
         Raises ContextLostError if the GPU can no longer be used.
         """
         result = CellResult(grid, cell)
-        with torch.no_grad():
+        with torch.no_grad(), self._stream():
             try:
                 inputs = self._inputs(cell)
-                check = CellCheck(cell, *inputs["bshd"][0])
+                check = CellCheck(cell, inputs["bshd"][0])
                 self.settle()
             except Exception as error:
                 self.recover("the reference", cell.problem.name, error)
@@ -86,58 +89,61 @@ class Runner:
         self._free()
         return result
 
-    def _inputs(self, cell: Cell) -> dict[str, list[tuple[Tensor, Tensor, Tensor]]]:
-        """The same sets of inputs from N(0, 1) in every layout, each dense."""
-        w, p = cell.workload, cell.problem
+    def _stream(self) -> AbstractContextManager[object]:
+        """One of our own: a backward pass runs on the stream of its forward pass, and nothing can be captured on the default one."""
+        return torch.cuda.stream(torch.cuda.Stream(self.device)) if self.device.type == "cuda" else nullcontext()
+
+    def _inputs(self, cell: Cell) -> dict[str, list[Inputs]]:
+        """The same sets of inputs, as the operation's oracle draws them from N(0, 1), in every layout, each dense."""
         generator = torch.Generator(self.device).manual_seed(0)
-
-        def normal(length: int, heads: int, width: int) -> Tensor:
-            shape = (w.batch, length, heads, width)
-            return torch.randn(shape, dtype=TORCH_DTYPES[p.dtype], device=self.device, generator=generator)
-
-        sets = [
-            (normal(w.len_q, w.heads_q, p.head_dim), normal(w.len_kv, w.heads_kv, p.head_dim), normal(w.len_kv, w.heads_kv, p.head_dim_v))
-            for _ in range(timing.input_sets(cell.io_bytes, self.l2_bytes))
-        ]
+        sets = [self._drawn(cell, generator) for _ in range(timing.input_sets(cell.io_bytes, self.l2_bytes))]
         layouts = {"bshd": sets}
         if any(peer.layout == "bhsd" for peer in self.peers.values()):
-            layouts["bhsd"] = [tuple(t.transpose(1, 2).contiguous() for t in tensors) for tensors in sets]  # type: ignore[misc]
+            layouts["bhsd"] = [{name: _bhsd(tensor) for name, tensor in inputs.items()} for inputs in sets]
         return layouts
 
-    def _enter(self, name: str, peer: Peer, sets: list[tuple[Tensor, Tensor, Tensor]], check: CellCheck, result: CellResult) -> _Entrant:
+    @staticmethod
+    def _drawn(cell: Cell, generator: torch.Generator) -> Inputs:
+        """What the operation reads, without what a call may leave out."""
+        problem, oracle, operation = cell.problem, oracle_of(cell.problem), operation_of(cell.problem)
+        drawn = oracle.inputs(problem, cell.workload, generator)
+        inputs = {o.name: drawn[o.name] for o in operation.operands(problem) if o.role is not Role.OUT and not o.optional}
+        oracle.derive(problem, inputs, operation.scalars(problem))
+        return inputs
+
+    def _enter(self, name: str, peer: Peer, sets: list[Inputs], check: CellCheck, result: CellResult) -> _Entrant:
         """Calls a peer for the first time, checks what it computes and warms it up. Raises whatever it raises."""
         cell = result.cell
         peer.select()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
-                call = peer.bind(cell, self.device)
+                prepare = peer.prepare(cell, self.device)
                 begun = time.perf_counter()
-                call(*sets[0])
+                run = prepare(sets[0])
+                run()
                 self.settle()
                 first_call_s = time.perf_counter() - begun
-                poison(cell, sets[0][0])
-                fault = peer.fault(check, call, *sets[0])
+                poison(cell, self.device)
+                fault = peer.fault(check, run, sets[0])
             except Exception as error:
                 why = [str(warning.message) for warning in said]
                 with suppress(Exception):  # what matters is the first error
-                    why += peer.explain(cell, *sets[0])
+                    why += peer.explain(cell, sets[0])
                 raise FlashgenError(reason(error, why)) from error
             if fault:
                 raise FlashgenError(fault)
             notes = [peer.note(cell, self.device)]
-            timer, note = self._timer(peer, call, sets)
+            timer, note = self._timer(peer, [run, *map(prepare, sets[1:])])
         if note := "; ".join(filter(None, [*notes, note])):
             result.notes[name] = note
         return _Entrant(name, timer, first_call_s)
 
-    def _timer(self, peer: Peer, call: Call, sets: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[timing.Timer, str]:
+    def _timer(self, peer: Peer, runs: list[Run]) -> tuple[timing.Timer, str]:
         """A peer that cannot be captured in a CUDA graph is timed call by call, which is said."""
 
         def make(graphs: bool) -> timing.Timer:
-            return timing.Timer(
-                lambda i: call(*sets[i]), len(sets), ROUND_SECONDS, prepare=peer.select, graphs=graphs, stopwatch=self.stopwatch
-            )
+            return timing.Timer(lambda i: runs[i](), len(runs), ROUND_SECONDS, prepare=peer.select, graphs=graphs, stopwatch=self.stopwatch)
 
         try:
             return make(graphs=True), ""
@@ -178,3 +184,8 @@ class Runner:
     def _free(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _bhsd(tensor: Tensor) -> Tensor:
+    """A tensor of rows with its heads before its length; what has no rows, such as lse, is alike in both layouts."""
+    return tensor.transpose(1, 2).contiguous() if tensor.ndim == 4 else tensor

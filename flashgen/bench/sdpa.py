@@ -16,20 +16,22 @@ from torch.nn.attention import SDPBackend
 from flashgen.codegen.problem import Mask
 
 from ..cells import Cell
-from .peer import Call, Peer, written_to_stderr
+from .peer import AttentionPeer, Call, written_to_stderr
+from .work import Inputs
 
 
-class Sdpa(Peer):
+class Sdpa(AttentionPeer):
     """One backend of `torch.nn.functional.scaled_dot_product_attention`."""
 
     layout = "bhsd"
     backend: ClassVar[SDPBackend]
     can_use: ClassVar[str] = ""  # PyTorch's function that tells why it cannot
 
-    def explain(self, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> list[str]:
+    def explain(self, cell: Cell, inputs: Inputs) -> list[str]:
         """See Peer. By version, PyTorch warns of its reasons when it raises, or only when it is asked, and then not through Python."""
         if not self.can_use:
             return []
+        q, k, v = (inputs[name] for name in ("q", "k", "v"))
         causal, gqa = cell.problem.mask is Mask.CAUSAL and q.shape[2] == k.shape[2], q.shape[1] != k.shape[1]
         parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, causal, gqa)
         written = written_to_stderr(partial(getattr(torch.backends.cuda, self.can_use), parameters, True))

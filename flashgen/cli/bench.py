@@ -20,20 +20,34 @@ from flashgen.codegen.family import require_possible
 from flashgen.codegen.spec import problem_to_json
 from flashgen.timing.spread import ROUNDS
 
-from .options import INTEGER, Batch, CausalOrBoth, DtypeName, HeadDimV, Heads, Json, KvHeads, Seqlen, SeqlenKv, print_json, print_table
+from .options import (
+    INTEGER,
+    Batch,
+    CausalOrBoth,
+    DtypeName,
+    HeadDimV,
+    Heads,
+    Json,
+    KvHeads,
+    OnePass,
+    Seqlen,
+    SeqlenKv,
+    print_json,
+    print_table,
+)
 from .progress import Bars
 
 if TYPE_CHECKING:  # PyTorch is loaded only when something is measured
     from flashgen.bench.session import BenchRequest
 
+GRIDS_OF_PASSES = "; ".join(f"of {operation} {', '.join(bench_cells.grid_names(operation))}" for operation in bench_cells.GRIDS)
+
 
 def bench(
     grid: Annotated[
-        str | None,
-        typer.Option(
-            "--grid", help=f"Cells by name, separated by commas: {', '.join(bench_cells.GRIDS)}, {bench_cells.ALL}. Default: standard."
-        ),
+        str | None, typer.Option("--grid", help=f"Cells by name, separated by commas: {GRIDS_OF_PASSES}. Default: standard.")
     ] = None,
+    operation: OnePass = "forward",
     head_dim: Annotated[
         int | None, typer.Option("--head-dim", **INTEGER, help="One workload by hand instead of a grid: width of q and k.")
     ] = None,
@@ -72,7 +86,15 @@ def bench(
         | {"causal": causal is not None, "dtype": dtype != "bf16"}
     )
     if source is not None:
-        measuring = {"grid": grid, "head-dim": head_dim, "peers": peers, "baseline": baseline, "host": host, "tune": tune}
+        measuring = {
+            "grid": grid,
+            "pass": operation != "forward",
+            "head-dim": head_dim,
+            "peers": peers,
+            "baseline": baseline,
+            "host": host,
+            "tune": tune,
+        }
         if others := _given(measuring | {"dry-run": dry_run}) + workload:
             raise ArgumentError(f"from must stand without options of measuring; got {', '.join(others)} as well")
         result = files.read_result(source)
@@ -80,15 +102,18 @@ def bench(
             files.make_folder(out, result)
         _finish(result, out, json)
         return
+    bench_cells.grid_names(operation)  # raises for both passes, of which a cell times one
+    if host and operation != "forward":
+        raise ArgumentError(f"pass must be forward with host, which measures forward calls, gradients off and on; got {operation}")
     if head_dim is not None:
         if grid is not None:
             raise ArgumentError(f"grid must stand without head_dim; got grid {grid} and head_dim {head_dim}")
-        seqlens = tuple(seqlen or SEQLENS)
-        cells = {bench_cells.BY_HAND: cells_of(head_dim, head_dim_v or None, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads)}
+        sizes = (tuple(seqlen or SEQLENS), seqlen_kv, batch, heads, kv_heads)
+        cells = {bench_cells.BY_HAND: cells_of(head_dim, head_dim_v or None, dtype, causal, *sizes, operation)}
     elif workload:
         raise ArgumentError(f"head_dim must be given with options of one workload; got {', '.join(workload)} without it")
     else:
-        cells = {} if host and grid is None else bench_cells.grids("standard" if grid is None else grid)
+        cells = {} if host and grid is None else bench_cells.grids(bench_cells.STANDARD if grid is None else grid, operation)
 
     from flashgen.bench.peers import parse_peers
     from flashgen.bench.session import BenchRequest

@@ -213,7 +213,8 @@ class ForwardOracle(Oracle):
     def sampled(self, outputs: Mapping[str, Tensor], sample: Sample) -> dict[str, Tensor]:
         """See Oracle."""
         batch, head, row = sample.to(outputs["out"].device).unbind(1)
-        return {"out": outputs["out"][batch, row, head], "lse": outputs["lse"][batch, head, row]}
+        places = {"out": (batch, row, head), "lse": (batch, head, row)}
+        return {name: tensor[places[name]] for name, tensor in outputs.items()}
 
     def rows_of(self, touched: Mapping[str, Tensor]) -> Sample:
         """See Oracle."""

@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import torch.nn.functional as F
 
 from flashgen.bench import files
 from flashgen.bench.call_overhead import call_overhead
-from flashgen.bench.peer import Call, Peer
+from flashgen.bench.peer import AttentionPeer, Call, Peer
 from flashgen.bench.peers import PEERS, Flashgen, make_peers
 from flashgen.bench.runner import Runner
 from flashgen.bench.sdpa import SdpaFlash, SdpaMath, sdpa_settings_kept
@@ -27,6 +29,7 @@ from flashgen.timing.protocol import CudaStopwatch, Timer
 pytestmark = pytest.mark.gpu
 
 CAUSAL = Cell(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL), Workload(2, 8, 2, 300, 500))
+BACKWARD = replace(CAUSAL, problem=replace(CAUSAL.problem, operation="backward"))
 
 
 def runner(**made: Peer) -> Runner:
@@ -58,6 +61,23 @@ def test_the_command(tmp_path: Path) -> None:
     assert "flashgen TFLOP/s" in (tmp_path / "bench.md").read_text()
 
 
+def test_the_command_backward() -> None:
+    options = ["--pass", "backward", "--peers", "flashgen,flash,attention_backward", "--head-dim", "64", "--seqlen", "2048", "--causal"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flashgen", "bench", *options, "--rounds", "3", "--json"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["pass"], found["complete"]) == ("backward", True)
+    (cell,) = found["cells"]
+    assert (cell["problem"]["pass"], cell["errors"]) == ("backward", {})
+    assert re.match("kernel attention_backward(_sm90)?_bf16_d64_causal", cell["notes"]["flashgen"])
+    assert re.match("kernel attention_backward_bf16_d64_causal", cell["notes"]["attention_backward"])
+    for times in cell["peers"].values():
+        assert len(times["rounds_ms"]) == 3
+        assert 1 < times["speed"]["median"] < 5000
+
+
 class TopLeft(SdpaMath):
     """What a user writes who does not know that SDPA aligns `is_causal` top-left."""
 
@@ -65,24 +85,36 @@ class TopLeft(SdpaMath):
         return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
-class Nothing(Peer):
-    """Returns memory that it has not written."""
+class Nothing(AttentionPeer):
+    """Returns memory that it has not written, both ways."""
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
-        return lambda q, k, v: torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+        class Unwritten(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+                ctx.save_for_backward(q, k, v)
+                return torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors)
+
+        return Unwritten.apply
 
 
-def test_what_computes_something_else_gets_no_time() -> None:
-    result = runner(flashgen=Flashgen(), top_left=TopLeft(), nothing=Nothing()).measure("workload", CAUSAL)
+@pytest.mark.parametrize("cell", [CAUSAL, BACKWARD], ids=["forward", "backward"])
+def test_what_computes_something_else_gets_no_time(cell: Cell) -> None:
+    result = runner(flashgen=Flashgen(), top_left=TopLeft(), nothing=Nothing()).measure("workload", cell)
     assert list(result.times) == ["flashgen"]
     assert result.errors["top_left"].startswith("wrong: ")
     assert result.errors["nothing"].startswith("wrong: "), "an earlier peer's right result was in that memory"
 
 
-def test_every_peer_that_is_here_is_right_where_lengths_differ_or_says_why_not() -> None:
+@pytest.mark.parametrize("cell", [CAUSAL, BACKWARD], ids=["forward", "backward"])
+def test_every_peer_that_is_here_is_right_where_lengths_differ_or_says_why_not(cell: Cell) -> None:
     made, _ = make_peers(PEERS)
     with sdpa_settings_kept():
-        result = runner(**made).measure("workload", CAUSAL)
+        result = runner(**made).measure("workload", cell)
     assert {"flashgen", "math"} <= set(result.times), result.errors
     assert not [why for why in result.errors.values() if why.startswith("wrong: ")], result.errors
     assert set(result.times) | set(result.errors) == set(made)
@@ -97,9 +129,18 @@ def test_a_peer_that_cannot_do_a_cell_says_why() -> None:
     assert "last dimension" in result.errors["flash"], "PyTorch's reason is missing"
 
 
-def test_cells_free_their_memory() -> None:
+def test_a_short_backward_pass_is_replays_of_a_graph() -> None:
+    made, _ = make_peers(["flash", "attention_backward"])
+    with sdpa_settings_kept():
+        result = runner(flashgen=Flashgen(), **made).measure("workload", replace(BACKWARD, workload=Workload(1, 8, 2, 512, 512)))
+    assert result.errors == {}
+    assert {name: times.graph for name, times in result.times.items()} == dict.fromkeys(result.times, True), result.notes
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_cells_free_their_memory(operation: str) -> None:
     measuring = runner(flashgen=Flashgen(), math=SdpaMath())
-    cell = Cell(Problem(Dtype.BF16, 64), Workload(4, 16, 16, 512, 512))
+    cell = Cell(Problem(Dtype.BF16, 64, operation=operation), Workload(4, 16, 16, 512, 512))
     measuring.measure("workload", cell)
     before = torch.cuda.memory_allocated()
     measuring.measure("workload", cell)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from flashgen.bench.cells import ALL, GRIDS, grids
+from flashgen.bench.cells import GRIDS, grid_names, grids
 from flashgen.cells import Cell, cells_of
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
 
 # grid -> (dtype, head_dim, head_dim_v, masks, (batch, heads_q, heads_kv, len_q, len_kv)), both masks for "fc"
-WRITTEN_OUT = {
+FORWARD = {
     "standard": [
         ("bf16", 128, 128, "fc", (1, 16, 16, 16384, 16384)),
         ("bf16", 128, 128, "fc", (4, 16, 16, 4096, 4096)),
@@ -52,26 +52,56 @@ WRITTEN_OUT = {
         ("fp16", 64, 64, "fc", (32, 16, 16, 512, 512)),
     ],
 }  # fmt: skip
+BACKWARD = {
+    "standard": [
+        ("bf16", 128, 128, "fc", (2, 16, 16, 8192, 8192)),
+        ("bf16", 128, 128, "fc", (8, 16, 16, 2048, 2048)),
+        ("bf16", 64, 64, "fc", (2, 32, 32, 8192, 8192)),
+        ("bf16", 64, 64, "fc", (8, 32, 32, 2048, 2048)),
+        ("bf16", 256, 256, "fc", (2, 8, 8, 8192, 8192)),
+        ("bf16", 256, 256, "fc", (8, 8, 8, 2048, 2048)),
+    ],
+    "further": [
+        ("bf16", 128, 128, "c", (4, 32, 4, 4096, 4096)),
+        ("bf16", 128, 128, "c", (32, 16, 16, 512, 512)),
+        ("bf16", 128, 128, "c", (16, 16, 16, 1024, 1024)),
+        ("bf16", 128, 128, "c", (4, 16, 16, 4096, 4096)),
+        ("bf16", 128, 128, "c", (1, 16, 16, 16384, 16384)),
+        ("fp16", 64, 64, "fc", (4, 32, 32, 4096, 4096)),
+        ("fp16", 128, 128, "fc", (4, 16, 16, 4096, 4096)),
+        ("bf16", 192, 128, "c", (4, 16, 16, 4096, 4096)),
+    ],
+    **{name: FORWARD[name] for name in ("gqa", "mixed", "short", "tutorial")},
+}  # fmt: skip
+WRITTEN_OUT = {"forward": FORWARD, "backward": BACKWARD}
 
 
-@pytest.mark.parametrize("name", WRITTEN_OUT)
-def test_the_cells_of_a_grid(name: str) -> None:
+@pytest.mark.parametrize(("operation", "name"), [(operation, name) for operation, some in WRITTEN_OUT.items() for name in some])
+def test_the_cells_of_a_grid(operation: str, name: str) -> None:
     masks = {"f": Mask.FULL, "c": Mask.CAUSAL}
     wanted = [
-        Cell(Problem(Dtype(dtype), d, dv, masks[letter]), Workload(*sizes))
-        for dtype, d, dv, letters, sizes in WRITTEN_OUT[name]
+        Cell(Problem(Dtype(dtype), d, dv, masks[letter], operation), Workload(*sizes))
+        for dtype, d, dv, letters, sizes in WRITTEN_OUT[operation][name]
         for letter in letters
     ]
-    assert grids(name) == {name: wanted}
+    assert grids(name, operation) == {name: wanted}
 
 
-def test_grids_by_name() -> None:
-    assert list(grids("mixed, gqa")) == ["mixed", "gqa"]
-    assert list(grids(ALL)) == list(GRIDS) == list(WRITTEN_OUT)
-    assert grids(f"{ALL},gqa") == grids(ALL)
+@pytest.mark.parametrize("operation", WRITTEN_OUT)
+def test_grids_by_name(operation: str) -> None:
+    *names, everything = grid_names(operation)
+    assert everything == f"all-{operation}"
+    assert list(grids("mixed, gqa", operation)) == ["mixed", "gqa"]
+    assert list(grids(everything, operation)) == names == list(GRIDS[operation]) == list(WRITTEN_OUT[operation])
+    assert grids(f"{everything},gqa", operation) == grids(everything, operation)
     for wrong in ("", "fwd", "gqa,,mixed"):
-        with pytest.raises(ArgumentError, match="grid must be one of standard, gqa, mixed, short, decode, tutorial, all-forward; got"):
-            grids(wrong)
+        with pytest.raises(ArgumentError, match=f"grid must be one of {', '.join(names)}, {everything}; got"):
+            grids(wrong, operation)
+
+
+def test_an_operation_without_grids_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="pass must be one of forward, backward; got 'both'"):
+        grid_names("both")
 
 
 def test_a_workload_by_hand_may_have_other_keys_than_queries() -> None:

@@ -49,6 +49,16 @@ def test_dry_run_of_one_workload() -> None:
     assert facts["cells"][0]["workload"]["len_kv"] == 4096
 
 
+def test_dry_run_of_the_backward_pass() -> None:
+    out, err = flashgen("bench", "--pass", "backward", "--dry-run", "--grid", "further", "--peers", "math,attention_backward")
+    assert "further  backward_bf16_d192x128_causal  B4 H16 S4096     859.0  " in out, "2.5 times the forward pass"
+    assert not err
+    facts = as_json("bench", "--pass", "backward", "--dry-run", "--peers", "flash")
+    assert len(facts["cells"]) == 12
+    by_hand = as_json("bench", "--pass", "backward", "--dry-run", "--peers", "math", "--head-dim", "64", "--seqlen", "512", "--causal")
+    assert [cell["problem"]["pass"] for cell in (*facts["cells"], *by_hand["cells"])] == ["backward"] * 13
+
+
 def test_host_alone_measures_no_cell() -> None:
     assert as_json("bench", "--dry-run", "--peers", "math", "--host")["cells"] == []
     assert as_json("bench", "--dry-run", "--peers", "math", "--host", "--grid", "mixed")["cells"]
@@ -131,6 +141,17 @@ def test_without_matplotlib_everything_else_is_written(
         (["--seqlen", "5", "--causal"], "head_dim must be given with options of one workload; got --seqlen, --causal without it"),
         (["--head-dim", "64", "--batch", "0"], "batch must be an integer from 1 to 2147483647; got 0"),
         (["--head-dim", "64", "--seqlen-kv", "0"], "seqlen_kv must be an integer from 1"),
+        (["--pass", "both"], "pass must be one of forward, backward; got 'both'"),
+        (["--pass", "both", "--head-dim", "64"], "pass must be one of forward, backward; got 'both'"),
+        (
+            ["--pass", "backward", "--grid", "decode"],
+            "grid must be one of standard, further, gqa, mixed, short, tutorial, all-backward; got",
+        ),
+        (
+            ["--pass", "backward", "--host"],
+            "pass must be forward with host, which measures forward calls, gradients off and on; got backward",
+        ),
+        (["--from", "x.json", "--pass", "backward"], "from must stand without options of measuring; got --pass as well"),
         (["--head-dim", "64", "--grid", "gqa"], "grid must stand without head_dim; got grid gqa and head_dim 64"),
         (["--from", "nowhere.json"], "from must be a bench.json that can be read; got nowhere.json: No such file"),
         (["--from", "x.json", "--grid", "gqa", "--host", "--batch", "3"], "got --grid, --host, --batch as well"),

@@ -94,6 +94,24 @@ def test_json_and_back() -> None:
     assert values["ratios"][0]["worst"] == 1.0
 
 
+def test_a_result_says_its_pass_and_one_of_before_is_forward() -> None:
+    found = result()
+    values = found.to_json()
+    assert values.pop("pass") == "forward"
+    assert result_from_json(values) == found
+    for each in found.cells:
+        each.cell = replace(each.cell, problem=replace(each.cell.problem, operation="backward"))
+    values = json.loads(json.dumps(found.to_json()))
+    assert (values["pass"], result_from_json(values)) == ("backward", found)
+    assert "; backward, 3 rounds, " in report.heading(found)
+    assert BenchResult(found.environment, 3, ["flash"], {}, None).operation == "forward"
+
+
+def test_speeds_of_the_backward_pass_are_of_its_own_work() -> None:
+    backward = cell(replace(FULL, problem=replace(FULL.problem, operation="backward")), a=(1.0,))
+    close(backward.speed("a"), 2.5 * 0.256, 2.5 * 0.256, 2.5 * 0.256)
+
+
 def set_in(values: Any, path: tuple[Any, ...], value: object) -> None:
     for key in path[:-1]:
         values = values[key]
@@ -199,7 +217,9 @@ def test_the_summary_names_everything_that_is_missing() -> None:
 
 def test_markdown_is_whole_and_an_error_cannot_break_it() -> None:
     text = report.markdown(result())
-    assert "NVIDIA H200, driver 580.1; flashgen 0.1.0, PyTorch 2.11.0, cuDNN 9.19.0, NVRTC 13.0, flash-attn-4 4.0.0; 3 rounds" in text
+    assert (
+        "NVIDIA H200, driver 580.1; flashgen 0.1.0, PyTorch 2.11.0, cuDNN 9.19.0, NVRTC 13.0, flash-attn-4 4.0.0; forward, 3 rounds" in text
+    )
     assert "| bf16_d64_full | B1 H1 S1000 | 0.1 |" in text
     assert "no \\| kernel" in text
     rows = [line for line in text.splitlines() if line.startswith("| ")]

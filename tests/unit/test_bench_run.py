@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flashgen.bench import call_overhead as host
 from flashgen.bench.check import CellCheck
-from flashgen.bench.peer import Call, Peer, written_to_stderr
+from flashgen.bench.peer import AttentionPeer, Call, Peer, written_to_stderr
 from flashgen.bench.peers import PEERS, make_peers, parse_peers
 from flashgen.bench.result import BenchResult
 from flashgen.bench.runner import ContextLostError, Runner
@@ -52,7 +52,7 @@ class FakeGpu:
         return work
 
 
-class Fake(Peer):
+class Fake(AttentionPeer):
     """Plain attention, made wrong by `spoil`; takes `cost` seconds of the fake GPU."""
 
     name = "fake"
@@ -170,11 +170,11 @@ def test_a_mask_that_is_aligned_otherwise_gets_no_time(rows: int) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda out: out * 1.05, "rows are not the reference's"),
-        (lambda out: out.flip(2), "rows are not the reference's"),
-        (torch.zeros_like, "rows are not the reference's"),
-        (lambda out: out * torch.nan, "rows are not the reference's"),
-        (lambda out: out.index_fill(1, torch.tensor([19]), 0.0), "rows are not the reference's"),
+        (lambda out: out * 1.05, "rows of out are not the reference's"),
+        (lambda out: out.flip(2), "rows of out are not the reference's"),
+        (torch.zeros_like, "rows of out are not the reference's"),
+        (lambda out: out * torch.nan, "rows of out are not the reference's"),
+        (lambda out: out.index_fill(1, torch.tensor([19]), 0.0), "rows of out are not the reference's"),
         (lambda out: out.transpose(1, 2), "wrong: out has shape"),
         (lambda out: out[..., :4], "wrong: out has shape"),
     ],
@@ -194,13 +194,13 @@ def test_rounding_is_no_error() -> None:
 
 def test_flashgen_is_held_to_the_numerics_rule_as_well() -> None:
     q, k, v = (torch.randn(1, 40, 2, 16, dtype=torch.float16) for _ in range(3))
-    check = CellCheck(OTHER, q, k, v)
+    check = CellCheck(OTHER, {"q": q, "k": k, "v": v})
     out, lse = plain(q, k, v, causal=False, scale=0.25)
-    assert (check.fault(out), check.rule(out, lse)) == ("", "")
+    assert (check.fault(out), check.rule((out, lse))) == ("", "")
     near = out + 0.01 * out
     assert check.fault(near) == "", "within what others may err"
-    assert check.rule(near, lse).startswith("wrong: out max error")
-    assert check.rule(out, lse * 1.01).startswith("wrong: lse max error")
+    assert check.rule((near, lse)).startswith("wrong: out max error")
+    assert check.rule((out, lse * 1.01)).startswith("wrong: lse max error")
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 10, 12])
@@ -432,6 +432,7 @@ def test_eager_is_attention(mask: Mask) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, n, h, 16, generator=generator).half() for n, h in ((5, 4), (9, 2), (9, 2)))
     (peer,) = make_peers(["eager"])[0].values()
+    assert isinstance(peer, AttentionPeer)
     out = peer.bind(cell, CPU)(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
     expected = plain(q, k, v, causal=mask is Mask.CAUSAL, scale=0.25)[0]
     torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3)

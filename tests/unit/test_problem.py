@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.operations.backward import OPERATION as BACKWARD
 from flashgen.codegen.operations.forward import OPERATION as FORWARD
 from flashgen.codegen.problem import Dtype, Mask, Pass, Problem
 from flashgen.codegen.workload import Workload
@@ -109,7 +110,9 @@ def test_flops_follow_the_convention() -> None:
     workload = Workload(2, 8, 2, 100, 300)
     assert FORWARD.flops(Problem(Dtype.BF16, 64), workload) == 4 * 2 * 8 * 100 * 300 * 64
     assert FORWARD.flops(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL), workload) == 2 * 2 * 8 * 100 * 300 * 64
-    assert FORWARD.flops(Problem(Dtype.BF16, 192, 128), workload) == 2 * 2 * 8 * 100 * 300 * (192 + 128)
+    mixed = Problem(Dtype.BF16, 192, 128)
+    assert FORWARD.flops(mixed, workload) == 2 * 2 * 8 * 100 * 300 * (192 + 128)
+    assert BACKWARD.flops(mixed, workload) == 2.5 * FORWARD.flops(mixed, workload), "not of each product's own width"
 
 
 def test_what_the_memory_moves_at_least() -> None:

@@ -1,0 +1,53 @@
+"""What is timed of each operation: `prepare` makes it of a peer's attention and one set of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flashgen.codegen.errors import choice_error
+from flashgen.codegen.operands import Role
+from flashgen.codegen.operation import operation_of
+from flashgen.codegen.problem import Problem
+
+Inputs = Mapping[str, Tensor]  # by operand name, in a peer's layout
+Given = Tensor | tuple[Tensor, ...]  # one output, or several in the order of the operation's operands
+Attention = Callable[[Tensor, Tensor, Tensor], Given]
+Run = Callable[[], Given]
+
+
+def prepare(problem: Problem, attention: Attention, inputs: Inputs) -> Run:
+    """One call of the problem's operation on these inputs, which can be repeated.
+
+    attention: (q, k, v) -> out, or out and what else it computes. Raises what it raises, and ArgumentError for an operation that cannot
+    be made of attention.
+    """
+    if problem.operation not in _PREPARE:
+        raise choice_error("pass", problem.operation, _PREPARE)
+    return _PREPARE[problem.operation](attention, inputs)
+
+
+def _forward(attention: Attention, inputs: Inputs) -> Run:
+    return partial(attention, inputs["q"], inputs["k"], inputs["v"])
+
+
+def _backward(attention: Attention, inputs: Inputs) -> Run:
+    """Autograd's way back through a forward pass that is done here, once. d_out lies in memory as out does, which is how a model has it."""
+    leaves = tuple(inputs[name].detach().requires_grad_() for name in ("q", "k", "v"))
+    with torch.enable_grad():
+        given = attention(*leaves)
+    out = given if isinstance(given, Tensor) else given[0]
+    d_out = torch.empty_like(out, requires_grad=False).copy_(inputs["d_out"])
+    return partial(torch.autograd.grad, out, leaves, d_out, retain_graph=True)
+
+
+_PREPARE: dict[str, Callable[[Attention, Inputs], Run]] = {"forward": _forward, "backward": _backward}
+
+
+def outputs(problem: Problem, given: Given) -> dict[str, Tensor]:
+    """What a run gave, by operand name."""
+    names = [operand.name for operand in operation_of(problem).operands(problem) if operand.role is not Role.IN]
+    return dict(zip(names, given if isinstance(given, tuple) else (given,), strict=False))  # optional ones may be left out
