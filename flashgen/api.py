@@ -23,8 +23,8 @@ from flashgen.codegen.workload import Workload
 from .cells import SEQLENS, cells_of
 from .launch.arguments import check_types, require_together
 from .launch.gpu import CaptureError, choose_kernel
-from .operators.gradients import PastDispatcher, differentiable_attention, is_differentiated
-from .operators.plans import differentiable_plan_at_hand, nobody_listens, plan_at_hand
+from .operators.gradients import differentiable_attention, is_differentiated
+from .operators.plans import nobody_listens, run_at_hand
 from .operators.registration import attention_forward, attention_output
 from .selection import bundle, loaded
 from .selection.families import default_spec, excluded_families, family_of
@@ -89,14 +89,10 @@ def attention(
     and v are the same to the bit in every run. Asking for a second derivative, or a forward-mode one, raises FlashgenError.
     """
     if not torch.compiler.is_compiling():
-        plan = plan_at_hand(q, k, v, causal, scale, layout, return_lse)
-        if plan is not None:
-            both = plan(q, k, v, return_lse)
+        run = run_at_hand(q, k, v, causal, scale, layout, return_lse)
+        if run is not None:
+            both = run(q, k, v, return_lse)
             return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
-        plan = differentiable_plan_at_hand(q, k, v, causal, scale, layout)
-        if plan is not None and type(return_lse) is bool:
-            both = PastDispatcher.apply(q, k, v, plan, causal, scale, layout)  # type: ignore[no-untyped-call]
-            return both if return_lse else both[0]  # type: ignore[no-any-return]
     try:
         check_types(q, k, v, causal, scale, layout, return_lse)
         differentiated = is_differentiated(q, k, v)

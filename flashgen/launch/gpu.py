@@ -69,7 +69,9 @@ class Plan:
         self.lse_shape = (workload.batch, workload.heads_q, workload.len_q)
         self.out_strides, self.lse_strides, self.dtype = dense(self.out_shape), dense(self.lse_shape), q.dtype
         self.bound: BoundCall | None = None
-        self.before: Any = None  # what knows the next call of this signature at once: see operators/plans.py
+        # What knows the next call of this signature at once, without gradients and with them: see operators/plans.py.
+        self.before: Any = None
+        self.before_differentiable: Any = None
         if not math.prod(self.lse_shape):
             families_for(problem, on.device.target)
             return

@@ -215,7 +215,7 @@ class _Transformed(torch.autograd.Function):
         return batched(_Transformed.apply, 3)(info, in_dims, *arguments)
 
 
-class PastDispatcher(torch.autograd.Function):
+class _PastDispatcher(torch.autograd.Function):
     """Past the dispatcher, for tensors that `plans.only_the_kernel` says nobody else has an interest in."""
 
     @staticmethod
@@ -223,7 +223,7 @@ class PastDispatcher(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, *options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`plan`: this thread's for the tensors and the options."""
+        # The plan is this thread's for the tensors and the options.
         out, lse = plan(q, k, v, True)
         assert lse is not None
         ctx.save_for_backward(q, k, v, out, lse)
@@ -234,7 +234,6 @@ class PastDispatcher(torch.autograd.Function):
     @staticmethod
     @untraced
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
-        """`gradients`: of out and lse."""
         # Gradients are enabled where a second derivative may be asked for; a negated view is one that the dispatcher negates first.
         plain = all(g is None or (type(g) is torch.Tensor and not g.is_neg()) for g in gradients)
         alone = plain and not torch.is_grad_enabled() and plans.nobody_listens()
@@ -266,6 +265,12 @@ def differentiable_attention(*arguments: Any) -> tuple[torch.Tensor, torch.Tenso
             raise NoDerivativeError(_NOT_COMPILED)  # PyTorch 2.11 would compile gradients of 0 without a word
         return _Transformed.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
     if not torch.compiler.is_compiling() and plans.only_the_kernel(*arguments[:3]):
-        plan = plans.differentiable_plan(*arguments)
-        return PastDispatcher.apply(*arguments[:3], plan, *arguments[3:])  # type: ignore[no-any-return, no-untyped-call]
+        q, k, v, *options = arguments
+        plan = plans.plan_for(*arguments)
+
+        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: bool) -> Any:
+            return _PastDispatcher.apply(q, k, v, plan, *options)  # type: ignore[no-untyped-call]
+
+        plans.remember_differentiable(plan, run, (q, k, v), *options)
+        return run(q, k, v, True)  # type: ignore[no-any-return]
     return attention(*arguments)  # type: ignore[no-any-return]

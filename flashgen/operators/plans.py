@@ -20,6 +20,7 @@ from ..selection import loaded
 _MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
 _LOCAL = threading.local()
 _Plan = TypeVar("_Plan", Plan, GradientPlan)
+Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor | None]]  # q, k, v, whether to give lse
 
 
 def _signature(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> tuple[Any, ...]:
@@ -86,7 +87,10 @@ def _tensor_guards() -> Any:
         check = guards(one, dynamic_dims_sizes=[[2, 3, 4]], dynamic_dims_strides=[[12, 4, 1]]).check
         gradient, negated = torch.empty(2, 3, 4, requires_grad=True), torch._neg_view(one)
         different = (other, one[:1], one.double(), one.to("meta"), gradient, negated, torch.nn.Parameter(one), None)
-        if check(one) and not any(check(tensor) for tensor in different):
+        needs_gradient = guards(gradient, dynamic_dims_sizes=[[2, 3, 4]], dynamic_dims_strides=[[12, 4, 1]]).check
+        with torch.no_grad():
+            unneeded = needs_gradient(gradient)
+        if check(one) and not any(check(tensor) for tensor in different) and needs_gradient(gradient) and not unneeded:
             return guards
     except (AttributeError, TypeError, RuntimeError, SystemError):
         pass
@@ -100,17 +104,26 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 @untraced
-def plan_at_hand(
+def run_at_hand(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, return_lse: bool = False
-) -> Plan | None:
-    """This thread's plan for a call, if the dispatcher would do nothing but run it. Raises ArgumentError as `check_types` and `Plan` do.
+) -> Run | None:
+    """What runs a call past the dispatcher, if that would do nothing but run it: this thread's plan, or one that autograd will know of.
 
-    So it is where nothing wants to see the call: no subclass, mode, transform, tracer or profiler, and no gradient. The way through the
-    dispatcher costs a fifth of a call. The plan of the call before is known again by one look at the tensors.
+    So it is where nothing wants to see the call: no subclass, mode, transform, tracer or profiler. The way through the dispatcher costs a
+    fifth of a call. A call like the one before is known again by one look at the tensors; with gradients, only such a call is.
+    Raises ArgumentError as `check_types` and `Plan` do.
     """
     before: _Before | None = getattr(_LOCAL, "before", None)
-    if before is not None and before.fits(q, k, v) and before.is_like(causal, scale, layout):
-        return before.plan
+    if (
+        before is not None
+        and before.fits(q, k, v)
+        and before.causal is causal
+        and (before.scale is scale or (type(scale) is float and before.scale == scale))
+        and (before.layout is layout or (type(layout) is str and before.layout == layout))
+        and before.generation == loaded.kernels.generation
+        and no_modes()
+    ):
+        return before.run
     if _without_gradients(q, k, v):
         plans = _plans()
         try:
@@ -131,23 +144,14 @@ def plan_at_hand(
     return None
 
 
-@untraced
-def differentiable_plan_at_hand(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
-) -> Plan | None:
-    """The plan of the call with gradients before, if this one is like it in all that `differentiable_plan` asks."""
-    before: _Before | None = getattr(_LOCAL, "before_with_gradients", None)
-    if before is not None and before.fits(q, k, v) and before.is_like(causal, scale, layout) and torch.is_grad_enabled():
-        return before.plan
-    return None
-
-
-def differentiable_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan:
-    """This thread's plan for a call with gradients, for which `only_the_kernel` holds."""
-    plan = plan_for(q, k, v, causal, scale, layout)
+def remember_differentiable(
+    plan: Plan, run: Run, tensors: tuple[torch.Tensor, ...], causal: bool, scale: float | None, layout: str
+) -> None:
+    """Lets `run_at_hand` find what runs a call with gradients, of tensors for which `only_the_kernel` holds."""
     if _TensorGuards is not None:
-        _LOCAL.before_with_gradients = _Before(plan, (q, k, v), causal, scale, layout)
-    return plan
+        if plan.before_differentiable is None:
+            plan.before_differentiable = _Before(run, tensors, causal, scale, layout)
+        _LOCAL.before = plan.before_differentiable
 
 
 def only_the_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -173,28 +177,18 @@ def _without_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> boo
 
 
 class _Before:
-    """A plan, and what tells that a call has its signature and wants no more than the call before did.
+    """What ran a call, and what tells that another one has its signature and wants no more.
 
     `fits`: whether tensors have the types, dispatch keys, dtypes, devices, sizes and strides of that call, and need gradients as it did.
     """
 
-    __slots__ = ("causal", "fits", "generation", "layout", "plan", "scale")
+    __slots__ = ("causal", "fits", "generation", "layout", "run", "scale")
 
-    def __init__(self, plan: Plan, tensors: tuple[torch.Tensor, ...], causal: bool, scale: float | None, layout: str) -> None:
+    def __init__(self, run: Run, tensors: tuple[torch.Tensor, ...], causal: bool, scale: float | None, layout: str) -> None:
         sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
-        self.plan, self.causal, self.scale, self.layout = plan, causal, scale, layout
+        self.run, self.causal, self.scale, self.layout = run, causal, scale, layout
         self.generation = loaded.kernels.generation
         self.fits = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-
-    def is_like(self, causal: bool, scale: float | None, layout: str) -> bool:
-        """Whether a call of tensors that fit has the same options, and nobody but the kernel and autograd has an interest in it."""
-        return (
-            self.causal is causal
-            and (self.scale is scale or (type(scale) is float and self.scale == scale))
-            and (self.layout is layout or (type(layout) is str and self.layout == layout))
-            and self.generation == loaded.kernels.generation
-            and no_modes()
-        )
 
 
 def plan_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan:

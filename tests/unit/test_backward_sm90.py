@@ -105,7 +105,7 @@ def test_wide_program() -> None:
 
 @pytest.mark.parametrize(("family", "width"), [(NARROW, 128), (WIDE, 256)])
 def test_heads_share_the_l2_under_a_mask(family: Family, width: int) -> None:
-    """Q, dO and the sums of dQ of a section's heads take at most 32 MiB; without a mask there is no reason for sections."""
+    """Q, dO and the sums of dQ of a section's heads, of the two query heads of each, take at most 32 MiB. Without a mask there are none."""
     workload = Workload(batch=2, heads_q=16, heads_kv=8, len_q=4096, len_kv=4096)
     causal, full = problem(width, mask=Mask.CAUSAL), problem(width)
     found = launches(family, causal, family.default(causal, TARGET), workload)[""].values["section_heads"]
@@ -120,6 +120,6 @@ def test_calls_without_elements_are_refused(name: str) -> None:
 
 
 def test_defaults() -> None:
-    """What was fastest on an H200: 80 queries at head dim 128, and 128 at 64."""
-    assert NARROW.default(problem(128), TARGET) == AttentionBackwardSm90Config(80)
+    """What was fastest on an H200: 64 queries at head dim 128, and 128 at 64."""
+    assert NARROW.default(problem(128), TARGET) == AttentionBackwardSm90Config(64, split=True)
     assert NARROW.default(problem(64), TARGET) == AttentionBackwardSm90Config(128, out_panels=1)

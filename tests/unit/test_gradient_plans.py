@@ -151,5 +151,5 @@ def test_a_negated_gradient_goes_through_the_dispatcher(negated: bool, monkeypat
     context = SimpleNamespace(saved_tensors=tensors, options=(False, None, "bshd"), needs_input_grad=(True,) * 6)
     d_out = torch._neg_view(tensors[0]) if negated else tensors[0]
     with torch.no_grad():
-        of_operators.PastDispatcher.backward(context, d_out, None)
+        of_operators._PastDispatcher.backward(context, d_out, None)
     assert taken == ["attention_backward" if negated else "_backward_cuda"]

@@ -154,8 +154,8 @@ def test_options_of_a_new_signature_are_checked_without_the_dispatcher(
         ((False, None, "bshd", 1), "return_lse"),
     ):
         with pytest.raises(ArgumentError, match=f"^{named} must be"):
-            plans.plan_at_hand(q, q, q, *options)
-    assert isinstance(plans.plan_at_hand(q, q, q, False, None, "bshd", False), launch_gpu.Plan)
+            plans.run_at_hand(q, q, q, *options)
+    assert isinstance(plans.run_at_hand(q, q, q, False, None, "bshd", False), launch_gpu.Plan)
 
 
 def test_a_plan_of_a_new_length_is_that_of_a_thread_that_called_nothing_before(

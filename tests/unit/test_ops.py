@@ -29,7 +29,7 @@ from flashgen.build.gpu.driver import DriverError
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.launch import arguments
 from flashgen.operators import plans
-from flashgen.operators.plans import plan_at_hand
+from flashgen.operators.plans import run_at_hand
 
 
 def tensors(layout: str = "bshd", dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
@@ -136,20 +136,20 @@ def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Calla
     q, k, v = (tensors()[name] for name in "qkv")
     arguments: tuple[Any, ...] = (q, k, v, True, None, "bshd")
     monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
-    assert plan_at_hand(*arguments) is None, "the first call of a thread"
+    assert run_at_hand(*arguments) is None, "the first call of a thread"
     plan: Any = SimpleNamespace(before=None)
     plans._LOCAL.plans = {plans._signature(*arguments): plan}
-    assert plan_at_hand(*arguments) is plan
-    assert plan_at_hand(q, k, v, False, None, "bshd") is None, "another signature"
-    assert plan_at_hand(q, k, v, [], None, "bshd") is None, "nothing that a signature could have"  # type: ignore[arg-type]
-    assert plan_at_hand(torch.nn.Parameter(q, requires_grad=False), *arguments[1:]) is None, "a subclass"
+    assert run_at_hand(*arguments) is plan
+    assert run_at_hand(q, k, v, False, None, "bshd") is None, "another signature"
+    assert run_at_hand(q, k, v, [], None, "bshd") is None, "nothing that a signature could have"  # type: ignore[arg-type]
+    assert run_at_hand(torch.nn.Parameter(q, requires_grad=False), *arguments[1:]) is None, "a subclass"
     with listening():
-        assert plan_at_hand(*arguments) is None
-    assert plan_at_hand(*arguments) is plan
+        assert run_at_hand(*arguments) is None
+    assert run_at_hand(*arguments) is plan
     seen = []
 
     def call(x: torch.Tensor) -> torch.Tensor:
-        seen.append(plan_at_hand(x, *arguments[1:]))
+        seen.append(run_at_hand(x, *arguments[1:]))
         return x
 
     torch.vmap(call)(torch.stack([q, q]))
@@ -157,7 +157,7 @@ def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Calla
     torch.func.grad(lambda x: (call(q), x.sum())[1])(torch.ones(3))
     torch.func.jvp(lambda x: (call(q), x)[1], (torch.ones(3),), (torch.ones(3),))
     assert seen == [None] * 4
-    assert plan_at_hand(*arguments) is plan
+    assert run_at_hand(*arguments) is plan
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])

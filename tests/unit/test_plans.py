@@ -26,7 +26,7 @@ from flashgen.codegen.workload import Workload
 from flashgen.launch import arguments, bound, gpu
 from flashgen.launch.gpu import CaptureError, Plan, choose_kernel
 from flashgen.operators import plans, registration
-from flashgen.operators.plans import plan_at_hand
+from flashgen.operators.plans import run_at_hand
 from flashgen.records import sources
 from flashgen.records.shipped import ShippedRecords
 from flashgen.records.store import Records
@@ -114,11 +114,11 @@ def test_a_call_that_differs_in_anything_has_a_plan_of_its_own() -> None:
     assert plans.plan_for(*call()) is first, "other tensors of the same signature"
     made: list[object] = [first]
     for what, different in DIFFERENT.items():
-        assert plan_at_hand(*different()) is None, what
+        assert run_at_hand(*different()) is None, what
         plan = plans.plan_for(*different())
         assert all(plan is not other for other in made), what
         assert plans.plan_for(*different()) is plan, what
-        assert plan_at_hand(*different()) is plan, what
+        assert run_at_hand(*different()) is plan, what
         made.append(plan)
     assert plans.plan_for(*call()) is first
 
@@ -129,7 +129,7 @@ def test_a_negated_view_goes_through_the_dispatcher() -> None:
     for at in range(3):
         arguments: list[Any] = list(call())
         arguments[at] = torch._neg_view(arguments[at])  # the same signature, but not the same numbers
-        assert plan_at_hand(*arguments) is None
+        assert run_at_hand(*arguments) is None
 
 
 @pytest.mark.usefixtures("no_plans")
@@ -138,7 +138,7 @@ def test_a_plan_is_made_anew_once_another_kernel_may_be_the_right_one(monkeypatc
     monkeypatch.setattr(loaded, "kernels", kernels)
     first = plans.plan_for(*call())
     kernels.forget()
-    assert plan_at_hand(*call()) is None
+    assert run_at_hand(*call()) is None
     assert plans.plan_for(*call()) is not first
 
 
@@ -146,9 +146,9 @@ def test_a_plan_is_made_anew_once_another_kernel_may_be_the_right_one(monkeypatc
 def test_a_thread_keeps_so_many_plans_and_forgets_the_oldest_half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_MAX_PLANS", 4)
     made = [plans.plan_for(*call(len_q=n)) for n in range(1, 5)]
-    assert [plan_at_hand(*call(len_q=n)) for n in range(1, 5)] == made
+    assert [run_at_hand(*call(len_q=n)) for n in range(1, 5)] == made
     newest = plans.plan_for(*call(len_q=5))
-    assert [plan_at_hand(*call(len_q=n)) for n in range(1, 6)] == [None, None, *made[2:], newest]
+    assert [run_at_hand(*call(len_q=n)) for n in range(1, 6)] == [None, None, *made[2:], newest]
 
 
 class Bound:

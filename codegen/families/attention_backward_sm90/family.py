@@ -257,8 +257,10 @@ class AttentionBackwardSm90(Family):
         return "\n".join((wgmma.wgmma_ss(element, config.block_q), *(wgmma.wgmma_rs(element, width) for width in widths), d_q))
 
     def space(self, problem: Problem, target: Target) -> Iterator[Config]:
-        """See Family. The most panels that fit: fewer are never faster."""
-        for block_q, stages, split in itertools.product((48, 64, 80, 96, 112, 128), (2, 3), (False, True)):
+        """See Family. The most panels that fit: fewer are never faster. A split helps where dQ is transposed."""
+        for block_q, stages, split in itertools.product((64, 80, 96, 128), (2, 3), (False, True)):
+            if split and block_q == 128:
+                continue
             configs = [AttentionBackwardSm90Config(block_q, stages, out_panels, split) for out_panels in (2, 1)]
             legal = [config for config in configs if not self.check(problem, config, target)]
             yield from legal[:1]
@@ -269,7 +271,11 @@ class AttentionBackwardSm90(Family):
 
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:
         """See Family, and model.py. The compiler reports registers at entry, which say nothing here."""
-        return model.predict(problem, config, workload, device, self.block_kv)
+        return model.predict(problem, config, workload, device, self.block_kv, self.sum_cycles(config))
+
+    def sum_cycles(self, config: Any) -> float:
+        """What a number costs that is added to dQ, of an SM."""
+        return model.SPLIT_SUM_CYCLES if config.split else model.SUM_CYCLES
 
 
 FAMILY = AttentionBackwardSm90()

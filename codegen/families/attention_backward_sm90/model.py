@@ -15,15 +15,22 @@ from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
 TENSOR_EFFICIENCY = 0.92  # of the rate of wgmma that the products reach alone
-SCORE_CYCLES = 0.025  # an SM takes for what is done for a score beside products, and hides behind nothing
-SUM_CYCLES = 0.018  # the same for a number added to dQ
-STEP_CYCLES = 480.0  # of a step, that do not depend on its size: 64 and 80 queries at head dim 128 give the three
+# 64 and 80 queries at head dim 128 and 128 queries at 64, length 8192, give these three.
+SCORE_CYCLES = 0.038  # an SM takes for what is done for a score beside products, and hides behind nothing
+SUM_CYCLES = 0.022  # the same for a number added to dQ
+STEP_CYCLES = 726.0  # of a step, that do not depend on its size
+SPLIT_SUM_CYCLES = 0.008  # for a number added to dQ beside what is left of dV
+WIDE_SUM_CYCLES = 0.095  # the same where 64 keys of a wide head share the additions: the L2 takes no more
 BLOCK_CYCLES = 3000.0  # of a block, before its first and after its last step: a guess
 LAUNCH_SECONDS = 2e-6  # from the end of one kernel to the beginning of the next
 
 
-def predict(problem: Problem, config: Any, workload: Workload, device: Device, block_kv: int) -> Prediction:
-    """The sum of the three kernels' times, and what bounds the main one. `config` says block_q and transposes_d_q."""
+def predict(problem: Problem, config: Any, workload: Workload, device: Device, block_kv: int, sum_cycles: float) -> Prediction:
+    """The sum of the three kernels' times, and what bounds the main one.
+
+    config: says block_q and transposes_d_q
+    sum_cycles: one of the constants above
+    """
     w, size = workload, problem.dtype.bytes
     query_tiles, key_tiles = -(-w.len_q // config.block_q), -(-w.len_kv // block_kv)
     blocks = w.batch * w.heads_kv * key_tiles
@@ -33,7 +40,7 @@ def predict(problem: Problem, config: Any, workload: Workload, device: Device, b
     columns_dq = -(-columns // 128) * 128 if config.transposes_d_q else columns
     scores = config.block_q * block_kv
     tensor = 2 * scores * (2 * columns + 2 * columns_v + columns_dq) / (TENSOR_EFFICIENCY * device.target.wgmma_flops_per_cycle)
-    step = tensor + SCORE_CYCLES * scores + SUM_CYCLES * config.block_q * columns + STEP_CYCLES
+    step = tensor + SCORE_CYCLES * scores + sum_cycles * config.block_q * columns + STEP_CYCLES
     steps = _steps_of_head(problem.mask, config.block_q, block_kv, w) * w.batch * w.heads_q
     longest = query_tiles * (w.heads_q // w.heads_kv)
     rounds = math.ceil(blocks / device.sm_count)

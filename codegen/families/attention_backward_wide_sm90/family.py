@@ -8,6 +8,7 @@ from typing import Any
 from flashgen.codegen import wgmma
 from flashgen.codegen.attention import head_dim_reasons, padded
 from flashgen.codegen.config import Config
+from flashgen.codegen.families.attention_backward_sm90 import model
 from flashgen.codegen.families.attention_backward_sm90.family import (
     ELEMENTS,
     ROW_THREADS,
@@ -102,6 +103,10 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
         atoms += [wgmma.wgmma_ss_trans_ab(element, share) for share in shares]
         atoms += [wgmma.wgmma_ss_trans_b(element, part) for part in parts]
         return "\n".join(atoms)
+
+    def sum_cycles(self, config: Any) -> float:
+        """See AttentionBackwardSm90."""
+        return model.WIDE_SUM_CYCLES
 
     def space(self, problem: Problem, target: Target) -> Iterator[Config]:
         """See Family."""
