@@ -87,10 +87,7 @@ def _tensor_guards() -> Any:
         check = guards(one, dynamic_dims_sizes=[[2, 3, 4]], dynamic_dims_strides=[[12, 4, 1]]).check
         gradient, negated = torch.empty(2, 3, 4, requires_grad=True), torch._neg_view(one)
         different = (other, one[:1], one.double(), one.to("meta"), gradient, negated, torch.nn.Parameter(one), None)
-        needs_gradient = guards(gradient, dynamic_dims_sizes=[[2, 3, 4]], dynamic_dims_strides=[[12, 4, 1]]).check
-        with torch.no_grad():
-            unneeded = needs_gradient(gradient)
-        if check(one) and not any(check(tensor) for tensor in different) and needs_gradient(gradient) and not unneeded:
+        if check(one) and not any(check(tensor) for tensor in different):
             return guards
     except (AttributeError, TypeError, RuntimeError, SystemError):
         pass
@@ -122,6 +119,7 @@ def run_at_hand(
         and (before.layout is layout or (type(layout) is str and before.layout == layout))
         and before.generation == loaded.kernels.generation
         and no_modes()
+        and (not before.differentiable or torch.is_grad_enabled())  # tensors fit whether gradients are enabled or not
     ):
         return before.run
     if _without_gradients(q, k, v):
@@ -182,12 +180,13 @@ class _Before:
     `fits`: whether tensors have the types, dispatch keys, dtypes, devices, sizes and strides of that call, and need gradients as it did.
     """
 
-    __slots__ = ("causal", "fits", "generation", "layout", "run", "scale")
+    __slots__ = ("causal", "differentiable", "fits", "generation", "layout", "run", "scale")
 
     def __init__(self, run: Run, tensors: tuple[torch.Tensor, ...], causal: bool, scale: float | None, layout: str) -> None:
         sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
         self.run, self.causal, self.scale, self.layout = run, causal, scale, layout
         self.generation = loaded.kernels.generation
+        self.differentiable = any(tensor.requires_grad for tensor in tensors)
         self.fits = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 

@@ -105,7 +105,7 @@ DIFFERENT: dict[str, Callable[[], Arguments]] = {
 def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that has called nothing yet, and plans that are objects of no use."""
     monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
-    monkeypatch.setattr(plans, "Plan", lambda *arguments: SimpleNamespace(arguments=arguments, before=None))
+    monkeypatch.setattr(plans, "Plan", lambda *arguments: SimpleNamespace(arguments=arguments, before=None, before_differentiable=None))
 
 
 @pytest.mark.usefixtures("no_plans")
@@ -121,6 +121,39 @@ def test_a_call_that_differs_in_anything_has_a_plan_of_its_own() -> None:
         assert run_at_hand(*different()) is plan, what
         made.append(plan)
     assert plans.plan_for(*call()) is first
+
+
+def differentiable(given: Arguments, at: int = 0) -> Arguments:
+    """The same arguments, of which one tensor needs a gradient."""
+    arguments: list[Any] = list(given)
+    arguments[at] = arguments[at].requires_grad_()
+    q, k, v, *rest = arguments
+    return q, k, v, *rest
+
+
+def gradient_run(*_: Any) -> Any:
+    """What would run a call with gradients."""
+
+
+@pytest.mark.usefixtures("no_plans")
+@pytest.mark.skipif(plans._TensorGuards is None, reason="this PyTorch has no guards that tell tensors apart")
+def test_only_a_call_with_gradients_like_the_one_before_is_known_again() -> None:
+    first = differentiable(call())
+    assert run_at_hand(*first) is None
+    plans.remember_differentiable(plans.plan_for(*first), gradient_run, first[:3], *first[3:])
+    assert run_at_hand(*first) is gradient_run
+    assert run_at_hand(*differentiable(call())) is gradient_run, "other tensors"
+    assert run_at_hand(*differentiable(call(), 1)) is None, "another gradient"
+    with torch.no_grad():
+        assert run_at_hand(*first) is not gradient_run
+    plans.remember_differentiable(plans.plan_for(*first), gradient_run, first[:3], *first[3:])
+    for what, different in DIFFERENT.items():
+        assert run_at_hand(*differentiable(different())) is None, what
+    assert run_at_hand(*differentiable(call())) is gradient_run
+    assert run_at_hand(torch.nn.Parameter(first[0]), *first[1:]) is None, "a parameter, which the one before was not"
+    with FakeTensorMode():
+        assert run_at_hand(*differentiable(call())) is None
+    assert run_at_hand(*call()) is not gradient_run, "no gradient"
 
 
 @pytest.mark.usefixtures("no_plans")
