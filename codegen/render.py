@@ -59,17 +59,17 @@ def jinja_environment() -> jinja2.Environment:
     return env
 
 
-def render_program(spec: KernelSpec, suffix: str = "") -> Source:
+def render_program(spec: KernelSpec) -> Source:
     """The text with emulated atoms as a program of its own: what it reads and writes is said in templates/emulator/program.cuh."""
-    source = render(spec, Atoms.EMULATED, suffix)
+    source = render(spec, Atoms.EMULATED)
     return Source(source.entry, f"{source.text}\n{templates.read('emulator/program.cuh')}")
 
 
-def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX, suffix: str = "") -> Source:
+def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     """The text of one spec. The same spec gives the same text, byte for byte.
 
     With emulated atoms it is C++17 with the entry `flashgen_emulator_run` (templates/emulator/launch.cuh): the same kernels and tile
-    operations, of which that entry runs the one with this `suffix`.
+    operations, of which that entry runs the one that it is told to.
     """
     template = jinja_environment().get_template(spec.family.template)
     context = spec.family.context(spec.problem, spec.config, spec.target)
@@ -90,9 +90,15 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX, suffix: str = "") -> Sour
         **context,
     )
     if atoms is Atoms.EMULATED:
+        text += f"\n{_kernel_table(spec, text)}\n\n{templates.read('emulator/launch.cuh')}"
+    return Source(spec.name, text)
+
+
+def _kernel_table(spec: KernelSpec, text: str) -> str:
+    """What launch.cuh is told of the kernels of a text, in the spec's order: names, parameter structs and launch bounds."""
+    rows = []
+    for suffix, kernel in spec.kernels.items():
         entry = spec.name + suffix
         (bounds,) = re.findall(rf"__launch_bounds__\((\w+, \w+)\)\s+{entry}\(", text)
-        defined = {"KERNEL": entry, "PARAMETERS": kernels[suffix].struct, "LAUNCH_BOUNDS": bounds}
-        macros = "".join(f"#define FLASHGEN_{name} {value}\n" for name, value in defined.items())
-        text += f"\n{macros}\n{templates.read('emulator/launch.cuh')}"
-    return Source(spec.name, text)
+        rows.append(f"kernel({entry}, {kernel.struct}, {bounds})")
+    return f"#define FLASHGEN_KERNELS(kernel) {' '.join(rows)}"

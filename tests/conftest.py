@@ -46,6 +46,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if whole and getattr(option, "numprocesses", 0) is None and not (option.usepdb or option.collectonly) and missing_gpu():
         option.numprocesses = min(os.cpu_count() or 1, 8)
         option.dist = "loadfile"  # tests of a file share what they have compiled
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch in each process: more would spin for cores that others have
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

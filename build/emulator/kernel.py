@@ -97,6 +97,7 @@ class EmulatedLibrary:
         order: EmulationOrder,
         blocks: range,
         *,
+        kernel: int = 0,
         tensors: Sequence[MemoryView] = (),
         workers: int = 1,
         resident: int = 1,
@@ -104,7 +105,8 @@ class EmulatedLibrary:
     ) -> None:
         """Runs `blocks` on `workers` cores and waits for them. `parameters`: the kernel's struct; the rest: see EmulatedKernel.launch.
 
-        `tensors`: what atoms may touch, all of memory if none is given. `limits`: of a process of its own, in which it runs then.
+        `kernel`: its number in the text. `tensors`: what atoms may touch, all of memory if none is given. `limits`: of a process of its
+        own, in which it runs then.
 
         Raises EmulatorFaultError if a check fails.
         """
@@ -114,21 +116,21 @@ class EmulatedLibrary:
         seconds = (limits.stall_seconds, limits.seconds) if limits else (0.0, 0.0)
         options = _Options(allowed, order.seed, *seconds, len(tensors), *how)
         check, message = ctypes.create_string_buffer(_TEXT_BYTES), ctypes.create_string_buffer(_TEXT_BYTES)
-        if self._run(ctypes.byref(aligned), threads, shared_bytes, ctypes.byref(options), check, message, ctypes.c_int(_TEXT_BYTES)):
+        given = (kernel, ctypes.byref(aligned), threads, shared_bytes, ctypes.byref(options))
+        if self._run(*given, check, message, ctypes.c_int(_TEXT_BYTES)):
             raise EmulatorFaultError(check.value.decode(), message.value.decode(errors="replace"))
 
 
 class EmulatedKernel:
-    """The kernels of a text, each in a shared library. Safe to use from several threads."""
+    """The kernels of a text. Safe to use from several threads."""
 
-    def __init__(self, spec: KernelSpec, artifact: Artifact, *others: Artifact) -> None:
-        """Loads the libraries, one for each of the spec's kernels in their order. Raises ArgumentError for machine code of a GPU."""
-        for each in (artifact, *others):
-            if each.arch != Emulated.LIBRARY:
-                raise ArgumentError(f"artifact must be for {Emulated.LIBRARY}; got {each.arch}")
+    def __init__(self, spec: KernelSpec, artifact: Artifact) -> None:
+        """Loads the library. Raises ArgumentError for machine code of a GPU."""
+        if artifact.arch != Emulated.LIBRARY:
+            raise ArgumentError(f"artifact must be for {Emulated.LIBRARY}; got {artifact.arch}")
         self.spec, self.artifact = spec, artifact
-        libraries = (EmulatedLibrary(each.cubin) for each in (artifact, *others))
-        self._libraries = dict(zip(spec.kernels, libraries, strict=True))
+        self._library = EmulatedLibrary(artifact.cubin)
+        self._numbers = {suffix: number for number, suffix in enumerate(spec.kernels)}
 
     def launch(
         self,
@@ -160,12 +162,13 @@ class EmulatedKernel:
                 require_int("blocks", len(some), 1, launch.grid - first_block)
                 require_int("resident", resident, 1, len(some))
                 whole = whole and len(some) == launch.grid
-                self._libraries[launch.suffix].run(
+                self._library.run(
                     packed_parameters(self.spec.kernels[launch.suffix].parameters, launch, addresses),
                     resources[launch.suffix].threads,
                     resources[launch.suffix].shared_bytes,
                     order or EmulationOrder(),
                     some,
+                    kernel=self._numbers[launch.suffix],
                     tensors=guarded,
                     workers=min(workers or len(os.sched_getaffinity(0)), -(-len(some) // resident)),
                     resident=resident,
@@ -180,7 +183,7 @@ class _Memory:
     """A program's buffer: what is in it when the first launch begins is as on a GPU, or, where that may be anything, all ones: NaN."""
 
     def __init__(self, buffer: Buffer) -> None:
-        self._bytes = (ctypes.c_ubyte * buffer.bytes)(*([0xFF] * buffer.bytes if buffer.kind is BufferKind.CALL else []))
+        self._bytes = ctypes.create_string_buffer((b"\xff" if buffer.kind is BufferKind.CALL else b"\0") * buffer.bytes, buffer.bytes)
         self.tensor = MemoryView(buffer.name, ctypes.addressof(self._bytes), 1, (buffer.bytes,), (1,), writable=True)
 
     def words(self) -> int:

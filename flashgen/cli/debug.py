@@ -95,7 +95,7 @@ def debug(
         blocks=blocks,
         sanitize=sanitize,
         order=order,
-        source=runner.read_text(text, spec, suffix) if text is not None else None,
+        source=runner.read_text(text, spec) if text is not None else None,
         output=sys.stderr if json else sys.stdout,
     )
     if found.fault is not None and found.fault.report:

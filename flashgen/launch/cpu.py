@@ -21,9 +21,8 @@ ARCHITECTURE = "sm_90a"  # whose kernels the CPU runs where nothing else is said
 
 
 def load_emulated(spec: KernelSpec) -> EmulatedKernel:
-    """The kernel of a spec on emulated atoms. Raises CxxCompilerMissingError without a C++ compiler."""
-    artifacts = (compilation.store().get_or_compile(render(spec, Atoms.EMULATED, suffix), Emulated.LIBRARY) for suffix in spec.kernels)
-    return EmulatedKernel(spec, *artifacts)
+    """The kernels of a spec on emulated atoms. Raises CxxCompilerMissingError without a C++ compiler."""
+    return EmulatedKernel(spec, compilation.store().get_or_compile(render(spec, Atoms.EMULATED), Emulated.LIBRARY))
 
 
 def view_of(name: str, tensor: torch.Tensor, writable: bool = False) -> MemoryView:

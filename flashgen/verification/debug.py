@@ -58,16 +58,14 @@ class Debugged:
         return self.fault is None and not self.missing and (self.verdict is None or self.verdict.ok)
 
 
-def read_text(path: Path, spec: KernelSpec, kernel: str = "") -> Source:
+def read_text(path: Path, spec: KernelSpec) -> Source:
     """An edited text of the spec's program. Raises ArgumentError if it cannot be read, or is of another kernel."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"text must be a file that can be read; got {path} ({error})") from error
-    if f"#define FLASHGEN_KERNEL {spec.name}{kernel}\n" not in text:
-        raise ArgumentError(
-            f"text must be an edited {spec.name}{kernel}, as these options write it; got {path}, which does not launch that"
-        )
+    if f"#define FLASHGEN_KERNELS(kernel) kernel({spec.name}," not in text:
+        raise ArgumentError(f"text must be an edited {spec.name}, as these options write it; got {path}, which does not launch that")
     return Source(spec.name, text)
 
 
@@ -104,7 +102,7 @@ def run_blocks(
     require_int("block", block, 0, launch.grid - 1)
     require_int("blocks", blocks, 1, launch.grid - block)
     some = range(block, block + blocks)
-    source = source or render_program(spec, kernel)
+    source = source or render_program(spec)
     folder = _make_folder(folder, source)
     artifact = compilation.store().get_or_compile(source, Emulated.SANITIZED if sanitize else Emulated.PROGRAM)
     emulated = EmulatedProgram(artifact, folder)
@@ -162,9 +160,10 @@ def _make_folder(folder: Path | None, source: Source) -> Path:
 def _launch(spec: KernelSpec, launch: KernelLaunch, names: list[str], blocks: range, order: EmulationOrder) -> ProgramLaunch:
     """`names`: of all that the program is given, in its order."""
     kernel, block = spec.kernels[launch.suffix].parameters, spec.resources[launch.suffix]
+    number = list(spec.kernels).index(launch.suffix)
     places = tuple((p.offset, names.index(p.name)) for p in (*kernel.tensor_maps, *kernel.pointers) if p.name in names)
     parameters = packed_parameters(kernel, launch, dict.fromkeys(names, 0))
-    return ProgramLaunch(bytes(parameters), places, block.threads, block.shared_bytes, blocks, order)
+    return ProgramLaunch(number, bytes(parameters), places, block.threads, block.shared_bytes, blocks, order)
 
 
 def _span(tensor: torch.Tensor) -> torch.Tensor:

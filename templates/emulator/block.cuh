@@ -13,7 +13,8 @@ namespace emulator {
 struct Block;
 inline thread_local Block* current = nullptr;
 
-static int registers_at_launch = 0;  // of a thread in this library (an inline variable would be one for all libraries of the process), by the kernel's launch bounds; 0 if nothing is known of them
+// Of a thread of the kernel that runs on this thread of the operating system, by its launch bounds; 0 if nothing is known of them.
+inline thread_local int registers_at_launch = 0;
 constexpr int kRegistersPerSm = 65536;
 constexpr int kBarriers = 16, kWarpgroup = 4 * kLanes;
 

@@ -45,14 +45,23 @@ class Residents {
     }
 };
 
-inline void run_blocks(const Options& options, int threads, int shared_bytes, void (*kernel)(const void*), const void* parameters, Fault& fault) {
+// A kernel of the text, and its launch bounds: threads of a block, and blocks on an SM; 0 if nothing is known of them.
+struct Kernel {
+    void (*run)(const void* parameters);
+    int threads, blocks_per_sm;
+
+    int registers() const { return threads ? kRegistersPerSm / (threads * blocks_per_sm) / 8 * 8 : 0; }
+};
+
+inline void run_blocks(const Options& options, int threads, int shared_bytes, const Kernel& kernel, const void* parameters, Fault& fault) {
     const int end = options.first_block + options.blocks;
     std::atomic<int> next{options.first_block};
     auto work = [&] {
         prepare_thread();
+        registers_at_launch = kernel.registers();
         Residents residents(options, fault, threads, shared_bytes);
         for (int first; !fault.found && (first = next.fetch_add(options.resident)) < end;)
-            residents.run(first, std::min(options.resident, end - first), kernel, parameters);
+            residents.run(first, std::min(options.resident, end - first), kernel.run, parameters);
     };
     std::vector<std::thread> workers;
     for (int i = 1; i < options.workers; ++i) workers.emplace_back(work);
@@ -62,20 +71,17 @@ inline void run_blocks(const Options& options, int threads, int shared_bytes, vo
 
 }  // namespace emulator
 
-// Runs the kernel. 0 if no check failed, else 1, with the name of the check and its message, each cut to `size` bytes.
-extern "C" int flashgen_emulator_run(const void* parameters, int threads, int shared_bytes, const emulator::Options* options, char* check,
-                                 char* message, int size) {
+#define FLASHGEN_KERNEL(name, Parameters, ...) {[](const void* p) { name(*static_cast<const Parameters*>(p)); }, __VA_ARGS__},
+
+// Runs a kernel, by its number in the text. 0 if no check failed, else 1, with the name of the check and its message, each cut to `size` bytes.
+extern "C" int flashgen_emulator_run(int number, const void* parameters, int threads, int shared_bytes, const emulator::Options* options,
+                                 char* check, char* message, int size) {
+    static constexpr emulator::Kernel kKernels[] = {FLASHGEN_KERNELS(FLASHGEN_KERNEL)};
+    const emulator::Kernel& kernel = kKernels[number];
     emulator::Fault fault;
-#ifdef FLASHGEN_LAUNCH_BOUNDS
-    constexpr int kBounds[] = {FLASHGEN_LAUNCH_BOUNDS};  // threads of a block, and blocks on an SM
-    emulator::registers_at_launch = emulator::kRegistersPerSm / (kBounds[0] * kBounds[1]) / 8 * 8;
-    if (threads != kBounds[0])
-        fault.report("launch", "the block has " + std::to_string(threads) + " threads, the kernel's launch bounds say " + std::to_string(kBounds[0]));
-#endif
-    auto run = [&] {
-        emulator::run_blocks(
-            *options, threads, shared_bytes, [](const void* p) { FLASHGEN_KERNEL(*static_cast<const FLASHGEN_PARAMETERS*>(p)); }, parameters, fault);
-    };
+    if (kernel.threads && threads != kernel.threads)
+        fault.report("launch", "the block has " + std::to_string(threads) + " threads, the kernel's launch bounds say " + std::to_string(kernel.threads));
+    auto run = [&] { emulator::run_blocks(*options, threads, shared_bytes, kernel, parameters, fault); };
     if (!fault.found && !options->isolated) run();
     if (!fault.found && options->isolated && !emulator::isolated(*options, fault, run)) fault.report("launch", "no process can be had to run it in");
     if (!fault.found) return 0;

@@ -105,7 +105,7 @@ def require_right(spec: KernelSpec, tensors: Tensors, order: EmulationOrder | No
         family=lambda one: one[0].name,
         kinds=lambda one: (one[1].name, one[2]),
         name=lambda one: f"{one[0].name}-{one[1].name}-{one[2].value}",
-        seconds=lambda one: 20.0,
+        seconds=lambda one: 8.0,
     ),
 )
 def test_right_in_every_order(family: Family, target: Target, mask: Mask) -> None:
@@ -127,7 +127,7 @@ def test_right_in_every_order(family: Family, target: Target, mask: Mask) -> Non
         family=lambda one: one[0].name,
         kinds=lambda one: one[1:],
         name=lambda one: f"{one[0].name}-{one[1].value}",
-        seconds=lambda one: 12.0,
+        seconds=lambda one: 6.0,
     ),
 )
 def test_lengths(family: Family, mask: Mask) -> None:
@@ -162,7 +162,7 @@ def test_a_scale_of_its_own(family: Family) -> None:
         family=lambda chosen: family_of(chosen[1]).name,
         kinds=lambda chosen: (chosen[0], *chosen[1].to_json().items()),
         name=lambda chosen: f"{chosen[0][0]}x{chosen[0][1]}-{chosen[1].name}",
-        seconds=lambda chosen: 17.0,
+        seconds=lambda chosen: 7.0,
     ),
 )
 def test_chosen_configs(width: tuple[int, int], config: Config) -> None:

@@ -9,7 +9,7 @@ from flashgen.build.emulator.kernel import ORDERS
 from flashgen.codegen.problem import Dtype, Mask
 from tests.support.backward_sm90 import BackwardCase
 from tests.support.plan import planned, to_run
-from tests.support.runs import compile_ahead, emulated_kernel, emulated_texts
+from tests.support.runs import compile_ahead, emulated_kernel, emulated_text
 
 FULL, CAUSAL = Mask
 CASES = [
@@ -59,7 +59,7 @@ def listed(cases: list[BackwardCase], each: int, runs: int = 1) -> list[object]:
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All texts, on all cores."""
     cases = [params["case"] for params in to_run(request) if "case" in params]
-    compile_ahead(text for case in cases for text in emulated_texts(case.spec()))
+    compile_ahead(emulated_text(case.spec()) for case in cases)
 
 
 @pytest.mark.parametrize("case", listed(CASES, QUICK))

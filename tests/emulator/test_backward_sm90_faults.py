@@ -14,7 +14,7 @@ from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
 from tests.support.backward_sm90 import BackwardCase
 from tests.support.plan import planned, to_run
-from tests.support.runs import compile_ahead, emulated_kernel, emulated_texts
+from tests.support.runs import compile_ahead, emulated_kernel, emulated_text
 
 SHORT = BackwardCase((290, 150))
 GROUPED = BackwardCase((200, 150), heads=(4, 2))
@@ -36,7 +36,7 @@ _BARRIER = "        bar_sync(kDScoresReady, kWarpgroups * 128);\n"
 
 @dataclass(frozen=True)
 class Planted:
-    """Replaces `find`, which occurs once in each text, by `replace`; the fault is `caught` so on the case."""
+    """Replaces `find`, which occurs once in the text, by `replace`; the fault is `caught` so on the case."""
 
     name: str
     find: str
@@ -44,11 +44,11 @@ class Planted:
     case: BackwardCase = SHORT
     caught: str = _RULE
 
-    def texts(self) -> list[Source]:
-        """Of all kernels, with the fault."""
-        sources = emulated_texts(self.case.spec())
-        assert all(source.text.count(self.find) == 1 for source in sources), f"{self.name} must find its text once: {self.find!r}"
-        return [Source(source.entry, source.text.replace(self.find, self.replace)) for source in sources]
+    def text(self) -> Source:
+        """With the fault."""
+        source = emulated_text(self.case.spec())
+        assert source.text.count(self.find) == 1, f"{self.name} must find its text once: {self.find!r}"
+        return Source(source.entry, source.text.replace(self.find, self.replace))
 
 
 ORDER = [
@@ -148,7 +148,7 @@ def listed(faults: list[Planted], each: int) -> list[object]:
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All texts, on all cores."""
     planted = [params["fault"] for params in to_run(request) if "fault" in params]
-    compile_ahead(text for fault in planted for text in (*emulated_texts(fault.case.spec()), *fault.texts()))
+    compile_ahead(text for fault in planted for text in (emulated_text(fault.case.spec()), fault.text()))
 
 
 @cache
@@ -160,7 +160,7 @@ def caught_by(fault: Planted) -> str:
     """What rejects the faulty kernels, empty if nothing does."""
     assert not fault.case.why_rejected(sound_kernel(fault.case.spec())), "the kernel without the fault is rejected"
     try:
-        why = fault.case.why_rejected(emulated_kernel(fault.case.spec(), *fault.texts()))
+        why = fault.case.why_rejected(emulated_kernel(fault.case.spec(), fault.text()))
     except EmulatorFaultError as error:
         return str(error)
     return why and f"{_RULE}: {why}"

@@ -29,9 +29,14 @@ from tests.support.hopper_probes import (
     panels,
     whole_numbers,
 )
-from tests.support.probes import Words
+from tests.support.probes import Words, compile_at_once
 
 BY_NAME = {probe.name: probe for probe in PROBES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once() -> None:
+    compile_at_once(PROBES)
 
 
 def found(name: str) -> Words:

@@ -8,9 +8,14 @@ import pytest
 from flashgen.build.emulator.kernel import EmulationOrder
 from tests.support.hopper_backward_probes import PROBES, TRANS_A_SHAPES, TRANS_AB_SHAPES, TRANS_B_SHAPES
 from tests.support.hopper_probes import DEPTH, OPERAND_SETS, bits, fragment_place, numbers, operand_set
-from tests.support.probes import Words
+from tests.support.probes import Words, compile_at_once
 
 BY_NAME = {probe.name: probe for probe in PROBES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once() -> None:
+    compile_at_once(PROBES)
 
 
 def found(name: str) -> Words:

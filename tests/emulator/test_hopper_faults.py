@@ -130,7 +130,7 @@ def with_faults(name: str) -> tuple[Probe, list[Planted | None]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once() -> None:
-    compile_at_once(with_faults(name)[0] for name in dict.fromkeys(fault.probe for fault in FAULTS))
+    compile_at_once([BY_NAME["pipeline"], *(with_faults(name)[0] for name in dict.fromkeys(fault.probe for fault in FAULTS))])
 
 
 def run(name: str, fault: Planted | None, order: EmulationOrder) -> None:

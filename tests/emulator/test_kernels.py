@@ -23,7 +23,7 @@ from tests.support.cases import Case, Layout
 from tests.support.configs import CHOSEN, CHOSEN_SM90
 from tests.support.examples import families_of
 from tests.support.plan import planned, to_run
-from tests.support.runs import compile_ahead, emulated_kernel, emulated_texts, launch, why_rejected
+from tests.support.runs import compile_ahead, emulated_kernel, emulated_text, launch, why_rejected
 
 PADDED = (Layout.PADDED,) * 4
 ALL_CHOSEN: tuple[tuple[tuple[int, int], Config], ...] = (*CHOSEN, *CHOSEN_SM90)
@@ -61,7 +61,7 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
                 specs.append(chosen_spec(width, config))
             case {"family": family, "target": target, "mask": mask}:
                 specs.append(spec_of(family, target, mask))
-    compile_ahead(itertools.chain.from_iterable(map(emulated_texts, dict.fromkeys(specs))))
+    compile_ahead(map(emulated_text, dict.fromkeys(specs)))
 
 
 def target_of(family: Family) -> Target:

@@ -16,7 +16,7 @@ from flashgen.codegen.target import find_target
 from tests.support.cases import Layout
 from tests.support.fault import Fault, setting
 from tests.support.plan import planned, to_run
-from tests.support.runs import compile_ahead, emulated_kernel, emulated_texts, seconds_of, why_rejected
+from tests.support.runs import compile_ahead, emulated_kernel, emulated_text, seconds_of, why_rejected
 
 TARGET = find_target("sm_90a")
 ORDERS = (EmulationOrder(Schedule.ROUND_ROBIN, late_copies=True),)
@@ -116,7 +116,7 @@ RACES = {
 }
 FAULTS = [*SCORES, *SOFTMAX, *OUTPUT, *(fault for faults in RACES.values() for fault in faults)]
 PARTS = {fault.name: part for part, faults in enumerate((SCORES, SOFTMAX, OUTPUT)) for fault in faults}
-QUICK, QUICK_RACES = 1, 1  # for every run; --slow has all. Each is compiled once for each of three kernels
+QUICK, QUICK_RACES = 1, 1  # for every run; --slow has all
 
 
 def listed(faults: list[Fault], each: int) -> list[object]:
@@ -127,21 +127,20 @@ def listed(faults: list[Fault], each: int) -> list[object]:
         family=lambda fault: fault.setting.spec(TARGET).family.name,
         kinds=lambda fault: (PARTS.get(fault.name),),
         name=lambda fault: fault.name,
-        seconds=lambda fault: seconds_of(fault.setting.cases, compiles=len(fault.setting.spec(TARGET).kernels)),
+        seconds=lambda fault: seconds_of(fault.setting.cases),
         fault=True,
     )
 
 
-def faulty_texts(fault: Fault) -> list[Source]:
-    """A text for each kernel, all with the fault: a kernel that does not contain it is as it was."""
-    return [fault.apply(source, Atoms.EMULATED) for source in emulated_texts(fault.setting.spec(TARGET))]
+def faulty_text(fault: Fault) -> Source:
+    return fault.apply(emulated_text(fault.setting.spec(TARGET)), Atoms.EMULATED)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All texts, on all cores."""
     planted = [params["fault"] for params in to_run(request)]
-    compile_ahead(text for fault in planted for text in (*emulated_texts(fault.setting.spec(TARGET)), *faulty_texts(fault)))
+    compile_ahead(text for fault in planted for text in (emulated_text(fault.setting.spec(TARGET)), faulty_text(fault)))
 
 
 @cache
@@ -152,7 +151,7 @@ def sound_kernel(spec: KernelSpec) -> EmulatedKernel:
 def caught_by(fault: Fault) -> str:
     """What rejects the faulty kernels, empty if nothing does."""
     spec = fault.setting.spec(TARGET)
-    faulty = emulated_kernel(spec, *faulty_texts(fault))
+    faulty = emulated_kernel(spec, faulty_text(fault))
     for case in fault.setting.cases:
         assert not why_rejected(sound_kernel(spec), case, ORDERS), f"the kernel without the fault is rejected on {case.name}"
         try:

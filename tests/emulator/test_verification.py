@@ -23,7 +23,7 @@ from flashgen.verification.cases import COARSE, FAR, HUGE, LONG, SCREENING, SHAP
 from flashgen.verification.screen import Screen
 from tests.support.examples import families_of
 from tests.support.plan import planned
-from tests.support.runs import emulated_kernel, emulated_texts
+from tests.support.runs import emulated_kernel, emulated_text
 
 PROBLEM, TARGET = Problem(Dtype.BF16, 64, 64, Mask.FULL), find_target("sm_90a")
 QUICK_STRIDES, QUICK_HIDDEN = 8, 1  # of each family for every run; --slow has all
@@ -38,9 +38,9 @@ DECREASED = "setmaxnreg_dec<kProducerRegisters>"
 
 def kernel_of(family: Family, find: str = "", replace: str = "", problem: Problem = PROBLEM) -> EmulatedKernel:
     spec = KernelSpec(family, problem, family.default(problem, TARGET), TARGET)
-    texts = [source.text for source in emulated_texts(spec)]
-    assert not find or all(text.count(find) == 1 for text in texts)
-    return emulated_kernel(spec, *(Source(spec.name, text.replace(find, replace) if find else text) for text in texts))
+    text = emulated_text(spec).text
+    assert not find or text.count(find) == 1
+    return emulated_kernel(spec, Source(spec.name, text.replace(find, replace) if find else text))
 
 
 def why_rejected(screen: Screen, kernel: EmulatedKernel) -> str:

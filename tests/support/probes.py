@@ -150,8 +150,7 @@ void probe(const Parameters& p) {{
     switch (p.number) {{
 {cases}    }}
 }}
-#define FLASHGEN_KERNEL probe
-#define FLASHGEN_PARAMETERS Parameters
+#define FLASHGEN_KERNELS(kernel) kernel(probe, Parameters, 0, 0)
 {templates.read("emulator/launch.cuh")}"""
     library = EmulatedLibrary(compiler.compile_for_emulator(Source("probe", source)).cubin)
     _COMPILED.update((text, (library, number)) for number, text in enumerate(texts))

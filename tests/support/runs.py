@@ -30,9 +30,9 @@ def compiled(source: Source) -> Artifact:
     return ArtifactStore().get_or_compile(source, Emulated.LIBRARY)
 
 
-def emulated_texts(spec: KernelSpec) -> list[Source]:
-    """The text of a spec with emulated atoms, once for each of its kernels."""
-    return [render(spec, Atoms.EMULATED, suffix) for suffix in spec.kernels]
+def emulated_text(spec: KernelSpec) -> Source:
+    """The text of a spec with emulated atoms."""
+    return render(spec, Atoms.EMULATED)
 
 
 def compile_ahead(texts: Iterable[Source]) -> None:
@@ -43,9 +43,9 @@ def compile_ahead(texts: Iterable[Source]) -> None:
             pytest.fail(str(result), pytrace=False)
 
 
-def emulated_kernel(spec: KernelSpec, *sources: Source) -> EmulatedKernel:
-    """The kernels of a spec on emulated atoms, or other texts of them."""
-    return EmulatedKernel(spec, *map(compiled, sources or emulated_texts(spec)))
+def emulated_kernel(spec: KernelSpec, source: Source | None = None) -> EmulatedKernel:
+    """The kernels of a spec on emulated atoms, or of another text of them."""
+    return EmulatedKernel(spec, compiled(source or emulated_text(spec)))
 
 
 def launch(
