@@ -8,15 +8,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from flashgen.codegen import wgmma
-from flashgen.codegen.attention import (
-    MAX_SECTION_HEADS,
-    float32,
-    head_dim_reasons,
-    largest_divisor,
-    padded,
-    reciprocal,
-    scale_values,
-)
+from flashgen.codegen.attention import MAX_SECTION_HEADS, float32, head_dim_reasons, largest_divisor, padded, reciprocal, scale_values
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction
@@ -26,6 +18,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
+from flashgen.codegen.turns import counters, files_with_turns, with_counters
 from flashgen.codegen.workload import Workload
 
 from . import model
@@ -36,6 +29,7 @@ THREADS = 128 * (CONSUMERS + 1)
 D_SCORES_STAGES = 2  # tiles of dS: with one, the consumers would have to wait for each other twice a tile
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
 ACCUMULATORS = 208  # registers of a consumer's thread that S, dP, dK and dV may take; the rest is P and what is beside. By experiment
+TURN_REGISTERS = 8  # of those, that waiting for a turn takes while dQ is there: templates/tile/common/turns.cuh. By experiment
 WIDEST = 128  # head dim: two consumers have 64 columns of dQ each, and a dK and dV of more do not fit beside S and dP
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
@@ -97,6 +91,7 @@ class AttentionBackwardSm90(Family):
     sum_parameters = ParameterBlock(
         (Parameter("TensorMap", "d_q_map"), Parameter("float*", "d_q_sum"), *_TILES, *_SIZES, Parameter("float", "scale"))
     )
+    files = files_with_turns
     atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
         *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2"),
@@ -142,8 +137,9 @@ class AttentionBackwardSm90(Family):
             has = f"{target.name} has {available} B a block"
             reasons.append(f"needs {shared} B of shared memory, {has}: lower block_q, stages or out_panels")
         needed = config.block_q + (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
-        if needed > ACCUMULATORS:
-            reasons.append(f"needs {needed} registers a thread for accumulators, {ACCUMULATORS} are available: lower block_q")
+        most = ACCUMULATORS - TURN_REGISTERS * problem.deterministic
+        if needed > most:
+            reasons.append(f"needs {needed} registers a thread for accumulators, {most} are available: lower block_q")
         return reasons
 
     def shared_bytes(self, problem: Problem, config: Any) -> int:
@@ -160,8 +156,8 @@ class AttentionBackwardSm90(Family):
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order of their launches."""
         return (
-            KernelText(self.row_parameters, "_preprocess", "RowParameters"),
-            KernelText(self.parameters),
+            KernelText(with_counters(self.row_parameters, problem), "_preprocess", "RowParameters"),
+            KernelText(with_counters(self.parameters, problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
         )
 
@@ -204,15 +200,20 @@ class AttentionBackwardSm90(Family):
                 {field.name: known[field.name] for field in kernel.parameters.values},
                 {place.name: maps[place.name] for place in kernel.parameters.tensor_maps},
                 kernel.suffix,
+                ordered=problem.deterministic and not kernel.suffix,
             )
             for kernel in self.kernels(problem, config)
         ]
         sizes = {"row_lse": rows + tiles * FLAG, "row_delta": rows, "row_shift": rows, "d_q_sum": rows * padded(problem.head_dim)}
-        return Program(tuple(launches), tuple(Buffer(name, 4 * size) for name, size in sizes.items()))
+        buffers = (Buffer(name, 4 * size) for name, size in sizes.items())
+        return Program(tuple(launches), (*buffers, *counters(problem, tiles, 4 * CONSUMERS)))
 
     def _section_heads(self, problem: Problem, w: Workload) -> int:
-        """Key/value heads of a section of the order: see templates/tile/common/schedule.cuh. Without a mask, one head after the other."""
-        if problem.mask is Mask.FULL:
+        """Key/value heads of a section of the order: see templates/tile/common/schedule.cuh. Without a mask, one head after the other.
+
+        But blocks that wait for others of their head (turns.cuh beside it) lose the least time with other heads between them.
+        """
+        if problem.mask is Mask.FULL and not problem.deterministic:
             return 1
         row_bytes = (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes + 4 * padded(problem.head_dim)
         fitting = SECTION_BYTES // (w.heads_q // w.heads_kv * w.len_q * row_bytes)
@@ -251,6 +252,7 @@ class AttentionBackwardSm90(Family):
         return {
             "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
+            "deterministic": problem.deterministic,
             "block_kv": self.block_kv,
             "threads": THREADS,
             "d_scores_stages": D_SCORES_STAGES,
