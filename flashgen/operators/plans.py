@@ -186,10 +186,10 @@ def plan_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sc
 def gradient_plan_for(*arguments: Any) -> GradientPlan:
     """This thread's plan for a call of the backward pass: see `GradientPlan`."""
     plans: dict[tuple[Any, ...], GradientPlan] = _LOCAL.__dict__.setdefault("gradient_plans", {})
-    q, k, v, out, lse, d_out, d_lse, *options = arguments
+    q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic = arguments
     of_out = (out.shape, out.stride(), lse.shape, lse.stride(), d_out.shape, d_out.stride(), out.dtype, lse.dtype, d_out.dtype)
     of_lse = None if d_lse is None else (d_lse.shape, d_lse.stride(), d_lse.dtype, d_lse.device)
-    key = (*_signature(q, k, v, *options), *of_out, out.device, lse.device, d_out.device, of_lse)
+    key = (*_signature(q, k, v, causal, scale, layout), deterministic, *of_out, out.device, lse.device, d_out.device, of_lse)
     plan = plans.get(key)
     return _kept(plans, key, GradientPlan(*arguments)) if plan is None else plan
 
