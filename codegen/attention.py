@@ -45,9 +45,10 @@ def section_heads(problem: Problem, workload: Workload, section_bytes: int) -> i
     """Heads, over the whole batch, that a section of a launch's order has: see templates/tile/common/schedule.cuh.
 
     Their K and V take at most `section_bytes`. Sections are of one size, so it divides the number of heads. Without a mask query
-    tiles are equally long, and one head a section reads K and V most often from the L2.
+    tiles are equally long, and one head a section reads K and V most often from the L2. Blocks that wait for others of their head
+    (templates/tile/common/turns.cuh) lose the least time where those of other heads are between them.
     """
-    if problem.mask is Mask.FULL:
+    if problem.mask is Mask.FULL and not problem.deterministic:
         return 1
     heads = workload.batch * workload.heads_q
     bytes_of_head = workload.len_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes

@@ -76,6 +76,10 @@ class Family(ABC):
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
         """The family's own variables for its template."""
 
+    def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """`atoms` and `tiles` of a problem's kernels, for a family whose problems do not all need the same."""
+        return self.atoms, self.tiles
+
     def instructions(self, problem: Problem, config: Any) -> str:
         """PTX atoms written for this kernel, `instructions` in its template: of those that exist in too many shapes to be files."""
         return ""

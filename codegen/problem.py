@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from .errors import choice_error, require_int
 from .operations import operation_names
-from .plain import named
+from .plain import ADDED_LATER, named
 from .typed import require_field_types, require_type
 
 _MOST = 2**31 - 1  # of any size: what an int of a kernel holds
@@ -67,6 +67,8 @@ class Problem:
 
     `head_dim` is the width of q and k, `head_dim_v` the width of v and out (None stands for `head_dim`), in elements.
     `operation` is the name of what is computed: one of those with a file in `codegen/operations`.
+    `deterministic`: whether gradients must be the same to the bit in every run. False for every other operation, whatever is given: what it
+    gives always is.
     What a family can do with a problem is the family's to say; here only what no attention kernel could mean is refused.
     """
 
@@ -75,6 +77,7 @@ class Problem:
     head_dim_v: int = None  # type: ignore[assignment]  # __post_init__ puts a number here
     mask: Mask = Mask.FULL
     operation: str = field(default="forward", metadata=named("pass", first=True))
+    deterministic: bool = field(default=False, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         require_int("head_dim", self.head_dim, 1, _MOST)
@@ -86,6 +89,8 @@ class Problem:
         require_field_types(self)
         if self.operation not in operation_names():
             raise choice_error("pass", self.operation, operation_names())
+        if self.operation != Pass.BACKWARD.value:
+            object.__setattr__(self, "deterministic", False)
 
     @property
     def name(self) -> str:
@@ -96,4 +101,4 @@ class Problem:
     def variant(self) -> str:
         """The name without the operation, for where that is known."""
         width = f"d{self.head_dim}" + (f"x{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
-        return f"{self.dtype.value}_{width}_{self.mask.value}"
+        return f"{self.dtype.value}_{width}_{self.mask.value}" + ("_deterministic" if self.deterministic else "")

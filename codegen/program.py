@@ -58,12 +58,14 @@ class KernelLaunch:
     values: the kernel's parameters that are numbers, by name
     maps:   what its tensor maps say, by the name of the operand or buffer
     suffix: of the entry, after the name of the spec: empty where a text has one kernel
+    ordered: whether blocks wait for blocks of lower indices, and for no others: a GPU begins them in that order
     """
 
     grid: int
     values: Mapping[str, int | float]
     maps: Mapping[str, TensorMapShape] = field(default_factory=dict)
     suffix: str = ""
+    ordered: bool = False
 
 
 @dataclass(frozen=True)

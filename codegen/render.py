@@ -73,10 +73,11 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     """
     template = jinja_environment().get_template(spec.family.template)
     context = spec.family.context(spec.problem, spec.config, spec.target)
-    files = [f"atoms/{atoms.value}/{name}.cuh" for name in spec.family.atoms]
+    used_atoms, used_tiles = spec.family.files(spec.problem)
+    files = [f"atoms/{atoms.value}/{name}.cuh" for name in used_atoms]
     if atoms is Atoms.EMULATED:
         files = [f"emulator/{name}.cuh" for name in EMULATOR_RUNTIME] + files
-    tiles = [f"tile/{name}.cuh" for name in spec.family.tiles]
+    tiles = [f"tile/{name}.cuh" for name in used_tiles]
     written = spec.family.instructions(spec.problem, spec.config) if atoms is Atoms.PTX else ""
     kernels = spec.kernels
     text = template.render(

@@ -46,6 +46,7 @@ def attention(
     scale: float | None = ...,
     layout: str = ...,
     return_lse: Literal[False] = ...,
+    deterministic: bool | None = ...,
 ) -> torch.Tensor: ...
 @overload
 def attention(
@@ -57,6 +58,7 @@ def attention(
     scale: float | None = ...,
     layout: str = ...,
     return_lse: Literal[True],
+    deterministic: bool | None = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def attention(
     q: torch.Tensor,
@@ -67,6 +69,7 @@ def attention(
     scale: float | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
+    deterministic: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * q k^T) v, on the GPU that holds the tensors and in its current stream.
 
@@ -75,6 +78,8 @@ def attention(
        Any strides with a contiguous last dimension and rows aligned to 16 bytes; head dims are multiples of 8 up to 256.
     causal: query i sees keys j <= i + len_kv - len_q (aligned bottom-right)
     scale: from 1.1755e-38 to 2.3587e+38, what fp32 can multiply by; None stands for head_dim ** -0.5
+    deterministic: whether gradients must be the same to the bit in every run, which takes some time; None for what
+       torch.are_deterministic_algorithms_enabled() says when they are computed. Out and lse always are the same.
     Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
     fp32 [batch, heads_q, len_q].
 
@@ -86,18 +91,21 @@ def attention(
     The first call for a problem and length bucket may compile (about two seconds on Hopper); `warm` does that ahead of time.
     Raises ArgumentError for bad arguments, DriverError and CompileError for the machine's faults, CaptureError for a first
     call while a CUDA graph is captured. Out and lse have gradients (Dao 2023, algorithm 2), which autograd and torch.func give; those of k
-    and v are the same to the bit in every run. Asking for a second derivative, or a forward-mode one, raises FlashgenError.
+    and v are the same to the bit in every run, deterministic or not. Asking for a second derivative, or a forward-mode one, raises
+    FlashgenError.
     """
-    if not torch.compiler.is_compiling():
-        run = run_at_hand(q, k, v, causal, scale, layout, return_lse)
+    if not torch.compiler.is_compiling() and (deterministic is None or isinstance(deterministic, bool)):
+        run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic)
         if run is not None:
             both = run(q, k, v, return_lse)
             return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
     try:
-        check_types(q, k, v, causal, scale, layout, return_lse)
+        check_types(q, k, v, causal, scale, layout, return_lse, deterministic)
         differentiated = is_differentiated(q, k, v)
-        operator = differentiable_attention if differentiated else attention_forward if return_lse else attention_output
-        given = operator(q, k, v, causal, scale, layout)
+        if differentiated:
+            given = differentiable_attention(q, k, v, causal, scale, layout, deterministic)
+        else:
+            given = (attention_forward if return_lse else attention_output)(q, k, v, causal, scale, layout)
     except Exception as error:
         if not torch.compiler.is_compiling():
             require_together(q, k, v, error, in_mode=not nobody_listens())
@@ -168,6 +176,7 @@ def warm(
     len_q: int,
     len_kv: int | None = None,
     passes: str = "forward",
+    deterministic: bool = False,
     device: int | None = None,
 ) -> Kernel:
     """Chooses, compiles and loads the kernel for dense tensors of these sizes, and their bucket, now, so that no call has to. Returns it.
@@ -176,13 +185,14 @@ def warm(
     a `warm` of their own.
     head_dim_v: None for head_dim; kv_heads: None for as many as heads; len_kv: None for len_q; device: None for the current one.
     passes: "forward", "backward" or "both", of which the backward kernel is returned.
+    deterministic: of the backward kernel, whether its gradients are the same to the bit in every run.
     """
     on = _gpu(device)
     name = str(dtype).removeprefix("torch.")
     width_v = head_dim if head_dim_v is None else head_dim_v
     workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv)
     for operation in operations_of(passes):
-        problem = Problem(Dtype.parse(name), head_dim, width_v, Mask.CAUSAL if causal else Mask.FULL, operation)
+        problem = Problem(Dtype.parse(name), head_dim, width_v, Mask.CAUSAL if causal else Mask.FULL, operation, deterministic)
         excluded = excluded_families(operation_of(problem).call(problem, workload), on.device.target)
         choose_kernel(problem, workload, on, excluded, any_length=True)
         kernel = choose_kernel(problem, workload, on, excluded)
@@ -202,6 +212,7 @@ def tune(
     heads: int | None = None,
     kv_heads: int | None = None,
     passes: str = "forward",
+    deterministic: bool = False,
     device: str | int | None = None,
     arch: str | None = None,
     jobs: int = 0,
@@ -213,7 +224,7 @@ def tune(
     """What `flashgen tune` does, with the same options: see `flashgen.cells.cells_of` and `flashgen.tuning.Request`."""
     from . import tuning
 
-    cells = cells_of(head_dim, head_dim_v, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads, passes)
+    cells = cells_of(head_dim, head_dim_v, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads, passes, deterministic)
     return tuning.run(tuning.Request(cells, device, arch, jobs, budget_seconds, exhaustive, family, settings or {}))
 
 

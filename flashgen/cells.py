@@ -49,12 +49,13 @@ def cells_of(
     heads: int | None = None,
     kv_heads: int | None = None,
     passes: str = "forward",
+    deterministic: bool = False,
 ) -> list[Cell]:
     """The cells of one head dim.
 
     head_dim_v: None for head_dim; causal: None for both masks; seqlens: lengths of q; seqlen_kv: length of k and v, None for that of q;
     batch: None for 16384 tokens in all, of the longer ones; heads: None for 2048 / head_dim; kv_heads: None for as many.
-    passes: "forward", "backward", or "both".
+    passes: "forward", "backward", or "both"; deterministic: whether the gradients of backward cells are the same to the bit in every run.
     Raises ArgumentError for sizes that no workload has.
     """
     require_int("head_dim", head_dim, 1)
@@ -69,7 +70,7 @@ def cells_of(
         require_int("seqlen_kv", seqlen_kv, 1, MAX_SEQLEN)
     masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
     problems = [
-        Problem(Dtype.parse(dtype), head_dim, head_dim_v, mask, operation)  # type: ignore[arg-type]  # None: head_dim
+        Problem(Dtype.parse(dtype), head_dim, head_dim_v, mask, operation, deterministic)  # type: ignore[arg-type]  # None: head_dim
         for operation in operations_of(passes)
         for mask in masks
     ]

@@ -147,8 +147,8 @@ class EmulatedKernel:
         """Runs a program on `workers` cores (0: all), and waits for it. Of each launch, blocks [first_block, first_block + blocks), or all.
 
         `tensors`: the operands by name, without those that nobody wants; buffers are made here. `resident`: how many blocks run at the
-        same time on a core; blocks that wait for each other must, others need not. Each launch has a process of its own, which ends with
-        it, or by `limits`.
+        same time on a core; blocks that wait for each other must, others need not, nor those of an ordered launch, which has one core.
+        Each launch has a process of its own, which ends with it, or by `limits`.
         Raises EmulatorFaultError if a check fails, the kernel crashes or does not end. The tensors in this process are then as they were.
         """
         buffers, resources = {buffer.name: _Memory(buffer) for buffer in program.buffers}, self.spec.resources
@@ -170,7 +170,7 @@ class EmulatedKernel:
                     some,
                     kernel=self._numbers[launch.suffix],
                     tensors=guarded,
-                    workers=min(workers or len(os.sched_getaffinity(0)), -(-len(some) // resident)),
+                    workers=1 if launch.ordered else min(workers or len(os.sched_getaffinity(0)), -(-len(some) // resident)),
                     resident=resident,
                     limits=limits or EmulationLimits(),
                 )

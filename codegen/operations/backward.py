@@ -42,7 +42,9 @@ class Backward(Operation):
         """See Operation."""
         widths = ((8, 8), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256))
         workload = Workload(batch=2, heads_q=6, heads_kv=3, len_q=100, len_kv=300)
-        return tuple((Problem(Dtype.BF16, *width, mask, self.name), workload) for width, mask in itertools.product(widths, Mask))
+        problems = [Problem(Dtype.BF16, *width, mask, self.name) for width, mask in itertools.product(widths, Mask)]
+        problems += [Problem(Dtype.BF16, width, width, Mask.CAUSAL, self.name, deterministic=True) for width in (64, 256)]
+        return tuple((problem, workload) for problem in problems)
 
 
 _OPERANDS = (

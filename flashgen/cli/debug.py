@@ -16,6 +16,7 @@ from .options import (
     INTEGER,
     Arch,
     Causal,
+    Deterministic,
     DtypeName,
     FamilyName,
     HeadDim,
@@ -52,6 +53,7 @@ def debug(
     dtype: DtypeName = "bf16",
     causal: Causal = False,
     operation: OnePass = "forward",
+    deterministic: Deterministic = False,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -82,7 +84,8 @@ def debug(
     for name, size in (("batch", batch), ("heads", heads), ("seqlen", seqlen)):
         require_int(name, size, 1)
     require_int("seed", seed, 0, 2**63 - 1)
-    spec = spec_for(problem(head_dim, head_dim_v, dtype, causal, operation), target_or_here(arch), parse_settings(settings), family)
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic)
+    spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     workload = Workload(batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
     suffix = f"_{kernel.removeprefix('_')}" if kernel else ""
     order = EmulationOrder(_schedule(schedule), late_copies, seed)

@@ -20,6 +20,7 @@ from .options import (
     Batch,
     Causal,
     CausalOrBoth,
+    Deterministic,
     DtypeName,
     FamilyName,
     HeadDim,
@@ -57,6 +58,7 @@ def generate(
     dtype: DtypeName = "bf16",
     causal: CausalOrBoth = None,
     passes: Passes = "forward",
+    deterministic: Deterministic = False,
     seqlen: Annotated[
         list[int] | None,
         typer.Option(
@@ -86,7 +88,7 @@ def generate(
 
     bundle.require_place(out)  # before minutes of compiling
     kernels = generation.generate(
-        problems(head_dim, head_dim_v, dtype, causal, passes),
+        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic),
         list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),
         generation.asked_workload(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads),
         find_device(device) if device is not None else None,
@@ -109,6 +111,7 @@ def compile_(
     dtype: DtypeName = "bf16",
     causal: Causal = False,
     operation: OnePass = "forward",
+    deterministic: Deterministic = False,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -117,7 +120,8 @@ def compile_(
     """Compile one kernel and print the compiler's report. Exit code 1 if it spills or a directive was ignored. Needs no GPU."""
     from flashgen.selection import compilation
 
-    spec = spec_for(problem(head_dim, head_dim_v, dtype, causal, operation), target_or_here(arch), parse_settings(settings), family)
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic)
+    spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     artifact = compilation.compile_spec(spec)
     report, block = artifact.report, spec.largest_block
     threads, shared = block.threads, block.shared_bytes
@@ -150,18 +154,20 @@ def show(
     dtype: DtypeName = "bf16",
     causal: Causal = False,
     operation: OnePass = "forward",
+    deterministic: Deterministic = False,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
 ) -> None:
     """Print the CUDA source of one kernel: self-contained, as it is compiled."""
-    spec = spec_for(problem(head_dim, head_dim_v, dtype, causal, operation), target_or_here(arch), parse_settings(settings), family)
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic)
+    spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     print(render(spec).text, end="")
 
 
 def verify(
     head_dim: HeadDim, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None,
-    passes: Passes = "forward", family: FamilyName = None, settings: Settings = None,
+    passes: Passes = "forward", deterministic: Deterministic = False, family: FamilyName = None, settings: Settings = None,
     device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on emulated atoms.")] = "0",
     arch: Arch = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -169,7 +175,8 @@ def verify(
     from flashgen.verification.screen import verify_kernel
 
     load, target = _loader(device, arch)
-    specs = [spec_for(asked, target, parse_settings(settings), family) for asked in problems(head_dim, head_dim_v, dtype, causal, passes)]
+    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic)
+    specs = [spec_for(asked, target, parse_settings(settings), family) for asked in every]
     results = [(spec, case) for spec in specs for case in verify_kernel(load(spec))]
     wrong = [case for _, case in results if not case.verdict.ok]
     if json:

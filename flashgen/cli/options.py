@@ -54,6 +54,10 @@ KvHeads = Annotated[int | None, typer.Option("--kv-heads", **INTEGER, help="Key/
 Arch = Annotated[str | None, typer.Option("--arch", help="Architecture, for example sm_90a; default: this GPU's, or sm_90a without one.")]
 Passes = Annotated[str, typer.Option("--pass", help="forward, backward, or both.")]
 OnePass = Annotated[str, typer.Option("--pass", help="forward or backward.")]
+Deterministic = Annotated[
+    bool,
+    typer.Option("--deterministic/--no-deterministic", help="Gradients that are the same in every run, for --pass backward."),
+]
 FamilyName = Annotated[
     str | None, typer.Option("--family", help="Kernel family, for example attention_forward; default: the preferred one that can.")
 ]
@@ -78,16 +82,19 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
     return parsed
 
 
-def problems(head_dim: int, head_dim_v: int, dtype: str, causal: bool | None, passes: str = "forward") -> list[Problem]:
+def problems(
+    head_dim: int, head_dim_v: int, dtype: str, causal: bool | None, passes: str = "forward", deterministic: bool = False
+) -> list[Problem]:
     """One problem of each pass, or one a mask if `causal` is None."""
     masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
     operations = operations_of(passes)
-    return [Problem(Dtype.parse(dtype), head_dim, head_dim_v or head_dim, mask, name) for name in operations for mask in masks]
+    widths = head_dim, head_dim_v or head_dim
+    return [Problem(Dtype.parse(dtype), *widths, mask, name, deterministic) for name in operations for mask in masks]
 
 
-def problem(head_dim: int, head_dim_v: int, dtype: str, causal: bool, operation: str) -> Problem:
+def problem(head_dim: int, head_dim_v: int, dtype: str, causal: bool, operation: str, deterministic: bool) -> Problem:
     """One problem. Raises ArgumentError for both passes, of which a kernel computes one."""
-    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation) if operation != BOTH else (None,)
+    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic) if operation != BOTH else (None,)
     if only is None:
         raise choice_error("pass", operation, operation_names())
     return only

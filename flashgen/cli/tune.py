@@ -19,6 +19,7 @@ from .options import (
     Arch,
     Batch,
     CausalOrBoth,
+    Deterministic,
     DtypeName,
     FamilyName,
     HeadDim,
@@ -51,6 +52,7 @@ def tune(
     dtype: DtypeName = "bf16",
     causal: CausalOrBoth = None,
     passes: Passes = "forward",
+    deterministic: Deterministic = False,
     seqlen: Seqlen = None,
     seqlen_kv: SeqlenKv = None,
     batch: Batch = None,
@@ -71,8 +73,9 @@ def tune(
     json: Json = False,
 ) -> None:
     """Find the fastest kernels for your GPU and shapes, and remember them."""
+    lengths, sizes = tuple(seqlen or SEQLENS), (seqlen_kv, batch, heads, kv_heads)
     request = Request(
-        cells_of(head_dim, head_dim_v or None, dtype, causal, tuple(seqlen or SEQLENS), seqlen_kv, batch, heads, kv_heads, passes),
+        cells_of(head_dim, head_dim_v or None, dtype, causal, lengths, *sizes, passes, deterministic),
         device=device,
         arch=arch,
         jobs=jobs,

@@ -30,7 +30,7 @@ class TracedArgumentError(ArgumentError, NotImplementedError):
     """A bad argument of a traced call. As a NotImplementedError it makes torch.compile leave the call to Python, which says the same."""
 
 
-def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, return_lse: Any) -> None:
+def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, return_lse: Any, deterministic: Any = None) -> None:
     """Raises ArgumentError unless these have the types that `attention` takes, and tensors lie in memory by strides.
 
     torch.compile traces this, but not `require_type`: so that is not asked about what has the usual type.
@@ -38,14 +38,14 @@ def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, re
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             require_type(name, tensor, torch.Tensor)
-    check_options(causal, scale, layout, return_lse)
+    check_options(causal, scale, layout, return_lse, deterministic)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
             raise ArgumentError(f"{name} must have elements; got a {type(tensor).__name__}, whose lazy module was not called yet")
         require_dense(name, tensor)
 
 
-def check_options(causal: Any, scale: Any, layout: Any, return_lse: Any) -> None:
+def check_options(causal: Any, scale: Any, layout: Any, return_lse: Any, deterministic: Any = None) -> None:
     """The part of `check_types` that is not about tensors."""
     for name, value, usual, annotation in (
         ("causal", causal, bool, bool),
@@ -55,6 +55,8 @@ def check_options(causal: Any, scale: Any, layout: Any, return_lse: Any) -> None
     ):
         if not isinstance(value, usual) or isinstance(value, bool) is not (annotation is bool):
             require_type(name, value, annotation)
+    if not isinstance(deterministic, (bool, NoneType)):
+        require_type("deterministic", deterministic, bool | None)
     _require_layout(layout)
     if type(scale) is int:  # the operators take a float, which not every int has
         require_scale(scale)
@@ -165,15 +167,15 @@ def check_strides(name: str, tensor: torch.Tensor) -> None:
             )
 
 
-def _problem(q: torch.Tensor, v: torch.Tensor, causal: bool, operation: str = "forward") -> Problem:
+def _problem(q: torch.Tensor, v: torch.Tensor, causal: bool, operation: str = "forward", deterministic: bool = False) -> Problem:
     """What these tensors ask for. Raises ArgumentError if no family can compute it on any target."""
-    return _possible_problem(q.dtype, int(q.shape[3]), int(v.shape[3]), causal, operation)
+    return _possible_problem(q.dtype, int(q.shape[3]), int(v.shape[3]), causal, operation, deterministic)
 
 
 @lru_cache(maxsize=2**10)
-def _possible_problem(dtype: torch.dtype, head_dim: int, head_dim_v: int, causal: bool, operation: str) -> Problem:
+def _possible_problem(dtype: torch.dtype, head_dim: int, head_dim_v: int, causal: bool, operation: str, deterministic: bool) -> Problem:
     """One instance for all calls, which differ in their lengths far more often than in this. Raises ArgumentError as `_problem`."""
-    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL, operation)
+    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL, operation, deterministic)
     require_possible(problem)
     return problem
 
@@ -192,11 +194,11 @@ def require_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, error: E
 
 
 def problem_and_workload(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str, operation: str = "forward"
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str, operation: str = "forward", deterministic: bool = False
 ) -> tuple[Problem, Workload]:
     """The types of `codegen` for these tensors, which have passed `check_call`."""
     (row, head), of_q, of_k = LAYOUTS[layout], q.shape, k.shape
-    return _problem(q, v, causal, operation), Workload(of_q[0], of_q[head], of_k[head], of_q[row], of_k[row])
+    return _problem(q, v, causal, operation, deterministic), Workload(of_q[0], of_q[head], of_k[head], of_q[row], of_k[row])
 
 
 def require_memory(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: torch.Tensor) -> None:

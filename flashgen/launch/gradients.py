@@ -44,6 +44,7 @@ def check_gradient_call(
     causal: bool,
     scale: float | None,
     layout: str,
+    deterministic: bool | None = None,
 ) -> None:
     """Raises ArgumentError unless these go together, and a kernel for some GPU could take them. Works on fake tensors."""
     check_call(q, k, v, causal, scale, layout)
@@ -92,9 +93,10 @@ def gradient_call(
     causal: bool,
     scale: float | None,
     layout: str,
+    deterministic: bool,
 ) -> Call:
     """The call of these tensors, which have passed `check_gradient_call`; gradients are dense in their layout."""
-    problem, workload = problem_and_workload(q, k, v, causal, layout, Pass.BACKWARD.value)
+    problem, workload = problem_and_workload(q, k, v, causal, layout, Pass.BACKWARD.value, deterministic)
     given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out}
     strides = {name: axis_strides(tensor, layout) for name, tensor in given.items()}
     strides |= {f"d_{name}": ordered_strides(given[name].shape, dense(tuple(given[name].shape)), layout) for name in ("q", "k", "v")}
@@ -121,12 +123,13 @@ class GradientPlan:
         causal: bool,
         scale: float | None,
         layout: str,
+        deterministic: bool,
     ) -> None:
         """Checks the arguments and binds the selection's kernel."""
         check_gradient_call(q, k, v, out, lse, d_out, d_lse, causal, scale, layout)
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
-        call = gradient_call(q, k, v, out, d_out, causal, scale, layout)
+        call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic)
         self.index = q.device.index
         self.shapes = tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in (q, k, v))
         self.bound: BoundCall | None = None

@@ -22,7 +22,7 @@ def batched(operator: Any, tensors: int) -> Callable[..., Any]:
         ]
         # One of them, in whose terms errors speak, without elements: there may be none.
         one = (torch.empty_strided(t.shape[1:], t.stride()[1:], dtype=t.dtype, device="meta") for t in mapped[:3] if t is not None)
-        check_traced(*one, *arguments[tensors:])
+        check_traced(*one, *arguments[tensors : tensors + 3])
         given = operator(*(None if t is None else t.flatten(0, 1) for t in mapped), *arguments[tensors:])
         assert mapped[0] is not None  # q, which every operator takes
         sizes = info.batch_size, mapped[0].shape[1]

@@ -47,10 +47,11 @@ def gradients_on_cpu(
     causal: bool,
     scale: float | None,
     layout: str,
+    deterministic: bool,
 ) -> Gradients:
     """Gradients of CPU tensors that have passed `check_gradient_call`, by the default kernel."""
     arguments.require_memory(q, k, v, out=out, d_out=d_out)
-    call = gradient_call(q, k, v, out, d_out, causal, scale, layout)
+    call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic)
     d_q, d_k, d_v = (torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
     if not is_trivial(call.workload):
         given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out, "d_q": d_q, "d_k": d_k, "d_v": d_v}

@@ -3,6 +3,9 @@
 Calls come here in three ways. `attention` is an operator with an autograd kernel, for PyTorch's tracers. What nobody listens to goes past
 the dispatcher, forward and backward. Transforms of torch.func take a Function with `setup_context`, and only from outside of the
 dispatcher. Derivatives of gradients, and forward-mode ones, are refused.
+
+Whether gradients are deterministic where nobody says so is asked of PyTorch where they are computed, as its own operators do: in the
+backward pass, by the operator itself, so that compiled and exported programs follow the setting of the process that runs them.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ def is_differentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool
 
 LIBRARY.define(
     "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor d_out, Tensor? d_lse, "
-    "bool causal, float? scale, str layout) -> (Tensor d_q, Tensor d_k, Tensor d_v)"
+    "bool causal, float? scale, str layout, bool? deterministic=None) -> (Tensor d_q, Tensor d_k, Tensor d_v)"
 )
 attention_backward = torch.ops.flashgen.attention_backward.default
 
@@ -60,7 +63,7 @@ attention_backward = torch.ops.flashgen.attention_backward.default
 @untraced
 def _backward_cuda(*arguments: Any) -> Gradients:
     tensors = _usable(*arguments[:7])
-    return plans.gradient_plan_for(*tensors, *arguments[7:])(*tensors)
+    return plans.gradient_plan_for(*tensors, *_decided(*arguments[7:]))(*tensors)
 
 
 @untraced
@@ -69,7 +72,12 @@ def _backward_elsewhere(*arguments: Any) -> Gradients:
     cpu_is_allowed(arguments[0])
     from . import cpu
 
-    return cpu.gradients_on_cpu(*_usable(*arguments[:7]), *arguments[7:])
+    return cpu.gradients_on_cpu(*_usable(*arguments[:7]), *_decided(*arguments[7:]))
+
+
+def _decided(causal: bool, scale: float | None, layout: str, deterministic: bool | None = None) -> tuple[Any, ...]:
+    """The options of a call, with PyTorch's setting where nothing was said."""
+    return causal, scale, layout, torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
 
 
 def _usable(
@@ -89,7 +97,7 @@ def _backward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
 @register_flop_formula(torch.ops.flashgen.attention_backward)
 def _flops(
     q: Sequence[int], k: Sequence[int], v: Sequence[int], out: Sequence[int], lse: Sequence[int], d_out: Sequence[int], d_lse: Any,
-    causal: bool, scale: float | None, layout: str, **_: Any,
+    causal: bool, scale: float | None, layout: str, deterministic: bool | None = None, **_: Any,
 ) -> int:  # fmt: skip
     """For `torch.utils.flop_counter`; shapes in place of tensors."""
     return flops_of("backward", q, k, v, causal, layout)
@@ -165,10 +173,11 @@ def _keep(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tensor, torch.Ten
 def _gradients(compute: Any, ctx: Any, d_out: torch.Tensor | None, d_lse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """Those of the inputs that need one, None for the others."""
     if d_out is None and d_lse is None:
-        return (None,) * 6
+        return (None,) * (3 + len(ctx.options))
     q, k, v, out, lse = ctx.saved_tensors
     found = compute(q, k, v, out, lse, torch.zeros_like(out) if d_out is None else d_out, d_lse, *ctx.options)
-    return (*(gradient if needed else None for gradient, needed in zip(found, ctx.needs_input_grad, strict=False)), None, None, None)
+    wanted = (gradient if needed else None for gradient, needed in zip(found, ctx.needs_input_grad, strict=False))
+    return (*wanted, *(None for _ in ctx.options))
 
 
 class _Traced(torch.autograd.Function):
@@ -177,7 +186,7 @@ class _Traced(torch.autograd.Function):
     @staticmethod
     @untraced
     def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        given: tuple[torch.Tensor, torch.Tensor] = attention_forward(*arguments)
+        given: tuple[torch.Tensor, torch.Tensor] = attention_forward(*arguments[:6])
         _keep(ctx, arguments, given)
         return given
 
@@ -193,7 +202,7 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     @untraced
     def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return attention_forward(*arguments)  # type: ignore[no-any-return]
+        return attention_forward(*arguments[:6])  # type: ignore[no-any-return]
 
     @staticmethod
     @untraced
@@ -247,7 +256,7 @@ def _autograd(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if getattr(forward_ad, "_current_level", 0) >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise NoDerivativeError(_NO_TANGENTS)  # PyTorch would drop them without a word
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-        return attention_forward(*arguments)  # type: ignore[no-any-return]
+        return attention_forward(*arguments[:6])  # type: ignore[no-any-return]
     if is_transformed():
         raise NoDerivativeError(_NOT_COMPILED if torch.compiler.is_compiling() else _NOT_THE_OPERATOR)
     return _Traced.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
@@ -266,7 +275,7 @@ def differentiable_attention(*arguments: Any) -> tuple[torch.Tensor, torch.Tenso
         return _Transformed.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
     if not torch.compiler.is_compiling() and plans.only_the_kernel(*arguments[:3]):
         q, k, v, *options = arguments
-        plan = plans.plan_for(*arguments)
+        plan = plans.plan_for(*arguments[:6])
 
         def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: bool) -> Any:
             return _PastDispatcher.apply(q, k, v, plan, *options)  # type: ignore[no-untyped-call]

@@ -102,7 +102,14 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 @untraced
 def run_at_hand(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, return_lse: bool = False
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+    return_lse: bool = False,
+    deterministic: bool | None = None,
 ) -> Run | None:
     """What runs a call past the dispatcher, if that would do nothing but run it: this thread's plan, or one that autograd will know of.
 
@@ -119,7 +126,8 @@ def run_at_hand(
         and (before.layout is layout or (type(layout) is str and before.layout == layout))
         and before.generation == loaded.kernels.generation
         and no_modes()
-        and (not before.differentiable or torch.is_grad_enabled())  # tensors fit whether gradients are enabled or not
+        # Tensors fit whether gradients are enabled or not.
+        and (not before.differentiable or (before.deterministic is deterministic and torch.is_grad_enabled()))
     ):
         return before.run
     if _without_gradients(q, k, v):
@@ -142,14 +150,13 @@ def run_at_hand(
     return None
 
 
-def remember_differentiable(
-    plan: Plan, run: Run, tensors: tuple[torch.Tensor, ...], causal: bool, scale: float | None, layout: str
-) -> None:
-    """Lets `run_at_hand` find what runs a call with gradients, of tensors for which `only_the_kernel` holds."""
+def remember_differentiable(plan: Plan, run: Run, tensors: tuple[torch.Tensor, ...], *options: Any) -> None:
+    """Lets `run_at_hand` find what runs a call with gradients, of tensors for which `only_the_kernel` holds. `options`: as it has them."""
     if _TensorGuards is not None:
-        if plan.before_differentiable is None:
-            plan.before_differentiable = _Before(run, tensors, causal, scale, layout)
-        _LOCAL.before = plan.before_differentiable
+        before: _Before | None = plan.before_differentiable
+        if before is None or before.deterministic is not options[3]:
+            before = plan.before_differentiable = _Before(run, tensors, *options)
+        _LOCAL.before = before
 
 
 def only_the_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -180,13 +187,21 @@ class _Before:
     `fits`: whether tensors have the types, dispatch keys, dtypes, devices, sizes and strides of that call, and need gradients as it did.
     """
 
-    __slots__ = ("causal", "differentiable", "fits", "generation", "layout", "run", "scale")
+    __slots__ = ("causal", "deterministic", "differentiable", "fits", "generation", "layout", "run", "scale")
 
-    def __init__(self, run: Run, tensors: tuple[torch.Tensor, ...], causal: bool, scale: float | None, layout: str) -> None:
+    def __init__(
+        self,
+        run: Run,
+        tensors: tuple[torch.Tensor, ...],
+        causal: bool,
+        scale: float | None,
+        layout: str,
+        deterministic: bool | None = None,
+    ) -> None:
         sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
         self.run, self.causal, self.scale, self.layout = run, causal, scale, layout
         self.generation = loaded.kernels.generation
-        self.differentiable = any(tensor.requires_grad for tensor in tensors)
+        self.deterministic, self.differentiable = deterministic, any(tensor.requires_grad for tensor in tensors)
         self.fits = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
@@ -200,10 +215,10 @@ def plan_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sc
 def gradient_plan_for(*arguments: Any) -> GradientPlan:
     """This thread's plan for a call of the backward pass: see `GradientPlan`."""
     plans: dict[tuple[Any, ...], GradientPlan] = _LOCAL.__dict__.setdefault("gradient_plans", {})
-    q, k, v, out, lse, d_out, d_lse, *options = arguments
+    q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic = arguments
     of_out = (out.shape, out.stride(), lse.shape, lse.stride(), d_out.shape, d_out.stride(), out.dtype, lse.dtype, d_out.dtype)
     of_lse = None if d_lse is None else (d_lse.shape, d_lse.stride(), d_lse.dtype, d_lse.device)
-    key = (*_signature(q, k, v, *options), *of_out, out.device, lse.device, d_out.device, of_lse)
+    key = (*_signature(q, k, v, causal, scale, layout), deterministic, *of_out, out.device, lse.device, d_out.device, of_lse)
     plan = plans.get(key)
     return _kept(plans, key, GradientPlan(*arguments)) if plan is None else plan
 

@@ -27,13 +27,14 @@ LIBRARY = torch.library.Library("flashgen", "DEF")
 _ARGUMENTS = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout)"
 LIBRARY.define(f"attention_output{_ARGUMENTS} -> Tensor out")
 LIBRARY.define(f"attention_forward{_ARGUMENTS} -> (Tensor out, Tensor lse)")
-LIBRARY.define(f"attention{_ARGUMENTS} -> (Tensor out, Tensor lse)")
+LIBRARY.define(f"attention{_ARGUMENTS[:-1]}, bool? deterministic=None) -> (Tensor out, Tensor lse)")
 
 
 @untraced
 def _forward_cuda(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, deterministic: bool | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`deterministic` is of `attention` alone, and says nothing about the forward pass."""
     return plans.plan_for(q, k, v, causal, scale, layout)(q, k, v, True)
 
 
@@ -44,7 +45,7 @@ def _output_cuda(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 
 @untraced
 def _forward_elsewhere(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, deterministic: bool | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_call(q, k, v, causal, scale, layout)
     cpu_is_allowed(q)
@@ -65,7 +66,7 @@ def cpu_is_allowed(q: torch.Tensor) -> None:
 
 
 def _forward_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, deterministic: bool | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_traced(q, k, v, causal, scale, layout)
     row, head = LAYOUTS[layout]
@@ -99,7 +100,10 @@ for _name, _cuda, _elsewhere, _fake in (
 
 
 @register_flop_formula([torch.ops.flashgen.attention_output, torch.ops.flashgen.attention_forward, torch.ops.flashgen.attention])
-def _flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, scale: float | None, layout: str, **_: Any) -> int:
+def _flops(
+    q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, scale: float | None, layout: str,
+    deterministic: bool | None = None, **_: Any,
+) -> int:  # fmt: skip
     """For `torch.utils.flop_counter`; shapes in place of tensors."""
     return flops_of("forward", q, k, v, causal, layout)
 

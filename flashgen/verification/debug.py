@@ -85,7 +85,8 @@ def run_blocks(
     """Runs `blocks` blocks from `block` on, in a program that is left in `folder` (a new temporary one) with its text and what it has read.
 
     tensors: on the CPU, any strides; each gets an allocation of exactly what it spans. kernel: the suffix of the one whose blocks run; the
-    kernels before it run whole in the emulator first, those after it once all of its blocks have run.
+    kernels before it run whole in the emulator first, and so do the blocks before `block` where blocks wait for those; the kernels after
+    it run once all of its blocks have.
     source: a text in place of the rendered one. order: by default copies happen where they are issued, so that a bad one is found at its
     line. output: where the kernel's printf goes, stdout by default.
     Raises ArgumentError for a kernel that is not there, sizes and strides that the config cannot take, blocks that are not there and a
@@ -109,6 +110,8 @@ def run_blocks(
     _poison(tensors)
     memory = {buffer.name: torch.zeros(buffer.bytes, dtype=torch.uint8) for buffer in program.buffers}
     _run_whole(spec, tensors, memory, program.launches[:place])
+    if launch.ordered and block:
+        _run_whole(spec, tensors, memory, (launch,), block)
     inputs = [operand.name for operand in tensors.operands if operand.role is Role.IN]
     given = {name: _bytes(tensors[name]) for name in (*inputs, *tensors.outputs)}
     given |= {name: _bytes(buffer) for name, buffer in memory.items()}
@@ -134,12 +137,18 @@ def run_blocks(
     return Debugged(emulated, some, launch.grid, None, rows, verdict, "; ".join(missing))
 
 
-def _run_whole(spec: KernelSpec, tensors: Tensors, memory: Mapping[str, torch.Tensor], launches: tuple[KernelLaunch, ...]) -> None:
-    """Runs other kernels of the program in the emulator, with the buffers in `memory`."""
+def _run_whole(
+    spec: KernelSpec,
+    tensors: Tensors,
+    memory: Mapping[str, torch.Tensor],
+    launches: tuple[KernelLaunch, ...],
+    blocks: int | None = None,
+) -> None:
+    """Runs kernels of the program in the emulator, with the buffers in `memory`: all of their blocks, or the first ones."""
     if launches:
         given = {operand.name: view_of(operand.name, tensors[operand.name], operand.role is not Role.IN) for operand in tensors.operands}
         given |= {name: view_of(name, buffer, writable=True) for name, buffer in memory.items()}
-        load_emulated(spec).launch(Program(launches), given)
+        load_emulated(spec).launch(Program(launches), given, blocks=blocks)
 
 
 def _make_folder(folder: Path | None, source: Source) -> Path:

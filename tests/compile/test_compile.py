@@ -25,7 +25,8 @@ QUICK_CONFIGS = 6  # of each family for every run; --slow has many
 
 
 def problems(head_dims: tuple[int, int], operation: str = "forward") -> list[Problem]:
-    return [Problem(dtype, *head_dims, mask, operation) for dtype, mask in itertools.product(Dtype, Mask)]
+    every = itertools.product(Dtype, Mask, (False, True))
+    return list(dict.fromkeys(Problem(dtype, *head_dims, mask, operation, deterministic) for dtype, mask, deterministic in every))
 
 
 def problems_of(family: Family) -> list[Problem]:
@@ -67,7 +68,7 @@ def require_sound(specs: list[KernelSpec]) -> None:
 def kinds(default: tuple[Problem, Target]) -> Iterable[Hashable]:
     """What the sample is spread over."""
     p, target = default
-    return target.name, (p.head_dim, p.head_dim_v), (target.name, p.dtype), p.dtype, p.mask
+    return target.name, (p.head_dim, p.head_dim_v), (target.name, p.dtype), p.dtype, p.mask, p.deterministic
 
 
 @pytest.mark.parametrize("family", families().values(), ids=lambda f: f.name)

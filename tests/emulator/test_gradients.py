@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import flashgen
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.launch import cpu, gradients
+from flashgen.operators import cpu as of_cpu
 
 NO_TANGENTS = r"^flashgen\.attention has no forward-mode derivative: call it with the primals of its inputs$"
 
@@ -334,6 +335,44 @@ def test_under_vmap_errors_are_about_one_call(shapes: list[tuple[int, ...]], mes
         how(torch.vmap(flashgen.attention))(*(stacked(*shape) for shape in shapes))
 
 
+@pytest.mark.parametrize("setting", [False, True])
+@pytest.mark.parametrize("asked", [None, False, True])
+@pytest.mark.parametrize("how", ["eager", "compiled", "operator", "grad"])
+def test_deterministic_gradients(how: str, asked: bool | None, setting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is said, PyTorch's setting counts while the gradients are computed. Compiled code wants one for both passes."""
+    told, made = [], gradients.gradient_call
+
+    def noted(*arguments: Any) -> Any:
+        told.append(arguments[-1])
+        return made(*arguments)
+
+    def asking(x: torch.Tensor) -> torch.Tensor:
+        if how == "operator":
+            out: torch.Tensor = torch.ops.flashgen.attention(x, x, x, False, None, "bshd", asked)[0]
+            return out.float().sum()
+        return flashgen.attention(x, x, x, deterministic=asked).float().sum()
+
+    monkeypatch.setattr(of_cpu, "gradient_call", noted)
+    x = tensor().requires_grad_()
+    try:
+        torch.use_deterministic_algorithms(setting and how in ("compiled", "grad"))
+        if how == "grad":
+            torch.func.grad(asking)(tensor())
+        else:
+            value = (torch.compile(asking, backend="aot_eager") if how == "compiled" else asking)(x)
+            torch.use_deterministic_algorithms(setting)
+            value.backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert told == [setting if asked is None else asked]
+
+
+def test_deterministic_is_checked_with_and_without_gradients() -> None:
+    for q in (tensor(), tensor().requires_grad_()):
+        with pytest.raises(ArgumentError, match=r"^deterministic must be of type bool( \| None| or None); got 'yes'$"):
+            flashgen.attention(q, q, q, deterministic="yes")  # type: ignore[call-overload]
+
+
 def test_what_needs_no_gradients_works_under_transforms() -> None:
     q, expected = tensor(), loss(tensor())
     torch.testing.assert_close(torch.vmap(loss)(torch.stack([q, q])), torch.stack([expected, expected]))
@@ -354,6 +393,6 @@ def test_the_backward_operator_passes_pytorchs_own_checks(with_lse: bool) -> Non
     q = tensor()
     out, lse = flashgen.attention(q, q, q, return_lse=True)
     given = (q, q, q, out, lse, out, lse if with_lse else None, False, None, "bshd")
-    torch.library.opcheck(torch.ops.flashgen.attention_backward.default, given)
+    torch.library.opcheck(torch.ops.flashgen.attention_backward.default, (*given, True) if with_lse else given)
     leaves = [tensor().requires_grad_() for _ in range(3)]
     torch.library.opcheck(torch.ops.flashgen.attention.default, (*leaves, True, 0.3, "bhsd"))

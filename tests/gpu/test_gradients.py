@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import threading
@@ -20,15 +21,19 @@ from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
+from flashgen.launch.gradients import GradientPlan
 from flashgen.launch.once import run_once
 from flashgen.launch.tensors import Tensors
+from flashgen.operators import plans
 from flashgen.selection import compilation, loaded
+from flashgen.selection.families import default_spec
 from flashgen.verification.expected import Expected
 from tests.support.examples import families_of
 
 pytestmark = pytest.mark.gpu
 
 CASES = 500  # of each family
+RUNS = 1000  # whose gradients must have the same bits
 GROUPS = 20  # tests, each of so many of a family's cases
 WIDTHS = ((64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (8, 8), (72, 40), (160, 224), (136, 72), (104, 104))
 MOST_SCORES = 2**24  # of a case, so that float64 references take no minutes
@@ -69,7 +74,8 @@ def length(draw: random.Random) -> int:
 def cases(family: Family) -> list[Case]:
     """Over head dims, dtypes, masks, lengths, groups, strides, scales and logit magnitudes. A fifth and more cross eight tiles."""
     draw, target = random.Random(f"gradients of {family.name}"), gpu(0).device.target
-    drawn = (Problem(dtype, *width, mask, family.operation) for width in WIDTHS for dtype in Dtype for mask in Mask)
+    every = itertools.product(WIDTHS, Dtype, Mask, (False, False, True))
+    drawn = (Problem(dtype, *width, mask, family.operation, deterministic) for width, dtype, mask, deterministic in every)
     problems = [problem for problem in drawn if not family.refusals(problem, target)]
     found: list[Case] = []
     while problems and len(found) < CASES:
@@ -118,13 +124,13 @@ def test_random_cases_keep_the_rule(family: Family, group: int, drawn: dict[str,
         Problem(Dtype.BF16, 256, mask=Mask.CAUSAL, operation="backward"),
         Problem(Dtype.BF16, 192, 128, Mask.CAUSAL, "backward"),
         Problem(Dtype.FP16, 40, 72, Mask.CAUSAL, "backward"),
+        Problem(Dtype.BF16, 128, mask=Mask.CAUSAL, operation="backward", deterministic=True),
+        Problem(Dtype.BF16, 256, operation="backward", deterministic=True),
     ],
     ids=lambda problem: problem.name,
 )
 @pytest.mark.parametrize("family", [None, "attention_backward"], ids=["preferred", "generic"])
 def test_verify(problem: Problem, family: str | None) -> None:
-    from flashgen.selection.families import default_spec
-
     results = flashgen.verify(problem, default_spec(problem, gpu(0).device.target, family=family).config)
     assert len(results) > 20
     wrong = [f"{case.workload.name} x {case.magnitude:g}: {case.verdict.message}" for case in results if not case.verdict.ok]
@@ -164,6 +170,69 @@ def test_gradients_of_keys_and_values_are_bit_equal_over_runs() -> None:
         _, d_k, d_v = gradients(tensors)
         assert torch.equal(d_k, first[1])
         assert torch.equal(d_v, first[2])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("family", [None, "attention_backward"], ids=["preferred", "generic"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_deterministic_gradients_are_bit_equal_over_runs(head_dim: int, family: str | None, causal: bool) -> None:
+    """Of 16 and more key tiles a head, more blocks than fit at once, and two query heads a key/value head."""
+    problem = Problem(Dtype.BF16, head_dim, mask=Mask.CAUSAL if causal else Mask.FULL, operation="backward", deterministic=True)
+    kernel = loaded.kernels.load(default_spec(problem, gpu(0).device.target, family=family), gpu(0))
+    tensors = Tensors.random(problem, Workload(4, 8, 4, 2048, 2048), torch.Generator("cuda").manual_seed(0))
+    run_once(kernel, tensors)
+    verdict = Expected.of(tensors).judge(tensors)
+    assert verdict.ok, verdict.message
+    first = {name: tensors[name].clone() for name in ("d_q", "d_k", "d_v")}
+    for _ in range(RUNS):
+        run_once(kernel, tensors)
+        assert all(torch.equal(tensors[name], wanted) for name, wanted in first.items())
+
+
+def test_two_streams_take_their_turns_at_once() -> None:
+    """Blocks of both launches wait for others of their own while they share the GPU."""
+    tensors, streams = leaves(), [torch.cuda.Stream(priority=priority) for priority in (0, -1)]
+    out = flashgen.attention(*tensors, causal=True, deterministic=True)
+    wanted = torch.autograd.grad(out, tensors, torch.ones_like(out), retain_graph=True)
+    torch.cuda.synchronize()
+    found = []
+    for stream in 50 * streams:
+        with torch.cuda.stream(stream):
+            found.append(backward(tensors, out))
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, other) for some in found for one, other in zip(some, wanted, strict=True))
+
+
+def backward(tensors: list[Any], out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Deterministic gradients of a call that was made, in the current stream: autograd would take that of the forward pass."""
+    q, k, v = (tensor.detach() for tensor in tensors)
+    _, lse = flashgen.attention(q, k, v, causal=True, return_lse=True)
+    given = (q, k, v, out.detach(), lse, torch.ones_like(out), None, True, None, "bshd", True)
+    found: tuple[torch.Tensor, ...] = torch.ops.flashgen.attention_backward(*given)
+    return found
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_pytorchs_setting_makes_gradients_deterministic(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: list[bool] = []
+
+    def noted(*arguments: Any) -> Any:
+        settings.append(arguments[-1])
+        return GradientPlan(*arguments)
+
+    monkeypatch.setattr(plans, "GradientPlan", noted)
+    length = 333 + compiled  # of no other call, so that plans are made
+    q = torch.randn(1, length, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    attention = torch.compile(flashgen.attention) if compiled else flashgen.attention
+    for setting in (True, False):
+        try:
+            torch.use_deterministic_algorithms(setting and compiled)  # compiled code wants one setting for both passes
+            loss = attention(q, q, q).float().sum()
+            torch.use_deterministic_algorithms(setting)
+            loss.backward()
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert settings == [True, False]
 
 
 def test_graphed_callables_hold_both_passes() -> None:

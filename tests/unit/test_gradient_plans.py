@@ -37,7 +37,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def call(len_q: int = 100, len_kv: int = 200, d: int = 64, **change: Any) -> list[Any]:
+def call(len_q: int = 100, len_kv: int = 200, d: int = 64, deterministic: bool = False, **change: Any) -> list[Any]:
     def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return OnGpu(torch.zeros(shape, dtype=dtype))
 
@@ -50,7 +50,7 @@ def call(len_q: int = 100, len_kv: int = 200, d: int = 64, **change: Any) -> lis
         "d_out": tensor(2, len_q, 4, d),
         "d_lse": None,
     }
-    return [*{**given, **change}.values(), True, None, "bshd"]
+    return [*{**given, **change}.values(), True, None, "bshd", deterministic]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,9 @@ def test_what_differs_has_a_plan_of_its_own(memory: list[int]) -> None:
     )
     for change in changes:
         assert plans.gradient_plan_for(*call(**change)) is not first
+    deterministic = plans.gradient_plan_for(*call(deterministic=True))
+    assert deterministic.problem is not None
+    assert deterministic.problem.deterministic
     assert plans.gradient_plan_for(*call()) is first
 
 

@@ -430,7 +430,7 @@ def test_each_operator_gives_what_its_schema_says(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(plans, "plan_for", Told)
     arguments = call()
-    implementations = {
+    implementations: dict[str, Any] = {
         "attention_output": registration._output_cuda,
         "attention_forward": registration._forward_cuda,
         "attention": registration._forward_cuda,

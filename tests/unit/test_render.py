@@ -59,11 +59,12 @@ def test_not_even_jinja_in_a_file_is_read_as_jinja(content: str) -> None:
 
 @every_spec
 def test_every_file_of_a_kernel_arrives_byte_for_byte(spec: KernelSpec) -> None:
-    tiles = [f"tile/{name}.cuh" for name in spec.family.tiles]
+    used_atoms, used_tiles = spec.family.files(spec.problem)
+    tiles = [f"tile/{name}.cuh" for name in used_tiles]
     assert tiles
     for atoms in Atoms:
         text = render(spec, atoms).text
-        for path in (*(f"atoms/{atoms.value}/{name}.cuh" for name in spec.family.atoms), *tiles):
+        for path in (*(f"atoms/{atoms.value}/{name}.cuh" for name in used_atoms), *tiles):
             assert text.count(templates.read(path)) == 1, path
 
 
@@ -140,7 +141,7 @@ def test_the_struct_is_the_parameter_block(spec: KernelSpec) -> None:
     fields = re.findall(r"^ +(.*?)([A-Za-z_]\w*);$", body, re.MULTILINE)
     signature = ", ".join(f"{kind.strip()} {name}" for kind, name in fields)
     assert len(fields) == len(body.splitlines())
-    assert signature == spec.family.parameters.signature
+    assert signature == spec.kernels[""].parameters.signature
 
 
 def c_offsets(block: ParameterBlock) -> tuple[list[int], int]:

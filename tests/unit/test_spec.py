@@ -50,7 +50,7 @@ def variants() -> dict[str, KernelSpec]:
 
 def test_every_field_has_a_variant() -> None:
     fields = {f.name for f in dataclasses.fields(Problem)} | {f.name for f in dataclasses.fields(CONFIG)}
-    assert fields - set(variants()) == {"operation"}, "which has one value only"
+    assert fields - set(variants()) == {"operation", "deterministic"}, "which have one value only of a forward pass"
 
 
 def test_names_and_digests_tell_specs_apart() -> None:
@@ -100,6 +100,22 @@ def test_problem_json_round_trip() -> None:
         assert problem_from_json(json.loads(json.dumps(problem_to_json(problem)))) == problem
 
 
+def test_deterministic_gradients_are_another_problem() -> None:
+    usual = Problem(Dtype.BF16, 64, operation="backward")
+    problem = dataclasses.replace(usual, deterministic=True)
+    assert "deterministic" not in problem_to_json(usual), "as before the field was added"
+    assert problem_from_json(json.loads(json.dumps(problem_to_json(problem)))) == problem
+    assert problem.name == "backward_bf16_d64_full_deterministic"
+    specs = [default_spec(one, find_target("sm_90a")) for one in (usual, problem)]
+    assert len({spec.name for spec in specs}) == len({spec.digest for spec in specs}) == 2
+
+
+def test_a_forward_pass_is_deterministic_whatever_is_asked_for() -> None:
+    assert Problem(Dtype.BF16, 64, deterministic=True) == SPEC.problem
+    with pytest.raises(ArgumentError, match=r"^deterministic must be of type bool; got 1$"):
+        Problem(Dtype.BF16, 64, deterministic=1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -108,11 +124,14 @@ def test_problem_json_round_trip() -> None:
         ({"family": "nonsense"}, r"^family must be one of .*; got 'nonsense'$"),
         ({"target": "sm_75"}, r"^arch must be one of .*; got 'sm_75'$"),
         ({"target": None}, r"^spec field target must be of type str; got None$"),
-        ({"problem": {}}, r"^problem must have the fields pass, dtype, head_dim, head_dim_v, mask; got none$"),
+        ({"problem": {}}, r"^problem must have the fields pass, dtype, head_dim, head_dim_v, mask, deterministic; got none$"),
         ({"problem": {**problem_to_json(SPEC.problem), "dtype": "fp32"}}, r"^problem field dtype must be one of bf16, fp16; got 'fp32'$"),
         ({"problem": {**problem_to_json(SPEC.problem), "head_dim": "64"}}, r"^problem field head_dim must be of type int; got '64'$"),
         ({"problem": {**problem_to_json(SPEC.problem), "head_dim": True}}, r"^problem field head_dim must be of type int; got True$"),
-        ({"problem": {**problem_to_json(SPEC.problem), "window": 128}}, r"^problem must have the fields pass, .*, mask; got .*, window$"),
+        (
+            {"problem": {**problem_to_json(SPEC.problem), "window": 128}},
+            r"^problem must have the fields pass, .*; got .*, window$",
+        ),
         ({"softcap": 30.0}, r"^spec must have the fields family, .*, target; got .*, softcap$"),
         ({"config": {}}, r"^config must have the fields .*; got none$"),
         ({"config": {**CONFIG.to_json(), "block_kv": 40}}, r"^config .* is illegal: block_kv must be a multiple of step_kv 16"),

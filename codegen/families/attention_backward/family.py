@@ -16,6 +16,7 @@ from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target
+from flashgen.codegen.turns import counters, files_with_turns, with_counters
 from flashgen.codegen.workload import Workload
 
 from . import model
@@ -77,6 +78,7 @@ class AttentionBackward(Family):
     parameters = ParameterBlock(_MAIN)
     row_parameters = ParameterBlock(_ROWS)
     sum_parameters = ParameterBlock(_SUMS)
+    files = files_with_turns
     atoms = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "cp_async", "ldmatrix", "mma_sync"),
         *("cvt", "cvt_f32", "ex2", "mul", "shfl_sync", "vote_sync", "red"),
@@ -172,8 +174,8 @@ class AttentionBackward(Family):
     def kernels(self, problem: Problem, config: AttentionBackwardConfig) -> tuple[KernelText, ...]:
         """See Family. In the order in which they are launched."""
         return (
-            KernelText(self.row_parameters, "_preprocess", "RowParameters"),
-            KernelText(self.parameters),
+            KernelText(with_counters(self.row_parameters, problem), "_preprocess", "RowParameters"),
+            KernelText(with_counters(self.parameters, problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
         )
 
@@ -212,14 +214,20 @@ class AttentionBackward(Family):
             known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
         grids = {"_preprocess": query_tiles * heads, "": key_tiles * w.batch * w.heads_kv, "_postprocess": query_tiles * heads}
         launches = (
-            KernelLaunch(grids[kernel.suffix], {field.name: known[field.name] for field in kernel.parameters.values}, suffix=kernel.suffix)
+            KernelLaunch(
+                grids[kernel.suffix],
+                {field.name: known[field.name] for field in kernel.parameters.values},
+                suffix=kernel.suffix,
+                ordered=problem.deterministic and not kernel.suffix,
+            )
             for kernel in self.kernels(problem, config)
         )
         tiles = 4 * heads * query_tiles
         rows = tiles * config.block_q
         sizes = dict.fromkeys(("row_lse", "row_delta", "row_shift"), rows)
         sizes |= {"huge_tiles": tiles, "d_q_sum": rows * padded(problem.head_dim)}
-        return Program(tuple(launches), tuple(Buffer(name, size) for name, size in sizes.items()))
+        buffers = (Buffer(name, size) for name, size in sizes.items())
+        return Program(tuple(launches), (*buffers, *counters(problem, heads * query_tiles, config.warps)))
 
     def _tiles(self, config: AttentionBackwardConfig, workload: Workload) -> tuple[int, int]:
         """Of queries and of keys, at least one."""
@@ -238,6 +246,7 @@ class AttentionBackward(Family):
         return {
             "element": {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
+            "deterministic": problem.deterministic,
             "vector_reductions": target.capability >= (9, 0),
             "row_threads": ROW_THREADS,
             "shared_bytes": self.shared_bytes(problem, config),

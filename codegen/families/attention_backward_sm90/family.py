@@ -24,6 +24,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_map import STRIDE_END
+from flashgen.codegen.turns import counters, files_with_turns, with_counters
 from flashgen.codegen.workload import Workload
 
 from . import model
@@ -35,6 +36,7 @@ THREADS = 128 * (CONSUMERS + 1)
 D_SCORES_STAGES = 2  # tiles of dS: with one, the consumers would have to wait for each other twice a tile
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
 ACCUMULATORS = 208  # registers of a consumer's thread that S, dP, dK and dV may take; the rest is P and what is beside. By experiment
+TURN_REGISTERS = 8  # of those, that waiting for a turn takes while dQ is there: templates/tile/common/turns.cuh. By experiment
 SPLIT_ACCUMULATORS = 216  # the same with P, which lives on beside dQ if the product of dV is split
 WIDEST = 128  # head dim: two consumers have 64 columns of dQ each, and a dK and dV of more do not fit beside S and dP
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
@@ -102,6 +104,7 @@ class AttentionBackwardSm90(Family):
             Parameter("float", "scale"),
         )
     )
+    files = files_with_turns
     atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
         *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2"),
@@ -147,12 +150,11 @@ class AttentionBackwardSm90(Family):
             has = f"{target.name} has {available} B a block"
             reasons.append(f"needs {shared} B of shared memory, {has}: lower block_q, stages or out_panels")
         needed = config.block_q + (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
-        if needed > ACCUMULATORS:
-            reasons.append(f"needs {needed} registers a thread for accumulators, {ACCUMULATORS} are available: lower block_q")
-        if config.split and config.transposes_d_q and (needed := needed + config.block_q // 4) > SPLIT_ACCUMULATORS:
-            reasons.append(
-                f"needs {needed} registers a thread for accumulators and P, {SPLIT_ACCUMULATORS} are available: do without split"
-            )
+        most, split_most = (each - TURN_REGISTERS * problem.deterministic for each in (ACCUMULATORS, SPLIT_ACCUMULATORS))
+        if needed > most:
+            reasons.append(f"needs {needed} registers a thread for accumulators, {most} are available: lower block_q")
+        if config.split and config.transposes_d_q and (needed := needed + config.block_q // 4) > split_most:
+            reasons.append(f"needs {needed} registers a thread for accumulators and P, {split_most} are available: do without split")
         return reasons
 
     def shared_bytes(self, problem: Problem, config: Any) -> int:
@@ -169,8 +171,8 @@ class AttentionBackwardSm90(Family):
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order of their launches."""
         return (
-            KernelText(self.row_parameters, "_preprocess", "RowParameters"),
-            KernelText(self.parameters),
+            KernelText(with_counters(self.row_parameters, problem), "_preprocess", "RowParameters"),
+            KernelText(with_counters(self.parameters, problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
         )
 
@@ -216,11 +218,13 @@ class AttentionBackwardSm90(Family):
                 {field.name: known[field.name] for field in kernel.parameters.values},
                 {place.name: maps[place.name] for place in kernel.parameters.tensor_maps},
                 kernel.suffix,
+                ordered=problem.deterministic and not kernel.suffix,
             )
             for kernel in self.kernels(problem, config)
         ]
         sizes = {"row_lse": rows + tiles * FLAG, "row_delta": rows, "row_shift": rows, "d_q_sum": rows * padded(problem.head_dim)}
-        return Program(tuple(launches), tuple(Buffer(name, 4 * size) for name, size in sizes.items()))
+        buffers = (Buffer(name, 4 * size) for name, size in sizes.items())
+        return Program(tuple(launches), (*buffers, *counters(problem, tiles, 4 * CONSUMERS)))
 
     def call_refusals(self, call: Call, config: Any = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
@@ -238,6 +242,7 @@ class AttentionBackwardSm90(Family):
         return {
             "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
+            "deterministic": problem.deterministic,
             "block_kv": self.block_kv,
             "threads": THREADS,
             "d_scores_stages": D_SCORES_STAGES,

@@ -13,8 +13,11 @@ PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy
 
 
 def heads_of_section(problem: Problem, w: Workload) -> int:
-    """Key/value heads of a section of the order: see templates/tile/common/schedule.cuh. Without a mask, one head after the other."""
-    if problem.mask is Mask.FULL:
+    """Key/value heads of a section of the order: see templates/tile/common/schedule.cuh. Without a mask, one head after the other.
+
+    But blocks that wait for others of their head (turns.cuh beside it) lose the least time with other heads between them.
+    """
+    if problem.mask is Mask.FULL and not problem.deterministic:
         return 1
     row_bytes = (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes + 4 * padded(problem.head_dim)
     # Blocks of a key/value head walk over its query heads side by side: most are in one of them, some in the next.

@@ -1356,12 +1356,13 @@ struct KeyWork {
     int first_key, head_kv, batch;
     QueryTileRange tiles;  // of each query head
 
-    // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass.
-    template <int kBlockQ, int kBlockKv, class Chain, class Parameters>
+    // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass. But
+    // where additions to dQ have an order the last ones do, because they add first.
+    template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
     __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain) {
         const Order order{p.key_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
         const Work work = find_work(block_index(), order, p.heads_kv, p.heads_kv_reciprocal);
-        const int first_key = (p.key_tiles - 1 - work.query_tile) * kBlockKv;
+        const int first_key = (kLastFirst ? work.query_tile : p.key_tiles - 1 - work.query_tile) * kBlockKv;
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
     }
 };
@@ -1549,7 +1550,6 @@ __device__ __forceinline__ void consume(const Parameters& p, const Inputs& input
         wgmma_fence();
         gemm_scores<Element, kColumnsV>(dP[0], inputs.value_tile(), warpgroup * 64, d_out);
         wgmma_commit_group();
-
         wgmma_wait_group<1>();
         keep_in_registers(S[0]);
         if (unlikely(tiles.needs_mask(next.tile) || inputs.huge(order.stage))) {  // one branch: each holds up the products
@@ -1622,7 +1622,7 @@ attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a(const __grid_con
     inputs.take_rows(regions);
     if (thread_index() == 0) inputs.initialise(kWarpgroups * 4);
     barrier_sync();
-    const KeyWork work = KeyWork::find<kBlockQ, kBlockKv>(p, make_chain(p.len_q, p.len_kv));
+    const KeyWork work = KeyWork::find<kBlockQ, kBlockKv, false>(p, make_chain(p.len_q, p.len_kv));
     const int warp = warp_index();
     if (warp < 4) {
         setmaxnreg_dec<kProducerRegisters>();

@@ -1,0 +1,140 @@
+"""Deterministic gradients in the emulator: right, the same to the bit in every order, and faults planted in how blocks take turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from flashgen.build.emulator.kernel import EmulatedKernel
+from flashgen.codegen.problem import Mask
+from flashgen.codegen.render import Source
+from flashgen.codegen.spec import KernelSpec
+from tests.support.deterministic import DIFFERENT, GENERIC, NARROW, WIDE, OrderedCase
+from tests.support.plan import planned, to_run
+from tests.support.runs import compile_ahead, emulated_kernel, emulated_text
+
+FAMILIES = (GENERIC, NARROW, WIDE)
+# Lengths of queries and keys, and heads: tiles of one more than of the other, rows without keys under a causal mask, one tile, one row.
+SIZES = (((200, 300), (2, 1)), ((300, 120), (2, 2)), ((60, 330), (4, 2)), ((40, 40), (1, 1)), ((1, 200), (2, 1)))
+CASES = [OrderedCase(of, mask, *sizes) for sizes, mask, of in itertools.product(SIZES, Mask, FAMILIES)]
+FULL, CAUSAL = OrderedCase(GENERIC, Mask.FULL), OrderedCase(GENERIC, Mask.CAUSAL)
+NARROW_FULL, WIDE_FULL = OrderedCase(NARROW, Mask.FULL), OrderedCase(WIDE, Mask.FULL)
+SPINS = "spin that never ends"
+
+
+@cache
+def kernel_of(spec: KernelSpec) -> EmulatedKernel:
+    return emulated_kernel(spec)
+
+
+@pytest.mark.parametrize(
+    "case",
+    planned(
+        CASES,
+        lambda family: 1 if family == "attention_backward" else 0,
+        family=lambda case: case.spec.family.name,
+        kinds=lambda case: (case.mask, case.lengths),
+        name=lambda case: case.name,
+        seconds=lambda case: 8.0,
+    ),
+)
+def test_right_and_the_same_in_every_order(case: OrderedCase) -> None:
+    assert not case.why_rejected(kernel_of(case.spec))
+
+
+@pytest.mark.parametrize(
+    "case",
+    planned(
+        [OrderedCase(of, Mask.FULL, deterministic=False) for of in FAMILIES],
+        0,
+        family=lambda case: case.spec.family.name,
+        kinds=lambda case: (),
+        name=lambda case: case.name,
+        seconds=lambda case: 8.0,
+    ),
+)
+def test_others_differ_from_order_to_order(case: OrderedCase) -> None:
+    """Else the test above would prove nothing."""
+    assert case.why_rejected(kernel_of(case.spec)) == DIFFERENT
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Replaces `find`, which occurs once in the text, by `replace`; the fault is `caught` so on the case."""
+
+    name: str
+    find: str
+    replace: str
+    case: OrderedCase
+    caught: str
+
+    def text(self) -> Source:
+        """With the fault."""
+        source = emulated_text(self.case.spec)
+        assert source.text.count(self.find) == 1, f"{self.name} must find its text once: {self.find!r}"
+        return Source(source.entry, source.text.replace(self.find, self.replace))
+
+
+_WAIT = "            while (ld_acquire_gpu(of_sums) != own) {}\n"
+_TAKEN = "        counter = of_sums, next = own + 1;\n"
+_PASSED = (
+    "        if (lane_index() == 0) st_release_gpu(of_sums, own + 1);\n" + "        barrier_warp_sync();\n" * 8
+)  # for others to come between
+_NARROW_WAIT = "        turn.wait(p.d_q_turns"
+_FIRST_PART = "        DQ::add(sum, Share::kFirst / 64, warp, first);\n"
+_FIRST_KEYS_FIRST = "(kLastFirst ? work.query_tile :", "(!kLastFirst ? work.query_tile :"
+FAULTS = [
+    Planted("turn-passed-before-the-additions", _TAKEN, _PASSED, FULL, DIFFERENT),
+    Planted("turn-not-waited-for", _WAIT, "{}\n", FULL, DIFFERENT),
+    Planted("lanes-do-not-wait-for-the-first", _WAIT + "        barrier_warp_sync();\n", _WAIT, FULL, DIFFERENT),
+    Planted("turn-one-late", "(end - 1) / kBlockKv - key_tile)", "(end - 1) / kBlockKv - key_tile + 1)", CAUSAL, SPINS),
+    Planted("turns-of-the-whole-sequence", "((end = min(end, static_cast<const Links&>(chain).keys(last_query).end)), ...);",
+            "end = chain.SequenceEnd::keys(last_query).end;", CAUSAL, SPINS),
+    Planted("turns-of-the-first-query", "min(query_tile * kBlockQ + kBlockQ, len_q) - 1", "query_tile * kBlockQ", CAUSAL, SPINS),
+    Planted("turn-not-passed-in-the-end", "    turn.pass();\n    cp_async_wait", "    cp_async_wait", FULL, SPINS),
+    Planted("counters-not-zeroed", "of_tile[thread_index()] = 0;", "{}", FULL, SPINS),
+    Planted("counters-of-one-head", "turn.wait(p.d_q_turns + place * kWarps", "turn.wait(p.d_q_turns + tile * kWarps", FULL, SPINS),
+    Planted("first-keys-first", "key_tile_index = work.query_tile;", "key_tile_index = p.key_tiles - 1 - work.query_tile;", FULL, SPINS),
+    Planted("narrow-turn-not-waited-for", _NARROW_WAIT, "        if (false) turn.wait(p.d_q_turns", NARROW_FULL, DIFFERENT),
+    Planted("narrow-first-keys-first", *_FIRST_KEYS_FIRST, NARROW_FULL, SPINS),
+    Planted("wide-turn-not-waited-for", "        wait_for_turn();\n", "", WIDE_FULL, DIFFERENT),
+    Planted("wide-turn-passed-before-the-second-part", _FIRST_PART, _FIRST_PART + "        turn.pass();\n", WIDE_FULL, DIFFERENT),
+    Planted("wide-first-keys-first", *_FIRST_KEYS_FIRST, WIDE_FULL, SPINS),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once(request: pytest.FixtureRequest) -> None:
+    """All texts, on all cores."""
+    running = to_run(request)
+    cases = {params["case"] for params in running if "case" in params} | {params["fault"].case for params in running if "fault" in params}
+    texts = [emulated_text(case.spec) for case in cases]
+    compile_ahead([*texts, *(params["fault"].text() for params in running if "fault" in params)])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    planned(
+        FAULTS,
+        lambda family: 1 if family == "attention_backward" else 0,
+        family=lambda fault: fault.case.spec.family.name,
+        kinds=lambda fault: (fault.case, fault.caught),
+        name=lambda fault: fault.name,
+        seconds=lambda fault: 8.0,
+        fault=True,
+    ),
+)
+def test_caught(fault: Planted) -> None:
+    assert not fault.case.why_rejected(kernel_of(fault.case.spec)), "the kernels without the fault are rejected"
+    why = fault.case.why_rejected(emulated_kernel(fault.case.spec, fault.text()))
+    assert why, f"fault {fault.name} was accepted"
+    assert fault.caught in why
+
+
+def test_names_are_unique() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    assert len({dataclasses.astuple(case) for case in CASES}) == len(CASES)
