@@ -140,13 +140,14 @@ def gradient_run(*_: Any) -> Any:
 def test_only_a_call_with_gradients_like_the_one_before_is_known_again() -> None:
     first = differentiable(call())
     assert run_at_hand(*first) is None
-    plans.remember_differentiable(plans.plan_for(*first), gradient_run, first[:3], *first[3:])
+    plans.remember_differentiable(plans.plan_for(*first), gradient_run, first[:3], *first[3:], None)
     assert run_at_hand(*first) is gradient_run
     assert run_at_hand(*differentiable(call())) is gradient_run, "other tensors"
     assert run_at_hand(*differentiable(call(), 1)) is None, "another gradient"
+    assert run_at_hand(*first, deterministic=True) is None
     with torch.no_grad():
         assert run_at_hand(*first) is not gradient_run
-    plans.remember_differentiable(plans.plan_for(*first), gradient_run, first[:3], *first[3:])
+    plans.remember_differentiable(plans.plan_for(*first), gradient_run, first[:3], *first[3:], None)
     for what, different in DIFFERENT.items():
         assert run_at_hand(*differentiable(different())) is None, what
     assert run_at_hand(*differentiable(call())) is gradient_run
