@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .errors import ArgumentError, require_int
 from .parameters import ParameterBlock
 from .tensor_map import TensorMapShape
 
@@ -21,10 +22,23 @@ class KernelText:
 
 @dataclass(frozen=True)
 class BlockResources:
-    """What a block of a kernel takes: its threads, and its dynamic shared memory in bytes."""
+    """What a block of a kernel takes: its threads, its dynamic shared memory in bytes, and the blocks that its cluster has, it included.
+
+    A kernel with clusters says so in its text as well, `__cluster_dims__(n, 1, 1)`: then a launch needs no attribute for them. 8 blocks are
+    the most that run on every GPU (CUDA programming guide, "Thread Block Clusters").
+    """
 
     threads: int
     shared_bytes: int
+    cluster: int = 1
+
+    def __post_init__(self) -> None:
+        require_int("cluster", self.cluster, 1, 8)
+
+    def require_clusters(self, name: str, blocks: int) -> None:
+        """Raises ArgumentError unless so many blocks are whole clusters."""
+        if blocks % self.cluster:
+            raise ArgumentError(f"{name} must be a multiple of {self.cluster}, the blocks of a cluster; got {blocks}")
 
 
 class BufferKind(enum.Enum):

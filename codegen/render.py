@@ -25,7 +25,7 @@ class Atoms(enum.Enum):
 
 
 # Files of templates/emulator that come before the atoms; `launch` comes last, and after it `program` where that is asked for.
-EMULATOR_RUNTIME = ("language", "shared", "fiber", "schedule", "report", "extent", "block", "isolate")
+EMULATOR_RUNTIME = ("language", "shared", "fiber", "schedule", "report", "extent", "block", "cluster", "isolate")
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
 
 
 def _kernel_table(spec: KernelSpec, text: str) -> str:
-    """What launch.cuh is told of the kernels of a text, in the spec's order: names, parameter structs and launch bounds."""
+    """What launch.cuh is told of the kernels of a text, in the spec's order: names, parameter structs, launch bounds and clusters."""
     rows = []
     for suffix, kernel in spec.kernels.items():
         entry = spec.name + suffix
-        (bounds,) = re.findall(rf"__launch_bounds__\((\w+, \w+)\)\s+{entry}\(", text)
-        rows.append(f"kernel({entry}, {kernel.struct}, {bounds})")
+        ((bounds, cluster),) = re.findall(rf"__launch_bounds__\((\w+, \w+)\)(?:\s+__cluster_dims__\((\w+), 1, 1\))?\s+{entry}\(", text)
+        rows.append(f"kernel({entry}, {kernel.struct}, {bounds}, {cluster or 1})")
     return f"#define FLASHGEN_KERNELS(kernel) {' '.join(rows)}"

@@ -76,6 +76,7 @@ class _Options(ctypes.Structure):
         ("blocks", ctypes.c_int),
         ("resident", ctypes.c_int),
         ("isolated", ctypes.c_int),
+        ("cluster", ctypes.c_int),
     )
 
 
@@ -101,6 +102,7 @@ class EmulatedLibrary:
         tensors: Sequence[MemoryView] = (),
         workers: int = 1,
         resident: int = 1,
+        cluster: int = 1,
         limits: EmulationLimits | None = None,
     ) -> None:
         """Runs `blocks` on `workers` cores and waits for them. `parameters`: the kernel's struct; the rest: see EmulatedKernel.launch.
@@ -114,7 +116,7 @@ class EmulatedLibrary:
         allowed = (Extent * len(tensors))(*(tensor.extent() for tensor in tensors))
         how = (order.schedule, order.late_copies, workers, blocks.start, len(blocks), resident, limits is not None)
         seconds = (limits.stall_seconds, limits.seconds) if limits else (0.0, 0.0)
-        options = _Options(allowed, order.seed, *seconds, len(tensors), *how)
+        options = _Options(allowed, order.seed, *seconds, len(tensors), *how, cluster)
         check, message = ctypes.create_string_buffer(_TEXT_BYTES), ctypes.create_string_buffer(_TEXT_BYTES)
         given = (kernel, ctypes.byref(aligned), threads, shared_bytes, ctypes.byref(options))
         if self._run(*given, check, message, ctypes.c_int(_TEXT_BYTES)):
@@ -148,8 +150,9 @@ class EmulatedKernel:
 
         `tensors`: the operands by name, without those that nobody wants; buffers are made here. `resident`: how many blocks run at the
         same time on a core; blocks that wait for each other must, others need not, nor those of an ordered launch, which has one core.
-        Each launch has a process of its own, which ends with it, or by `limits`.
-        Raises EmulatorFaultError if a check fails, the kernel crashes or does not end. The tensors in this process are then as they were.
+        Blocks of a cluster do in any case. Each launch has a process of its own, which ends with it, or by `limits`.
+        Raises ArgumentError for blocks that are not there or are no whole clusters; EmulatorFaultError if a check fails, the kernel crashes
+        or does not end. The tensors in this process are then as they were.
         """
         buffers, resources = {buffer.name: _Memory(buffer) for buffer in program.buffers}, self.spec.resources
         given = [*tensors.values(), *(memory.tensor for memory in buffers.values())]
@@ -161,17 +164,22 @@ class EmulatedKernel:
                 some = range(first_block, launch.grid if blocks is None else first_block + blocks)
                 require_int("blocks", len(some), 1, launch.grid - first_block)
                 require_int("resident", resident, 1, len(some))
+                block = resources[launch.suffix]
+                for name, count in (("grid", launch.grid), ("first_block", first_block), ("blocks", len(some))):
+                    block.require_clusters(name, count)
+                together = -(-resident // block.cluster) * block.cluster
                 whole = whole and len(some) == launch.grid
                 self._library.run(
                     packed_parameters(self.spec.kernels[launch.suffix].parameters, launch, addresses),
-                    resources[launch.suffix].threads,
-                    resources[launch.suffix].shared_bytes,
+                    block.threads,
+                    block.shared_bytes,
                     order or EmulationOrder(),
                     some,
                     kernel=self._numbers[launch.suffix],
                     tensors=guarded,
-                    workers=1 if launch.ordered else min(workers or len(os.sched_getaffinity(0)), -(-len(some) // resident)),
-                    resident=resident,
+                    workers=1 if launch.ordered else min(workers or len(os.sched_getaffinity(0)), -(-len(some) // together)),
+                    resident=together,
+                    cluster=block.cluster,
                     limits=limits or EmulationLimits(),
                 )
         for buffer in program.buffers:

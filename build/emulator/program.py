@@ -36,6 +36,7 @@ class ProgramLaunch:
     shared_bytes: int
     blocks: range
     order: EmulationOrder
+    cluster: int = 1
 
 
 class EmulatedProgram:
@@ -62,11 +63,11 @@ class EmulatedProgram:
         order, blocks = launch.order, launch.blocks
         checked = 0 if self.sanitized else readable
         shape = (launch.threads, launch.shared_bytes, len(launch.parameters), len(tensors), checked)
-        how = (order.schedule, order.late_copies, blocks.start, len(blocks), len(launch.places), launch.kernel, order.seed)
+        how = (order.schedule, order.late_copies, blocks.start, len(blocks), len(launch.places), launch.kernel, launch.cluster, order.seed)
         entries = b"".join(struct.pack("=16sQQ", name.encode(), len(data), 0) for name, data in tensors.items())
         places = b"".join(struct.pack("=2i", *place) for place in launch.places)
         folder = self.text.parent
-        packed = b"".join([struct.pack("11iQ", *shape, *how), entries, places, launch.parameters, *tensors.values()])
+        packed = b"".join([struct.pack("12iQ", *shape, *how), entries, places, launch.parameters, *tensors.values()])
         write_own(folder, {LAUNCH_FILE: packed})
         remove_own(folder, [RESULTS_FILE])
         output.flush()

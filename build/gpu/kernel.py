@@ -106,7 +106,7 @@ class Launch:
     """
 
     def __init__(self, kernel: Kernel, program: Program) -> None:
-        """Raises ArgumentError for a number of blocks that no launch can have."""
+        """Raises ArgumentError for a number of blocks that no launch can have, or that are no whole clusters."""
         self.kernel = kernel  # and not the program: what lives as long as a plan costs each collection of garbage
         self.names = (*kernel.operands, *[buffer.name for buffer in program.buffers])
         self._bound = tuple(_Bound(kernel, launch, self.names) for launch in program.launches)
@@ -177,5 +177,6 @@ class _Bound:
             packing, begin = all_at_once
             self.place_all = partial(packing.pack_into, written, begin)
         resources = kernel.resources[launch.suffix]
+        resources.require_clusters("grid", launch.grid)
         shape = (kernel.handles[launch.suffix], launch.grid, 1, 1, resources.threads, 1, 1, resources.shared_bytes)
         self.enqueue = partial(driver().cuLaunchKernel, *shape)  # given the rest: stream, arguments, no more options

@@ -89,9 +89,9 @@ def run_blocks(
     it run once all of its blocks have.
     source: a text in place of the rendered one. order: by default copies happen where they are issued, so that a bad one is found at its
     line. output: where the kernel's printf goes, stdout by default.
-    Raises ArgumentError for a kernel that is not there, sizes and strides that the config cannot take, blocks that are not there and a
-    folder in which no program can be written and run, or in which a file of somebody else's, or an altered one, would be replaced;
-    CxxCompilerMissingError, SanitizerMissingError, and CompileError.
+    Raises ArgumentError for a kernel that is not there, sizes and strides that the config cannot take, blocks that are not there or are no
+    whole clusters, and a folder in which no program can be written and run, or in which a file of somebody else's, or an altered one,
+    would be replaced; CxxCompilerMissingError, SanitizerMissingError, and CompileError.
     """
     call = tensors.call()
     spec.family.require_call(call, spec.config)
@@ -102,6 +102,8 @@ def run_blocks(
     launch, last = program.launches[place], place == len(program.launches) - 1
     require_int("block", block, 0, launch.grid - 1)
     require_int("blocks", blocks, 1, launch.grid - block)
+    for name, count in (("block", block), ("blocks", blocks)):
+        spec.resources[kernel].require_clusters(name, count)
     some = range(block, block + blocks)
     source = source or render_program(spec)
     folder = _make_folder(folder, source)
@@ -172,7 +174,7 @@ def _launch(spec: KernelSpec, launch: KernelLaunch, names: list[str], blocks: ra
     number = list(spec.kernels).index(launch.suffix)
     places = tuple((p.offset, names.index(p.name)) for p in (*kernel.tensor_maps, *kernel.pointers) if p.name in names)
     parameters = packed_parameters(kernel, launch, dict.fromkeys(names, 0))
-    return ProgramLaunch(number, bytes(parameters), places, block.threads, block.shared_bytes, blocks, order)
+    return ProgramLaunch(number, bytes(parameters), places, block.threads, block.shared_bytes, blocks, order, block.cluster)
 
 
 def _span(tensor: torch.Tensor) -> torch.Tensor:

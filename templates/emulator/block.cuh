@@ -11,6 +11,7 @@
 namespace emulator {
 
 struct Block;
+struct Cluster;
 inline thread_local Block* current = nullptr;
 
 // Of a thread of the kernel that runs on this thread of the operating system, by its launch bounds; 0 if nothing is known of them.
@@ -28,6 +29,7 @@ struct Options {
     int first_block, blocks;    // which blocks run
     int resident;               // how many of them run together: those that wait for each other must
     int isolated;               // in a process of their own
+    int cluster;                // blocks of a cluster, of which only whole ones run, and are resident
 };
 
 // What all copies and waits of one thread need to remember: see atoms/emulated/cp_async.cuh.
@@ -41,7 +43,8 @@ struct Thread {
     Wait polled;  // the last value that it read of memory that others change
     std::vector<std::vector<Copy>> groups;  // committed asynchronous copies, oldest first
     std::vector<Copy> open;
-    int regions = 0;  // of shared memory that it has taken
+    int regions = 0;         // of shared memory that it has taken
+    int cluster_phase = -1;  // of its cluster's barrier, at which it has arrived and not waited
 };
 
 // Where the threads of a warp or warpgroup come together.
@@ -53,14 +56,14 @@ struct Meeting {
 
 struct Warp {
     Meeting meeting;
-    Clock clock[kParties] = {};  // clock[p]: up to which time of party p this warp has seen what that one did
-    Clock synced = 0;            // how often its lanes have met in a way that orders memory
+    Clocks seen;       // up to which time of each party this warp has seen what that one did
+    Clock synced = 0;  // how often its lanes have met in a way that orders memory
 };
 
 struct Barrier {
     int arrived = 0, expected = 0;
-    std::vector<int> waiting;      // threads
-    Clock seen[kParties] = {};     // by those that have arrived
+    std::vector<int> waiting;  // threads
+    Clocks seen;               // by those that have arrived
 };
 
 // What a file of atoms keeps for a block, beside what all blocks have.
@@ -69,27 +72,31 @@ struct Kept {
     virtual void thread_ends(Block&) {}
 };
 
+inline void thread_leaves(Cluster& cluster, Block& block);  // its last thread may be the last of all: see cluster.cuh
+
 struct Block {
     const Options& options;
     Fault& fault;
     Scheduler& scheduler;
-    const int place, threads;  // place: which of the resident blocks it is
+    Cluster& cluster;
+    const int place, rank, threads;  // place: which of the resident blocks it is; rank: which of its cluster
     int index = 0, running = 0, ended = 0;  // running: the thread that runs now; ended: threads that have
     Shared shared;
 
-    Block(const Options& options, Fault& fault, Scheduler& scheduler, int place, int threads, int shared_bytes)
-        : options(options), fault(fault), scheduler(scheduler), place(place), threads(threads), shared(shared_bytes), fibers(threads) {}
+    Block(const Options& options, Fault& fault, Scheduler& scheduler, Cluster& cluster, int place, int threads, int shared_bytes)
+        : options(options), fault(fault), scheduler(scheduler), cluster(cluster), place(place), rank(place % options.cluster),
+          threads(threads), shared(shared_bytes), fibers(threads), barriers(kBarriers, Barrier{0, 0, {}, Clocks(options.cluster)}) {}
 
     // All threads of block `number` are at the kernel's begin.
     void begin(int number, void (*kernel)(const void*), const void* parameters) {
         index = number, body = kernel, arguments = parameters, ended = 0;
         shared.clear();
-        for (Barrier& barrier : barriers) barrier = Barrier{};
+        for (Barrier& barrier : barriers) clear(barrier);
         states.assign(threads, Thread{});
-        warps.assign(threads / kLanes, Warp{});
+        warps.assign(threads / kLanes, Warp{{}, Clocks(options.cluster)});
         warpgroups.assign(threads / kWarpgroup, Meeting{});
         kept_by_type.clear();
-        for (std::size_t w = 0; w < warps.size(); ++w) warps[w].clock[w] = 1;
+        for (std::size_t w = 0; w < warps.size(); ++w) clock(w)[w] = 1;
         for (int i = 0; i < threads; ++i) {
             fibers[i].begin(run_thread);
             wake(i);
@@ -109,6 +116,14 @@ struct Block {
     Thread& thread() { return states[running]; }
     Warp& warp() { return warps[running / kLanes]; }
     Warp& warp(int index) { return warps[index]; }
+    // What a warp has seen of the parties of this block.
+    Clock* clock(int warp) { return warps[warp].seen.of(rank); }
+
+    // The running thread, or all lanes of a warp, in the order of this block's memory.
+    Moment now() { return {running, running / kLanes, clock(running / kLanes), warp().synced}; }
+    Moment now(int warp) { return {-1, warp, clock(warp), warps[warp].synced}; }
+    // The running thread in the order of the memory of a block of its cluster.
+    Moment now_in(const Block& other) { return &other == this ? now() : Moment{-1, -1, warp().seen.of(other.rank), 0}; }
 
     // The one State of this block; its first use makes it.
     template <class State>
@@ -151,11 +166,11 @@ struct Block {
     }
 
     // What the running warp has done and seen so far, others will have seen who acquire from `clock`.
-    void release(Clock (&clock)[kParties]) {
-        join(clock, warp().clock);
-        ++warp().clock[running / kLanes];
+    void release(Clocks& clocks) {
+        clocks.join(warp().seen);
+        ++clock(running / kLanes)[running / kLanes];
     }
-    void acquire(const Clock (&clock)[kParties]) { join(warp().clock, clock); }
+    void acquire(const Clocks& clocks) { warp().seen.join(clocks); }
 
     // The thread arrives at a barrier of the block, which is passed once `expected` threads have arrived; it waits for that if `waits`.
     void arrive(int number, int expected, const char* what, bool waits) {
@@ -171,12 +186,20 @@ struct Block {
         }
         for (int thread : barrier.waiting) {
             Warp& warp = warps[thread / kLanes];
-            join(warp.clock, barrier.seen);
+            warp.seen.join(barrier.seen);
             if (thread % kLanes == 0) ++warp.synced;
             if (thread != running) wake(thread);
         }
-        barrier = Barrier{};
+        clear(barrier);
     }
+    // The running thread goes on once it is woken.
+    void wait(const Wait& what) {
+        thread().wait = what;
+        scheduler.halt(number(running));
+        fibers[running].suspend();
+        thread().wait = Wait{};
+    }
+    void wake(int thread) { scheduler.wake(number(thread)); }
 
     // The thread has found something that others change as `polled` says. If that is what it found last it spins, and tries again once
     // something has happened: true. Who waits in this way reads again; who changes such memory says so by `scheduler.stir()`.
@@ -226,7 +249,7 @@ struct Block {
     std::vector<Warp> warps;
     std::vector<Meeting> warpgroups;
     std::map<const void*, std::unique_ptr<Kept>> kept_by_type;
-    Barrier barriers[kBarriers];
+    std::vector<Barrier> barriers;
     void (*body)(const void*) = nullptr;
     const void* arguments = nullptr;
 
@@ -236,6 +259,7 @@ struct Block {
         const int regions = block.shared.regions();
         if (++block.ended == block.threads && regions && block.shared.claimed != block.shared.given) block.fail_claim(block.shared.claimed, regions);
         for (const auto& [type, kept] : block.kept_by_type) kept->thread_ends(block);
+        thread_leaves(block.cluster, block);
         block.wait({Wait::kEnded});
     }
     void fail_claim(int bytes, int regions) {
@@ -257,14 +281,10 @@ struct Block {
         for (int i = 0; i < kThreads; ++i)
             if (first + i != running) wake(first + i);
     }
-    // The running thread goes on once it is woken.
-    void wait(const Wait& what) {
-        thread().wait = what;
-        scheduler.halt(number(running));
-        fibers[running].suspend();
-        thread().wait = Wait{};
+    static void clear(Barrier& barrier) {
+        barrier.arrived = 0;
+        barrier.waiting.clear(), barrier.seen.clear();
     }
-    void wake(int thread) { scheduler.wake(number(thread)); }
     int number(int thread) const { return place * threads + thread; }  // among those of all resident blocks
 };
 

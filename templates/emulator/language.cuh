@@ -12,6 +12,7 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 
 struct alignas(16) uint4 {
     unsigned int x, y, z, w;

@@ -10,13 +10,17 @@ class Residents {
   public:
     Residents(const Options& options, Fault& fault, int threads, int shared_bytes)
         : options(options), fault(fault), threads(threads), scheduler(static_cast<Schedule>(options.schedule), options.resident * threads) {
-        for (int place = 0; place < options.resident; ++place)
-            blocks.push_back(std::make_unique<Block>(options, fault, scheduler, place, threads, shared_bytes));
+        for (int place = 0; place < options.resident; ++place) {
+            if (place % options.cluster == 0) clusters.push_back(std::make_unique<Cluster>(options.cluster, threads));
+            blocks.push_back(std::make_unique<Block>(options, fault, scheduler, *clusters.back(), place, threads, shared_bytes));
+            clusters.back()->blocks.push_back(blocks.back().get());
+        }
     }
 
     // Runs blocks [first, first + count) to their end, or until a check fails.
     void run(int first, int count, void (*kernel)(const void*), const void* parameters) {
         scheduler.begin((options.seed + 1) * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(first) * 0xD1B54A32D192ED03ull);
+        for (const std::unique_ptr<Cluster>& cluster : clusters) cluster->begin();
         for (int place = 0; place < count; ++place) blocks[place]->begin(first + place, kernel, parameters);
         for (int thread; !fault.found && (thread = scheduler.next()) >= 0;) {
             blocks[thread / threads]->resume(thread % threads);
@@ -30,6 +34,7 @@ class Residents {
     Fault& fault;
     const int threads;
     Scheduler scheduler;
+    std::vector<std::unique_ptr<Cluster>> clusters;
     std::vector<std::unique_ptr<Block>> blocks;
 
     // No thread can go on: that is well if all have ended.
@@ -45,10 +50,11 @@ class Residents {
     }
 };
 
-// A kernel of the text, and its launch bounds: threads of a block, and blocks on an SM; 0 if nothing is known of them.
+// A kernel of the text, its launch bounds (threads of a block, and blocks on an SM), and the blocks of a cluster; 0 if nothing is known of
+// them.
 struct Kernel {
     void (*run)(const void* parameters);
-    int threads, blocks_per_sm;
+    int threads, blocks_per_sm, cluster;
 
     int registers() const { return threads ? kRegistersPerSm / (threads * blocks_per_sm) / 8 * 8 : 0; }
 };
@@ -81,6 +87,11 @@ extern "C" int flashgen_emulator_run(int number, const void* parameters, int thr
     emulator::Fault fault;
     if (kernel.threads && threads != kernel.threads)
         fault.report("launch", "the block has " + std::to_string(threads) + " threads, the kernel's launch bounds say " + std::to_string(kernel.threads));
+    if (kernel.cluster && options->cluster != kernel.cluster)
+        fault.report("launch", "the launch's clusters have " + std::to_string(options->cluster) + " blocks, the kernel's text says " +
+                                   std::to_string(kernel.cluster));
+    if (options->first_block % options->cluster || options->blocks % options->cluster || options->resident % options->cluster)
+        fault.report("launch", "clusters run whole: blocks must be multiples of " + std::to_string(options->cluster));
     auto run = [&] { emulator::run_blocks(*options, threads, shared_bytes, kernel, parameters, fault); };
     if (!fault.found && !options->isolated) run();
     if (!fault.found && options->isolated && !emulator::isolated(*options, fault, run)) fault.report("launch", "no process can be had to run it in");

@@ -17,7 +17,7 @@ struct LaunchFile {
     std::int32_t threads, shared_bytes, parameter_bytes, tensors;
     std::int32_t checked;  // atoms may read this many tensors, the first ones, and read and write the others; 0 leaves that to a sanitizer
     std::int32_t schedule, late_copies, first_block, blocks;
-    std::int32_t places, kernel;  // kernel: its number in the text
+    std::int32_t places, kernel, cluster;  // kernel: its number in the text
     std::uint64_t seed;
 };
 
@@ -81,7 +81,8 @@ inline int run_program(const char* launch_path, const char* results_path) {
     Options options{};
     options.extents = extents.data(), options.extent_count = static_cast<int>(extents.size());
     options.seed = launch.seed, options.schedule = launch.schedule, options.late_copies = launch.late_copies;
-    options.first_block = launch.first_block, options.blocks = launch.blocks, options.workers = options.resident = 1;
+    options.first_block = launch.first_block, options.blocks = launch.blocks, options.workers = 1;
+    options.resident = options.cluster = launch.cluster;
     char check[100], message[4096];
     if (flashgen_emulator_run(launch.kernel, parameters, launch.threads, launch.shared_bytes, &options, check, message, sizeof message)) {
         std::fflush(stdout);

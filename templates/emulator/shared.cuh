@@ -19,14 +19,32 @@ constexpr int kMatrixUnits = kMaxWarps, kMbarriers = kMatrixUnits + kMaxWarpgrou
 constexpr int kReaders = kMbarriers;
 using Clock = std::uint32_t;
 
-inline void join(Clock (&into)[kParties], const Clock (&from)[kParties]) {
-    for (int party = 0; party < kParties; ++party) into[party] = std::max(into[party], from[party]);
-}
+// Up to which time somebody has seen what the parties did of all blocks of a cluster, by the rank of the block.
+class Clocks {
+  public:
+    explicit Clocks(int blocks) : times(blocks * kParties) {}
 
-// A thread at one moment, as far as order in memory goes. Thread -1: all lanes of the warp.
+    Clock* of(int rank) { return &times[rank * kParties]; }
+    const Clock* of(int rank) const { return &times[rank * kParties]; }
+    void clear() { std::fill(times.begin(), times.end(), Clock{0}); }
+    void join(const Clocks& other) {
+        for (std::size_t i = 0; i < times.size(); ++i) times[i] = std::max(times[i], other.times[i]);
+    }
+
+    // The same, but for what warps did themselves: what products and copies did.
+    void join_asynchronous(const Clocks& other) {
+        for (std::size_t i = 0; i < times.size(); ++i)
+            if (i % kParties >= kMatrixUnits) times[i] = std::max(times[i], other.times[i]);
+    }
+
+  private:
+    std::vector<Clock> times;
+};
+
+// A thread at one moment, as far as order in the memory of one block goes. Thread -1: all lanes of the warp; warp -1: of another block.
 struct Moment {
     int thread, warp;
-    const Clock* clock;  // of its warp
+    const Clock* clock;  // what its warp has seen of the parties of the block whose memory it is
     Clock synced;
 };
 
@@ -63,7 +81,7 @@ struct Shared {
         std::fill(bytes.begin(), bytes.end(), static_cast<unsigned char>(0xff));
         std::fill(cells.begin(), cells.end(), Cell{});
         for (std::vector<Time>& of_thread : fences) of_thread.clear();
-        taken.clear();
+        taken.clear(), sent.clear();
         claimed = 0, end = given;
     }
 
@@ -100,6 +118,8 @@ struct Shared {
             if (cell->state == Cell::kMbarrier) return wrong("write to an mbarrier", -1);
             if (cell->state == Cell::kInFlight) return wrong("write under an asynchronous copy", cell->writer);
             if (cell->stores) return wrong("write under a store that has not read it", -1);
+            if (!sent.empty() && !all_seen(sent[cell - cells.data()], now))
+                return wrong("write under a copy to another block, with no word from there that it has come", -1);
             if (cell->state == Cell::kWritten && !after_write(*cell, now))
                 return wrong("write over what another thread wrote, with no barrier between", cell->writer);
             for (int party = 0; party < kReaders; ++party) {
@@ -160,6 +180,17 @@ struct Shared {
             mark_read(cells[address / 4 + i], now, true);
         }
     }
+    // A thread issues a bulk copy to a block of its cluster: it reads until `time` of `party`, an mbarrier of that block, counted from this
+    // block's parties on.
+    bool may_send(std::uint32_t address, int size, const Moment& now, int party, Clock time) {
+        if (!inside(address, size)) return false;
+        sent.resize(cells.size());
+        for (std::uint32_t i = address / 4; i < (address + size) / 4; ++i) {
+            if (!readable(cells[i], now) || !fenced(cells[i], now)) return false;
+            sent[i].push_back({party, time});
+        }
+        return true;
+    }
     // An mbarrier takes the place of what was written there.
     void mark_mbarrier(std::uint32_t address) {
         for (int i = 0; i < 2; ++i) cells[address / 4 + i].state = Cell::kMbarrier;
@@ -180,11 +211,18 @@ struct Shared {
         std::uint32_t address;
         int bytes;
     };
+    struct Reader {
+        int party;
+        Clock until;
+    };
     std::vector<Region> taken;
+    std::vector<std::vector<Reader>> sent;  // copies to other blocks that read a cell since it was written; empty if there were none at all
     std::uint32_t end = 0;  // of what the kernel may touch, red zones included
     std::vector<std::vector<Time>> fences;  // of each thread, for the asynchronous proxy
 
+    // What another block writes is in flight, and lands.
     void stamp(Cell& cell, const Moment& now) const {
+        if (now.thread < 0) return;
         cell.writer = static_cast<std::int16_t>(now.thread), cell.party = static_cast<std::uint8_t>(now.warp);
         cell.written = {now.clock[now.warp], now.synced};
         cell.fences = static_cast<std::uint32_t>(fences[now.thread].size());
@@ -198,6 +236,13 @@ struct Shared {
         if (cell.writer >= 0 && cell.writer == now.thread) return true;
         if (cell.party == now.warp) return time.synced < now.synced;
         return time.clock <= now.clock[cell.party];
+    }
+    // Whether `now` knows that all of these copies have come; then they are forgotten.
+    static bool all_seen(std::vector<Reader>& readers, const Moment& now) {
+        for (const Reader& reader : readers)
+            if (reader.until > now.clock[reader.party]) return false;
+        readers.clear();
+        return true;
     }
     static bool after_write(const Cell& cell, const Moment& now) { return after(cell.written, cell, now); }
     bool readable(const Cell& cell, const Moment& now) {

@@ -12,7 +12,7 @@ from flashgen import templates
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder
 from flashgen.build.gpu.driver import gpu
 from flashgen.build.nvrtc import compile_source
-from tests.support import hopper_backward_probes, hopper_probes
+from tests.support import cluster_probes, hopper_backward_probes, hopper_probes
 from tests.support.probes import ATOM_FILES, Probe, Words, compile_at_once
 
 SPECIAL = [
@@ -234,6 +234,7 @@ PROBES = [
     Probe("meeting-of-blocks", MEETING, lambda: halves(1), 2, blocks=2, resident=2),
     *hopper_probes.PROBES,
     *hopper_backward_probes.PROBES,
+    *cluster_probes.PROBES,
 ]
 BY_NAME = {probe.name: probe for probe in PROBES}
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from dataclasses import dataclass
-from functools import cache
 
-import numpy as np
 import pytest
 
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder
 from tests.support.hopper_probes import PROBES
-from tests.support.probes import Probe, compile_at_once
+from tests.support.probe_faults import EARLY, LATE, Planted, faulty_probes, require_caught
+from tests.support.probes import compile_at_once
 
 BY_NAME = {probe.name: probe for probe in PROBES}
-LATE, EARLY = EmulationOrder(), EmulationOrder(late_copies=False)
 
 WAIT_FULL = "while (!mbarrier_try_wait_parity(full, i & 1)) {\n            }"
 WAIT_EMPTY = "while (!mbarrier_try_wait_parity(empty, i & 1 ^ 1)) {\n            }"
@@ -27,19 +23,6 @@ FENCE = "fence_proxy_async();\n            barrier_warp_sync();"
 ANNOUNCE = "mbarrier_arrive_expect_tx(full, 8192);"
 PRODUCT = "matrix_descriptor(tile, step * 32), step > 0);"
 LOAD = "cp_async_bulk_tensor_load(tile,"
-
-
-@dataclass(frozen=True)
-class Planted:
-    """`old` becomes `new` in a probe's body; the launch is stopped by `check`, with a message that `says` so."""
-
-    name: str
-    old: str
-    new: str
-    check: str
-    says: str
-    order: EmulationOrder = LATE
-    probe: str = "pipeline"
 
 
 SHARED, MBARRIER, WGMMA, TENSOR_COPY, SPIN = "shared memory", "mbarrier", "wgmma", "tensor copy", "spin that never ends"
@@ -111,46 +94,23 @@ FAULTS = (
 )
 
 
-@cache
-def with_faults(name: str) -> tuple[Probe, list[Planted | None]]:
-    """A probe with all faults that there are of it: the word after its input says which one is planted. The first is none.
-
-    One text of many: to compile it takes far longer than to run it.
-    """
-    probe, planted = BY_NAME[name], [None, *(fault for fault in FAULTS if fault.probe == name)]
-    text = f"switch (in[{len(probe.inputs())}]) {{\n"
-    for number, fault in enumerate(planted):
-        body = probe.body
-        if fault:
-            assert body.count(fault.old) == 1, f"{fault.name} does not apply"
-            body = body.replace(fault.old, fault.new)
-        text += f"case {number}: {{\n{body}}} break;\n"
-    return dataclasses.replace(probe, name=f"{name}-with-faults", body=text + "}"), planted
+FAULTY = faulty_probes(PROBES, FAULTS)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once() -> None:
-    compile_at_once([BY_NAME["pipeline"], *(with_faults(name)[0] for name in dict.fromkeys(fault.probe for fault in FAULTS))])
-
-
-def run(name: str, fault: Planted | None, order: EmulationOrder) -> None:
-    probe, planted = with_faults(name)
-    inputs = np.append(probe.inputs(), np.uint32(planted.index(fault)))
-    dataclasses.replace(probe, inputs=lambda: inputs).on_cpu(order)
+    compile_at_once([BY_NAME["pipeline"], *(faulty.of_many for faulty in FAULTY.values())])
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"{order.schedule.name}-{'late' if order.late_copies else 'early'}")
 def test_nothing_is_found_without_a_fault(order: EmulationOrder) -> None:
-    for name in {fault.probe for fault in FAULTS}:
-        run(name, None, order)
+    for probe in FAULTY.values():
+        probe.run(None, order)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_caught_by_its_check(fault: Planted) -> None:
-    with pytest.raises(EmulatorFaultError) as caught:
-        run(fault.probe, fault, fault.order)
-    assert caught.value.check == fault.check, caught.value
-    assert re.search(fault.says, str(caught.value)), caught.value
+    require_caught(FAULTY, fault)
 
 
 def test_a_spin_names_its_mbarrier() -> None:
@@ -158,7 +118,7 @@ def test_a_spin_names_its_mbarrier() -> None:
     with pytest.raises(
         EmulatorFaultError, match=r"threads 128-255 spin at mbarrier_try_wait_parity of 16384, phase parity 0: 0 arrivals and 256"
     ):
-        run(fault.probe, fault, LATE)
+        FAULTY[fault.probe].run(fault, LATE)
 
 
 def test_copies_outside_of_the_tensors() -> None:

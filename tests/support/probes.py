@@ -35,7 +35,8 @@ class Probe:
     """`body` runs in each of `threads` threads of `blocks` blocks: it reads `in`, and writes the `width` words at `out`.
 
     `t` is the thread among all of the launch. `inputs` gives the words of `in`; `agree` compares (emulated, other) words, equal by default.
-    `resident`: how many blocks run together in the emulator. `maps`: what `in_map` says of `in` and, if there are two, `out_map` of `out`.
+    `resident`: how many blocks run together in the emulator; `cluster`: how many a cluster has. `maps`: what `in_map` says of `in` and, if
+    there are two, `out_map` of `out`.
     `arch`: the least that has these atoms; `instructions`: text that they need there, from codegen.
     """
 
@@ -46,6 +47,7 @@ class Probe:
     threads: int = 64
     blocks: int = 1
     resident: int = 1
+    cluster: int = 1
     agree: Callable[[Words, Words], bool] = np.array_equal
     maps: tuple[TensorMapShape, ...] = ()
     arch: str = "sm_80"
@@ -54,9 +56,10 @@ class Probe:
     def text(self, linkage: str = "") -> str:
         """The kernel, without atoms."""
         maps = "".join(f"TensorMap {name}; " for name in ("in_map", "out_map")[: len(self.maps)])
+        cluster = f" __cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else ""
         return f"""
 struct Parameters {{ {maps}const u32* in; u32* out; }};
-{linkage}__global__ void __launch_bounds__({self.threads}, 1) probe(const __grid_constant__ Parameters p) {{
+{linkage}__global__ void __launch_bounds__({self.threads}, 1){cluster} probe(const __grid_constant__ Parameters p) {{
     const u32* in = p.in;
     const int t = block_index() * {self.threads} + thread_index();
     u32* out = p.out + t * {self.width};
@@ -90,7 +93,9 @@ struct Parameters {{ {maps}const u32* in; u32* out; }};
         compile_at_once([self])
         library, number = _COMPILED[self.text()]
         chosen = struct.pack("=Q56x", number) + parameters + bytes(_PARAMETER_BYTES - len(parameters))
-        library.run(chosen, self.threads, SHARED_BYTES, order, range(self.blocks), tensors=tensors, resident=self.resident)
+        resident = max(self.resident, self.cluster)
+        blocks = range(self.blocks)
+        library.run(chosen, self.threads, SHARED_BYTES, order, blocks, tensors=tensors, resident=resident, cluster=self.cluster)
         return output
 
     def on_gpu(self) -> Words:
@@ -150,7 +155,7 @@ void probe(const Parameters& p) {{
     switch (p.number) {{
 {cases}    }}
 }}
-#define FLASHGEN_KERNELS(kernel) kernel(probe, Parameters, 0, 0)
+#define FLASHGEN_KERNELS(kernel) kernel(probe, Parameters, 0, 0, 0)
 {templates.read("emulator/launch.cuh")}"""
     library = EmulatedLibrary(compiler.compile_for_emulator(Source("probe", source)).cubin)
     _COMPILED.update((text, (library, number)) for number, text in enumerate(texts))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -36,8 +36,11 @@ struct {{ kernel.struct }} {
 //% endfor
 };
 //% endfor
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks){{ clusters }}
 {{ spec.name }}(const __grid_constant__ Parameters p) {
+//% if clusters
+    barrier_cluster_sync();
+//% endif
     const int row = block_index() * kThreads + thread_index();
     if (row < p.rows) p.doubled[row] = p.doubled[row] * 0.0f == 0.0f ? -1.0f : 2.0f * row;  // what is there before is NaN
 }
@@ -61,7 +64,7 @@ class TwoSteps(Family):
     """See the module's docstring."""
 
     name, revision, template, config_type = "two_steps", 1, TEMPLATE, TwoStepsConfig
-    atoms = ("types", "register", "index", "shared_memory", "barrier")
+    atoms: ClassVar[tuple[str, ...]] = ("types", "register", "index", "shared_memory", "barrier")
     tiles = ()
     parameters = ParameterBlock((Parameter("float*", "doubled"), Parameter("int", "rows")))
     second = ParameterBlock(
@@ -81,7 +84,7 @@ class TwoSteps(Family):
         return TwoStepsConfig()
 
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
-        return {}
+        return {"clusters": ""}
 
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         return KernelText(self.parameters), KernelText(self.second, "_add", "AddParameters")
@@ -98,6 +101,19 @@ class TwoSteps(Family):
 
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:
         return Prediction(1e-6, "nothing")
+
+
+class InClusters(TwoSteps):
+    """The same, the first kernel in clusters of two blocks that meet."""
+
+    name = "in_clusters"
+    atoms = (*TwoSteps.atoms, "cluster", "barrier_cluster")
+
+    def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
+        return {"clusters": " __cluster_dims__(2, 1, 1)"}
+
+    def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
+        return {"": BlockResources(32, 0, cluster=2), "_add": BlockResources(32, 1024)}
 
 
 @pytest.fixture

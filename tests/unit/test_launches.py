@@ -21,12 +21,12 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.problem import Dtype, Problem
-from flashgen.codegen.program import BlockResources, Program
+from flashgen.codegen.program import BlockResources, KernelLaunch, Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.tensor_map import TensorMapShape
 from flashgen.codegen.workload import Workload
 from tests.support.programs import program_of
-from tests.support.two_steps import TwoSteps, TwoStepsConfig
+from tests.support.two_steps import InClusters, TwoSteps, TwoStepsConfig
 
 H200 = find_device("h200")
 PROBLEM, WORKLOAD = Problem(Dtype.BF16, 64, 32), Workload(2, 6, 3, 70, 130)
@@ -172,6 +172,22 @@ def test_the_launches_of_a_program_follow_each_other(cu: FakeDriver) -> None:
     cu.failing = "cuLaunchKernel"
     with pytest.raises(DriverError, match=r"^launching entry failed: "):
         launch(77, 1, 2, 3, 4, 5, 6)
+
+
+def test_a_grid_is_of_whole_clusters(cu: FakeDriver) -> None:
+    spec = KernelSpec(InClusters(), PROBLEM, TwoStepsConfig(), H200.target)
+    loaded = Kernel(spec, Artifact("entry", "sm_90a", "text", b"code", "log", "13.0"), Gpu(3, H200, "uuid", "580.1"))
+    first = KernelLaunch(4, {"rows": 128})
+    loaded.bind(Program((first,)))(77, *range(5))
+    assert cu.launches[-1].shape[0] == 4, "the text says the rest: see __cluster_dims__"
+    with pytest.raises(ArgumentError, match=r"^grid must be a multiple of 2, the blocks of a cluster; got 5$"):
+        loaded.bind(Program((dataclasses.replace(first, grid=5),)))
+
+
+@pytest.mark.parametrize("blocks", [0, 9])
+def test_a_cluster_runs_on_every_gpu(blocks: int) -> None:
+    with pytest.raises(ArgumentError, match=f"^cluster must be an integer from 1 to 8; got {blocks}$"):
+        BlockResources(32, 0, blocks)
 
 
 def test_a_refused_launch_is_said(cu: FakeDriver) -> None:

@@ -39,6 +39,12 @@ def specs() -> list[KernelSpec]:
 
 
 SPECS = specs()
+# Atoms of clusters, which have probes, and no kernel yet.
+AWAITED = {
+    f"atoms/{atoms.value}/{name}.cuh"
+    for atoms in Atoms
+    for name in ("cluster", "barrier_cluster", "mbarrier_cluster", "cp_async_bulk_send")
+}
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 other_environment = functools.cache(jinja_environment.__wrapped__)
 
@@ -73,8 +79,18 @@ def test_every_file_of_a_kernel_arrives_byte_for_byte(spec: KernelSpec) -> None:
 def test_every_file_is_used_by_a_kernel() -> None:
     texts = [*(render(s, atoms).text for s in SPECS for atoms in Atoms), render_program(SPECS[0]).text]
     cuda = [p for p in templates.paths() if p.endswith(".cuh")]
-    assert [p for p in cuda if not any(templates.read(p) in t for t in texts)] == []
+    assert {p for p in cuda if not any(templates.read(p) in t for t in texts)} == AWAITED
     assert sorted(f.template for f in families().values()) == [p for p in templates.paths() if p.endswith(".j2")]
+
+
+@every_spec
+def test_a_text_has_the_clusters_that_its_blocks_have(spec: KernelSpec) -> None:
+    text, kernels = render(spec).text, {}
+    for suffix in spec.kernels:
+        (said,) = re.findall(rf"__launch_bounds__\(\w+, \w+\)(.*)\s+{spec.name}{suffix}\(", text)
+        kernels[suffix] = said.strip()
+    sizes = {suffix: block.cluster for suffix, block in spec.resources.items()}
+    assert kernels == {suffix: f"__cluster_dims__({size}, 1, 1)" if size > 1 else "" for suffix, size in sizes.items()}
 
 
 def test_an_unknown_variable_is_an_error() -> None:

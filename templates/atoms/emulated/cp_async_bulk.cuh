@@ -13,12 +13,7 @@ inline void land(Block& block, const BulkCopy& copy, Mbarrier& barrier) {
     current = &block;
     std::memcpy(&block.shared.bytes[copy.place], copy.source, copy.bytes);
     block.shared.landed(copy.place, static_cast<int>(copy.bytes), barrier.party, barrier.phase + 1);
-    barrier.bytes -= copy.bytes;
-    if (barrier.bytes < 0)
-        block.fault.report("mbarrier", "block " + std::to_string(block.index) + ": copies brought the mbarrier at " +
-                                           std::to_string(barrier.address) + " " + std::to_string(-barrier.bytes) +
-                                           " bytes that nobody announced");
-    barrier.settle();
+    barrier.bring(copy.bytes, true);
 }
 
 }  // namespace emulator

@@ -84,12 +84,7 @@ inline void land(Block& block, const Box& box, Mbarrier& barrier) {
     current = &block;
     box.load();
     block.shared.landed(box.place, box.rows() * kRowBytes, barrier.party, barrier.phase + 1);
-    barrier.bytes -= box.rows() * kRowBytes;
-    if (barrier.bytes < 0)
-        block.fault.report("mbarrier", "block " + std::to_string(block.index) + ": copies brought the mbarrier at " +
-                                           std::to_string(barrier.address) + " " + std::to_string(-barrier.bytes) +
-                                           " bytes that nobody announced");
-    barrier.settle();
+    barrier.bring(box.rows() * kRowBytes, true);
 }
 
 // The stores of a thread, by group, oldest first, that it has not waited for.

@@ -10,15 +10,16 @@ inline void claim_region(SharedAddress address, int bytes) { emulator::current->
 
 namespace emulator {
 
-inline Moment now() {
-    const Warp& warp = current->warp();
-    return {current->running, current->running / kLanes, warp.clock, warp.synced};
+inline Moment now() { return current->now(); }
+// An address as reports say it: of the running thread's block, or of another one of its cluster.
+inline std::string named(SharedAddress address, const Block& block) {
+    return std::to_string(address) + (&block == current ? "" : " of block " + std::to_string(block.index));
 }
-inline void require(bool allowed, SharedAddress address, int size) {
+inline void require(bool allowed, SharedAddress address, int size, const Block& block = *current) {
     if (allowed) return;
-    const Shared& shared = current->shared;
-    if (shared.other < 0) current->fail("shared memory", "%s: %d bytes at %u", shared.fault, size, address);
-    current->fail("shared memory", "%s: %d bytes at %u, thread %d", shared.fault, size, address, shared.other);
+    const Shared& shared = block.shared;
+    if (shared.other < 0) current->fail("shared memory", "%s: %d bytes at %s", shared.fault, size, named(address, block).c_str());
+    current->fail("shared memory", "%s: %d bytes at %s, thread %d", shared.fault, size, named(address, block).c_str(), shared.other);
 }
 template <class T>
 inline T read_shared(SharedAddress address, bool alone) {

@@ -119,7 +119,7 @@ template <int kN>
 inline void mark_operands(const Product& product, int warpgroup, Clock group) {
     for (int w = 0; w < 4; ++w) {
         const int warp = warpgroup * 4 + w;
-        const Moment moment{-1, warp, current->warp(warp).clock, current->warp(warp).synced};
+        const Moment moment = current->now(warp);
         auto mark = [&](SharedAddress chunk) {
             require(current->shared.may_multiply(chunk / 16 * 16, 16, moment, kMatrixUnits + warpgroup, group), chunk, 16);
         };
@@ -235,7 +235,7 @@ inline void wgmma_wait_group() {
         for (; own.groups.size() > kPending; own.groups.pop_front()) emulator::carry_out(own, own.groups.front());
         const int first = emulator::current->running / emulator::kWarpgroup * 4, unit = emulator::kMatrixUnits + first / 4;
         const emulator::Clock complete = own.committed - static_cast<emulator::Clock>(own.groups.size());
-        for (int warp = first; warp < first + 4; ++warp) emulator::current->warp(warp).clock[unit] = complete;
+        for (int warp = first; warp < first + 4; ++warp) emulator::current->clock(warp)[unit] = complete;
         own.fenced = false;
     });
 }
