@@ -21,7 +21,7 @@ from tests.support.plan import planned, sample
 # The usual head dims, then awkward ones: narrower than a row of the matrix product, no multiple of 16, two that differ.
 HEAD_DIMS = ((64, 64), (128, 128), (256, 256), (8, 8), (72, 72), (96, 96), (192, 128), (40, 256))
 EXAMPLE = Problem(Dtype.BF16, 64)
-QUICK_CONFIGS = 6  # of each family for every run; --slow has many
+QUICK_CONFIGS = 4  # of each family for every run; --slow has many
 
 
 def problems(head_dims: tuple[int, int], operation: str = "forward") -> list[Problem]:

@@ -35,7 +35,7 @@ def kernel_of(spec: KernelSpec) -> EmulatedKernel:
     "case",
     planned(
         CASES,
-        lambda family: 1 if family == "attention_backward" else 0,
+        0,  # a fault that is caught proves first that kernels without it are right
         family=lambda case: case.spec.family.name,
         kinds=lambda case: (case.mask, case.lengths),
         name=lambda case: case.name,
