@@ -171,9 +171,9 @@ GRADIENTS = [
 SUMS = [
     Fault("dQ-not-scaled", "__uint_as_float(bits[e]) * scale;", "__uint_as_float(bits[e]);", FULL),
     Fault(
-        "dQ-in-another-order",
-        "return (row_tile * (kColumns / 8) + column_tile) * 128;",
-        "return (column_tile * (kBlockQ / 16) + row_tile) * 128;",
+        "dQ-added-in-another-order-than-read",
+        "gradient_place<kColumns>(row_tile + i, columns.pair(j / 2) * 2 + j % 2)",
+        "gradient_place<kColumns>(row_tile + i, columns.pair(j / 2) * 2 + 1 - j % 2)",
         FULL,
     ),
     Fault("dQ-of-another-warp", "gradient_place<kColumns>(warp, j)", "gradient_place<kColumns>(warp ^ 1, j)", FULL),
