@@ -117,6 +117,7 @@ def test_verify_without_a_gpu_names_the_option() -> None:
     assert str(done.exception).endswith("; --device cpu runs the same kernel without a GPU")
 
 
+@pytest.mark.slow
 @without_a_gpu
 def test_tune_without_a_gpu_verifies_its_winners() -> None:
     found = command_line.as_json("tune", "--head-dim", "8", "--seqlen", "1024", "--seqlen", "16384")

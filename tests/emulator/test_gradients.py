@@ -64,7 +64,7 @@ def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layou
     return (out.transpose(1, 2) if layout == "bhsd" else out), scores.logsumexp(-1)
 
 
-@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("layout", [pytest.param("bshd", marks=pytest.mark.slow), "bhsd"])
 @pytest.mark.parametrize(("through_out", "through_lse"), [(True, False), (True, True), (False, True)])
 def test_gradients_are_those_of_float64_by_the_rule(layout: str, through_out: bool, through_lse: bool) -> None:
     shapes = [(2, 33, 4, 16), (2, 40, 2, 16), (2, 40, 2, 8)]
@@ -256,7 +256,14 @@ FORWARD_MODE: list[Callable[[torch.Tensor], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("how", [lambda f: f, lambda f: torch.compile(f, backend="eager"), lambda f: torch.compile(f, backend="aot_eager")])
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda f: f,
+        pytest.param(lambda f: torch.compile(f, backend="eager"), marks=pytest.mark.slow),
+        lambda f: torch.compile(f, backend="aot_eager"),
+    ],
+)
 def test_forward_mode_gets_its_own(how: Callable[[Any], Callable[[torch.Tensor], Any]]) -> None:
     for differentiate in FORWARD_MODE:
         torch.compiler.reset()
