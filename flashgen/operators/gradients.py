@@ -235,9 +235,7 @@ class _PastDispatcher(torch.autograd.Function):
         # The plan is this thread's for the tensors and the options.
         out, lse = plan(q, k, v, True)
         assert lse is not None
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.options = options
-        ctx.set_materialize_grads(False)
+        _keep(ctx, (q, k, v, *options), (out, lse))
         return out, lse
 
     @staticmethod
