@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +61,9 @@ class Runner:
         self, peers: Mapping[str, Peer], device: torch.device, l2_bytes: int, rounds: int, stopwatch: timing.Stopwatch | None = None
     ) -> None:
         self.peers, self.device, self.l2_bytes, self.rounds, self.stopwatch = peers, device, l2_bytes, rounds, stopwatch
+        # One of our own: a backward pass runs on the stream of its forward pass, and nothing can be captured on the default one. The same
+        # one for all cells, since PyTorch keeps a workspace of cuBLAS for each stream.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def measure(self, grid: str, cell: Cell) -> CellResult:
         """One cell. A peer that fails, or computes something else, is left out of it with the reason.
@@ -68,7 +71,7 @@ class Runner:
         Raises ContextLostError if the GPU can no longer be used.
         """
         result = CellResult(grid, cell)
-        with torch.no_grad(), self._stream():
+        with torch.no_grad(), torch.cuda.stream(self._stream):
             try:
                 inputs = self._inputs(cell)
                 check = CellCheck(cell, inputs["bshd"][0])
@@ -88,10 +91,6 @@ class Runner:
         entrants.clear()
         self._free()
         return result
-
-    def _stream(self) -> AbstractContextManager[object]:
-        """One of our own: a backward pass runs on the stream of its forward pass, and nothing can be captured on the default one."""
-        return torch.cuda.stream(torch.cuda.Stream(self.device)) if self.device.type == "cuda" else nullcontext()
 
     def _inputs(self, cell: Cell) -> dict[str, list[Inputs]]:
         """The same sets of inputs, as the operation's oracle draws them from N(0, 1), in every layout, each dense."""

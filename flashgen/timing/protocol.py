@@ -7,6 +7,7 @@ shuffled order; the median over rounds counts. Calls under `GRAPH_BELOW` seconds
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -32,6 +33,12 @@ class Stopwatch(Protocol):
         """Captures what `work` enqueues; returns what enqueues all of it at once."""
 
 
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One for all captures: PyTorch keeps a workspace of cuBLAS for each stream."""
+    return torch.cuda.Stream(device)
+
+
 class CudaStopwatch:
     """The current GPU, by its events, in its current stream."""
 
@@ -46,7 +53,8 @@ class CudaStopwatch:
 
     def graph(self, work: Callable[[], object]) -> Callable[[], object]:
         """See Stopwatch. `work` runs once beside the current stream first: libraries set themselves up on a stream's first use."""
-        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        here = torch.cuda.current_stream()
+        side = _side_stream(here.device_index)
         side.wait_stream(here)
         with torch.cuda.stream(side):
             work()
