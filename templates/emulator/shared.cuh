@@ -31,10 +31,15 @@ class Clocks {
         for (std::size_t i = 0; i < times.size(); ++i) times[i] = std::max(times[i], other.times[i]);
     }
 
-    // The same, but for what warps did themselves: what products and copies did.
-    void join_asynchronous(const Clocks& other) {
+    // The same of what products and copies did, and of what the warps of block `rank` had done when they met at its last barrier: `now` is
+    // the time of `warp`, which has done more since.
+    void join_performed(const Clocks& other, int rank, int warp, Clock now) {
         for (std::size_t i = 0; i < times.size(); ++i)
             if (i % kParties >= kMatrixUnits) times[i] = std::max(times[i], other.times[i]);
+        for (int w = 0; w < kMaxWarps; ++w) {
+            const Clock known = w == warp ? now - 1 : other.of(rank)[w];
+            of(rank)[w] = std::max(of(rank)[w], known);
+        }
     }
 
   private:

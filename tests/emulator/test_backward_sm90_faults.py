@@ -1,4 +1,4 @@
-"""Faults planted in both Hopper backward families, each caught on the CPU: by the numerics rule, or by the check for it."""
+"""Faults planted in the Hopper backward families, each caught on the CPU: by the numerics rule, or by the check for it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ STEPPED = BackwardCase((290, 300), (128, 128), Mask.CAUSAL, block_q=64)
 TWO_PANELS = BackwardCase((200, 150), (128, 128), block_q=80)
 WIDE = BackwardCase((200, 100), (192, 136))
 WIDE_ODD = BackwardCase((150, 100), (192, 136), heads=(1, 1))  # its last query tile is in the stage that the output goes through
+PAIR = BackwardCase((200, 150), (208, 136), pair=True)
+PAIR_CAUSAL = BackwardCase((300, 300), (208, 136), Mask.CAUSAL, pair=True)
 
 _RULE = "the numerics rule"
 _NO_FENCE = "missing proxy fence"
@@ -104,12 +106,12 @@ NUMBERS = [
     Planted("fragments-swapped", "operand[j / 2][j % 2 * 2 + h]", "operand[j / 2][h * 2 + j % 2]"),
 ]
 _P_STORED = "        store_transposed(stages.p_tile(), warp * 16, P);\n        fence_proxy_async();\n"
-_DS_STORED = "        store_transposed(stages.d_s_tile(), warp * 16, dS);\n        fence_proxy_async();\n"
+_DS_STORED = "    store_transposed(tile, warp * 16, dS);\n    fence_proxy_async();\n"
 _P_BARRIER = "        bar_sync(kPReady, kConsumers);\n"
 _DV_DONE = "        wgmma_wait_group<0>();\n        keep_in_registers(dV);\n"
 WIDE_ORDER = [
     Planted("wide-fence-after-P-removed", _P_STORED, _P_STORED.split("        fence")[0], WIDE, _NO_FENCE),
-    Planted("wide-fence-after-dS-removed", _DS_STORED, _DS_STORED.split("        fence")[0], WIDE, _NO_FENCE),
+    Planted("wide-fence-after-dS-removed", _DS_STORED, _DS_STORED.split("    fence")[0], WIDE, _NO_FENCE),
     Planted("wide-barrier-of-P-removed", _P_BARRIER, "", WIDE, _NO_BARRIER),
     Planted("wide-barrier-of-dS-removed", "        bar_sync(kDScoresReady, kConsumers);\n", "", WIDE, _NOT_WRITTEN),
     Planted("wide-P-while-dV-is-computed", _DV_DONE, "", WIDE, _UNDER_PRODUCT),
@@ -127,6 +129,43 @@ WIDE_NUMBERS = [
     ),
     Planted("wide-output-in-the-first-columns", "kFirst + first * 8, row", "first * 8, row", WIDE),
     Planted("wide-delta-not-subtracted", "low * (dP[j][h * 2] - delta[0])", "low * dP[j][h * 2]", WIDE),
+]
+_OTHERS_PART = (
+    "        gemm_over_keys_of_block<Element, true>(dQ, stages.operand(exchange.tile()), stages.operand(exchange.keys(kWarpgroup)));\n"
+)
+_FIRST_BLOCK = "query_tiles<kBlockQ>(work.first_key / (2 * kBlockKv) * 2 * kBlockKv, (work.first_key / (2 * kBlockKv) * 2 + 1) * kBlockKv,"
+_BEYOND = "with no word from there that it has come"
+PAIR_ORDER = [
+    Planted("pair-fence-after-P-removed", _P_STORED, _P_STORED.split("        fence")[0], PAIR, _NO_FENCE),
+    Planted("pair-fence-after-dS-removed", _DS_STORED, _DS_STORED.split("    fence")[0], PAIR, _NO_FENCE),
+    Planted("pair-barrier-of-P-removed", _P_BARRIER + "        keep", "        keep", PAIR, _NO_BARRIER),
+    Planted("pair-P-over-the-other-dS", "                bar_sync(kPFree, kConsumers);\n", "", PAIR, "write under"),
+    Planted("pair-dS-over-what-is-sent", "            if constexpr (!kFirst) exchange.wait_arrived(parity ^ 1);\n", "", PAIR, _BEYOND),
+    Planted("pair-sent-over-P", "                wait(ready, parity);\n", "", PAIR, "under an asynchronous copy"),
+    Planted("pair-other-dS-not-waited-for", "        wait(full, parity);\n", "", PAIR, "asynchronous copy"),
+    Planted("pair-keys-not-announced", "+ (i == 0 ? OtherKeys::kBytes : 0)", "", PAIR, _NO_WAIT),
+    Planted("pair-arrival-left-out", "if (elected) mbarrier_arrive_relaxed_cluster(there(arrived));", "", PAIR, "1 arrivals and 0 bytes"),
+    Planted(
+        "pair-begins-before-the-other",
+        "    barrier_cluster_sync();\n    const KeyWork",
+        "    barrier_sync();\n    const KeyWork",
+        PAIR,
+        "of block",
+    ),
+    Planted("pair-ends-before-the-other", "    barrier_cluster_sync();  //", "    //", PAIR, "may still"),
+    Planted("pair-descriptor-with-a-rank", "dV, stages.operand(stages.p_tile())", "dV, stages.p_tile()", PAIR, "of which block it is"),
+    Planted("pair-dK-not-waited-for", "        wgmma_wait_group<0>();\n        keep_in_registers(dK);\n", "", PAIR, _UNDER_PRODUCT),
+]
+PAIR_NUMBERS = [
+    Planted("pair-dQ-of-the-own-keys", _OTHERS_PART, "", PAIR),
+    Planted(
+        "pair-dQ-begins-twice", "        gemm_over_keys_of_block<Element, true>(", "        gemm_over_keys_of_block<Element, false>(", PAIR
+    ),
+    Planted("pair-columns-of-the-first-block", "(rank * OtherKeys::kPanels + panel) * 64", "panel * 64", PAIR),
+    Planted("pair-keys-of-the-own-block", "64, others_first_key, work", "64, work.first_key, work", PAIR),
+    Planted("pair-sums-of-the-first-block", "panel(cluster_ctarank() * kWarpgroups + kWarpgroup)", "panel(kWarpgroup)", PAIR),
+    Planted("pair-mask-of-the-first-block", "query_tiles<kBlockQ>(work.first_key, work.first_key + kBlockKv,", _FIRST_BLOCK, PAIR_CAUSAL),
+    Planted("pair-tiles-of-the-own-block", "    work.tiles.begin = of_pair.begin, work.tiles.end = of_pair.end;\n", "", PAIR_CAUSAL, ""),
 ]
 QUICK_ORDER, QUICK_NUMBERS = 1, 1  # for every run; --slow has all
 
@@ -166,7 +205,9 @@ def caught_by(fault: Planted) -> str:
     return why and f"{_RULE}: {why}"
 
 
-@pytest.mark.parametrize("fault", [*listed([*ORDER, *WIDE_ORDER], QUICK_ORDER), *listed([*NUMBERS, *WIDE_NUMBERS], QUICK_NUMBERS)])
+@pytest.mark.parametrize(
+    "fault", [*listed([*ORDER, *WIDE_ORDER, *PAIR_ORDER], QUICK_ORDER), *listed([*NUMBERS, *WIDE_NUMBERS, *PAIR_NUMBERS], QUICK_NUMBERS)]
+)
 def test_caught(fault: Planted) -> None:
     caught = caught_by(fault)
     assert caught, f"fault {fault.name} was accepted"
@@ -174,5 +215,5 @@ def test_caught(fault: Planted) -> None:
 
 
 def test_names_are_unique() -> None:
-    names = [fault.name for fault in (*ORDER, *NUMBERS, *WIDE_ORDER, *WIDE_NUMBERS)]
+    names = [fault.name for fault in (*ORDER, *NUMBERS, *WIDE_ORDER, *WIDE_NUMBERS, *PAIR_ORDER, *PAIR_NUMBERS)]
     assert len(set(names)) == len(names)

@@ -103,6 +103,9 @@ FAULTS = (
     ),
     products("sent-without-a-fence", "fence_proxy_async();", "", SHARED, NO_PROXY_FENCE),
     products("products-end-before-the-others", PRODUCT_END, PRODUCT_END.replace("barrier_cluster_sync();", ""), CLUSTER, ENDS),
+    products(
+        "descriptor-with-a-rank", "matrix_descriptor(offset_in_block(own)", "matrix_descriptor((own)", "wgmma", "of which block it is"
+    ),
     arrivals("an-arrival-too-few", "mbarrier_init(barrier, 128);", "mbarrier_init(barrier, 129);", SPIN, "phase parity 0: 1 arrivals"),
 )
 FAULTY = faulty_probes(PROBES, FAULTS)

@@ -13,16 +13,16 @@ from flashgen.build.emulator.kernel import EmulatedKernel
 from flashgen.codegen.problem import Mask
 from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
-from tests.support.deterministic import DIFFERENT, GENERIC, NARROW, WIDE, OrderedCase
+from tests.support.deterministic import DIFFERENT, GENERIC, NARROW, PAIR, WIDE, OrderedCase
 from tests.support.plan import planned, to_run
 from tests.support.runs import compile_ahead, emulated_kernel, emulated_text
 
-FAMILIES = (GENERIC, NARROW, WIDE)
+FAMILIES = (GENERIC, NARROW, WIDE, PAIR)
 # Lengths of queries and keys, and heads: tiles of one more than of the other, rows without keys under a causal mask, one tile, one row.
 SIZES = (((200, 300), (2, 1)), ((300, 120), (2, 2)), ((60, 330), (4, 2)), ((40, 40), (1, 1)), ((1, 200), (2, 1)))
 CASES = [OrderedCase(of, mask, *sizes) for sizes, mask, of in itertools.product(SIZES, Mask, FAMILIES)]
 FULL, CAUSAL = OrderedCase(GENERIC, Mask.FULL), OrderedCase(GENERIC, Mask.CAUSAL)
-NARROW_FULL, WIDE_FULL = OrderedCase(NARROW, Mask.FULL), OrderedCase(WIDE, Mask.FULL)
+NARROW_FULL, WIDE_FULL, PAIR_FULL = (OrderedCase(of, Mask.FULL) for of in (NARROW, WIDE, PAIR))
 SPINS = "spin that never ends"
 
 
@@ -104,6 +104,9 @@ FAULTS = [
     Planted("wide-turn-not-waited-for", "        wait_for_turn();\n", "", WIDE_FULL, DIFFERENT),
     Planted("wide-turn-passed-before-the-second-part", _FIRST_PART, _FIRST_PART + "        turn.pass();\n", WIDE_FULL, DIFFERENT),
     Planted("wide-first-keys-first", *_FIRST_KEYS_FIRST, WIDE_FULL, SPINS),
+    Planted("pair-turn-not-waited-for", "        wait_for_turn(back.tile, back.index);\n", "", PAIR_FULL, DIFFERENT),
+    Planted("pair-counters-of-one-block", "panel * 4 + warp, before", "warp, before", PAIR_FULL, SPINS),
+    Planted("pair-first-keys-first", *_FIRST_KEYS_FIRST, PAIR_FULL, SPINS),
 ]  # fmt: skip
 
 

@@ -26,7 +26,17 @@ RECORDED: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
 EACH = 10  # specs a family
 TARGETS = ("sm_80", "sm_86", "sm_90a", "sm_120a")
 WIDTHS = ((64, 64), (128, 128), (40, 40), (192, 128), (8, 256))
-OTHER_WIDTHS = ((96, 96), (256, 256), (120, 72), (160, 160), (136, 200), (224, 72))  # for families that cannot do those
+OTHER_WIDTHS = (
+    (96, 96),
+    (256, 256),
+    (120, 72),
+    (160, 160),
+    (136, 200),
+    (224, 72),
+    (208, 208),
+    (240, 136),
+    (248, 256),
+)  # for families that cannot do those
 
 
 def digest_at(spec: KernelSpec, revision: int) -> str:

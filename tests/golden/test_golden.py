@@ -105,7 +105,8 @@ def patched(text: str, diff: str) -> str:
 def specs_of(family: Family) -> list[KernelSpec]:
     """The default of every case the family can do, and of the first one each other value that an enum of its config has."""
     cases = [(dataclasses.replace(p, operation=family.operation), find_target(t)) for p, t in CASES]
-    cases += [(cases[0][0], t) for t in reversed(targets().values())]  # for a family that can do none of the cases
+    instead = (cases[0][0], dataclasses.replace(cases[0][0], head_dim=256, head_dim_v=256))  # for a family that can do none of the cases
+    cases += [(other, t) for other in instead for t in reversed(targets().values())]
     possible = [(p, t) for p, t in cases if not family.refusals(p, t)][: len(CASES)]
     specs = [KernelSpec(family, p, family.default(p, t), t) for p, t in possible]
     for problem, target in possible[:2]:

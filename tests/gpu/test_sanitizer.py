@@ -41,7 +41,12 @@ def sanitize(tool: str, *arguments: str) -> tuple[int, str]:
         *((name, tool) for name in ("attention_forward", "attention_backward") for tool in ("memcheck", "racecheck", "synccheck")),
         *(
             (name, tool)
-            for name in ("attention_forward_sm90", "attention_backward_sm90", "attention_backward_wide_sm90")
+            for name in (
+                "attention_forward_sm90",
+                "attention_backward_sm90",
+                "attention_backward_wide_sm90",
+                "attention_backward_pair_sm90",
+            )
             for tool in ("memcheck", "synccheck")
         ),
     ],

@@ -18,7 +18,7 @@ from flashgen.launch.tensors import Tensors
 from flashgen.verification.expected import Expected
 from tests.support.runs import COMPILE_SECONDS, LIMITS
 
-NARROW, WIDE = families()["attention_backward_sm90"], families()["attention_backward_wide_sm90"]
+NARROW, WIDE, PAIR = (families()[f"attention_backward_{name}sm90"] for name in ("", "wide_", "pair_"))
 TARGET = find_target("sm_90a")
 
 
@@ -26,7 +26,7 @@ TARGET = find_target("sm_90a")
 class BackwardCase:
     """One call: lengths are (len_q, len_kv), heads (query, key/value). `apart`: no stride of a tensor is one of another.
 
-    block_q: None for the family's default
+    block_q: None for the family's default; pair: by the family of pairs of blocks
     """
 
     lengths: tuple[int, int]
@@ -37,18 +37,19 @@ class BackwardCase:
     batch: int = 1
     block_q: int | None = None
     apart: bool = False
+    pair: bool = False
 
     @property
     def name(self) -> str:
         """For people."""
         lengths, width = ("x".join(map(str, pair)) for pair in (self.lengths, self.width))
-        rest = "_apart" if self.apart else ""
+        rest = ("_apart" if self.apart else "") + ("_pair" if self.pair else "")
         return f"{self.dtype.value}_d{width}_{self.mask.value}_{lengths}_h{self.heads[0]}-{self.heads[1]}_bq{self.block_q}{rest}"
 
     @property
     def family(self) -> Family:
         """The one that computes its head dims."""
-        return WIDE if max(self.width) > 128 else NARROW
+        return PAIR if self.pair else WIDE if max(self.width) > 128 else NARROW
 
     def spec(self) -> KernelSpec:
         """Its kernels."""

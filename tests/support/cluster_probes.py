@@ -121,7 +121,8 @@ PRODUCTS = """
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-            wgmma_ss<Bf16, 64>(d, matrix_descriptor(own, step * 32), matrix_descriptor(others, step * 32), i > 0 || step > 0);
+            wgmma_ss<Bf16, 64>(d, matrix_descriptor(offset_in_block(own), step * 32),
+                               matrix_descriptor(offset_in_block(others), step * 32), i > 0 || step > 0);
         wgmma_commit_group();
         wgmma_wait_group<0>();
         keep_in_registers(d);

@@ -11,6 +11,7 @@ from flashgen.build.emulator.kernel import EmulatedKernel, EmulationOrder, Sched
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.families.attention_backward.config import AttentionBackwardConfig
+from flashgen.codegen.families.attention_backward_pair_sm90.config import AttentionBackwardPairSm90Config
 from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
 from flashgen.codegen.families.attention_backward_wide_sm90.config import AttentionBackwardWideSm90Config
 from flashgen.codegen.operands import Role
@@ -29,6 +30,7 @@ from tests.support.runs import LIMITS
 GENERIC = AttentionBackwardConfig(32, 32, 16, 2, 1, 16, 1), (64, 64)
 NARROW = AttentionBackwardSm90Config(48, out_panels=1), (64, 64)
 WIDE = AttentionBackwardWideSm90Config(), (136, 72)
+PAIR = AttentionBackwardPairSm90Config(), (200, 72)
 # Blocks that are resident together, and the order of their threads: one block after the other, then several that race.
 ORDERS = (
     (1, EmulationOrder(late_copies=False)),

@@ -8,6 +8,7 @@ import pytest
 
 from flashgen.codegen.attention import attention_call
 from flashgen.codegen.devices import device_of_target
+from flashgen.codegen.families.attention_backward_pair_sm90.config import AttentionBackwardPairSm90Config
 from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
 from flashgen.codegen.families.attention_backward_wide_sm90.config import AttentionBackwardWideSm90Config
 from flashgen.codegen.family import Family, families
@@ -16,7 +17,7 @@ from flashgen.codegen.program import KernelLaunch
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload
 
-NARROW, WIDE = families()["attention_backward_sm90"], families()["attention_backward_wide_sm90"]
+NARROW, WIDE, PAIR = (families()[f"attention_backward_{name}sm90"] for name in ("", "wide_", "pair_"))
 TARGET = find_target("sm_90a")
 DEVICE = device_of_target(TARGET)
 WORKLOAD = Workload(batch=2, heads_q=6, heads_kv=3, len_q=100, len_kv=300)
@@ -34,6 +35,8 @@ def problem(width: int, width_v: int | None = None, mask: Mask = Mask.FULL) -> P
         (NARROW, problem(136, 64), "sm_90a", "head_dim must be at most 128, for dK and dV to stay in registers; got 136"),
         (NARROW, problem(60), "sm_90a", "head_dim must be a multiple of 8 from 8 to 256; got 60"),
         (WIDE, problem(128), "sm_90a", "head_dim or head_dim_v must be above 128; got 128 and 128"),
+        (PAIR, problem(192), "sm_90a", "head_dim must be above 192, for each warpgroup of a pair to have columns of dQ; got 192"),
+        (PAIR, problem(256, 64), "sm_90a", "head_dim_v must be at least 72, for each warpgroup to have columns; got 64"),
         (WIDE, problem(256, 64), "sm_90a", "head_dim_v must be at least 72, for each warpgroup to have columns; got 64"),
     ],
 )
@@ -103,7 +106,27 @@ def test_wide_program() -> None:
     assert found[""].maps["k"].box == (64, 64, 1, 1)
 
 
-@pytest.mark.parametrize(("family", "width"), [(NARROW, 128), (WIDE, 256)])
+def test_pair_program() -> None:
+    """Whole pairs, of which the last one's second block may have no keys, and a counter for each warp of a pair."""
+    ordered = dataclasses.replace(problem(256), deterministic=True)
+    found, config = launches(PAIR, ordered, AttentionBackwardPairSm90Config()), AttentionBackwardPairSm90Config()
+    assert [launch.grid for launch in found.values()] == [2 * 6 * 2, 2 * 3 * 6, 2 * 6 * 2]
+    assert (found[""].values["key_tiles"], found[""].maps["k"].box) == (3, (64, 64, 1, 1))
+    assert {kernel: block.cluster for kernel, block in PAIR.resources(ordered, config).items()} == {
+        "_preprocess": 1,
+        "": 2,
+        "_postprocess": 1,
+    }
+    program = PAIR.program(config, attention_call(ordered, WORKLOAD), DEVICE)
+    assert program.buffers[-1].bytes == 4 * 16 * 2 * 6 * 2
+
+
+def test_one_key_tile_needs_no_pair() -> None:
+    one = dataclasses.replace(WORKLOAD, len_kv=64)
+    assert [PAIR.worth_trying(AttentionBackwardPairSm90Config(), w) for w in (one, WORKLOAD)] == [False, True]
+
+
+@pytest.mark.parametrize(("family", "width"), [(NARROW, 128), (WIDE, 256), (PAIR, 256)])
 def test_heads_share_the_l2_under_a_mask(family: Family, width: int) -> None:
     """Q, dO and the sums of dQ of a section's heads, of the two query heads of each, take at most 32 MiB. Without a mask there are none."""
     workload = Workload(batch=2, heads_q=16, heads_kv=8, len_q=4096, len_kv=4096)

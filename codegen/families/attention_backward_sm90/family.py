@@ -65,8 +65,9 @@ class AttentionBackwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_sm90.cu.j2."""
 
     name = "attention_backward_sm90"
-    revision = 2
+    revision = 3
     block_kv: ClassVar[int] = BLOCK_KV
+    cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
     operation = "backward"
     preference = 1
     template = "kernels/attention_backward_sm90.cu.j2"
@@ -191,7 +192,7 @@ class AttentionBackwardSm90(Family):
     def program(self, config: Any, call: Call, device: Device) -> Program:
         """See Family."""
         problem, w = call.problem, call.workload
-        query_tiles, key_tiles = -(-w.len_q // config.block_q), -(-w.len_kv // self.block_kv)
+        query_tiles, key_tiles = -(-w.len_q // config.block_q), -(-w.len_kv // (self.block_kv * self.cluster))
         tiles, rows = w.batch * w.heads_q * query_tiles, w.batch * w.heads_q * query_tiles * config.block_q
         section = heads_of_section(problem, w)
         divisors = {
@@ -210,7 +211,7 @@ class AttentionBackwardSm90(Family):
             known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
         maps, grids = (
             tensor_maps(config.block_q, self.block_kv, call),
-            {"_preprocess": tiles, "": key_tiles * w.heads_kv * w.batch, "_postprocess": tiles},
+            {"_preprocess": tiles, "": key_tiles * self.cluster * w.heads_kv * w.batch, "_postprocess": tiles},
         )
         launches = [
             KernelLaunch(
@@ -224,7 +225,7 @@ class AttentionBackwardSm90(Family):
         ]
         sizes = {"row_lse": rows + tiles * FLAG, "row_delta": rows, "row_shift": rows, "d_q_sum": rows * padded(problem.head_dim)}
         buffers = (Buffer(name, 4 * size) for name, size in sizes.items())
-        return Program(tuple(launches), (*buffers, *counters(problem, tiles, 4 * CONSUMERS)))
+        return Program(tuple(launches), (*buffers, *counters(problem, tiles, 4 * CONSUMERS * self.cluster)))
 
     def call_refusals(self, call: Call, config: Any = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
@@ -244,6 +245,7 @@ class AttentionBackwardSm90(Family):
             "causal": problem.mask is Mask.CAUSAL,
             "deterministic": problem.deterministic,
             "block_kv": self.block_kv,
+            "cluster": self.cluster,
             "threads": THREADS,
             "d_scores_stages": D_SCORES_STAGES,
             "row_threads": ROW_THREADS,

@@ -21,6 +21,7 @@ SUM_CYCLES = 0.022  # the same for a number added to dQ
 STEP_CYCLES = 726.0  # of a step, that do not depend on its size
 SPLIT_SUM_CYCLES = 0.008  # for a number added to dQ beside what is left of dV
 WIDE_SUM_CYCLES = 0.095  # the same where 64 keys of a wide head share the additions: the L2 takes no more
+PAIR_SUM_CYCLES = 0.046  # the same where pairs of blocks share them
 BLOCK_CYCLES = 3000.0  # of a block, before its first and after its last step: a guess
 LAUNCH_SECONDS = 2e-6  # from the end of one kernel to the beginning of the next
 

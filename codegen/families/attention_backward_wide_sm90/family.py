@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from flashgen.codegen import wgmma
 from flashgen.codegen.attention import head_dim_reasons, padded
@@ -33,12 +33,12 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_wide_sm90.cu.j2."""
 
     name = "attention_backward_wide_sm90"
-    revision = 2
+    revision = 3
     block_kv = 64
     template = "kernels/attention_backward_wide_sm90.cu.j2"
-    config_type = AttentionBackwardWideSm90Config
-    atoms = (*AttentionBackwardSm90.atoms, "ldmatrix")
-    tiles = (
+    config_type: ClassVar[type[Config]] = AttentionBackwardWideSm90Config
+    atoms: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.atoms, "ldmatrix")
+    tiles: ClassVar[tuple[str, ...]] = (
         *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
         *("common/lse", "common/row_statistics", "warp/huge_rows"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
@@ -48,6 +48,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
             "common/key_work",
             "warpgroup/backward_inputs",
             "warpgroup/store_columns",
+            "warpgroup/split_roles",
         ),
     )
 
@@ -86,7 +87,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
         """See Family."""
         return {
             "_preprocess": BlockResources(ROW_THREADS, 0),
-            "": BlockResources(THREADS, self.shared_bytes(problem, config)),
+            "": BlockResources(THREADS, self.shared_bytes(problem, config), self.cluster),
             "_postprocess": BlockResources(self.postprocess_threads(problem, config), self.postprocess_bytes(problem, config)),
         }
 
@@ -97,10 +98,10 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     def instructions(self, problem: Problem, config: AttentionBackwardWideSm90Config) -> str:
         """See Family. The shapes of wgmma: of S and dP, of each warpgroup's columns of dK and dV, and of dQ by parts of a panel."""
         element, columns, columns_v = ELEMENTS[problem.dtype], padded(problem.head_dim), padded(problem.head_dim_v)
-        shares = sorted({*_shares(columns), *_shares(columns_v)})
+        widths = sorted({*shares(columns), *shares(columns_v)})
         parts = sorted({min(PANEL, columns - first) for first in range(0, columns, PANEL)})
         atoms = [wgmma.wgmma_ss(element, config.block_q)]
-        atoms += [wgmma.wgmma_ss_trans_ab(element, share) for share in shares]
+        atoms += [wgmma.wgmma_ss_trans_ab(element, width) for width in widths]
         atoms += [wgmma.wgmma_ss_trans_b(element, part) for part in parts]
         return "\n".join(atoms)
 
@@ -113,7 +114,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
         yield from map(AttentionBackwardWideSm90Config, (2, 3))
 
 
-def _shares(columns: int) -> tuple[int, int]:
+def shares(columns: int) -> tuple[int, int]:
     """Columns of each warpgroup: the first one has the odd panel."""
     first = -(-panels(columns) // 2) * PANEL
     return first, columns - first

@@ -6,6 +6,7 @@ using ClusterAddress = u32;
 namespace emulator {
 
 constexpr int kRankShift = 24;
+constexpr u32 kOffsetMark = 1u << 23;  // of an address that offset_in_block gave: only matrix descriptors take those
 
 // A place in shared memory, and whose it is.
 struct ClusterPlace {
@@ -27,3 +28,5 @@ inline ClusterAddress mapa_shared_cluster(SharedAddress address, int rank) {
     if (address >> emulator::kRankShift) emulator::current->fail("cluster", "maps %u, no address in its own shared memory", address);
     return static_cast<u32>(rank + 1) << emulator::kRankShift | address;
 }
+
+inline SharedAddress offset_in_block(SharedAddress address) { return emulator::kOffsetMark | address; }

@@ -8,7 +8,7 @@ inline void arrive_cluster(ClusterAddress address, bool releases) {
     const int warp = current->running / kLanes;
     current->cluster.use(at.block, *current, warp, current->clock(warp)[warp]);
     barrier.cluster_scope |= releases && &at.block != current;
-    if (!releases) barrier.collected.join_asynchronous(current->warp().seen);
+    if (!releases) barrier.collected.join_performed(current->warp().seen, current->rank, warp, current->clock(warp)[warp]);
     arrive(barrier, 0, releases);
 }
 

@@ -17,3 +17,7 @@ __device__ __forceinline__ ClusterAddress mapa_shared_cluster(SharedAddress addr
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
     return mapped;
 }
+
+// Where in the shared memory of its block an own address lies. In a cluster an address says of which block it is, too, which a matrix
+// descriptor has no room for.
+__device__ __forceinline__ SharedAddress offset_in_block(SharedAddress address) { return address & 0xffffff; }

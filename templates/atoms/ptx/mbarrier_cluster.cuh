@@ -10,7 +10,8 @@ __device__ __forceinline__ void mbarrier_arrive_release_cluster(ClusterAddress b
 }
 
 // One arrival without a fence: it tells that products and copies are over, those that this thread has waited for, or knows of others to
-// have waited for. It orders nothing that threads read or wrote themselves.
+// have waited for. Of what threads did themselves it tells only what a barrier of this block has ordered before, in its own shared memory:
+// that is done, in the one place where these bytes are. (The memory model asks for a release there, too, as if they had copies.)
 __device__ __forceinline__ void mbarrier_arrive_relaxed_cluster(ClusterAddress barrier) {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -1,18 +1,20 @@
-// attention_backward_wide_sm90_fp16_d192x128_causal_s2_sm_90a
+// attention_backward_pair_sm90_bf16_d256_full_s2_sm_90a
 //
 // Attention backward for Hopper by recomputation (Dao 2023, algorithm 2), with the products of FlashAttention-3 (Shah et al. 2024):
-//   P = exp(scale * Q K^T + causal mask - lse),  dV = P^T dO,
+//   P = exp(scale * Q K^T - lse),  dV = P^T dO,
 //   dP = dO V^T,  dS = P * (dP - delta),  dQ = scale * dS K,  dK = scale * dS^T Q.
-// A block owns 64 keys of a key/value head, and walks over the queries that see them, of all query heads that share it.
-// One thread of the first warpgroup, the producer, loads tiles. Of two others, the consumers, the first computes P and the second dS, which
-// they pass through shared memory. Each has half of the columns of dK and dV in registers, and of dQ, which is added up in memory.
+// A block owns 64 keys of a key/value head. With the other block of its cluster, which has the next ones, it walks over the queries that
+// see any key of the pair's, of all query heads that share it. One thread of the first warpgroup, the producer, loads tiles. Of two others,
+// the consumers, the first computes P and the second dS, which they pass through shared memory. Each has half of the columns of dK and dV
+// in registers. A warp beside the producer sends dS to the other block, and gets that block's: thus each consumer of the pair has a quarter
+// of the columns of dQ, over all keys of the pair, and adds them up in memory.
 //
-//   problem     backward_fp16_d192x128_causal
+//   problem     backward_bf16_d256_full
 //   config      stages 2
 //   target      sm_90a
 //   _preprocess  <<<ceil(len_q / 64) * heads_q * batch, 128>>>
-//   launch       <<<ceil(len_kv / 64) * heads_kv * batch, 384, 140384 bytes>>>
-//   _postprocess <<<ceil(len_q / 64) * heads_q * batch, 384, 24576 bytes>>>
+//   launch       <<<ceil(len_kv / 128) * 2 * heads_kv * batch, 384, 230520 bytes>>>
+//   _postprocess <<<ceil(len_q / 64) * heads_q * batch, 512, 32768 bytes>>>
 
 // Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
 
@@ -426,13 +428,95 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragment)[4], SharedAddr
                  : "memory");
 }
 
+// Blocks of a cluster, which run at the same time and reach each other's shared memory. PTX ISA, "Special Registers", "mapa" (sm_90).
+//
+// A block may be reached once a barrier_cluster_sync has shown that it runs, and until it ends.
+
+using ClusterAddress = u32;  // byte address in the shared window of the cluster; a SharedAddress is one, too, of the own block
+
+// Which block of its cluster this one is.
+__device__ __forceinline__ int cluster_ctarank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return static_cast<int>(rank);
+}
+
+// The same place in the shared memory of the block of this rank.
+__device__ __forceinline__ ClusterAddress mapa_shared_cluster(SharedAddress address, int rank) {
+    ClusterAddress mapped;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    return mapped;
+}
+
+// Where in the shared memory of its block an own address lies. In a cluster an address says of which block it is, too, which a matrix
+// descriptor has no room for.
+__device__ __forceinline__ SharedAddress offset_in_block(SharedAddress address) { return address & 0xffffff; }
+
+// The barrier of all threads of a cluster. PTX ISA, "barrier.cluster" (sm_90). Each thread arrives, then waits; those that have ended count
+// as arrived. Lanes of a warp need not come together. An arrival costs a fence of the whole GPU (MEMBAR.GPU), a wait the contents of the
+// L1 (CCTL.IVALL): this is for a kernel's begin and end.
+
+// What this thread wrote before is visible to those that wait.
+__device__ __forceinline__ void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+
+__device__ __forceinline__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+__device__ __forceinline__ void barrier_cluster_sync() {
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+}
+
+// Arrivals at mbarriers of other blocks of the cluster, and the wait that goes with them. PTX ISA, "mbarrier.arrive", "mbarrier.try_wait"
+// (sm_90).
+//
+// Where only relaxed arrivals and copies of other blocks count, mbarrier_try_wait_parity is enough.
+
+// One arrival. What this thread wrote before is visible to those that wait by mbarrier_try_wait_parity_acquire_cluster. Costs a fence of
+// the whole GPU (MEMBAR.GPU).
+__device__ __forceinline__ void mbarrier_arrive_release_cluster(ClusterAddress barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// One arrival without a fence: it tells that products and copies are over, those that this thread has waited for, or knows of others to
+// have waited for. Of what threads did themselves it tells only what a barrier of this block has ordered before, in its own shared memory:
+// that is done, in the one place where these bytes are. (The memory model asks for a release there, too, as if they had copies.)
+__device__ __forceinline__ void mbarrier_arrive_relaxed_cluster(ClusterAddress barrier) {
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Whether the phase of this parity is complete. May block for a while before it says no; costs the contents of the L1 (CCTL.IVALL) when it
+// says yes.
+__device__ __forceinline__ bool mbarrier_try_wait_parity_acquire_cluster(SharedAddress barrier, u32 parity) {
+    u32 complete;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(complete)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return complete != 0;
+}
+
+// Asynchronous copies from a block's shared memory to another one's of its cluster. PTX ISA, "cp.async.bulk" (sm_90).
+
+// Sends `bytes` bytes, which count at `barrier`, an mbarrier of the block that gets them. Addresses and size are multiples of 16. Threads
+// wrote the source before their fence_proxy_async, and leave it as it is until the other block has let them know that the bytes have come.
+__device__ __forceinline__ void cp_async_bulk_send(ClusterAddress destination, SharedAddress source, u32 bytes, ClusterAddress barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+                 "r"(source), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 template <>
-__device__ __forceinline__ void wgmma_ss<Fp16, 64>(float (&d)[8][4], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void wgmma_ss<Bf16, 64>(float (&d)[8][4], u64 a, u64 b, int accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
         "setp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
         "}, %32, %33, p, 1, 1, 0, 0;\n"
@@ -445,30 +529,12 @@ __device__ __forceinline__ void wgmma_ss<Fp16, 64>(float (&d)[8][4], u64 a, u64 
 }
 
 template <>
-__device__ __forceinline__ void wgmma_ss_trans_ab<Fp16, 64>(float (&d)[8][4], u64 a, u64 b, int accumulate) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, p, 1, 1, 1, 1;\n"
-        "}"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-        : "l"(a), "l"(b), "r"(accumulate));
-}
-
-template <>
-__device__ __forceinline__ void wgmma_ss_trans_ab<Fp16, 128>(float (&d)[16][4], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void wgmma_ss_trans_ab<Bf16, 128>(float (&d)[16][4], u64 a, u64 b, int accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
         "setp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
@@ -487,12 +553,12 @@ __device__ __forceinline__ void wgmma_ss_trans_ab<Fp16, 128>(float (&d)[16][4], 
 }
 
 template <>
-__device__ __forceinline__ void wgmma_ss_trans_b<Fp16, 64>(float (&d)[8][4], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void wgmma_ss_trans_b<Bf16, 64>(float (&d)[8][4], u64 a, u64 b, int accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
         "setp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
         "}, %32, %33, p, 1, 1, 0, 1;\n"
@@ -504,11 +570,11 @@ __device__ __forceinline__ void wgmma_ss_trans_b<Fp16, 64>(float (&d)[8][4], u64
         : "l"(a), "l"(b), "r"(accumulate));
 }
 
-using Element = Fp16;
+using Element = Bf16;
 
 // ---- what these kernels are specialised for ---------------------------------------------------------------------------
 
-constexpr int kHeadDim = 192, kHeadDimV = 128;
+constexpr int kHeadDim = 256, kHeadDimV = 256;
 constexpr int kBlockQ = 64, kBlockKv = 64, kWarpgroups = 2;
 constexpr int kStages = 2;
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
@@ -1439,9 +1505,9 @@ struct KeyWork {
     // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass. But
     // where additions to dQ have an order the last ones do, because they add first.
     template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
-    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain) {
+    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int block = block_index()) {
         const Order order{p.key_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
-        const Work work = find_work(block_index(), order, p.heads_kv, p.heads_kv_reciprocal);
+        const Work work = find_work(block, order, p.heads_kv, p.heads_kv_reciprocal);
         const int first_key = (kLastFirst ? work.query_tile : p.key_tiles - 1 - work.query_tile) * kBlockKv;
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
     }
@@ -1559,7 +1625,134 @@ __device__ __forceinline__ void store_columns(const TensorMap& map, const float 
     }
 }
 
-using Chain = ScoreChain<SequenceEnd, Causal>;
+// Two consumers that divide the work on scores, each with all keys of a block as rows of its accumulator: the first warpgroup computes S^T
+// and P^T, the second one dP^T and dS^T. P and dS pass through shared memory, in tiles with a row for each query.
+
+// S^T or dP^T of the tile in a stage, once it is there. Issued, not waited for. stages.operand(tile) is how a product takes a tile.
+template <class Element, int kWarpgroup, int kColumns, int kColumnsV, class Stages, class Order, int kTiles>
+__device__ __forceinline__ void issue_scores(float (&scores)[kTiles][4], const Stages& stages, const Order& order) {
+    (kWarpgroup == 0 ? stages.query_pipeline : stages.d_out_pipeline).wait_full(order);
+    keep_in_registers(scores);
+    wgmma_fence();
+    if constexpr (kWarpgroup == 0)
+        gemm_scores<Element, kColumns>(scores, stages.operand(stages.key_tile()), 0, stages.operand(stages.query_tile(order.stage)));
+    else
+        gemm_scores<Element, kColumnsV>(scores, stages.operand(stages.value_tile()), 0, stages.operand(stages.d_out_tile(order.stage)));
+    wgmma_commit_group();
+}
+
+// P^T of S^T, rounded, of the tile `next` in a stage. `first_key`: of the warp.
+template <class Element, int kBlockQ, class Stages, class Parameters, class Chain>
+__device__ __forceinline__ void round_probabilities(u32 (&P)[kBlockQ / 16][4], float (&S)[1][kBlockQ / 8][4], const Parameters& p,
+                                                    const Stages& stages, u32 stage, const QueryTileRange& tiles, const QueryWalk& next,
+                                                    int first_key, const Chain& chain) {
+    if (tiles.needs_mask(next.tile)) mask_transposed(S, first_key, next.tile * kBlockQ, chain);
+    if (unlikely(stages.huge(stage))) shift_transposed(S, p.row_shift + next.index * kBlockQ);
+    exponentiate(S, p.scale_log2, stages.lse(stage));
+    round_to_operand<Element>(P, S[0]);
+}
+
+// dS^T of dP^T and of P as a tile has it, into another tile.
+template <class Element, class ScoreTile, int kTiles>
+__device__ __forceinline__ void store_score_gradients(const ScoreTile& tile, const float (&dP)[kTiles][4], const ScoreTile& probabilities,
+                                                      SharedAddress delta, int warp) {
+    u32 P[kTiles / 2][4], dS[kTiles / 2][4];
+    load_transposed(P, probabilities, warp * 16);
+    differentiate_rounded<Element>(dS, dP, P, delta);
+    store_transposed(tile, warp * 16, dS);
+    fence_proxy_async();
+}
+
+// Two blocks of a cluster that walk over the same queries, each with its own keys. They exchange dS of each query tile, so that each block
+// computes half of the columns of dQ, over the keys of both, and adds half as much to memory.
+
+// Which work a block of a pair does: its own key tile, and the query tiles that see any key of the pair's.
+template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
+__device__ __forceinline__ KeyWork find_pair_work(const Parameters& p, const Chain& chain) {
+    KeyWork work = KeyWork::find<kBlockQ, 2 * kBlockKv, kLastFirst>(p, chain, block_index() / 2);
+    const QueryTileRange of_pair = work.tiles;
+    work.first_key += cluster_ctarank() * kBlockKv;
+    work.tiles = chain.template query_tiles<kBlockQ>(work.first_key, work.first_key + kBlockKv, p.len_q);
+    work.tiles.begin = of_pair.begin, work.tiles.end = of_pair.end;
+    return work;
+}
+
+// What a block of a pair has of the other one. `received` is dS of the tile that both are at, [query][key]; its place is free for other
+// things outside of the time from `take` to the end of the product that reads it.
+template <class ScoreTile, class OtherKeys>
+struct DScoresExchange {
+    static constexpr int kBarriers = 3;
+    SharedAddress own, received, other_keys, full, ready, arrived;
+
+    // `own` and `received`: tiles.
+    __device__ __forceinline__ DScoresExchange(SharedAddress own, SharedAddress received, SharedAddress other_keys, SharedAddress barriers)
+        : own(own), received(received), other_keys(other_keys), full(barriers), ready(barriers + 8), arrived(barriers + 16) {}
+
+    __device__ __forceinline__ ScoreTile tile() const { return {received}; }
+    __device__ __forceinline__ OtherKeys keys(int panel) const { return {other_keys + panel * OtherKeys::kPanelBytes}; }
+
+    // By one thread of each block, before the blocks meet.
+    __device__ __forceinline__ void initialise() const {
+        for (const SharedAddress barrier : {full, ready, arrived}) mbarrier_init(barrier, 1);
+    }
+    __device__ __forceinline__ static ClusterAddress there(SharedAddress address) {
+        return mapa_shared_cluster(address, cluster_ctarank() ^ 1);
+    }
+    // By a warp of its own: sends dS of each tile, once `wait_own` returns: it is in `own`, and `received` is free. The first of what the
+    // other block sends comes with its keys, those columns of them that are this block's in dQ.
+    template <class Parameters, class WaitOwn>
+    __device__ __forceinline__ void run(const Parameters& p, const KeyWork& work, const WaitOwn& wait_own) const {
+        const int rank = cluster_ctarank();
+        const int others_first_key = work.first_key + (rank == 0 ? OtherKeys::kPanelBytes / 128 : -OtherKeys::kPanelBytes / 128);
+        u32 parity = 0;
+        const int tiles = work.tiles.count() * p.group;
+#pragma unroll 1
+        for (int i = 0; i < tiles; ++i, parity ^= 1) {
+            wait_own();
+            if (lane_index() == 0) {
+                mbarrier_arrive_expect_tx(full, ScoreTile::kBytes + (i == 0 ? OtherKeys::kBytes : 0));
+                mbarrier_arrive_relaxed_cluster(there(ready));
+                if (i == 0) {
+#pragma unroll
+                    for (int panel = 0; panel < OtherKeys::kPanels; ++panel)
+                        cp_async_bulk_tensor_load(other_keys + panel * OtherKeys::kPanelBytes, p.k_map, full,
+                                                  (rank * OtherKeys::kPanels + panel) * 64, others_first_key, work.head_kv, work.batch);
+                }
+                wait(ready, parity);
+                cp_async_bulk_send(there(received), own, ScoreTile::kBytes, there(full));
+            }
+            barrier_warp_sync();
+        }
+    }
+    // The consumers: wait until the other block's dS is there. One thread, `elected`, tells that block so.
+    __device__ __forceinline__ void take(u32 parity, bool elected) const {
+        wait(full, parity);
+        if (elected) mbarrier_arrive_relaxed_cluster(there(arrived));
+    }
+    // Before dS is written again: waits until the other block has that of the tile before, of this parity.
+    __device__ __forceinline__ void wait_arrived(u32 parity) const { wait(arrived, parity); }
+};
+
+// product += dS K if kAdd, else product = dS K: queries as rows, over all keys of a block.
+template <class Element, bool kAdd, int kTiles, class ScoreTile, class KeyTile>
+__device__ __forceinline__ void gemm_over_keys_of_block(float (&product)[kTiles][4], ScoreTile d_scores, KeyTile keys) {
+    keep_in_register(d_scores.base);
+    keep_in_register(keys.base);
+#pragma unroll
+    for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step)
+        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), kAdd || step > 0);
+}
+
+// Adds to dQ of a panel of 64 columns, of which the last one may have fewer.
+template <class Sums, int kColumns>
+__device__ __forceinline__ void add_panel(float* sum, int panel, int warp, const float (&product)[8][4]) {
+    float* own = sum + Sums::place(panel, warp, 0);
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+        if (kColumns % 64 == 0 || panel * 8 + j < kColumns / 8) red_add_f32_v4(own + j * 128, product[j]);
+}
+
+using Chain = ScoreChain<SequenceEnd, NoMask>;
 using Lse = RowLse<kBlockQ>;
 using KeyTile = PanelTile<kBlockKv, kColumns>;
 using ValueTile = PanelTile<kBlockKv, kColumnsV>;
@@ -1567,14 +1760,17 @@ using QueryTile = PanelTile<kBlockQ, kColumns>;
 using DOutTile = PanelTile<kBlockQ, kColumnsV>;
 using ScoreTile = PanelTile<kBlockQ, kBlockKv>;  // of P and dS
 using DQ = PanelGradient<Element, kColumns>;
+using OtherKeys = PanelTile<kBlockKv, 128>;  // of the other block, the columns of dQ that this one has
+using Exchange = DScoresExchange<ScoreTile, OtherKeys>;
 using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
 
 constexpr int kOutBytes = PanelTile<16, 64>::kBytes;  // of a warp
-constexpr int kPReady = 1, kDScoresReady = 2;         // barriers of the consumers
 constexpr int kConsumers = kWarpgroups * 128;         // threads
+constexpr int kPReady = 1, kPFree = 2;                // barriers of the consumers
+constexpr int kDScoresReady = 3;                      // of the consumers and the warp that sends dS
 
 __device__ __forceinline__ Chain make_chain(int len_q, int len_kv) {
-    return {{len_q, len_kv}, {len_kv - len_q}};
+    return {{len_q, len_kv}, {}};
 }
 
 // ---- row_lse, row_delta, row_shift; d_q_sum = 0 -------------------------------------------------------------------------
@@ -1582,22 +1778,29 @@ __device__ __forceinline__ Chain make_chain(int len_q, int len_kv) {
 constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
 
 extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
-attention_backward_wide_sm90_fp16_d192x128_causal_s2_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
+attention_backward_pair_sm90_bf16_d256_full_s2_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
     preprocess<kRowThreads, kBlockQ, kHeadDim, kHeadDimV, DQ::kFloats>(p, make_chain(p.len_q, p.len_kv));
 }
 
 // ---- dK, dV and the sum of dQ -------------------------------------------------------------------------------------------
 
-// What producer and consumers share.
+// What producer and consumers share. The other block's dS has the place of P, which is not in use then.
 struct Stages : Inputs {
-    SharedAddress P, dS;
+    SharedAddress P, dS, other_keys, barriers;
 
     __device__ __forceinline__ explicit Stages(SharedRegions& regions)
-        : Inputs(regions), P(regions.take(ScoreTile::kBytes)), dS(regions.take(ScoreTile::kBytes)) {
+        : Inputs(regions), P(regions.take(ScoreTile::kBytes)), dS(regions.take(ScoreTile::kBytes)), other_keys(regions.take(OtherKeys::kBytes)) {
         take_rows(regions);
+        barriers = regions.take(Exchange::kBarriers * 8);
+    }
+    // Where a product finds a tile.
+    template <class Tile>
+    __device__ __forceinline__ static Tile operand(const Tile& tile) {
+        return {offset_in_block(tile.base)};
     }
     __device__ __forceinline__ ScoreTile p_tile() const { return {P}; }
     __device__ __forceinline__ ScoreTile d_s_tile() const { return {dS}; }
+    __device__ __forceinline__ Exchange exchange() const { return {dS, P, other_keys, barriers}; }
 };
 
 // A warpgroup, with all keys of the block. The first one computes P^T, the second one dS^T. Of the products that follow each has its
@@ -1606,19 +1809,23 @@ template <int kWarpgroup>
 struct Consumer {
     using Share = ColumnShare<kColumns, kWarpgroup>;
     using ShareV = ColumnShare<kColumnsV, kWarpgroup>;
-    static constexpr int kFirstPart = Share::kColumns < 64 ? Share::kColumns : 64, kSecondPart = Share::kColumns - kFirstPart;
 
     const Parameters& p;
     const Stages& stages;
     const KeyWork& work;
-    const int warp, lane;  // warp: of this warpgroup
+    const Exchange exchange;
+    const int warp, lane, panel;  // warp: of this warpgroup; panel: of dQ
     QueryWalk next;
     StageOrder<kStages> order;
+    u32 parity = 0;  // of the exchange that is next
     float scores[1][kBlockQ / 8][4];  // S^T or dP^T
+    float dQ[8][4];
+    u32 P[kBlockQ / 16][4];  // of the first warpgroup
     float dK[Share::kColumns / 8][4] = {}, dV[ShareV::kColumns / 8][4] = {};
 
     __device__ __forceinline__ Consumer(const Parameters& p, const Stages& stages, const KeyWork& work)
-        : p(p), stages(stages), work(work), warp(warp_index() % 4), lane(lane_index()), next(work, p) {}
+        : p(p), stages(stages), work(work), exchange(stages.exchange()), warp(warp_index() % 4), lane(lane_index()),
+          panel(cluster_ctarank() * kWarpgroups + kWarpgroup), next(work, p) {}
 
     // By each warp: its lanes may have read row_lse or row_delta.
     __device__ __forceinline__ void release(const Pipeline<kStages>& pipeline, u32 stage) const {
@@ -1626,96 +1833,93 @@ struct Consumer {
         pipeline.release(stage, lane == 0);
     }
     // S^T or dP^T of the tile that is next.
-    __device__ __forceinline__ void issue_scores() {
-        (kWarpgroup == 0 ? stages.query_pipeline : stages.d_out_pipeline).wait_full(order);
-        keep_in_registers(scores[0]);
-        wgmma_fence();
-        if constexpr (kWarpgroup == 0)
-            gemm_scores<Element, kColumns>(scores[0], stages.key_tile(), 0, stages.query_tile(order.stage));
-        else
-            gemm_scores<Element, kColumnsV>(scores[0], stages.value_tile(), 0, stages.d_out_tile(order.stage));
-        wgmma_commit_group();
+    __device__ __forceinline__ void issue_next_scores() {
+        issue_scores<Element, kWarpgroup, kColumns, kColumnsV>(scores[0], stages, order);
+    }
+    __device__ __forceinline__ void compute_p() {
+        round_probabilities<Element, kBlockQ>(P, scores, p, stages, order.stage, work.tiles, next, work.first_key + warp * 16,
+                                              make_chain(p.len_q, p.len_kv));
     }
     __device__ __forceinline__ void store_p() {
-        const Chain chain = make_chain(p.len_q, p.len_kv);
-        u32 P[kBlockQ / 16][4];
-        if (work.tiles.needs_mask(next.tile)) mask_transposed(scores, work.first_key + warp * 16, next.tile * kBlockQ, chain);
-        if (unlikely(stages.huge(order.stage))) shift_transposed(scores, p.row_shift + next.index * kBlockQ);
-        exponentiate(scores, p.scale_log2, stages.lse(order.stage));
-        round_to_operand<Element>(P, scores[0]);
         store_transposed(stages.p_tile(), warp * 16, P);
         fence_proxy_async();
     }
-    __device__ __forceinline__ void store_d_s() {
-        u32 P[kBlockQ / 16][4], dS[kBlockQ / 16][4];
-        load_transposed(P, stages.p_tile(), warp * 16);
-        differentiate_rounded<Element>(dS, scores[0], P, stages.delta(order.stage));
-        store_transposed(stages.d_s_tile(), warp * 16, dS);
-        fence_proxy_async();
+    // Adds to dQ of the tile `back`.
+    __device__ __forceinline__ void add_d_q(const QueryWalk& back) {
+        add_panel<DQ, kColumns>(p.d_q_sum + back.index * DQ::kFloats, panel, warp, dQ);
     }
-    template <int kTiles>
-    __device__ __forceinline__ void issue_d_q(float (&dQ)[kTiles][4], int part) const {
-        KeyTile keys = columns_from<Share::kFirst>(stages.key_tile());
-        keys.base += part * KeyTile::kPanelBytes;
-        gemm_over_keys<Element>(dQ, stages.d_s_tile(), keys);
-        wgmma_commit_group();
-    }
-
-    // dS^T and dV of the tile that is next, whose P^T and dP^T are there.
-    __device__ __forceinline__ void differentiate_scores() {
+    // dS^T and dV of the tile that is next, whose P^T and dP^T are there. Adds to dQ of the tile before it, unless kFirst.
+    template <bool kFirst>
+    __device__ __forceinline__ void differentiate_scores(const QueryWalk& back) {
         (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).wait_full(order);
         bar_sync(kPReady, kConsumers);
         keep_in_registers(dV);
         wgmma_fence();
-        gemm_over_queries<Element>(dV, stages.p_tile(), columns_from<ShareV::kFirst>(stages.d_out_tile(order.stage)));
+        gemm_over_queries<Element>(dV, stages.operand(stages.p_tile()), columns_from<ShareV::kFirst>(stages.operand(stages.d_out_tile(order.stage))));
         wgmma_commit_group();
-        if constexpr (kWarpgroup == 1) store_d_s();
+        if constexpr (kWarpgroup == 1) {
+            if constexpr (!kFirst) exchange.wait_arrived(parity ^ 1);
+            store_score_gradients<Element>(stages.d_s_tile(), scores[0], stages.p_tile(), stages.delta(order.stage), warp);
+        }
+        if constexpr (!kFirst && kWarpgroup == 0) add_d_q(back);  // while the product is under way
         wgmma_wait_group<0>();
         keep_in_registers(dV);
         release(stages.d_out_pipeline, order.stage);
-        bar_sync(kDScoresReady, kConsumers);
+        bar_sync(kDScoresReady, kConsumers + 32);
+        if constexpr (!kFirst && kWarpgroup == 1) add_d_q(back);  // dS is what others wait for
     }
     // dQ and dK of a tile, and S^T or dP^T of the one after it. kLast: there is none.
     template <bool kLast>
     __device__ __forceinline__ void step() {
         const u32 stage = order.stage;
-        float* sum = p.d_q_sum + next.index * DQ::kFloats;
-        float first[kFirstPart / 8][4], second[kSecondPart > 0 ? kSecondPart / 8 : 1][4];
+        const QueryWalk back = next;
         wgmma_fence();
-        issue_d_q(first, 0);
-        if constexpr (kSecondPart > 0) issue_d_q(second, 1);
-        wgmma_wait_group<(kSecondPart > 0)>();
-        keep_in_registers(first);
-        DQ::add(sum, Share::kFirst / 64, warp, first);
+        gemm_over_keys_of_block<Element, false>(dQ, stages.operand(stages.d_s_tile()), stages.operand(KeyTile{stages.keys + panel * KeyTile::kPanelBytes}));
+        wgmma_commit_group();
         order.advance();
         next.advance(work, p);
-        if constexpr (!kLast) issue_scores();
+        if constexpr (!kLast) issue_next_scores();
         keep_in_registers(dK);
         wgmma_fence();
-        gemm_over_queries<Element>(dK, stages.d_s_tile(), columns_from<Share::kFirst>(stages.query_tile(stage)));
+        gemm_over_queries<Element>(dK, stages.operand(stages.d_s_tile()), columns_from<Share::kFirst>(stages.operand(stages.query_tile(stage))));
         wgmma_commit_group();
-        if constexpr (kSecondPart > 0) {
-            wgmma_wait_group<!kLast + 1>();
-            keep_in_registers(second);
-            DQ::add(sum, Share::kFirst / 64 + 1, warp, second);
-        }
-        if constexpr (!kLast) wgmma_wait_group<1>();
+        wgmma_wait_group<1>();
+        keep_in_registers(dQ);
         if constexpr (!kLast) {
             keep_in_registers(scores[0]);
-            if constexpr (kWarpgroup == 0) store_p();  // while the product of dK is under way
+            if constexpr (kWarpgroup == 0) compute_p();  // while the product of dK is under way
         }
+        exchange.take(parity, kWarpgroup == 1 && thread_index() == (kWarpgroup + 1) * 128);
+        parity ^= 1;
+        wgmma_fence();
+        gemm_over_keys_of_block<Element, true>(dQ, stages.operand(exchange.tile()), stages.operand(exchange.keys(kWarpgroup)));
+        wgmma_commit_group();
         wgmma_wait_group<0>();
         keep_in_registers(dK);
+        keep_in_registers(dQ);
         release(stages.query_pipeline, stage);
-        if constexpr (!kLast) differentiate_scores();
+        if constexpr (kLast) {
+            add_d_q(back);
+        } else {
+            if constexpr (kWarpgroup == 0) {
+                bar_sync(kPFree, kConsumers);
+                store_p();
+            } else {
+                bar_arrive(kPFree, kConsumers);
+            }
+            differentiate_scores<false>(back);
+        }
     }
     __device__ __forceinline__ void run() {
         if (next.left > 0) {
-            issue_scores();
+            issue_next_scores();
             wgmma_wait_group<0>();
             keep_in_registers(scores[0]);
-            if constexpr (kWarpgroup == 0) store_p();
-            differentiate_scores();
+            if constexpr (kWarpgroup == 0) {
+                compute_p();
+                store_p();
+            }
+            differentiate_scores<true>(next);
 #pragma unroll 1
             while (next.left > 1) step<false>();
             step<true>();
@@ -1728,22 +1932,27 @@ struct Consumer {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-attention_backward_wide_sm90_fp16_d192x128_causal_s2_sm_90a(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(2, 1, 1)
+attention_backward_pair_sm90_bf16_d256_full_s2_sm_90a(const __grid_constant__ Parameters p) {
     SharedRegions regions;
     const Stages stages(regions);
-    if (thread_index() == 0) stages.initialise(kWarpgroups * 4);
-    barrier_sync();
-    const KeyWork work = KeyWork::find<kBlockQ, kBlockKv, false>(p, make_chain(p.len_q, p.len_kv));
+    if (thread_index() == 0) {
+        stages.exchange().initialise();
+        stages.initialise(kWarpgroups * 4);
+    }
+    barrier_cluster_sync();
+    const KeyWork work = find_pair_work<kBlockQ, kBlockKv, false>(p, make_chain(p.len_q, p.len_kv));
     const int warp = warp_index();
     if (warp < 4) {
         setmaxnreg_dec<kProducerRegisters>();
         if (thread_index() == 0) stages.produce(p, work);
+        else if (warp == 1) stages.exchange().run(p, work, [] { bar_sync(kDScoresReady, kConsumers + 32); });
     } else {
         setmaxnreg_inc<kConsumerRegisters>();
         if (warp < 8) Consumer<0>(p, stages, work).run();
         else Consumer<1>(p, stages, work).run();
     }
+    barrier_cluster_sync();  // nobody reaches for a block that has ended
 }
 
 // ---- dQ = scale * d_q_sum -----------------------------------------------------------------------------------------------
@@ -1751,6 +1960,6 @@ attention_backward_wide_sm90_fp16_d192x128_causal_s2_sm_90a(const __grid_constan
 constexpr int kSumThreads = DQ::kWarps * 32, kSumBlocksPerSm = 2;
 
 extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
-attention_backward_wide_sm90_fp16_d192x128_causal_s2_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
+attention_backward_pair_sm90_bf16_d256_full_s2_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
     postprocess<kBlockQ, DQ, QueryTile>(p, make_chain(p.len_q, p.len_kv));
 }

@@ -1,0 +1,24 @@
+"""What may be chosen of the Hopper backward kernel that works in pairs of blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashgen.codegen.config import Config, tagged
+
+
+@dataclass(frozen=True)
+class AttentionBackwardPairSm90Config(Config):
+    """What may be chosen freely.
+
+    stages:  tiles of Q, and of dO, that shared memory holds
+    """
+
+    stages: int = tagged("s", 2)
+    block_q: ClassVar[int] = 64  # query rows of a tile
+    transposes_d_q: ClassVar[bool] = False
+
+    def describe(self) -> str:
+        """For the header of the rendered file."""
+        return f"stages {self.stages}"

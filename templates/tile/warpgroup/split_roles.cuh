@@ -1,0 +1,37 @@
+// Two consumers that divide the work on scores, each with all keys of a block as rows of its accumulator: the first warpgroup computes S^T
+// and P^T, the second one dP^T and dS^T. P and dS pass through shared memory, in tiles with a row for each query.
+
+// S^T or dP^T of the tile in a stage, once it is there. Issued, not waited for. stages.operand(tile) is how a product takes a tile.
+template <class Element, int kWarpgroup, int kColumns, int kColumnsV, class Stages, class Order, int kTiles>
+__device__ __forceinline__ void issue_scores(float (&scores)[kTiles][4], const Stages& stages, const Order& order) {
+    (kWarpgroup == 0 ? stages.query_pipeline : stages.d_out_pipeline).wait_full(order);
+    keep_in_registers(scores);
+    wgmma_fence();
+    if constexpr (kWarpgroup == 0)
+        gemm_scores<Element, kColumns>(scores, stages.operand(stages.key_tile()), 0, stages.operand(stages.query_tile(order.stage)));
+    else
+        gemm_scores<Element, kColumnsV>(scores, stages.operand(stages.value_tile()), 0, stages.operand(stages.d_out_tile(order.stage)));
+    wgmma_commit_group();
+}
+
+// P^T of S^T, rounded, of the tile `next` in a stage. `first_key`: of the warp.
+template <class Element, int kBlockQ, class Stages, class Parameters, class Chain>
+__device__ __forceinline__ void round_probabilities(u32 (&P)[kBlockQ / 16][4], float (&S)[1][kBlockQ / 8][4], const Parameters& p,
+                                                    const Stages& stages, u32 stage, const QueryTileRange& tiles, const QueryWalk& next,
+                                                    int first_key, const Chain& chain) {
+    if (tiles.needs_mask(next.tile)) mask_transposed(S, first_key, next.tile * kBlockQ, chain);
+    if (unlikely(stages.huge(stage))) shift_transposed(S, p.row_shift + next.index * kBlockQ);
+    exponentiate(S, p.scale_log2, stages.lse(stage));
+    round_to_operand<Element>(P, S[0]);
+}
+
+// dS^T of dP^T and of P as a tile has it, into another tile.
+template <class Element, class ScoreTile, int kTiles>
+__device__ __forceinline__ void store_score_gradients(const ScoreTile& tile, const float (&dP)[kTiles][4], const ScoreTile& probabilities,
+                                                      SharedAddress delta, int warp) {
+    u32 P[kTiles / 2][4], dS[kTiles / 2][4];
+    load_transposed(P, probabilities, warp * 16);
+    differentiate_rounded<Element>(dS, dP, P, delta);
+    store_transposed(tile, warp * 16, dS);
+    fence_proxy_async();
+}

@@ -1,0 +1,1764 @@
+// attention_backward_wide_sm90_bf16_d256_full_s2_sm_90a
+//
+// Attention backward for Hopper by recomputation (Dao 2023, algorithm 2), with the products of FlashAttention-3 (Shah et al. 2024):
+//   P = exp(scale * Q K^T - lse),  dV = P^T dO,
+//   dP = dO V^T,  dS = P * (dP - delta),  dQ = scale * dS K,  dK = scale * dS^T Q.
+// A block owns 64 keys of a key/value head, and walks over the queries that see them, of all query heads that share it.
+// One thread of the first warpgroup, the producer, loads tiles. Of two others, the consumers, the first computes P and the second dS, which
+// they pass through shared memory. Each has half of the columns of dK and dV in registers, and of dQ, which is added up in memory.
+//
+//   problem     backward_bf16_d256_full
+//   config      stages 2
+//   target      sm_90a
+//   _preprocess  <<<ceil(len_q / 64) * heads_q * batch, 128>>>
+//   launch       <<<ceil(len_kv / 64) * heads_kv * batch, 384, 214112 bytes>>>
+//   _postprocess <<<ceil(len_q / 64) * heads_q * batch, 512, 32768 bytes>>>
+
+// Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+struct Bf16 { u16 bits; };
+struct Fp16 { u16 bits; };
+
+// A function: NVRTC has no constant expression for infinity without headers.
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+
+// Hints to the compiler about registers: no instructions.
+
+// Hides where a value came from, so that the compiler keeps it in a register and does not compute it anew at each use.
+template <class T>
+__device__ __forceinline__ void keep_in_register(T*& pointer) {
+    asm volatile("" : "+l"(pointer));
+}
+__device__ __forceinline__ void keep_in_register(int& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void keep_in_register(u32& value) { asm volatile("" : "+r"(value)); }
+
+// Marks a fragment as read and written here: what the compiler does with it stays before, or comes after.
+template <int kTiles>
+__device__ __forceinline__ void keep_in_registers(float (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(fragment[i][j])::"memory");
+}
+template <int kTiles>
+__device__ __forceinline__ void keep_in_registers(u32 (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(fragment[i][j])::"memory");
+}
+
+// Who a thread is. PTX ISA, "Special Registers": %tid, %ctaid.
+
+__device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
+
+__device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.x); }
+
+__device__ __forceinline__ int lane_index() { return thread_index() % 32; }
+
+// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
+__device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
+
+// Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
+
+using SharedAddress = u32;  // byte address in the shared window
+
+// The block's dynamic shared memory, aligned to 1024 bytes. The only shared variable of a kernel.
+__device__ __forceinline__ SharedAddress shared_memory() {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
+}
+
+// Bytes after each region that nobody may touch, and what watches over regions: only the host has them.
+constexpr u32 kRedZone = 0;
+__device__ __forceinline__ void claim_region(SharedAddress, int) {}
+
+__device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ u32 load_shared(SharedAddress address) {
+    u32 value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_shared(SharedAddress address, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_v4(SharedAddress address, const uint4& value) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+
+// Reads of two neighbouring fp32 values in shared memory. PTX ISA, "ld" (.v2).
+
+__device__ __forceinline__ void load_shared_pair(float& first, float& second, SharedAddress address) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
+}
+
+// Barriers. PTX ISA, "bar, barrier" and "bar.warp.sync".
+
+// All threads of the block arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_sync() { __syncthreads(); }
+
+// The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
+
+// Barriers of some of a block's warps, by number: 1 to 15. PTX ISA, "bar, barrier". Number 0 is barrier_sync's.
+
+// Waits until `threads` have arrived, with those that do not wait; whole warps take part.
+__device__ __forceinline__ void bar_sync(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// Arrives without waiting.
+__device__ __forceinline__ void bar_arrive(int number, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// Barriers in shared memory that count arrivals and bytes of asynchronous copies. PTX ISA, "mbarrier" (sm_90). 8 bytes each.
+//
+// A phase is complete once all arrivals and all announced bytes have come; then the next one begins. Phases are told apart by their
+// parity: the first one has parity 0, and waiting for parity 1 at the very beginning returns at once.
+
+// Sets a barrier up for phases of `arrivals`. One thread does it; see fence_mbarrier_init.
+__device__ __forceinline__ void mbarrier_init(SharedAddress barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Between the initialisation of barriers and a barrier_sync: makes them known to asynchronous copies.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// One arrival; what this thread wrote before is visible to those that wait.
+__device__ __forceinline__ void mbarrier_arrive(SharedAddress barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// One arrival that announces `bytes` of asynchronous copies, which must land as well.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(SharedAddress barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Whether the phase of this parity is complete. May block for a while before it says no.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(SharedAddress barrier, u32 parity) {
+    u32 complete;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(complete)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return complete != 0;
+}
+
+// Asynchronous copies of boxes of a tensor between global and shared memory (TMA). PTX ISA, "cp.async.bulk.tensor", "Tensors" (sm_90).
+//
+// The box, its swizzle and the tensor's sizes and strides are in the map. What lies outside of the tensor is read as zeros, and
+// not written. A box in shared memory begins at a multiple of 1024 bytes, and has its first coordinate contiguous.
+
+struct alignas(64) TensorMap {
+    unsigned char opaque[128];  // made by the driver: cuTensorMapEncodeTiled
+};
+
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Reads the box at coordinates (column, row, head, batch); its bytes, those outside of the tensor included, count at `barrier`.
+__device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, SharedAddress barrier, int column,
+                                                          int row, int head, int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
+        "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+        : "memory");
+}
+
+// Writes the box at these coordinates, none of them negative: to a store (not to a load) that is an illegal instruction on sm_90. Shared memory was written before a fence_proxy_async, and stays as it is until the group has read it.
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(source), "r"(column),
+                 "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
+
+// Closes this thread's group of the stores issued since the last commit.
+__device__ __forceinline__ void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until all but kPending of this thread's groups have read their shared memory.
+template <int kPending>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// Between ordinary writes to shared memory and asynchronous reads of it: by the writers, before those who read learn of it.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Asynchronous copies of contiguous bytes from global to shared memory. PTX ISA, "cp.async.bulk" (sm_90).
+
+// Reads `bytes` bytes, which count at `barrier`. Both addresses and the size are multiples of 16.
+__device__ __forceinline__ void cp_async_bulk_load(SharedAddress destination, const void* source, u32 bytes, SharedAddress barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+                 "l"(__cvta_generic_to_global(source)), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+// Registers of a warpgroup. PTX ISA, "setmaxnreg" (sm_90a). All its warps take part; kRegisters is a multiple of 8 from 24 to 256.
+
+// Gives registers back.
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Takes more; waits until other warpgroups have given back enough.
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Asynchronous matrix products of a warpgroup, d (+)= a * b: 64x16 times 16xkN, fp32 accumulation. PTX ISA, "wgmma" (sm_90a).
+//
+// Warp w of the four holds rows 16w to 16w+15 of d and of a, each laid out as in mma_sync.cuh: d[j] is the column tile of 8 columns from 8j.
+// Registers must not be touched between a product and the wait for it.
+
+// Where a matrix lies in shared memory, in tiles with 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0 to 13
+// the address, 16 to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes).
+// Columns of the shared dimension contiguous (K-major): rows of 128 bytes, groups of 8 of them 1024 bytes apart; no leading offset.
+// Columns of the other dimension contiguous (MN-major): groups of 8 rows of the shared dimension 1024 bytes apart; panels of 64 columns
+// `panel_bytes` apart. The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
+__device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
+    return u64{0x40000040u} << 32 | ((panel_bytes >> 4 << 16 | address >> 4) + (offset >> 4));
+}
+
+// Both from shared memory, K-major. `accumulate` 0: d is only written.
+template <class Element, int kN>
+__device__ __forceinline__ void wgmma_ss(float (&d)[kN / 8][4], u64 a, u64 b, int accumulate);
+
+// a from registers, as in mma_sync.cuh; b from shared memory, MN-major.
+template <class Element, int kN>
+__device__ __forceinline__ void wgmma_rs(float (&d)[kN / 8][4], const u32 (&a)[4], u64 b, int accumulate);
+
+// Before the first product, and after ordinary instructions wrote registers of the next ones.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Closes the group of products issued since the last commit.
+__device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until all but the kPending latest groups are complete.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait_group() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Products of a warpgroup, both operands from shared memory and not both of them K-major: see wgmma.cuh.
+// PTX ISA, "wgmma.mma_async", imm-trans-a and imm-trans-b (16-bit elements alone).
+
+// a is MN-major: the rows of d are contiguous in a row of a tile.
+template <class Element, int kN>
+__device__ __forceinline__ void wgmma_ss_trans_a(float (&d)[kN / 8][4], u64 a, u64 b, int accumulate);
+
+// b is MN-major: the columns of d are contiguous in a row of a tile.
+template <class Element, int kN>
+__device__ __forceinline__ void wgmma_ss_trans_b(float (&d)[kN / 8][4], u64 a, u64 b, int accumulate);
+
+// Both are MN-major.
+template <class Element, int kN>
+__device__ __forceinline__ void wgmma_ss_trans_ab(float (&d)[kN / 8][4], u64 a, u64 b, int accumulate);
+
+// Stores four 8x8 matrices of 16-bit elements from a warp's registers to shared memory. PTX ISA, "stmatrix" (sm_90).
+//
+// Lane l gives the address of row l % 8 of matrix l / 8, 16 bytes. Its r[i] holds row l / 4, columns 2 * (l % 4) and the next, of matrix i.
+__device__ __forceinline__ void stmatrix_x4(SharedAddress row, u32 r0, u32 r1, u32 r2, u32 r3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+                 : "memory");
+}
+
+// Transposed stores of four 8x8 matrices of 16-bit elements from a warp's registers to shared memory. PTX ISA, "stmatrix" .trans (sm_90).
+//
+// Lane l gives the address of row l % 8 of matrix l / 8, 16 bytes. Its r[i] holds column l / 4, rows 2 * (l % 4) and the next, of matrix i.
+__device__ __forceinline__ void stmatrix_x4_trans(SharedAddress row, u32 r0, u32 r1, u32 r2, u32 r3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+                 : "memory");
+}
+
+// Additions of fp32 numbers to global memory that give nothing back. PTX ISA, "red"; .v4.f32: sm_90.
+
+// The order of additions to one address is not said, and each rounds. Subnormal numbers are taken, and given, as 0.
+__device__ __forceinline__ void red_add_f32(float* address, float value) {
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "f"(value) : "memory");
+}
+
+// The same for four neighbours, of which the first one's address is a multiple of 16.
+__device__ __forceinline__ void red_add_f32_v4(float* address, const float (&value)[4]) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(__cvta_generic_to_global(address)), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3])
+                 : "memory");
+}
+
+// Conversion of two fp32 values to a pair of 16-bit elements, to nearest even. PTX ISA, "cvt" (.bf16x2: sm_80).
+
+// `low` goes to the low half of the result.
+template <class Element>
+__device__ __forceinline__ u32 cvt_rn_x2(float low, float high);
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Bf16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Fp16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Conversion of a pair of 16-bit elements to two fp32 values, which is exact. PTX ISA, "cvt".
+
+// `low` comes from the low half of the pair.
+template <class Element>
+__device__ __forceinline__ void cvt_f32_x2(float& low, float& high, u32 pair);
+
+template <>
+__device__ __forceinline__ void cvt_f32_x2<Bf16>(float& low, float& high, u32 pair) {  // bf16 is the upper half of fp32
+    low = __uint_as_float(pair << 16);
+    high = __uint_as_float(pair & 0xffff0000u);
+}
+
+template <>
+__device__ __forceinline__ void cvt_f32_x2<Fp16>(float& low, float& high, u32 pair) {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}" : "=f"(low), "=f"(high) : "r"(pair));
+}
+
+// Powers of 2. PTX ISA, "ex2" (error below 2 ulp; ex2(-inf) = +0).
+
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Products. PTX ISA, "mul".
+
+// Rounded by itself: never fused with the addition that follows.
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+
+// The upper 64 of the product's 128 bits.
+__device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
+
+// Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
+
+// The value of lane (own lane xor `lane_mask`). All 32 lanes take part.
+__device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
+    return __shfl_xor_sync(0xffffffff, value, lane_mask);
+}
+
+// The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
+__device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
+__device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
+
+// Votes of a warp. PTX ISA, "vote.sync".
+
+// Whether `predicate` holds for any of the 32 lanes. All take part.
+__device__ __forceinline__ bool vote_sync_any(bool predicate) { return __any_sync(0xffffffff, predicate); }
+
+// Warp-wide matrix product d += a * b, 16x16 times 16x8, fp32 accumulation. PTX ISA, "mma.sync" m16n8k16 (sm_80).
+//
+// With g = lane / 4 and t = lane % 4, each register of a and b holds two neighbours, the lower index in the low half:
+//   a[0] row g   columns 2t, 2t+1     a[1] row g+8 columns 2t, 2t+1
+//   a[2] row g   columns 2t+8, 2t+9   a[3] row g+8 columns 2t+8, 2t+9
+//   b0   rows 2t, 2t+1 column g       b1   rows 2t+8, 2t+9 column g
+//   d[0], d[1] row g   columns 2t, 2t+1     d[2], d[3] row g+8 columns 2t, 2t+1
+
+template <class Element>
+__device__ __forceinline__ void mma_sync_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
+
+template <>
+__device__ __forceinline__ void mma_sync_m16n8k16<Bf16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Warp-wide loads of four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix" (sm_75).
+//
+// Lane 8*i + r gives the address of row r (16 bytes) of matrix i; fragment[i] is the caller's part of matrix i:
+//   ldmatrix_x4        lane l holds row l/4, columns 2*(l%4) and 2*(l%4)+1
+//   ldmatrix_x4_trans  lane l holds column l/4, rows 2*(l%4) and 2*(l%4)+1
+
+__device__ __forceinline__ void ldmatrix_x4(u32 (&fragment)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragment)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+template <>
+__device__ __forceinline__ void wgmma_ss<Bf16, 64>(float (&d)[8][4], u64 a, u64 b, int accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, %32, %33, p, 1, 1, 0, 0;\n"
+        "}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
+template <>
+__device__ __forceinline__ void wgmma_ss_trans_ab<Bf16, 128>(float (&d)[16][4], u64 a, u64 b, int accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, p, 1, 1, 1, 1;\n"
+        "}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+          "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+          "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
+template <>
+__device__ __forceinline__ void wgmma_ss_trans_b<Bf16, 64>(float (&d)[8][4], u64 a, u64 b, int accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, %32, %33, p, 1, 1, 0, 1;\n"
+        "}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
+using Element = Bf16;
+
+// ---- what these kernels are specialised for ---------------------------------------------------------------------------
+
+constexpr int kHeadDim = 256, kHeadDimV = 256;
+constexpr int kBlockQ = 64, kBlockKv = 64, kWarpgroups = 2;
+constexpr int kStages = 2;
+constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+
+constexpr int kThreads = (kWarpgroups + 1) * 128;
+constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix products take them
+
+// Strides in elements. lse and d_lse are [batch, heads_q, len_q], dense; d_lse may be null.
+struct RowParameters {
+    const Element* q;
+    const Element* k;
+    const Element* out;
+    const Element* d_out;
+    const float* lse;
+    const float* d_lse;
+    float* row_lse;
+    float* row_delta;
+    float* row_shift;
+    float* d_q_sum;
+    i64 q_batch;
+    i64 q_head;
+    i64 q_row;
+    i64 k_batch;
+    i64 k_head;
+    i64 k_row;
+    i64 out_batch;
+    i64 out_head;
+    i64 out_row;
+    i64 d_out_batch;
+    i64 d_out_head;
+    i64 d_out_row;
+    u64 query_tiles_reciprocal;
+    u64 heads_q_reciprocal;
+    u64 group_reciprocal;
+    int heads_q;
+    int len_q;
+    int len_kv;
+    int query_tiles;
+    float scale_log2;
+};
+struct Parameters {
+    TensorMap q_map;
+    TensorMap k_map;
+    TensorMap v_map;
+    TensorMap d_out_map;
+    TensorMap d_k_map;
+    TensorMap d_v_map;
+    const float* d_lse;
+    const float* row_lse;
+    const float* row_delta;
+    const float* row_shift;
+    float* d_q_sum;
+    u64 heads_kv_reciprocal;
+    u64 section_heads_reciprocal;
+    u64 section_blocks_reciprocal;
+    int heads_q;
+    int len_q;
+    int len_kv;
+    int query_tiles;
+    int heads_kv;
+    int group;
+    int key_tiles;
+    int section_heads;
+    int section_blocks;
+    float scale_log2;
+    float scale;
+};
+struct SumParameters {
+    TensorMap d_q_map;
+    const float* d_lse;
+    float* d_q_sum;
+    u64 query_tiles_reciprocal;
+    u64 heads_q_reciprocal;
+    int heads_q;
+    int len_q;
+    int len_kv;
+    int query_tiles;
+    float scale;
+};
+// ---- tile operations --------------------------------------------------------------------------------------------------
+
+// How a kernel divides its shared memory: regions one after the other. Together they take just what the launch gives the block.
+
+struct SharedRegions {
+    SharedAddress next;
+
+    __device__ __forceinline__ SharedRegions() : next(shared_memory()) {}
+
+    // The address of a new region. Regions that need an alignment come before those whose `bytes` are no multiple of it.
+    __device__ __forceinline__ SharedAddress take(int bytes) {
+        const SharedAddress region = next;
+        next += bytes + kRedZone;
+        claim_region(region, bytes);
+        return region;
+    }
+};
+
+// Which work a block does: block index -> (query tile, head, batch), and which key steps that takes.
+
+// n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
+__device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
+
+struct Work {
+    int query_tile, head, batch;
+};
+
+// The order of the blocks. Heads come in sections whose K and V fit into the L2 together. Within a section all heads' last query tiles come
+// first: under a causal mask they have the most keys, and a launch should not end with the longest blocks. A section of one
+// head has its query tiles next to each other.
+struct Order {
+    int query_tiles, section_heads, section_blocks;
+    u64 section_heads_reciprocal, section_blocks_reciprocal;
+};
+
+__device__ __forceinline__ Work find_work(int block, const Order& order, int heads, u64 heads_reciprocal) {
+    const int section = divide(block, order.section_blocks_reciprocal), within = block - section * order.section_blocks;
+    const int tile = divide(within, order.section_heads_reciprocal);
+    const int head_and_batch = section * order.section_heads + within - tile * order.section_heads;
+    const int batch = divide(head_and_batch, heads_reciprocal);
+    return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
+}
+
+// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none. Each query that sees keys
+// sees one of [full, end), unless that is empty: what a row needs when it sees its first key is done there.
+struct KeySteps {
+    int full, end;
+};
+
+template <bool kCausal, int kBlockQ, int kStepKv>
+__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int diagonal) {
+    // The first query sees keys [0, seen_by_first), the last one [0, seen_by_last).
+    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + diagonal)) : len_kv;
+    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + diagonal)) : len_kv;
+    return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
+}
+
+// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
+// another layout of sequences is another struct with the same functions.
+
+// Distances between batch entries, heads and rows of a tensor, in elements.
+struct Strides {
+    i64 batch, head, row;
+};
+
+// Sequences of one length, each an entry of the tensors' batch axis.
+struct DenseSequences {
+    int queries, keys;  // of each sequence
+    int heads_q, query_tiles;
+
+    __device__ __forceinline__ int len_q(int) const { return queries; }
+    __device__ __forceinline__ int len_kv(int) const { return keys; }
+
+    // Row `row` of a head in a tensor of queries, and in a tensor of keys.
+    template <class Element>
+    __device__ __forceinline__ Element* query_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    template <class Element>
+    __device__ __forceinline__ Element* key_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    // The first query's place in [batch, heads_q, len_q], dense.
+    __device__ __forceinline__ i64 first_row(int batch, int head) const { return (static_cast<i64>(batch) * heads_q + head) * queries; }
+    // The first query tile's place in [batch, heads_q, query_tiles].
+    __device__ __forceinline__ i64 first_tile(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
+    }
+};
+
+// Which scores count. A kernel asks one chain of links; each link is a struct with the functions of `SequenceEnd`, and what a link leaves
+// alone costs nothing.
+
+// Of the queries [begin, end) each may see some key of a tile, of [full_begin, full_end) each sees all of them. The others see none.
+struct QueryRange {
+    int begin, full_begin, full_end, end;
+};
+
+// A query sees no keys but these, and each of them unless a link hides it.
+struct KeyRange {
+    int begin, end;
+};
+
+// There are keys up to len_kv only. Query rows past len_q need no mask: their P is 0 whatever their scores are.
+struct SequenceEnd {
+    int len_q, len_kv;
+
+    __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
+    // For the keys [first_key, end_key).
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
+    }
+};
+
+struct NoMask {
+    __device__ __forceinline__ bool visible(int, int) const { return true; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, 0x7fffffff}; }
+    __device__ __forceinline__ QueryRange queries(int, int) const { return {0, 0, 0x7fffffff, 0x7fffffff}; }
+};
+
+// Query i sees the keys j <= i + causal_offset. Aligned bottom-right, causal_offset = len_kv - len_q.
+struct Causal {
+    int causal_offset;
+
+    __device__ __forceinline__ bool visible(int query, int key) const { return key <= query + causal_offset; }
+    __device__ __forceinline__ KeyRange keys(int query) const { return {0, query + causal_offset + 1}; }
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {max(0, first_key - causal_offset), max(0, end_key - 1 - causal_offset), 0x7fffffff, 0x7fffffff};
+    }
+};
+
+// Query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
+struct QueryTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int count() const { return max(0, end - begin); }
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile < full_begin || tile >= full_end; }
+};
+
+template <class... Links>
+struct ScoreChain : Links... {
+    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    __device__ __forceinline__ bool sees_one_key(int query) const {
+        KeyRange all{0, 0x7fffffff};
+        (intersect(all, Links::keys(query)), ...);
+        return all.end - all.begin == 1;
+    }
+
+    // A tile is full up to the sequence's end: the last one may reach beyond it.
+    template <int kBlockQ>
+    __device__ __forceinline__ QueryTileRange query_tiles(int first_key, int end_key, int len_q) const {
+        QueryRange all{0, 0, len_q, len_q};
+        (intersect(all, Links::queries(first_key, end_key)), ...);
+        return {all.begin / kBlockQ, (all.full_begin + kBlockQ - 1) / kBlockQ, all.full_end == len_q ? 0x7fffffff : all.full_end / kBlockQ,
+                (all.end + kBlockQ - 1) / kBlockQ};
+    }
+
+  private:
+    __device__ __forceinline__ static void intersect(KeyRange& all, const KeyRange& link) {
+        all = {max(all.begin, link.begin), min(all.end, link.end)};
+    }
+    __device__ __forceinline__ static void intersect(QueryRange& all, const QueryRange& link) {
+        all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
+    }
+};
+
+// What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
+
+// How far above its reference a score may lie before a reference that follows the maximum does so: fp16 still holds a probability of 2^8.
+constexpr float kHeadroom = 8.0f;
+
+// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
+constexpr float kNoReference = -3.0e38f;
+
+// One fused multiply-add computes the exponent of a score S, S * scale_log2 - reference, where the reference is the scaled maximum, rounded. The
+// larger the maximum, the more that rounding is worth, in the end more than all the range of an exponent. So the scores of a huge row are first
+// shifted by the maximum itself: its exponent is (S - shift) * scale_log2. Other rows have a shift of 0, and huge ones a reference of 0.
+struct Origin {
+    float shift, reference;
+};
+
+// Scaled maxima from here on are huge. Below, rounding one changes an exponent by at most 2^-12: the maximum's own probability still rounds to 1 in fp16.
+constexpr float kHuge = 0x1p13f;
+
+// Whether a maximum is huge. That of a row that sees no key, -inf, is not.
+__device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
+
+// The origin for a maximum. One that fp32 cannot hold once it is scaled makes the row NaN, as in plain PyTorch.
+__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float natural) {
+    const float scaled = mul_rn(maximum, scale_log2);
+    if (!is_huge(maximum, scaled)) return {0.0f, scaled};
+    return {fmaf(0.0f, mul_rn(maximum, natural) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+}
+
+// Says that a condition hardly ever holds: what depends on it then lies apart from the code that is run all the time, and costs that nothing.
+__device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
+
+// Moves a row's origin to `maximum` if that lies above it. Returns by what the row's sums and output have to be multiplied.
+__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float natural) {
+    const bool unseen = origin.reference == kNoReference;
+    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.reference);
+    if (!(height > 0.0f)) return 1.0f;
+    const Origin before = origin;
+    origin = origin_at(maximum, scale_log2, natural);
+    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.reference - origin.reference));
+}
+
+// The highest of this lane's scores of row lane/4 + h*8. In two chains: one would be twice as long.
+template <int kKeyTiles>
+__device__ __forceinline__ float lane_maximum(const float (&scores)[kKeyTiles][4], int h) {
+    float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
+#pragma unroll
+    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
+    return fmaxf(chain[0], chain[1]);
+}
+
+// Of the four lanes' values, the highest, and the sum.
+__device__ __forceinline__ float row_maximum(float value) {
+    value = fmaxf(value, shfl_sync_bfly(value, 1));
+    return fmaxf(value, shfl_sync_bfly(value, 2));
+}
+__device__ __forceinline__ float row_sum(float value) {
+    value += shfl_sync_bfly(value, 1);
+    return value + shfl_sync_bfly(value, 2);
+}
+
+// What a row's output is multiplied with in the end: 1 / total, to 1 ulp; 0 for a row that saw no key. A guess that is good to 5 %, and Newton's
+// method three times: a division would bring a branch, and rcp.approx differ from machine to machine.
+__device__ __forceinline__ float normaliser(float total) {
+    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
+#pragma unroll
+    for (int i = 0; i < 3; ++i) y = fmaf(y, fmaf(-total, y, 1.0f), y);
+    return total == 0.0f ? 0.0f : y;
+}
+
+// The log-sum-exp of a row, from what the softmax has summed up.
+
+// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
+// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
+constexpr float kEx2Lean = 5.0e-8f;
+
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+__device__ __forceinline__ float log_near_one(float x) {
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    float q = kQ[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
+    return fmaf(mul_rn(q, x), x, x);
+}
+
+// What turns a reference into a scaled score, in two floats.
+struct Unit {
+    float high, low;
+
+    // Of a reference that is a score itself, not yet scaled: the scale, which is scale_log2 * (natural + natural_low).
+    __device__ __forceinline__ static Unit of_score(float scale_log2, float natural, float natural_low) {
+        const float high = mul_rn(scale_log2, natural);
+        return {high, fmaf(scale_log2, natural, -high) + scale_log2 * natural_low};
+    }
+};
+
+// log(total) + reference * (unit.high + unit.low), to about one rounding. fp32 needs some care for that: the two terms are taken
+// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float reference, float total, const Unit& unit) {
+    constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
+    // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
+    const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
+    const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
+    const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
+    const float a = mul_rn(reference, unit.high), b = mul_rn(exponent, kLn2);
+    const float sum = a + b, b_in_sum = sum - a;
+    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
+    const float lost_in_products = fmaf(reference, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = reference * unit.low + exponent * kLn2Low;
+    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+}
+
+// The log-sum-exp of a row's scaled scores. natural + natural_low is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float natural, float natural_low) {
+    const bool huge = origin.shift != 0.0f;
+    const Unit unit = huge ? Unit::of_score(scale_log2, natural, natural_low) : Unit{natural, natural_low};
+    const float value = log_sum_exp(huge ? origin.shift : origin.reference, total, unit);
+    return total == 0.0f ? -infinity() : value;
+}
+
+// What the backward pass needs of each query row and is computed once before it: row_lse, the log-sum-exp in base 2, and row_delta,
+// rowsum(dO * O) - d_lse. Both are padded to whole query tiles; in the padding P and dS are 0.
+
+constexpr int kRowLanes = 8;  // neighbouring lanes that share a row
+
+// rowsum(dO * O) in fp32, in all lanes of a row.
+template <int kHeadDimV, class Element>
+__device__ __forceinline__ float row_product(const Element* out, const Element* d_out, bool exists) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int first = 0; first < kHeadDimV; first += kRowLanes * 8) {
+        const int column = first + lane_index() % kRowLanes * 8;
+        if (!exists || column >= kHeadDimV) continue;
+        const uint4 a = *reinterpret_cast<const uint4*>(out + column), b = *reinterpret_cast<const uint4*>(d_out + column);
+        const u32 pairs[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float x[2], y[2];
+            cvt_f32_x2<Element>(x[0], x[1], pairs[0][i]);
+            cvt_f32_x2<Element>(y[0], y[1], pairs[1][i]);
+            sum = fmaf(x[1], y[1], fmaf(x[0], y[0], sum));
+        }
+    }
+#pragma unroll
+    for (int distance = 1; distance < kRowLanes; distance *= 2) sum += shfl_sync_bfly(sum, distance);
+    return sum;
+}
+
+// exp2(S * scale_log2 - row_lse) is P. A row that sees no key gets +inf, with which P is 0 without a mask.
+__device__ __forceinline__ float base2_lse(float lse) { return lse == -infinity() ? infinity() : lse * 1.44269504f; }
+
+// Writes kRows of row_lse and row_delta, of which `rows_valid` exist. All pointers but d_lse, which may be null, are to the first of them.
+template <int kThreads, int kRows, int kHeadDimV, class Element>
+__device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_delta, const Element* out, i64 out_stride,
+                                                     const Element* d_out, i64 d_out_stride, const float* lse, const float* d_lse,
+                                                     int rows_valid) {
+    static_assert(kRows % (kThreads / kRowLanes) == 0, "each pass has rows for all threads");
+#pragma unroll
+    for (int first = 0; first < kRows; first += kThreads / kRowLanes) {
+        const int row = first + thread_index() / kRowLanes;
+        const bool exists = row < rows_valid;
+        const float sum = row_product<kHeadDimV>(out + row * out_stride, d_out + row * d_out_stride, exists);
+        if (lane_index() % kRowLanes != 0) continue;
+        row_lse[row] = exists ? base2_lse(lse[row]) : infinity();
+        row_delta[row] = exists ? sum - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
+    }
+}
+
+// Sets kCount fp32 numbers to 0.
+template <int kThreads, int kCount>
+__device__ __forceinline__ void write_zeros(float* first) {
+    static_assert(kCount % 4 == 0, "16 bytes at a time");
+#pragma unroll 8
+    for (int i = thread_index() * 4; i < kCount; i += kThreads * 4) *reinterpret_cast<uint4*>(first + i) = uint4{0, 0, 0, 0};
+}
+
+// Rows whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in softmax_rows.cuh.
+// Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift. The forward pass does not save that, so it
+// is computed again. They are rare, so this is made to be short, not fast.
+
+__device__ __forceinline__ bool is_huge_lse(float lse) { return !(fabsf(lse) * 1.44269504f < kHuge) && lse != -infinity(); }
+
+// Whether any of kRows rows is huge, of which `rows_valid` exist. All lanes of a warp ask together.
+template <int kRows>
+__device__ __forceinline__ bool any_huge_row(const float* lse, int rows_valid) {
+    bool huge = false;
+#pragma unroll
+    for (int row = lane_index(); row < kRows; row += 32) huge |= row < rows_valid && is_huge_lse(lse[row]);
+    return vote_sync_any(huge);
+}
+
+// A row's maximum, and the sum of exp2((S - maximum) * scale_log2), over some of its keys.
+struct RowSum {
+    float maximum, sum;
+
+    __device__ __forceinline__ void add(const RowSum& other, float scale_log2) {
+        const float higher = fmaxf(maximum, other.maximum);
+        auto rescaled = [&](const RowSum& x) {  // -inf - (-inf) would be NaN
+            return x.maximum == higher ? x.sum : x.sum * ex2_approx_ftz((x.maximum - higher) * scale_log2);
+        };
+        *this = {higher, rescaled(*this) + rescaled(other)};
+    }
+};
+
+// Two neighbours of a row, as operands of the matrix product hold them; zeros past its end.
+template <int kWidth, class Element>
+__device__ __forceinline__ u32 load_pair(const Element* row, int column, bool exists) {
+    return exists && column < kWidth ? *reinterpret_cast<const u32*>(row + column) : 0;
+}
+
+// The sums of 8 queries' rows, from `query` on: of rows lane % 4 * 2 and the next one. Their scores come from the same products as those in
+// the gradients do, so that both round them alike.
+template <int kHeadDim, class Chain, class Element>
+__device__ __forceinline__ void sum_rows(RowSum (&rows)[2], const Element* q, i64 q_stride, int query, int queries_valid, const Element* k,
+                                         i64 k_stride, int len_kv, float scale_log2, const Chain& chain) {
+    const int lane = lane_index(), own_row = lane / 4, own_column = lane % 4 * 2;
+    rows[0] = rows[1] = {-infinity(), 0.0f};
+    for (int first_key = 0; first_key < len_kv; first_key += 16) {
+        float s[4] = {};
+        const int key = first_key + own_row;
+#pragma unroll 1
+        for (int column = own_column; column < (kHeadDim + 15) / 16 * 16; column += 16) {
+            u32 a[4], b[2];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                a[i] = load_pair<kHeadDim>(k + (key + i % 2 * 8) * k_stride, column + i / 2 * 8, key + i % 2 * 8 < len_kv);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) b[i] = load_pair<kHeadDim>(q + own_row * q_stride, column + i * 8, own_row < queries_valid);
+            mma_sync_m16n8k16<Element>(s, a, b[0], b[1]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (chain.visible(query + own_column + e % 2, key + e / 2 * 8)) rows[e % 2].add({s[e], 1.0f}, scale_log2);
+    }
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+            rows[e].add({shfl_sync_bfly(rows[e].maximum, distance), shfl_sync_bfly(rows[e].sum, distance)}, scale_log2);
+}
+
+// Writes row_shift of 8 rows, 0 for those that are not huge, and row_lse of those that are. All pointers are to the first of the rows.
+__device__ __forceinline__ void write_row_shifts(float* row_shift, float* row_lse, const RowSum (&rows)[2], const float* lse,
+                                                 int rows_valid) {
+    if (lane_index() >= 4) return;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const int row = lane_index() * 2 + e;
+        const bool huge = row < rows_valid && is_huge_lse(lse[row]);
+        row_shift[row] = huge ? rows[e].maximum : 0.0f;
+        if (huge) row_lse[row] = log_sum_exp(0.0f, rows[e].sum, {1.0f, 0.0f}) * 1.44269504f;
+    }
+}
+
+// Stages of shared memory that producers fill, by asynchronous copies or themselves, and consumers use up: two mbarriers for each stage say whose it is.
+
+__device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
+    while (!mbarrier_try_wait_parity(barrier, parity)) {}
+}
+
+// The stage that is next, and the parity of its phase.
+template <int kStages>
+struct StageOrder {
+    u32 stage = 0, parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == kStages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+template <int kStages>
+struct Pipeline {
+    static constexpr int kBytes = kStages * 16;
+    SharedAddress barriers;
+
+    __device__ __forceinline__ SharedAddress full(u32 stage) const { return barriers + stage * 16; }
+    __device__ __forceinline__ SharedAddress empty(u32 stage) const { return barriers + stage * 16 + 8; }
+
+    // By one thread. `producers` threads announce or hand over each stage, `consumers` release it.
+    __device__ __forceinline__ void initialise(int producers, int consumers) const {
+#pragma unroll
+        for (int stage = 0; stage < kStages; ++stage) {
+            mbarrier_init(full(stage), producers);
+            mbarrier_init(empty(stage), consumers);
+        }
+    }
+    // A producer: waits until the stage is free; announces the bytes that will land in it, or hands over what it wrote itself.
+    __device__ __forceinline__ void wait_empty(const StageOrder<kStages>& next) const { wait(empty(next.stage), next.parity ^ 1); }
+    __device__ __forceinline__ void announce(const StageOrder<kStages>& next, u32 bytes) const {
+        mbarrier_arrive_expect_tx(full(next.stage), bytes);
+    }
+    __device__ __forceinline__ void hand_over(u32 stage, bool elected) const {
+        if (elected) mbarrier_arrive(full(stage));
+    }
+    // The consumers: wait until the stage is filled; give it back.
+    __device__ __forceinline__ void wait_full(const StageOrder<kStages>& next) const { wait(full(next.stage), next.parity); }
+    __device__ __forceinline__ void release(u32 stage, bool elected) const {
+        if (elected) mbarrier_arrive(empty(stage));
+    }
+};
+
+// A tile in shared memory as tensor copies with 128-byte swizzle write it and wgmma reads it: panels of 64 columns, one after the other,
+// each kRows rows of 128 bytes. Within a panel the 16-byte chunks of row r are permuted: chunk c lies at c xor r % 8.
+
+template <int kRows, int kColumns>
+struct PanelTile {
+    static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
+    SharedAddress base;
+
+    // Loads rows from `row` on, all columns. What lies outside of the tensor becomes zeros.
+    __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int row, int head, int batch) const {
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel)
+            cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, row, head, batch);
+    }
+    // The operand of 16 columns, rows from `row` on (a multiple of 8), where columns are the shared dimension of the product.
+    __device__ __forceinline__ u64 columns(int row, int step) const {
+        return matrix_descriptor(base, row * 128 + step / 4 * kPanelBytes + step % 4 * 32);
+    }
+    // The operand of 16 rows, all columns, where rows are the shared dimension.
+    __device__ __forceinline__ u64 rows(int step) const { return matrix_descriptor(base, step * 16 * 128, kPanelBytes); }
+    __device__ __forceinline__ SharedAddress at(int row, int chunk) const { return base + row * 128 + ((chunk ^ row % 8) * 16); }
+};
+
+// The two matrix products of attention, for one warpgroup and its 64 query rows: S = Q K^T and O += P V. Both are issued, not waited for.
+
+// scores = Q K^T over kColumns columns, for the rows of Q from `row` on.
+template <class Element, int kColumns, class QueryTile, class KeyTile, int kKeyTiles>
+__device__ __forceinline__ void gemm_scores(float (&scores)[kKeyTiles][4], QueryTile queries, int row, KeyTile keys) {
+    keep_in_register(queries.base);  // else the operands of all steps, which change rarely, would be kept in registers
+    keep_in_register(keys.base);
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step)
+        wgmma_ss<Element, kKeyTiles * 8>(scores, queries.columns(row, step), keys.columns(0, step), step > 0);
+}
+
+// out += P V.
+template <class Element, class ValueTile, int kSteps, int kOutTiles>
+__device__ __forceinline__ void gemm_output(float (&out)[kOutTiles][4], const u32 (&probabilities)[kSteps][4], ValueTile values) {
+    keep_in_register(values.base);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+        wgmma_rs<Element, kOutTiles * 8>(out, probabilities[step], values.rows(step), 1);
+}
+
+// From S^T and dP^T of a warp to P^T and dS^T. Their rows are keys, their columns queries: a lane holds two neighbouring queries of each
+// column tile of 8, whose statistics it reads from shared memory.
+
+// S = -inf where the chain says that a query does not see a key. `first_key` and `first_query` are the positions of s[0][0] of this warp.
+template <class Chain, int kRowTiles, int kTiles>
+__device__ __forceinline__ void mask_transposed(float (&s)[kRowTiles][kTiles][4], int first_key, int first_query, const Chain& chain) {
+    const int key = first_key + lane_index() / 4, query = first_query + lane_index() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (!chain.visible(query + j * 8 + e % 2, key + i * 16 + e / 2 * 8)) s[i][j][e] = -infinity();
+}
+
+// S - row_shift: of tiles that have huge rows. `row_shift` is in global memory, of the first column's query.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void shift_transposed(float (&s)[kRowTiles][kTiles][4], const float* row_shift) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const float shift = row_shift[j * 8 + lane_index() % 4 * 2 + e];
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i) s[i][j][e] -= shift, s[i][j][e + 2] -= shift;
+        }
+}
+
+// P = exp2(S * scale_log2 - row_lse), in the place of S. `row_lse` is in shared memory, of the first column's query.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void exponentiate(float (&s)[kRowTiles][kTiles][4], float scale_log2, SharedAddress row_lse) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+        float lse[2];
+        load_shared_pair(lse[0], lse[1], row_lse + (j * 8 + lane_index() % 4 * 2) * 4);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[i][j][e] = ex2_approx_ftz(fmaf(s[i][j][e], scale_log2, -lse[e % 2]));
+    }
+}
+
+// dS = P * (dP - row_delta), in the place of dP. Not scaled: the sums over dS are, once.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4], const float (&probabilities)[kRowTiles][kTiles][4],
+                                              SharedAddress row_delta) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+        float delta[2];
+        load_shared_pair(delta[0], delta[1], row_delta + (j * 8 + lane_index() % 4 * 2) * 4);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dp[i][j][e] = probabilities[i][j][e] * (dp[i][j][e] - delta[e % 2]);
+    }
+}
+
+// Rounds two neighbouring column tiles: they are then the left operand of a product over their 16 queries.
+template <class Element, int kRowTiles, int kTiles>
+__device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const float (&x)[kRowTiles][kTiles][4], int chunk) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const float(&tile)[4] = x[i][chunk * 2 + r / 2];
+            a[i][r] = cvt_rn_x2<Element>(tile[r % 2 * 2], tile[r % 2 * 2 + 1]);
+        }
+}
+
+// Writes such an operand to a tile [key][query], 16 queries from `first_query` on.
+template <int kRowTiles, class Tile>
+__device__ __forceinline__ void store_operand(const Tile& tile, int first_key, int first_query, const u32 (&a)[kRowTiles][4]) {
+    int lane = lane_index();
+    keep_in_register(lane);  // or the compiler would keep the addresses of all queries of a tile in registers
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+            store_shared(tile.at(first_key + i * 16 + r % 2 * 8 + lane / 4, first_query / 8 + r / 2) + lane % 4 * 4, a[i][r]);
+}
+
+// dS = 0 for queries that see one key: their P is 1 whatever the score is, so that dS is nothing but what row_delta was rounded by, where
+// plain PyTorch finds 0. Such queries are in tiles that need the mask. For gradients that come through the output alone: one into lse goes
+// through dS. `d_s` is an operand over 16 queries from `query` on.
+template <class Chain>
+__device__ __forceinline__ void clear_lone_keys(u32 (&d_s)[4], int query, const Chain& chain) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int own = query + h * 8 + lane_index() % 4 * 2;
+        const u32 kept = (chain.sees_one_key(own) ? 0u : 0xffffu) | (chain.sees_one_key(own + 1) ? 0u : 0xffff0000u);
+        d_s[h * 2] &= kept, d_s[h * 2 + 1] &= kept;
+    }
+}
+
+// A transposed accumulator, with keys or columns of the head as rows and queries as columns, on its way to other products: as an operand in
+// registers, and through shared memory as a tile with a row for each query.
+
+// Rounds: two neighbouring column tiles of an accumulator are an operand of 16 queries.
+template <class Element, int kTiles>
+__device__ __forceinline__ void round_to_operand(u32 (&operand)[kTiles / 2][4], const float (&x)[kTiles][4]) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) operand[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(x[j][h * 2], x[j][h * 2 + 1]);
+}
+
+// product += operand * rows, over 16 queries a step, those from kBegin to kEnd. Issued, not waited for.
+template <class Element, int kBegin, int kEnd, class RowTile, int kSteps, int kTiles>
+__device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], const u32 (&operand)[kSteps][4], RowTile rows) {
+    keep_in_register(rows.base);
+#pragma unroll
+    for (int step = kBegin; step < kEnd; ++step) wgmma_rs<Element, kTiles * 8>(product, operand[step], rows.rows(step), 1);
+}
+
+// Stores a warp's 16 rows as columns `first_column` (a multiple of 16) and on of a tile.
+template <class Tile, int kSteps>
+__device__ __forceinline__ void store_transposed(const Tile& tile, int first_column, const u32 (&operand)[kSteps][4]) {
+    const int lane = lane_index(), row = lane % 8 + lane / 16 * 8, chunk = first_column % 64 / 8 + lane / 8 % 2;
+    const SharedAddress own = PanelTile<16, 64>{tile.base + first_column / 64 * Tile::kPanelBytes}.at(row, chunk);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+        stmatrix_x4_trans(own + step * 16 * 128, operand[step][0], operand[step][1], operand[step][2], operand[step][3]);
+}
+
+// Products of a backward pass whose head dim is too wide for the accumulators of one warpgroup: two warpgroups divide the columns of dV,
+// dK and dQ, by panels of 64. All operands are tiles in shared memory. P and dS have a row for each query.
+
+// The columns of a warpgroup, of kAll: the first one has the odd panel, the last panel may be narrower.
+template <int kAll, int kWarpgroup>
+struct ColumnShare {
+    static constexpr int kPanels = (kAll + 63) / 64, kFirst = kWarpgroup == 0 ? 0 : (kPanels + 1) / 2 * 64;
+    static constexpr int kEnd = kWarpgroup == 0 ? (kPanels + 1) / 2 * 64 : kAll, kColumns = kEnd - kFirst;
+    static_assert(kColumns > 0, "each warpgroup has a panel");
+};
+
+// The part of a tile from column `kFirst` on.
+template <int kFirst, class Tile>
+__device__ __forceinline__ Tile columns_from(Tile tile) {
+    return {tile.base + kFirst / 64 * Tile::kPanelBytes};
+}
+
+// product += P^T dO or dS^T Q: keys as rows, over all queries of the tiles.
+template <class Element, int kTiles, class ScoreTile, class RowTile>
+__device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], ScoreTile scores, RowTile rows) {
+    keep_in_register(scores.base);
+    keep_in_register(rows.base);
+#pragma unroll
+    for (int step = 0; step < ScoreTile::kPanelBytes / 128 / 16; ++step)
+        wgmma_ss_trans_ab<Element, kTiles * 8>(product, scores.rows(step), rows.rows(step), 1);
+}
+
+// product = dS K: queries as rows, over all keys.
+template <class Element, int kTiles, class ScoreTile, class KeyTile>
+__device__ __forceinline__ void gemm_over_keys(float (&product)[kTiles][4], ScoreTile d_scores, KeyTile keys) {
+    keep_in_register(d_scores.base);
+    keep_in_register(keys.base);
+#pragma unroll
+    for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step)
+        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), step > 0);
+}
+
+// Reads what store_transposed wrote: the same registers.
+template <class Tile, int kSteps>
+__device__ __forceinline__ void load_transposed(u32 (&operand)[kSteps][4], const Tile& tile, int first_column) {
+    const int lane = lane_index(), row = lane % 8 + lane / 16 * 8, chunk = first_column % 64 / 8 + lane / 8 % 2;
+    const SharedAddress own = PanelTile<16, 64>{tile.base + first_column / 64 * Tile::kPanelBytes}.at(row, chunk);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) ldmatrix_x4_trans(operand[step], own + step * 16 * 128);
+}
+
+// dS = P * (dP - row_delta), rounded, of probabilities that are rounded already.
+template <class Element, int kTiles>
+__device__ __forceinline__ void differentiate_rounded(u32 (&d_scores)[kTiles / 2][4], const float (&dP)[kTiles][4],
+                                                      const u32 (&probabilities)[kTiles / 2][4], SharedAddress row_delta) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+        float delta[2];
+        load_shared_pair(delta[0], delta[1], row_delta + (j * 8 + lane_index() % 4 * 2) * 4);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float low, high;
+            cvt_f32_x2<Element>(low, high, probabilities[j / 2][j % 2 * 2 + h]);
+            d_scores[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(low * (dP[j][h * 2] - delta[0]), high * (dP[j][h * 2 + 1] - delta[1]));
+        }
+    }
+}
+
+// What four warps add to dQ of a panel of 64 columns, in memory in the order of their accumulators: kQueries is 64, 16 of each warp.
+template <int kColumns>
+struct PanelSums {
+    static constexpr int kFloats = 64 * kColumns, kWarps = (kColumns + 63) / 64 * 4;
+
+    // Of column tile `tile` of 8, of a warp among all panels' warps.
+    __device__ __forceinline__ static int place(int panel, int warp, int tile) {
+        const int tiles = min(8, kColumns / 8 - panel * 8);
+        return panel * 64 * 64 + (warp * tiles + tile) * 128 + lane_index() * 4;
+    }
+    template <int kTiles>
+    __device__ __forceinline__ static void add(float* sum, int panel, int warp, const float (&product)[kTiles][4]) {
+        float* own = sum + place(panel, warp, 0);
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) red_add_f32_v4(own + j * 128, product[j]);
+    }
+};
+
+// The same as one warp has it who rounds them.
+template <class Element, int kColumns>
+struct PanelGradient : PanelSums<kColumns> {
+    float dQ[8][4];
+
+    __device__ __forceinline__ void load(const float* sum, int warp) {
+        const uint4* own = reinterpret_cast<const uint4*>(sum + this->place(warp / 4, warp % 4, 0));
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const uint4 v = warp / 4 * 8 + j < kColumns / 8 ? own[j * 32] : uint4{0, 0, 0, 0};
+            const u32 bits[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dQ[j][e] = __uint_as_float(bits[e]);
+        }
+    }
+    // Rounds dQ * scale(row) of a warp into a tile that has a row for each query.
+    template <class Tile, class Scale>
+    __device__ __forceinline__ void store(const Tile& tile, int warp, const Scale& scale) {
+        const int lane = lane_index(), row = warp % 4 * 16 + lane / 4;
+        const float scales[2] = {scale(row), scale(row + 8)};
+        const PanelTile<64, 64> panel{tile.base + warp / 4 * Tile::kPanelBytes};
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+            u32 r[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float (&pair)[4] = dQ[j + i / 2];
+                r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scales[i % 2], pair[i % 2 * 2 + 1] * scales[i % 2]);
+            }
+            stmatrix_x4(panel.at(warp % 4 * 16 + lane % 16, j + lane / 16), r[0], r[1], r[2], r[3]);
+        }
+    }
+};
+
+// The two kernels beside the main one of a backward pass, which have a block for each query tile of each head: one before it writes what it
+// needs of each query and zeroes the sums of dQ, one after it rounds these.
+
+struct HeadTile {
+    int tile, head, batch;
+
+    template <class Parameters>
+    __device__ __forceinline__ static HeadTile of_block(const Parameters& p) {
+        const int head_and_batch = divide(block_index(), p.query_tiles_reciprocal);
+        const int batch = divide(head_and_batch, p.heads_q_reciprocal);
+        return {block_index() - head_and_batch * p.query_tiles, head_and_batch - batch * p.heads_q, batch};
+    }
+};
+
+// row_lse of a query tile in memory: one for each row, and a flag that says whether some row is huge, so that row_shift is there, too.
+template <int kBlockQ>
+struct RowLse {
+    static constexpr int kRows = kBlockQ, kFlag = kRows, kFloats = kRows + 4, kBytes = kFloats * 4;  // of whole 16 bytes
+};
+
+// `kSums`: fp32 numbers of a tile's dQ.
+template <int kThreads, int kBlockQ, int kHeadDim, int kHeadDimV, int kSums, class Chain, class Parameters>
+__device__ __forceinline__ void preprocess(const Parameters& p, const Chain& chain) {
+    const HeadTile work = HeadTile::of_block(p);
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    const int batch = work.batch, head = work.head, first_query = work.tile * kBlockQ, queries = sequences.len_q(batch) - first_query;
+    const i64 place = sequences.first_tile(batch, head) + work.tile, row = sequences.first_row(batch, head) + first_query;
+    const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
+    float* row_lse = p.row_lse + place * RowLse<kBlockQ>::kFloats;
+    write_zeros<kThreads, kSums>(p.d_q_sum + place * kSums);
+    write_row_statistics<kThreads, kBlockQ, kHeadDimV>(
+        row_lse, p.row_delta + place * kBlockQ, sequences.query_row(p.out, of_out, batch, head, first_query), p.out_row,
+        sequences.query_row(p.d_out, of_d_out, batch, head, first_query), p.d_out_row, p.lse + row,
+        p.d_lse == nullptr ? nullptr : p.d_lse + row, queries);
+
+    const bool huge = any_huge_row<kBlockQ>(p.lse + row, queries);
+    if (thread_index() < 4) row_lse[RowLse<kBlockQ>::kFlag + thread_index()] = huge ? 1.0f : 0.0f;
+    if (!unlikely(huge)) return;
+    barrier_sync();  // row_lse is written: that of huge rows is replaced
+    const Strides of_q{p.q_batch, p.q_head, p.q_row}, of_k{p.k_batch, p.k_head, p.k_row};
+    const auto* k = sequences.key_row(p.k, of_k, batch, divide(head, p.group_reciprocal), 0);
+    for (int first = warp_index() * 8; first < kBlockQ; first += kThreads / 4) {
+        RowSum sums[2];
+        const auto* q = sequences.query_row(p.q, of_q, batch, head, first_query + first);
+        sum_rows<kHeadDim>(sums, q, p.q_row, first_query + first, queries - first, k, p.k_row,
+                           sequences.len_kv(batch), p.scale_log2, chain);
+        write_row_shifts(p.row_shift + place * kBlockQ + first, row_lse + first, sums, p.lse + row + first, queries - first);
+    }
+}
+
+// A query that sees one key has P = 1 whatever its score is: its dS is nothing but what row_delta was rounded by, where plain PyTorch finds 0.
+// Thus its dQ is 0, unless lse has a gradient, which goes through dS. What it adds to dK vanishes beside the sums of other queries.
+template <class Chain, class Parameters>
+__device__ __forceinline__ bool has_no_gradient(const Parameters& p, const Chain& chain, int query) {
+    return p.d_lse == nullptr && chain.sees_one_key(query);
+}
+
+// By which the sums of dK are multiplied: 0 where no query sees more than one key.
+template <class Parameters>
+__device__ __forceinline__ float key_scale(const Parameters& p) {
+    return p.d_lse == nullptr && p.len_kv == 1 ? 0.0f : p.scale;
+}
+
+// `Gradient` is what a warp of the main kernel held of dQ; `QueryTile` a tile of as many queries in shared memory.
+template <int kBlockQ, class Gradient, class QueryTile, class Chain, class Parameters>
+__device__ __forceinline__ void postprocess(const Parameters& p, const Chain& chain) {
+    SharedRegions regions;
+    const QueryTile rows{regions.take(QueryTile::kBytes)};
+    const HeadTile work = HeadTile::of_block(p);
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    Gradient gradient;
+    gradient.load(p.d_q_sum + (sequences.first_tile(work.batch, work.head) + work.tile) * Gradient::kFloats, warp_index());
+    gradient.store(rows, warp_index(), [&](int row) { return has_no_gradient(p, chain, work.tile * kBlockQ + row) ? 0.0f : p.scale; });
+    fence_proxy_async();
+    barrier_sync();
+    if (thread_index() > 0) return;
+#pragma unroll
+    for (int panel = 0; panel < QueryTile::kPanels; ++panel) {
+        const SharedAddress place = rows.base + panel * QueryTile::kPanelBytes;
+        cp_async_bulk_tensor_store(p.d_q_map, place, panel * 64, work.tile * kBlockQ, work.head, work.batch);
+    }
+    cp_async_bulk_commit_group();
+    cp_async_bulk_wait_group_read<0>();
+}
+
+// Which work a block of a backward pass does: a key tile of a key/value head, and the query tiles that see any of its keys, those of all
+// `group` query heads that share it. The block owns dK and dV of its keys.
+
+struct KeyWork {
+    int first_key, head_kv, batch;
+    QueryTileRange tiles;  // of each query head
+
+    // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass. But
+    // where additions to dQ have an order the last ones do, because they add first.
+    template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
+    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int block = block_index()) {
+        const Order order{p.key_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
+        const Work work = find_work(block, order, p.heads_kv, p.heads_kv_reciprocal);
+        const int first_key = (kLastFirst ? work.query_tile : p.key_tiles - 1 - work.query_tile) * kBlockKv;
+        return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
+    }
+};
+
+// Where a block is on its way over query tiles: one query head after the other, `left` tiles in all.
+struct QueryWalk {
+    int head, tile, left;
+    i64 index;  // the tile's place among those of all heads: [batch, heads_q, query_tiles]
+
+    template <class Parameters>
+    __device__ __forceinline__ QueryWalk(const KeyWork& work, const Parameters& p)
+        : head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
+          index((static_cast<i64>(work.batch) * p.heads_q + head) * p.query_tiles + tile) {}
+
+    template <class Parameters>
+    __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
+        --left, ++tile, ++index;
+        if (tile == work.tiles.end) tile = work.tiles.begin, ++head, index += p.query_tiles - work.tiles.count();
+    }
+};
+
+// What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
+// pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
+
+template <class Key, class Value, class Query, class DOut, class Lse, int kStages>
+struct BackwardInputs {
+    static constexpr int kDeltaBytes = Lse::kRows * 4;  // of row_delta, for a query tile
+    SharedAddress keys, values, queries, d_out, row_lse, row_delta;
+    Pipeline<kStages> query_pipeline, d_out_pipeline;
+
+    __device__ __forceinline__ explicit BackwardInputs(SharedRegions& regions)
+        : keys(regions.take(Key::kBytes)), values(regions.take(Value::kBytes)), queries(regions.take(kStages * Query::kBytes)),
+          d_out(regions.take(kStages * DOut::kBytes)) {}
+    // Smaller than a tile: behind all tiles, which begin at multiples of 1024 bytes.
+    __device__ __forceinline__ void take_rows(SharedRegions& regions) {
+        row_lse = regions.take(kStages * Lse::kBytes);
+        row_delta = regions.take(kStages * kDeltaBytes);
+        query_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+        d_out_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+    }
+    // By one thread. `consumers`: warps that release a stage.
+    __device__ __forceinline__ void initialise(int consumers) const {
+        query_pipeline.initialise(1, consumers);
+        d_out_pipeline.initialise(1, consumers);
+        fence_mbarrier_init();
+    }
+
+    __device__ __forceinline__ Key key_tile() const { return {keys}; }
+    __device__ __forceinline__ Value value_tile() const { return {values}; }
+    __device__ __forceinline__ Query query_tile(u32 stage) const { return {queries + stage * Query::kBytes}; }
+    __device__ __forceinline__ DOut d_out_tile(u32 stage) const { return {d_out + stage * DOut::kBytes}; }
+    __device__ __forceinline__ SharedAddress lse(u32 stage) const { return row_lse + stage * Lse::kBytes; }
+    __device__ __forceinline__ SharedAddress delta(u32 stage) const { return row_delta + stage * kDeltaBytes; }
+    // Whether a tile has huge rows, so that row_shift is to be subtracted from its scores.
+    __device__ __forceinline__ bool huge(u32 stage) const { return load_shared(lse(stage) + Lse::kFlag * 4) != 0; }
+
+    // By one thread: loads all that the consumers read.
+    template <class Parameters>
+    __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work) const {
+        StageOrder<kStages> order;
+        bool first = true;
+#pragma unroll 1
+        for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
+            const int row = next.tile * Lse::kRows;
+            const SharedAddress queries_full = query_pipeline.full(order.stage);
+            query_pipeline.wait_empty(order);
+            query_pipeline.announce(order, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
+            if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
+            query_tile(order.stage).load(p.q_map, queries_full, row, next.head, work.batch);
+            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
+
+            const SharedAddress d_out_full = d_out_pipeline.full(order.stage);
+            d_out_pipeline.wait_empty(order);
+            d_out_pipeline.announce(order, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
+            if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
+            d_out_tile(order.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+            cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
+            order.advance();
+            first = false;
+        }
+    }
+};
+
+// From a warp's accumulator of some of a gradient's columns to memory, one panel of 64 of them after the other, by tensor copies.
+
+// Rounds gradient * scale and stores the warp's 16 rows from `row` on, columns from kFirst on (a multiple of 64). What lies outside of the
+// tensor is left out. `place` is a panel of 16 rows which no other warp uses, and which is free again on return.
+template <class Element, int kFirst, int kTiles>
+__device__ __forceinline__ void store_columns(const TensorMap& map, const float (&gradient)[kTiles][4], float scale, SharedAddress place,
+                                              int row, int head, int batch) {
+    const PanelTile<16, 64> panel{place};
+    int lane = lane_index();
+    keep_in_register(lane);
+#pragma unroll
+    for (int first = 0; first < kTiles; first += 8) {
+#pragma unroll
+        for (int chunk = 0; chunk < 8 && first + chunk < kTiles; chunk += 2) {
+            u32 r[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float (&pair)[4] = gradient[first + chunk + i / 2];
+                r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scale, pair[i % 2 * 2 + 1] * scale);
+            }
+            stmatrix_x4(panel.at(lane % 16, chunk + lane / 16), r[0], r[1], r[2], r[3]);
+        }
+        fence_proxy_async();
+        barrier_warp_sync();
+        if (lane == 0) {
+            cp_async_bulk_tensor_store(map, place, kFirst + first * 8, row, head, batch);
+            cp_async_bulk_commit_group();
+            cp_async_bulk_wait_group_read<0>();
+        }
+        barrier_warp_sync();
+    }
+}
+
+// Two consumers that divide the work on scores, each with all keys of a block as rows of its accumulator: the first warpgroup computes S^T
+// and P^T, the second one dP^T and dS^T. P and dS pass through shared memory, in tiles with a row for each query.
+
+// S^T or dP^T of the tile in a stage, once it is there. Issued, not waited for. stages.operand(tile) is how a product takes a tile.
+template <class Element, int kWarpgroup, int kColumns, int kColumnsV, class Stages, class Order, int kTiles>
+__device__ __forceinline__ void issue_scores(float (&scores)[kTiles][4], const Stages& stages, const Order& order) {
+    (kWarpgroup == 0 ? stages.query_pipeline : stages.d_out_pipeline).wait_full(order);
+    keep_in_registers(scores);
+    wgmma_fence();
+    if constexpr (kWarpgroup == 0)
+        gemm_scores<Element, kColumns>(scores, stages.operand(stages.key_tile()), 0, stages.operand(stages.query_tile(order.stage)));
+    else
+        gemm_scores<Element, kColumnsV>(scores, stages.operand(stages.value_tile()), 0, stages.operand(stages.d_out_tile(order.stage)));
+    wgmma_commit_group();
+}
+
+// P^T of S^T, rounded, of the tile `next` in a stage. `first_key`: of the warp.
+template <class Element, int kBlockQ, class Stages, class Parameters, class Chain>
+__device__ __forceinline__ void round_probabilities(u32 (&P)[kBlockQ / 16][4], float (&S)[1][kBlockQ / 8][4], const Parameters& p,
+                                                    const Stages& stages, u32 stage, const QueryTileRange& tiles, const QueryWalk& next,
+                                                    int first_key, const Chain& chain) {
+    if (tiles.needs_mask(next.tile)) mask_transposed(S, first_key, next.tile * kBlockQ, chain);
+    if (unlikely(stages.huge(stage))) shift_transposed(S, p.row_shift + next.index * kBlockQ);
+    exponentiate(S, p.scale_log2, stages.lse(stage));
+    round_to_operand<Element>(P, S[0]);
+}
+
+// dS^T of dP^T and of P as a tile has it, into another tile.
+template <class Element, class ScoreTile, int kTiles>
+__device__ __forceinline__ void store_score_gradients(const ScoreTile& tile, const float (&dP)[kTiles][4], const ScoreTile& probabilities,
+                                                      SharedAddress delta, int warp) {
+    u32 P[kTiles / 2][4], dS[kTiles / 2][4];
+    load_transposed(P, probabilities, warp * 16);
+    differentiate_rounded<Element>(dS, dP, P, delta);
+    store_transposed(tile, warp * 16, dS);
+    fence_proxy_async();
+}
+
+using Chain = ScoreChain<SequenceEnd, NoMask>;
+using Lse = RowLse<kBlockQ>;
+using KeyTile = PanelTile<kBlockKv, kColumns>;
+using ValueTile = PanelTile<kBlockKv, kColumnsV>;
+using QueryTile = PanelTile<kBlockQ, kColumns>;
+using DOutTile = PanelTile<kBlockQ, kColumnsV>;
+using ScoreTile = PanelTile<kBlockQ, kBlockKv>;  // of P and dS
+using DQ = PanelGradient<Element, kColumns>;
+using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
+
+constexpr int kOutBytes = PanelTile<16, 64>::kBytes;  // of a warp
+constexpr int kPReady = 1, kDScoresReady = 2;         // barriers of the consumers
+constexpr int kConsumers = kWarpgroups * 128;         // threads
+
+__device__ __forceinline__ Chain make_chain(int len_q, int len_kv) {
+    return {{len_q, len_kv}, {}};
+}
+
+// ---- row_lse, row_delta, row_shift; d_q_sum = 0 -------------------------------------------------------------------------
+
+constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
+
+extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
+attention_backward_wide_sm90_bf16_d256_full_s2_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
+    preprocess<kRowThreads, kBlockQ, kHeadDim, kHeadDimV, DQ::kFloats>(p, make_chain(p.len_q, p.len_kv));
+}
+
+// ---- dK, dV and the sum of dQ -------------------------------------------------------------------------------------------
+
+// What producer and consumers share.
+struct Stages : Inputs {
+    SharedAddress P, dS;
+
+    __device__ __forceinline__ explicit Stages(SharedRegions& regions)
+        : Inputs(regions), P(regions.take(ScoreTile::kBytes)), dS(regions.take(ScoreTile::kBytes)) {
+        take_rows(regions);
+    }
+    template <class Tile>
+    __device__ __forceinline__ static Tile operand(const Tile& tile) {
+        return tile;
+    }
+    __device__ __forceinline__ ScoreTile p_tile() const { return {P}; }
+    __device__ __forceinline__ ScoreTile d_s_tile() const { return {dS}; }
+};
+
+// A warpgroup, with all keys of the block. The first one computes P^T, the second one dS^T. Of the products that follow each has its
+// columns.
+template <int kWarpgroup>
+struct Consumer {
+    using Share = ColumnShare<kColumns, kWarpgroup>;
+    using ShareV = ColumnShare<kColumnsV, kWarpgroup>;
+    static constexpr int kFirstPart = Share::kColumns < 64 ? Share::kColumns : 64, kSecondPart = Share::kColumns - kFirstPart;
+
+    const Parameters& p;
+    const Stages& stages;
+    const KeyWork& work;
+    const int warp, lane;  // warp: of this warpgroup
+    QueryWalk next;
+    StageOrder<kStages> order;
+    float scores[1][kBlockQ / 8][4];  // S^T or dP^T
+    float dK[Share::kColumns / 8][4] = {}, dV[ShareV::kColumns / 8][4] = {};
+
+    __device__ __forceinline__ Consumer(const Parameters& p, const Stages& stages, const KeyWork& work)
+        : p(p), stages(stages), work(work), warp(warp_index() % 4), lane(lane_index()), next(work, p) {}
+
+    // By each warp: its lanes may have read row_lse or row_delta.
+    __device__ __forceinline__ void release(const Pipeline<kStages>& pipeline, u32 stage) const {
+        barrier_warp_sync();
+        pipeline.release(stage, lane == 0);
+    }
+    // S^T or dP^T of the tile that is next.
+    __device__ __forceinline__ void issue_next_scores() {
+        issue_scores<Element, kWarpgroup, kColumns, kColumnsV>(scores[0], stages, order);
+    }
+    __device__ __forceinline__ void store_p() {
+        u32 P[kBlockQ / 16][4];
+        round_probabilities<Element, kBlockQ>(P, scores, p, stages, order.stage, work.tiles, next, work.first_key + warp * 16,
+                                              make_chain(p.len_q, p.len_kv));
+        store_transposed(stages.p_tile(), warp * 16, P);
+        fence_proxy_async();
+    }
+    template <int kTiles>
+    __device__ __forceinline__ void issue_d_q(float (&dQ)[kTiles][4], int part) const {
+        KeyTile keys = columns_from<Share::kFirst>(stages.key_tile());
+        keys.base += part * KeyTile::kPanelBytes;
+        gemm_over_keys<Element>(dQ, stages.d_s_tile(), keys);
+        wgmma_commit_group();
+    }
+
+    // dS^T and dV of the tile that is next, whose P^T and dP^T are there.
+    __device__ __forceinline__ void differentiate_scores() {
+        (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).wait_full(order);
+        bar_sync(kPReady, kConsumers);
+        keep_in_registers(dV);
+        wgmma_fence();
+        gemm_over_queries<Element>(dV, stages.p_tile(), columns_from<ShareV::kFirst>(stages.d_out_tile(order.stage)));
+        wgmma_commit_group();
+        if constexpr (kWarpgroup == 1)
+            store_score_gradients<Element>(stages.d_s_tile(), scores[0], stages.p_tile(), stages.delta(order.stage), warp);
+        wgmma_wait_group<0>();
+        keep_in_registers(dV);
+        release(stages.d_out_pipeline, order.stage);
+        bar_sync(kDScoresReady, kConsumers);
+    }
+    // dQ and dK of a tile, and S^T or dP^T of the one after it. kLast: there is none.
+    template <bool kLast>
+    __device__ __forceinline__ void step() {
+        const u32 stage = order.stage;
+        float* sum = p.d_q_sum + next.index * DQ::kFloats;
+        float first[kFirstPart / 8][4], second[kSecondPart > 0 ? kSecondPart / 8 : 1][4];
+        wgmma_fence();
+        issue_d_q(first, 0);
+        if constexpr (kSecondPart > 0) issue_d_q(second, 1);
+        wgmma_wait_group<(kSecondPart > 0)>();
+        keep_in_registers(first);
+        DQ::add(sum, Share::kFirst / 64, warp, first);
+        order.advance();
+        next.advance(work, p);
+        if constexpr (!kLast) issue_next_scores();
+        keep_in_registers(dK);
+        wgmma_fence();
+        gemm_over_queries<Element>(dK, stages.d_s_tile(), columns_from<Share::kFirst>(stages.query_tile(stage)));
+        wgmma_commit_group();
+        if constexpr (kSecondPart > 0) {
+            wgmma_wait_group<!kLast + 1>();
+            keep_in_registers(second);
+            DQ::add(sum, Share::kFirst / 64 + 1, warp, second);
+        }
+        if constexpr (!kLast) wgmma_wait_group<1>();
+        if constexpr (!kLast) {
+            keep_in_registers(scores[0]);
+            if constexpr (kWarpgroup == 0) store_p();  // while the product of dK is under way
+        }
+        wgmma_wait_group<0>();
+        keep_in_registers(dK);
+        release(stages.query_pipeline, stage);
+        if constexpr (!kLast) differentiate_scores();
+    }
+    __device__ __forceinline__ void run() {
+        if (next.left > 0) {
+            issue_next_scores();
+            wgmma_wait_group<0>();
+            keep_in_registers(scores[0]);
+            if constexpr (kWarpgroup == 0) store_p();
+            differentiate_scores();
+#pragma unroll 1
+            while (next.left > 1) step<false>();
+            step<true>();
+        }
+        bar_sync(kPReady, kConsumers);  // nobody reads Q any more: its place is the way of dK and dV to memory
+        const SharedAddress place = stages.queries + (kWarpgroup * 4 + warp) * kOutBytes;
+        const int row = work.first_key + warp * 16;
+        store_columns<Element, ShareV::kFirst>(p.d_v_map, dV, 1.0f, place, row, work.head_kv, work.batch);
+        store_columns<Element, Share::kFirst>(p.d_k_map, dK, key_scale(p), place, row, work.head_kv, work.batch);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+attention_backward_wide_sm90_bf16_d256_full_s2_sm_90a(const __grid_constant__ Parameters p) {
+    SharedRegions regions;
+    const Stages stages(regions);
+    if (thread_index() == 0) stages.initialise(kWarpgroups * 4);
+    barrier_sync();
+    const KeyWork work = KeyWork::find<kBlockQ, kBlockKv, false>(p, make_chain(p.len_q, p.len_kv));
+    const int warp = warp_index();
+    if (warp < 4) {
+        setmaxnreg_dec<kProducerRegisters>();
+        if (thread_index() == 0) stages.produce(p, work);
+    } else {
+        setmaxnreg_inc<kConsumerRegisters>();
+        if (warp < 8) Consumer<0>(p, stages, work).run();
+        else Consumer<1>(p, stages, work).run();
+    }
+}
+
+// ---- dQ = scale * d_q_sum -----------------------------------------------------------------------------------------------
+
+constexpr int kSumThreads = DQ::kWarps * 32, kSumBlocksPerSm = 2;
+
+extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
+attention_backward_wide_sm90_bf16_d256_full_s2_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
+    postprocess<kBlockQ, DQ, QueryTile>(p, make_chain(p.len_q, p.len_kv));
+}
