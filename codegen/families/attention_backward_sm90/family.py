@@ -65,7 +65,7 @@ class AttentionBackwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_sm90.cu.j2."""
 
     name = "attention_backward_sm90"
-    revision = 2
+    revision = 3
     block_kv: ClassVar[int] = BLOCK_KV
     operation = "backward"
     preference = 1
@@ -107,7 +107,7 @@ class AttentionBackwardSm90(Family):
     files = files_with_turns
     atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
-        *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2"),
+        *("cp_async_bulk", "setmaxnreg", "griddepcontrol", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2"),
         *("mul", "shfl_sync", "vote_sync", "mma_sync"),
     )
     tiles: ClassVar[tuple[str, ...]] = (
@@ -219,6 +219,7 @@ class AttentionBackwardSm90(Family):
                 {place.name: maps[place.name] for place in kernel.parameters.tensor_maps},
                 kernel.suffix,
                 ordered=problem.deterministic and not kernel.suffix,
+                overlaps=kernel.suffix != "_preprocess",
             )
             for kernel in self.kernels(problem, config)
         ]
