@@ -94,3 +94,11 @@ class Program:
     def __post_init__(self) -> None:
         if self.launches and self.launches[0].overlaps:
             raise ArgumentError("the first launch of a program must not overlap: what is before it in a stream waits for nobody")
+
+    @property
+    def chains(self) -> tuple[tuple[KernelLaunch, ...], ...]:
+        """The launches, in order: each of a chain overlaps the one before, and a chain begins when the one before it has ended."""
+        chains: list[tuple[KernelLaunch, ...]] = []
+        for launch in self.launches:
+            chains[-1:] = [(*chains[-1], launch)] if launch.overlaps else [*chains[-1:], (launch,)]
+        return tuple(chains)
