@@ -93,7 +93,7 @@ class Program:
 
     def __post_init__(self) -> None:
         if self.launches and self.launches[0].overlaps:
-            raise ArgumentError("the first launch of a program must not overlap: what is before it in a stream waits for nobody")
+            raise ArgumentError("the first launch of a program must not overlap: it would overlap what others have put into the stream")
 
     @property
     def chains(self) -> tuple[tuple[KernelLaunch, ...], ...]:

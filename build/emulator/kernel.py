@@ -93,7 +93,7 @@ class _Launch(ctypes.Structure):
 
 @dataclass(frozen=True)
 class EmulatedLaunch:
-    """One launch of a library's kernel: its number in the text, and its parameters, the kernel's struct; the rest: see EmulatedKernel.launch."""
+    """One launch of a kernel of a library: its number in the text, its parameters as bytes; the rest as in EmulatedKernel.launch."""
 
     parameters: bytes | bytearray
     threads: int
@@ -102,6 +102,11 @@ class EmulatedLaunch:
     kernel: int = 0
     resident: int = 1
     cluster: int = 1
+
+    def at(self, parameters: int) -> _Launch:
+        """For the library, with the parameters at that address."""
+        which = self.blocks.start, len(self.blocks)
+        return _Launch(parameters, self.kernel, self.threads, self.shared_bytes, *which, self.resident, self.cluster)
 
 
 class EmulatedLibrary:
@@ -130,12 +135,7 @@ class EmulatedLibrary:
         Raises EmulatorFaultError if a check fails.
         """
         aligned = [parameter_buffer(launch.parameters) for launch in launches]
-        chain = (_Launch * len(launches))(
-            *(
-                (ctypes.addressof(at), one.kernel, one.threads, one.shared_bytes, one.blocks.start, len(one.blocks), one.resident, one.cluster)
-                for one, at in zip(launches, aligned, strict=True)
-            )
-        )
+        chain = (_Launch * len(launches))(*[launch.at(ctypes.addressof(of)) for launch, of in zip(launches, aligned, strict=True)])
         allowed = (Extent * len(tensors))(*(tensor.extent() for tensor in tensors))
         seconds = (limits.stall_seconds, limits.seconds) if limits else (0.0, 0.0)
         how = (order.schedule, order.late_copies, workers, limits is not None)

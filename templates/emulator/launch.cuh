@@ -113,7 +113,7 @@ class Worker {
     const Kernel* const kernels;
     std::vector<std::vector<Group>> idle;  // of each launch
     std::vector<Group> waiting;            // for the launch before, in the order in which they have begun
-    int last = -1;                         // the launch that has begun last
+    int last = 0;                          // the launch of which blocks have begun last
     std::uint64_t random;
 
     int number(const Progress& launch) const {
@@ -146,7 +146,8 @@ class Worker {
         (has_ended ? idle[next] : waiting).push_back(std::move(group));
         return true;
     }
-    // The launch whose blocks begin next; -1 if none can. Ahead: the first one that has some left; reversed: the last one; in turn, or any.
+    // The launch whose blocks begin next; -1 if none can. Ahead: the first one that has some left; reversed: the last one; in turn, each before
+    // the one that it overlaps; or any.
     int choose() {
         std::vector<int> able;
         for (int i = 0; i < static_cast<int>(launches.size()); ++i)
@@ -162,8 +163,8 @@ class Worker {
             case Schedule::kRoundRobin:
                 break;
         }
-        const auto next = std::find_if(able.begin(), able.end(), [this](int i) { return i > last; });
-        return next == able.end() ? able.front() : *next;
+        const auto next = std::find_if(able.rbegin(), able.rend(), [this](int i) { return i < last; });
+        return next == able.rend() ? able.back() : *next;
     }
 };
 

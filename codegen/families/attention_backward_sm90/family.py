@@ -107,8 +107,8 @@ class AttentionBackwardSm90(Family):
     files = files_with_turns
     atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
-        *("cp_async_bulk", "setmaxnreg", "griddepcontrol", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2"),
-        *("mul", "shfl_sync", "vote_sync", "mma_sync"),
+        *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2"),
+        *("mul", "shfl_sync", "vote_sync", "mma_sync", "griddepcontrol"),
     )
     tiles: ClassVar[tuple[str, ...]] = (
         *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
