@@ -98,8 +98,7 @@ class Worker {
 
     void run() {
         while (!fault.found) {
-            const bool went_on = go_on();
-            if (begin_next() || went_on) continue;
+            if (go_on() || begin_next()) continue;  // in this order: of an ordered launch, blocks wait for those that have begun before
             if (waiting.empty()) return;
             usleep(100);  // others have blocks of the launch before
         }
