@@ -1,5 +1,5 @@
-// How the program that renders this file runs its kernels: groups of blocks spread over threads of the operating system, launches that overlap,
-// one entry point.
+// How the program that renders this file runs its kernels: groups of blocks spread over threads of the operating system, launches that
+// overlap, one entry point.
 
 #include <memory>
 #include <thread>
@@ -88,8 +88,8 @@ class Residents {
 
 constexpr int kEarly = 4;  // groups of a launch that may wait for the end of the one before, on a thread of the operating system
 
-// What a thread of the operating system does for launches, each of which overlaps the one before: it begins groups of their blocks in an order
-// that the schedule says, and goes on with those that have had to wait.
+// What a thread of the operating system does for launches, each of which overlaps the one before: it begins groups of their blocks in an
+// order that the schedule says, and goes on with those that have had to wait.
 class Worker {
   public:
     Worker(const Options& options, std::deque<Progress>& launches, Fault& fault, const Kernel* kernels)
@@ -145,8 +145,8 @@ class Worker {
         (has_ended ? idle[next] : waiting).push_back(std::move(group));
         return true;
     }
-    // The launch whose blocks begin next; -1 if none can. Ahead: the first one that has some left; reversed: the last one; in turn, each before
-    // the one that it overlaps; or any.
+    // The launch whose blocks begin next; -1 if none can. Ahead: the first one that has some left; reversed: the last one; in turn, each
+    // before the one that it overlaps; or any.
     int choose() {
         std::vector<int> able;
         for (int i = 0; i < static_cast<int>(launches.size()); ++i)
@@ -195,10 +195,10 @@ inline void require_launch(const Launch& launch, const Kernel& kernel, Fault& fa
 
 #define FLASHGEN_KERNEL(name, Parameters, ...) {[](const void* p) { name(*static_cast<const Parameters*>(p)); }, __VA_ARGS__},
 
-// Runs launches, each of which overlaps the one before it. 0 if no check failed, else 1, with the name of the check and its message, each cut to
-// `size` bytes.
-extern "C" int flashgen_emulator_run(const emulator::Launch* launches, int count, const emulator::Options* options, char* check, char* message,
-                                     int size) {
+// Runs launches, each of which overlaps the one before it. 0 if no check failed, else 1, with the name of the check and its message, each cut
+// to `size` bytes.
+extern "C" int flashgen_emulator_run(const emulator::Launch* launches, int count, const emulator::Options* options, char* check,
+                                     char* message, int size) {
     static constexpr emulator::Kernel kKernels[] = {FLASHGEN_KERNELS(FLASHGEN_KERNEL)};
     emulator::Fault fault;
     for (int i = 0; i < count; ++i) emulator::require_launch(launches[i], kKernels[launches[i].kernel], fault);

@@ -1,5 +1,5 @@
-// Launches that overlap: see atoms/ptx/griddepcontrol.cuh. The emulator begins blocks of the launch that depends on this one whenever it likes,
-// before the first block of this one, too: whoever is right then is right wherever launch_dependents stands.
+// Launches that overlap: see atoms/ptx/griddepcontrol.cuh. The emulator begins blocks of the launch that depends on this one whenever it
+// likes, before the first block of this one, too: whoever is right then is right wherever launch_dependents stands.
 
 inline void griddepcontrol_launch_dependents() {}
 

@@ -1,4 +1,4 @@
-// Launches that overlap: one that depends on the launch before it may begin while that is still under way. PTX ISA, "griddepcontrol" (sm_90).
+// Launches that overlap: one that depends on the launch before it may begin while that is under way. PTX ISA, "griddepcontrol" (sm_90).
 
 // The launch that depends on this one may begin once all blocks have called this or ended. It says nothing of what they have written.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

@@ -406,7 +406,7 @@ __device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Launches that overlap: one that depends on the launch before it may begin while that is still under way. PTX ISA, "griddepcontrol" (sm_90).
+// Launches that overlap: one that depends on the launch before it may begin while that is under way. PTX ISA, "griddepcontrol" (sm_90).
 
 // The launch that depends on this one may begin once all blocks have called this or ended. It says nothing of what they have written.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
