@@ -73,6 +73,7 @@ class KernelLaunch:
     maps:   what its tensor maps say, by the name of the operand or buffer
     suffix: of the entry, after the name of the spec: empty where a text has one kernel
     ordered: whether blocks wait for blocks of lower indices, and for no others: a GPU begins them in that order
+    overlaps: whether blocks may begin while the launch before is under way: each of them waits for its end, by `griddepcontrol_wait`
     """
 
     grid: int
@@ -80,6 +81,7 @@ class KernelLaunch:
     maps: Mapping[str, TensorMapShape] = field(default_factory=dict)
     suffix: str = ""
     ordered: bool = False
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,3 +90,15 @@ class Program:
 
     launches: tuple[KernelLaunch, ...]
     buffers: tuple[Buffer, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.launches and self.launches[0].overlaps:
+            raise ArgumentError("the first launch of a program must not overlap: it would overlap what others have put into the stream")
+
+    @property
+    def chains(self) -> tuple[tuple[KernelLaunch, ...], ...]:
+        """The launches, in order: each of a chain overlaps the one before, and a chain begins when the one before it has ended."""
+        chains: list[tuple[KernelLaunch, ...]] = []
+        for launch in self.launches:
+            chains[-1:] = [(*chains[-1], launch)] if launch.overlaps else [*chains[-1:], (launch,)]
+        return tuple(chains)

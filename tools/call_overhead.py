@@ -42,6 +42,7 @@ from flashgen.selection import compilation, loaded
 
 ON = torch.device("cuda", 0)
 TYPES = ("CUresult", "CUfunction", "CUfunction_attribute", "CUtensorMapDataType", "CUtensorMapInterleave", "CUtensorMapSwizzle")
+LAUNCH_TYPES = ("CUlaunchAttribute", "CUlaunchAttributeID", "CUlaunchConfig")
 MORE_TYPES = ("CUtensorMapL2promotion", "CUtensorMapFloatOOBfill", "cuuint64_t", "cuuint32_t")
 
 
@@ -67,11 +68,12 @@ def fake_driver() -> Any:
     values = {"cuLibraryLoadData": 1, "cuLibraryGetKernel": 2, "cuDeviceGet": 0}
     functions = {name: lambda *given, value=value: (done, value) for name, value in values.items()}
     return Names(
-        **{name: getattr(binding, name) for name in (*TYPES, *MORE_TYPES)},
+        **{name: getattr(binding, name) for name in (*TYPES, *LAUNCH_TYPES, *MORE_TYPES)},
         **functions,
         cuKernelSetAttribute=lambda *given: (done,),
         cuTensorMapEncodeTiled=lambda *given: tensor_map_made,
         cuLaunchKernel=lambda *given: (0,),
+        cuLaunchKernelEx=lambda *given: (0,),
     )
 
 

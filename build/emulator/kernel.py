@@ -72,12 +72,41 @@ class _Options(ctypes.Structure):
         ("schedule", ctypes.c_int),
         ("late_copies", ctypes.c_int),
         ("workers", ctypes.c_int),
+        ("isolated", ctypes.c_int),
+    )
+
+
+class _Launch(ctypes.Structure):
+    """`Launch` in templates/emulator/block.cuh."""
+
+    _fields_ = (
+        ("parameters", ctypes.c_void_p),
+        ("kernel", ctypes.c_int),
+        ("threads", ctypes.c_int),
+        ("shared_bytes", ctypes.c_int),
         ("first_block", ctypes.c_int),
         ("blocks", ctypes.c_int),
         ("resident", ctypes.c_int),
-        ("isolated", ctypes.c_int),
         ("cluster", ctypes.c_int),
     )
+
+
+@dataclass(frozen=True)
+class EmulatedLaunch:
+    """One launch of a kernel of a library: its number in the text, its parameters as bytes; the rest as in EmulatedKernel.launch."""
+
+    parameters: bytes | bytearray
+    threads: int
+    shared_bytes: int
+    blocks: range
+    kernel: int = 0
+    resident: int = 1
+    cluster: int = 1
+
+    def at(self, parameters: int) -> _Launch:
+        """For the library, with the parameters at that address."""
+        which = self.blocks.start, len(self.blocks)
+        return _Launch(parameters, self.kernel, self.threads, self.shared_bytes, *which, self.resident, self.cluster)
 
 
 class EmulatedLibrary:
@@ -92,34 +121,27 @@ class EmulatedLibrary:
 
     def run(
         self,
-        parameters: bytes | bytearray,
-        threads: int,
-        shared_bytes: int,
+        launches: Sequence[EmulatedLaunch],
         order: EmulationOrder,
-        blocks: range,
         *,
-        kernel: int = 0,
         tensors: Sequence[MemoryView] = (),
         workers: int = 1,
-        resident: int = 1,
-        cluster: int = 1,
         limits: EmulationLimits | None = None,
     ) -> None:
-        """Runs `blocks` on `workers` cores and waits for them. `parameters`: the kernel's struct; the rest: see EmulatedKernel.launch.
+        """Runs launches, each of which overlaps the one before it, on `workers` cores and waits for them.
 
-        `kernel`: its number in the text. `tensors`: what atoms may touch, all of memory if none is given. `limits`: of a process of its
-        own, in which it runs then.
+        `tensors`: what atoms may touch, all of memory if none is given. `limits`: of a process of its own, in which they run then.
 
         Raises EmulatorFaultError if a check fails.
         """
-        aligned = parameter_buffer(parameters)
+        aligned = [parameter_buffer(launch.parameters) for launch in launches]
+        chain = (_Launch * len(launches))(*[launch.at(ctypes.addressof(of)) for launch, of in zip(launches, aligned, strict=True)])
         allowed = (Extent * len(tensors))(*(tensor.extent() for tensor in tensors))
-        how = (order.schedule, order.late_copies, workers, blocks.start, len(blocks), resident, limits is not None)
         seconds = (limits.stall_seconds, limits.seconds) if limits else (0.0, 0.0)
-        options = _Options(allowed, order.seed, *seconds, len(tensors), *how, cluster)
+        how = (order.schedule, order.late_copies, workers, limits is not None)
+        options = _Options(allowed, order.seed, *seconds, len(tensors), *how)
         check, message = ctypes.create_string_buffer(_TEXT_BYTES), ctypes.create_string_buffer(_TEXT_BYTES)
-        given = (kernel, ctypes.byref(aligned), threads, shared_bytes, ctypes.byref(options))
-        if self._run(*given, check, message, ctypes.c_int(_TEXT_BYTES)):
+        if self._run(ctypes.byref(chain), len(launches), ctypes.byref(options), check, message, ctypes.c_int(_TEXT_BYTES)):
             raise EmulatorFaultError(check.value.decode(), message.value.decode(errors="replace"))
 
 
@@ -150,41 +172,41 @@ class EmulatedKernel:
 
         `tensors`: the operands by name, without those that nobody wants; buffers are made here. `resident`: how many blocks run at the
         same time on a core; blocks that wait for each other must, others need not, nor those of an ordered launch, which has one core.
-        Blocks of a cluster do in any case. Each launch has a process of its own, which ends with it, or by `limits`.
+        Blocks of a cluster do in any case. A launch has a process of its own with those that overlap it, which ends with them, or by
+        `limits`.
         Raises ArgumentError for blocks that are not there or are no whole clusters; EmulatorFaultError if a check fails, the kernel crashes
         or does not end. The tensors in this process are then as they were.
         """
-        buffers, resources = {buffer.name: _Memory(buffer) for buffer in program.buffers}, self.spec.resources
+        buffers = {buffer.name: _Memory(buffer) for buffer in program.buffers}
         given = [*tensors.values(), *(memory.tensor for memory in buffers.values())]
         whole = True
         with GuardedTensors(given) as guarded:
             addresses = {name: tensor.address for name, tensor in zip((*tensors, *buffers), guarded, strict=True)}
-            for launch in program.launches:
-                require_int("first_block", first_block, 0, launch.grid - 1)
-                some = range(first_block, launch.grid if blocks is None else first_block + blocks)
-                require_int("blocks", len(some), 1, launch.grid - first_block)
-                require_int("resident", resident, 1, len(some))
-                block = resources[launch.suffix]
-                for name, count in (("grid", launch.grid), ("first_block", first_block), ("blocks", len(some))):
-                    block.require_clusters(name, count)
-                together = -(-resident // block.cluster) * block.cluster
-                whole = whole and len(some) == launch.grid
-                self._library.run(
-                    packed_parameters(self.spec.kernels[launch.suffix].parameters, launch, addresses),
-                    block.threads,
-                    block.shared_bytes,
-                    order or EmulationOrder(),
-                    some,
-                    kernel=self._numbers[launch.suffix],
-                    tensors=guarded,
-                    workers=1 if launch.ordered else min(workers or len(os.sched_getaffinity(0)), -(-len(some) // together)),
-                    resident=together,
-                    cluster=block.cluster,
-                    limits=limits or EmulationLimits(),
-                )
+            for chain in program.chains:
+                prepared = [self._prepared(launch, addresses, first_block, blocks, resident) for launch in chain]
+                whole = whole and all(len(one.blocks) == launch.grid for one, launch in zip(prepared, chain, strict=True))
+                groups = max(-(-len(one.blocks) // one.resident) for one in prepared)
+                alone = any(launch.ordered for launch in chain)
+                cores = 1 if alone else min(workers or len(os.sched_getaffinity(0)), groups)
+                self._library.run(prepared, order or EmulationOrder(), tensors=guarded, workers=cores, limits=limits or EmulationLimits())
         for buffer in program.buffers:
             if whole and buffer.kind is BufferKind.STREAM_COUNTER and (left := buffers[buffer.name].words()):
                 raise EmulatorFaultError("tile counter", f"the kernel must leave its {buffer.name.replace('_', ' ')} 0; it left {left}")
+
+    def _prepared(
+        self, launch: KernelLaunch, addresses: Mapping[str, int], first_block: int, blocks: int | None, resident: int
+    ) -> EmulatedLaunch:
+        require_int("first_block", first_block, 0, launch.grid - 1)
+        some = range(first_block, launch.grid if blocks is None else first_block + blocks)
+        require_int("blocks", len(some), 1, launch.grid - first_block)
+        require_int("resident", resident, 1, len(some))
+        block = self.spec.resources[launch.suffix]
+        for name, count in (("grid", launch.grid), ("first_block", first_block), ("blocks", len(some))):
+            block.require_clusters(name, count)
+        together = -(-resident // block.cluster) * block.cluster
+        parameters = packed_parameters(self.spec.kernels[launch.suffix].parameters, launch, addresses)
+        number = self._numbers[launch.suffix]
+        return EmulatedLaunch(parameters, block.threads, block.shared_bytes, some, number, together, block.cluster)
 
 
 class _Memory:

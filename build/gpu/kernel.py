@@ -178,5 +178,30 @@ class _Bound:
             self.place_all = partial(packing.pack_into, written, begin)
         resources = kernel.resources[launch.suffix]
         resources.require_clusters("grid", launch.grid)
-        shape = (kernel.handles[launch.suffix], launch.grid, 1, 1, resources.threads, 1, 1, resources.shared_bytes)
-        self.enqueue = partial(driver().cuLaunchKernel, *shape)  # given the rest: stream, arguments, no more options
+        handle, shape = kernel.handles[launch.suffix], (launch.grid, resources.threads, resources.shared_bytes)
+        self.enqueue = _overlapping(handle, *shape) if launch.overlaps else _plain(handle, *shape)
+
+
+# What enqueues a launch, given the rest: the stream, the arguments, no more options.
+
+
+def _plain(handle: Any, grid: int, threads: int, shared_bytes: int) -> Callable[..., Any]:
+    return partial(driver().cuLaunchKernel, handle, grid, 1, 1, threads, 1, 1, shared_bytes)
+
+
+def _overlapping(handle: Any, grid: int, threads: int, shared_bytes: int) -> Callable[..., Any]:
+    """Of a launch that may begin while the one before it in the stream is under way. It has a config of its own, which knows the stream."""
+    cu = driver()
+    attribute, config = cu.CUlaunchAttribute(), cu.CUlaunchConfig()
+    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.gridDimX, config.blockDimX, config.sharedMemBytes = grid, threads, shared_bytes
+    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+    config.attrs, config.numAttrs = [attribute], 1
+    launch = cu.cuLaunchKernelEx
+
+    def enqueue(stream: int, arguments: int, options: int) -> Any:
+        config.hStream = stream
+        return launch(config, handle, arguments, options)
+
+    return enqueue

@@ -26,10 +26,32 @@ struct Options {
     int extent_count;
     int schedule, late_copies;  // late_copies: asynchronous copies take place when they are waited for, not when they are issued
     int workers;                // threads of the operating system
+    int isolated;               // in a process of their own
+};
+
+// One launch of a kernel, as it is asked for.
+struct Launch {
+    const void* parameters;
+    int kernel;                 // its number in the text
+    int threads, shared_bytes;  // of a block
     int first_block, blocks;    // which blocks run
     int resident;               // how many of them run together: those that wait for each other must
-    int isolated;               // in a process of their own
     int cluster;                // blocks of a cluster, of which only whole ones run, and are resident
+
+    int end_block() const { return first_block + blocks; }
+};
+
+// How far a launch is. One that overlaps the launch before it may not rely on any of that before its blocks have waited for its end.
+struct Progress {
+    const Launch& launch;
+    const Progress* const before;  // the launch that it overlaps; null if it overlaps none
+    std::atomic<int> begun, ended{0};  // the next block to begin; blocks that have ended
+
+    Progress(const Launch& launch, const Progress* before) : launch(launch), before(before), begun(launch.first_block) {}
+
+    bool all_begun() const { return begun >= launch.end_block(); }
+    bool all_ended() const { return ended == launch.blocks; }
+    bool alone() const { return !before || before->all_ended(); }  // nothing that it overlaps is under way
 };
 
 // What all copies and waits of one thread need to remember: see atoms/emulated/cp_async.cuh.
@@ -76,6 +98,7 @@ inline void thread_leaves(Cluster& cluster, Block& block);  // its last thread m
 
 struct Block {
     const Options& options;
+    const Progress& progress;  // of its launch
     Fault& fault;
     Scheduler& scheduler;
     Cluster& cluster;
@@ -83,17 +106,18 @@ struct Block {
     int index = 0, running = 0, ended = 0;  // running: the thread that runs now; ended: threads that have
     Shared shared;
 
-    Block(const Options& options, Fault& fault, Scheduler& scheduler, Cluster& cluster, int place, int threads, int shared_bytes)
-        : options(options), fault(fault), scheduler(scheduler), cluster(cluster), place(place), rank(place % options.cluster),
-          threads(threads), shared(shared_bytes), fibers(threads), barriers(kBarriers, Barrier{0, 0, {}, Clocks(options.cluster)}) {}
+    Block(const Options& options, const Progress& progress, Fault& fault, Scheduler& scheduler, Cluster& cluster, int place)
+        : options(options), progress(progress), fault(fault), scheduler(scheduler), cluster(cluster), place(place),
+          rank(place % progress.launch.cluster), threads(progress.launch.threads), shared(progress.launch.shared_bytes), fibers(threads),
+          barriers(kBarriers, Barrier{0, 0, {}, Clocks(progress.launch.cluster)}) {}
 
     // All threads of block `number` are at the kernel's begin.
-    void begin(int number, void (*kernel)(const void*), const void* parameters) {
-        index = number, body = kernel, arguments = parameters, ended = 0;
+    void begin(int number, void (*kernel)(const void*)) {
+        index = number, body = kernel, ended = 0, has_waited = false;
         shared.clear();
         for (Barrier& barrier : barriers) clear(barrier);
         states.assign(threads, Thread{});
-        warps.assign(threads / kLanes, Warp{{}, Clocks(options.cluster)});
+        warps.assign(threads / kLanes, Warp{{}, Clocks(progress.launch.cluster)});
         warpgroups.assign(threads / kWarpgroup, Meeting{});
         kept_by_type.clear();
         for (std::size_t w = 0; w < warps.size(); ++w) clock(w)[w] = 1;
@@ -201,6 +225,19 @@ struct Block {
     }
     void wake(int thread) { scheduler.wake(number(thread)); }
 
+    // The running thread waits for the end of the launch that this one overlaps: see Residents::run in launch.cuh.
+    void wait_for_launch(const char* what) {
+        has_waited = true;
+        if (!progress.alone()) wait({Wait::kForLaunch, what});
+    }
+    bool waits_for_launch() const {
+        return std::any_of(states.begin(), states.end(), [](const Thread& thread) { return thread.wait.kind == Wait::kForLaunch; });
+    }
+    void launch_has_ended() {
+        for (int i = 0; i < threads; ++i)
+            if (states[i].wait.kind == Wait::kForLaunch) wake(i);
+    }
+
     // The thread has found something that others change as `polled` says. If that is what it found last it spins, and tries again once
     // something has happened: true. Who waits in this way reads again; who changes such memory says so by `scheduler.stir()`.
     bool spins(const Wait& polled) {
@@ -251,13 +288,15 @@ struct Block {
     std::map<const void*, std::unique_ptr<Kept>> kept_by_type;
     std::vector<Barrier> barriers;
     void (*body)(const void*) = nullptr;
-    const void* arguments = nullptr;
+    bool has_waited = false;  // for the launch that its own overlaps
 
     static void run_thread() {
         Block& block = *current;
-        block.body(block.arguments);
+        block.body(block.progress.launch.parameters);
         const int regions = block.shared.regions();
         if (++block.ended == block.threads && regions && block.shared.claimed != block.shared.given) block.fail_claim(block.shared.claimed, regions);
+        if (block.ended == block.threads && block.progress.before && !block.has_waited)
+            block.fail("overlap", "ends the block, which has not waited for the launch that this one overlaps");
         for (const auto& [type, kept] : block.kept_by_type) kept->thread_ends(block);
         thread_leaves(block.cluster, block);
         block.wait({Wait::kEnded});

@@ -1,54 +1,10 @@
-// How the program that renders this file runs its kernel: groups of blocks spread over threads of the operating system, one entry point.
+// How the program that renders this file runs its kernels: groups of blocks spread over threads of the operating system, launches that
+// overlap, one entry point.
 
 #include <memory>
 #include <thread>
 
 namespace emulator {
-
-// Blocks that are resident together, on one thread of the operating system. All of them end before others take their places.
-class Residents {
-  public:
-    Residents(const Options& options, Fault& fault, int threads, int shared_bytes)
-        : options(options), fault(fault), threads(threads), scheduler(static_cast<Schedule>(options.schedule), options.resident * threads) {
-        for (int place = 0; place < options.resident; ++place) {
-            if (place % options.cluster == 0) clusters.push_back(std::make_unique<Cluster>(options.cluster, threads));
-            blocks.push_back(std::make_unique<Block>(options, fault, scheduler, *clusters.back(), place, threads, shared_bytes));
-            clusters.back()->blocks.push_back(blocks.back().get());
-        }
-    }
-
-    // Runs blocks [first, first + count) to their end, or until a check fails.
-    void run(int first, int count, void (*kernel)(const void*), const void* parameters) {
-        scheduler.begin((options.seed + 1) * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(first) * 0xD1B54A32D192ED03ull);
-        for (const std::unique_ptr<Cluster>& cluster : clusters) cluster->begin();
-        for (int place = 0; place < count; ++place) blocks[place]->begin(first + place, kernel, parameters);
-        for (int thread; !fault.found && (thread = scheduler.next()) >= 0;) {
-            blocks[thread / threads]->resume(thread % threads);
-            count_progress();
-        }
-        if (!fault.found) report_waiting(count);
-    }
-
-  private:
-    const Options& options;
-    Fault& fault;
-    const int threads;
-    Scheduler scheduler;
-    std::vector<std::unique_ptr<Cluster>> clusters;
-    std::vector<std::unique_ptr<Block>> blocks;
-
-    // No thread can go on: that is well if all have ended.
-    void report_waiting(int count) {
-        std::string text;
-        for (int place = 0; place < count; ++place)
-            if (!blocks[place]->done()) text += (text.empty() ? "" : "; ") + blocks[place]->waiting();
-        if (text.empty()) return;
-        const bool spin = scheduler.spins();
-        if (spin && options.blocks > options.resident)
-            text += "; blocks that wait for each other must be resident together: " + std::to_string(options.resident) + " at a time are";
-        fault.report(spin ? "spin that never ends" : "deadlock", "no thread can go on: " + text);
-    }
-};
 
 // A kernel of the text, its launch bounds (threads of a block, and blocks on an SM), and the blocks of a cluster; 0 if nothing is known of
 // them.
@@ -59,15 +15,164 @@ struct Kernel {
     int registers() const { return threads ? kRegistersPerSm / (threads * blocks_per_sm) / 8 * 8 : 0; }
 };
 
-inline void run_blocks(const Options& options, int threads, int shared_bytes, const Kernel& kernel, const void* parameters, Fault& fault) {
-    const int end = options.first_block + options.blocks;
-    std::atomic<int> next{options.first_block};
+// Blocks of a launch that are resident together, on one thread of the operating system. All of them end before others take their places.
+class Residents {
+  public:
+    Residents(const Options& options, Progress& progress, Fault& fault, const Kernel& kernel)
+        : options(options), progress(progress), launch(progress.launch), fault(fault), kernel(kernel),
+          scheduler(static_cast<Schedule>(options.schedule), launch.resident * launch.threads) {
+        for (int place = 0; place < launch.resident; ++place) {
+            if (place % launch.cluster == 0) clusters.push_back(std::make_unique<Cluster>(launch.cluster, launch.threads));
+            blocks.push_back(std::make_unique<Block>(options, progress, fault, scheduler, *clusters.back(), place));
+            clusters.back()->blocks.push_back(blocks.back().get());
+        }
+    }
+
+    // The launch's next blocks are at the kernel's begin; false if there are none.
+    bool begin() {
+        const int first = progress.begun.fetch_add(launch.resident);
+        count = std::min(launch.resident, launch.end_block() - first);
+        if (count <= 0) return false;
+        scheduler.begin((options.seed + 1) * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(first) * 0xD1B54A32D192ED03ull);
+        for (const std::unique_ptr<Cluster>& cluster : clusters) cluster->begin();
+        for (int place = 0; place < count; ++place) blocks[place]->begin(first + place, kernel.run);
+        return true;
+    }
+    // Goes on with the blocks, until all have ended or a check fails: true. False where no thread can go on before the launch that this one
+    // overlaps has ended.
+    bool run() {
+        registers_at_launch = kernel.registers();
+        for (;;) {
+            for (int thread; !fault.found && (thread = scheduler.next()) >= 0;) {
+                blocks[thread / launch.threads]->resume(thread % launch.threads);
+                count_progress();
+            }
+            if (fault.found) return true;
+            if (!wait_for_launch()) break;
+            if (!progress.alone()) return false;
+            for (int place = 0; place < count; ++place) blocks[place]->launch_has_ended();
+            scheduler.stir();
+        }
+        report_waiting();
+        progress.ended += count;
+        return true;
+    }
+    const Progress& of() const { return progress; }
+
+  private:
+    const Options& options;
+    Progress& progress;
+    const Launch& launch;
+    Fault& fault;
+    const Kernel& kernel;
+    int count = 0;  // of blocks that run
+    Scheduler scheduler;
+    std::vector<std::unique_ptr<Cluster>> clusters;
+    std::vector<std::unique_ptr<Block>> blocks;
+
+    bool wait_for_launch() const {
+        return std::any_of(blocks.begin(), blocks.begin() + count, [](const auto& block) { return block->waits_for_launch(); });
+    }
+    // No thread can go on: that is well if all have ended.
+    void report_waiting() {
+        std::string text;
+        for (int place = 0; place < count; ++place)
+            if (!blocks[place]->done()) text += (text.empty() ? "" : "; ") + blocks[place]->waiting();
+        if (text.empty()) return;
+        const bool spin = scheduler.spins();
+        if (spin && launch.blocks > launch.resident)
+            text += "; blocks that wait for each other must be resident together: " + std::to_string(launch.resident) + " at a time are";
+        fault.report(spin ? "spin that never ends" : "deadlock", "no thread can go on: " + text);
+    }
+};
+
+constexpr int kEarly = 4;  // groups of a launch that may wait for the end of the one before, on a thread of the operating system
+
+// What a thread of the operating system does for launches, each of which overlaps the one before: it begins groups of their blocks in an
+// order that the schedule says, and goes on with those that have had to wait.
+class Worker {
+  public:
+    Worker(const Options& options, std::deque<Progress>& launches, Fault& fault, const Kernel* kernels)
+        : options(options), launches(launches), fault(fault), kernels(kernels), idle(launches.size()),
+          random((options.seed + 1) * 0x9E3779B97F4A7C15ull) {}
+
+    void run() {
+        while (!fault.found) {
+            if (go_on() || begin_next()) continue;  // in this order: of an ordered launch, blocks wait for those that have begun before
+            if (waiting.empty()) return;
+            usleep(100);  // others have blocks of the launch before
+        }
+    }
+
+  private:
+    using Group = std::unique_ptr<Residents>;
+    const Options& options;
+    std::deque<Progress>& launches;
+    Fault& fault;
+    const Kernel* const kernels;
+    std::vector<std::vector<Group>> idle;  // of each launch
+    std::vector<Group> waiting;            // for the launch before, in the order in which they have begun
+    int last = 0;                          // the launch of which blocks have begun last
+    std::uint64_t random;
+
+    int number(const Progress& launch) const {
+        int i = 0;
+        while (&launches[i] != &launch) ++i;
+        return i;
+    }
+    int waiting_of(const Progress& launch) const {
+        return static_cast<int>(std::count_if(waiting.begin(), waiting.end(), [&](const Group& group) { return &group->of() == &launch; }));
+    }
+    // Whether one of those that wait has gone on to its end.
+    bool go_on() {
+        for (std::size_t i = 0; i < waiting.size(); ++i) {
+            if (!waiting[i]->of().alone() || !waiting[i]->run()) continue;
+            idle[number(waiting[i]->of())].push_back(std::move(waiting[i]));
+            waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(i));
+            return true;
+        }
+        return false;
+    }
+    bool begin_next() {
+        const int next = choose();
+        if (next < 0) return false;
+        last = next;
+        Progress& launch = launches[next];
+        if (idle[next].empty()) idle[next].push_back(std::make_unique<Residents>(options, launch, fault, kernels[launch.launch.kernel]));
+        Group group = std::move(idle[next].back());
+        idle[next].pop_back();
+        const bool has_ended = !group->begin() || group->run();
+        (has_ended ? idle[next] : waiting).push_back(std::move(group));
+        return true;
+    }
+    // The launch whose blocks begin next; -1 if none can. Ahead: the first one that has some left; reversed: the last one; in turn, each
+    // before the one that it overlaps; or any.
+    int choose() {
+        std::vector<int> able;
+        for (int i = 0; i < static_cast<int>(launches.size()); ++i)
+            if (!launches[i].all_begun() && (launches[i].alone() || waiting_of(launches[i]) < kEarly)) able.push_back(i);
+        if (able.empty()) return -1;
+        switch (static_cast<Schedule>(options.schedule)) {
+            case Schedule::kAhead:
+                return able.front();
+            case Schedule::kReversed:
+                return able.back();
+            case Schedule::kRandom:
+                return able[draw(random) % able.size()];
+            case Schedule::kRoundRobin:
+                break;
+        }
+        const auto next = std::find_if(able.rbegin(), able.rend(), [this](int i) { return i < last; });
+        return next == able.rend() ? able.back() : *next;
+    }
+};
+
+inline void run_launches(const Options& options, const Launch* launches, int count, const Kernel* kernels, Fault& fault) {
+    std::deque<Progress> chain;
+    for (int i = 0; i < count; ++i) chain.emplace_back(launches[i], i ? &chain.back() : nullptr);
     auto work = [&] {
         prepare_thread();
-        registers_at_launch = kernel.registers();
-        Residents residents(options, fault, threads, shared_bytes);
-        for (int first; !fault.found && (first = next.fetch_add(options.resident)) < end;)
-            residents.run(first, std::min(options.resident, end - first), kernel.run, parameters);
+        Worker(options, chain, fault, kernels).run();
     };
     std::vector<std::thread> workers;
     for (int i = 1; i < options.workers; ++i) workers.emplace_back(work);
@@ -75,24 +180,29 @@ inline void run_blocks(const Options& options, int threads, int shared_bytes, co
     for (std::thread& worker : workers) worker.join();
 }
 
+inline void require_launch(const Launch& launch, const Kernel& kernel, Fault& fault) {
+    if (kernel.threads && launch.threads != kernel.threads)
+        fault.report("launch", "the block has " + std::to_string(launch.threads) + " threads, the kernel's launch bounds say " +
+                                   std::to_string(kernel.threads));
+    if (kernel.cluster && launch.cluster != kernel.cluster)
+        fault.report("launch", "the launch's clusters have " + std::to_string(launch.cluster) + " blocks, the kernel's text says " +
+                                   std::to_string(kernel.cluster));
+    if (launch.first_block % launch.cluster || launch.blocks % launch.cluster || launch.resident % launch.cluster)
+        fault.report("launch", "clusters run whole: blocks must be multiples of " + std::to_string(launch.cluster));
+}
+
 }  // namespace emulator
 
 #define FLASHGEN_KERNEL(name, Parameters, ...) {[](const void* p) { name(*static_cast<const Parameters*>(p)); }, __VA_ARGS__},
 
-// Runs a kernel, by its number in the text. 0 if no check failed, else 1, with the name of the check and its message, each cut to `size` bytes.
-extern "C" int flashgen_emulator_run(int number, const void* parameters, int threads, int shared_bytes, const emulator::Options* options,
-                                 char* check, char* message, int size) {
+// Runs launches, each of which overlaps the one before it. 0 if no check failed, else 1, with the name of the check and its message, each cut
+// to `size` bytes.
+extern "C" int flashgen_emulator_run(const emulator::Launch* launches, int count, const emulator::Options* options, char* check,
+                                     char* message, int size) {
     static constexpr emulator::Kernel kKernels[] = {FLASHGEN_KERNELS(FLASHGEN_KERNEL)};
-    const emulator::Kernel& kernel = kKernels[number];
     emulator::Fault fault;
-    if (kernel.threads && threads != kernel.threads)
-        fault.report("launch", "the block has " + std::to_string(threads) + " threads, the kernel's launch bounds say " + std::to_string(kernel.threads));
-    if (kernel.cluster && options->cluster != kernel.cluster)
-        fault.report("launch", "the launch's clusters have " + std::to_string(options->cluster) + " blocks, the kernel's text says " +
-                                   std::to_string(kernel.cluster));
-    if (options->first_block % options->cluster || options->blocks % options->cluster || options->resident % options->cluster)
-        fault.report("launch", "clusters run whole: blocks must be multiples of " + std::to_string(options->cluster));
-    auto run = [&] { emulator::run_blocks(*options, threads, shared_bytes, kernel, parameters, fault); };
+    for (int i = 0; i < count; ++i) emulator::require_launch(launches[i], kKernels[launches[i].kernel], fault);
+    auto run = [&] { emulator::run_launches(*options, launches, count, kKernels, fault); };
     if (!fault.found && !options->isolated) run();
     if (!fault.found && options->isolated && !emulator::isolated(*options, fault, run)) fault.report("launch", "no process can be had to run it in");
     if (!fault.found) return 0;

@@ -81,10 +81,11 @@ inline int run_program(const char* launch_path, const char* results_path) {
     Options options{};
     options.extents = extents.data(), options.extent_count = static_cast<int>(extents.size());
     options.seed = launch.seed, options.schedule = launch.schedule, options.late_copies = launch.late_copies;
-    options.first_block = launch.first_block, options.blocks = launch.blocks, options.workers = 1;
-    options.resident = options.cluster = launch.cluster;
+    options.workers = 1;
+    const Launch chosen{parameters,         launch.kernel, launch.threads, launch.shared_bytes,
+                        launch.first_block, launch.blocks, launch.cluster, launch.cluster};
     char check[100], message[4096];
-    if (flashgen_emulator_run(launch.kernel, parameters, launch.threads, launch.shared_bytes, &options, check, message, sizeof message)) {
+    if (flashgen_emulator_run(&chosen, 1, &options, check, message, sizeof message)) {
         std::fflush(stdout);
         std::fprintf(stderr, "%s\n%s\n", check, message);
         return 3;

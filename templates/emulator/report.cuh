@@ -8,7 +8,7 @@ namespace emulator {
 
 // Why a thread does not run.
 struct Wait {
-    enum Kind { kNone, kForLanes, kAtBarrier, kOnMemory, kOnPhase, kEnded } kind = kNone;
+    enum Kind { kNone, kForLanes, kAtBarrier, kOnMemory, kOnPhase, kForLaunch, kEnded } kind = kNone;
     const char* at = nullptr;     // the atom
     std::uint64_t which = 0;      // barrier, or address
     std::uint64_t value = 0;      // that does not change
@@ -20,7 +20,7 @@ struct Wait {
     }
     std::string text() const {
         char text[200] = "can go on";
-        if (kind == kForLanes) std::snprintf(text, sizeof text, "wait at %s", at);
+        if (kind == kForLanes || kind == kForLaunch) std::snprintf(text, sizeof text, "wait at %s", at);
         if (kind == kAtBarrier) std::snprintf(text, sizeof text, "wait at %s %d", at, static_cast<int>(which));
         if (kind == kOnMemory)
             std::snprintf(text, sizeof text, "spin at %s of 0x%llx, which stays %llu", at, static_cast<unsigned long long>(which),

@@ -13,6 +13,14 @@ constexpr int kSpinTries = 100;
 
 enum class Schedule : int { kRoundRobin, kAhead, kReversed, kRandom };  // kAhead: the first warp runs as far as it may, then the next
 
+// Steele, Lea and Flood 2014: SplitMix64.
+inline std::uint64_t draw(std::uint64_t& state) {
+    std::uint64_t z = state += 0x9E3779B97F4A7C15ull;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
+    return z ^ z >> 31;
+}
+
 // Knows which threads can go on, and chooses among them. Threads are numbered through all blocks that are resident together.
 class Scheduler {
   public:
@@ -76,7 +84,7 @@ class Scheduler {
     }
     // The oldest deed, or any.
     void do_postponed() {
-        const auto place = later.begin() + (schedule == Schedule::kRandom ? static_cast<std::ptrdiff_t>(draw() % later.size()) : 0);
+        const auto place = later.begin() + (schedule == Schedule::kRandom ? static_cast<std::ptrdiff_t>(draw(random) % later.size()) : 0);
         const std::function<void()> deed = std::move(*place);
         later.erase(place);
         deed();
@@ -105,21 +113,15 @@ class Scheduler {
         int count = 0;
         for (const std::uint32_t lanes : able) count += lanes != 0;
         if (!count) return -1;
-        int skip = static_cast<int>(draw() % count);
+        int skip = static_cast<int>(draw(random) % count);
         for (int i = 0;; ++i)
             if (able[i] && skip-- == 0) return i;
     }
     int next_lane(std::uint32_t lanes) {
         if (schedule == Schedule::kReversed) return 31 - __builtin_clz(lanes);
         if (schedule != Schedule::kRandom) return __builtin_ctz(lanes);
-        for (int skip = static_cast<int>(draw() % __builtin_popcount(lanes)); skip > 0; --skip) lanes &= lanes - 1;
+        for (int skip = static_cast<int>(draw(random) % __builtin_popcount(lanes)); skip > 0; --skip) lanes &= lanes - 1;
         return __builtin_ctz(lanes);
-    }
-    std::uint64_t draw() {  // Steele, Lea and Flood 2014: SplitMix64
-        std::uint64_t z = random += 0x9E3779B97F4A7C15ull;
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
-        z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-        return z ^ z >> 31;
     }
 };
 

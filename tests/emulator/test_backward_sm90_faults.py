@@ -34,6 +34,11 @@ _NO_WAIT = "read under an asynchronous copy that was not waited for"
 _UNDER_PRODUCT = "write under a matrix product"
 _FENCED = "        fence_proxy_async();\n        bar_sync(kDScoresReady, kWarpgroups * 128);\n"
 _BARRIER = "        bar_sync(kDScoresReady, kWarpgroups * 128);\n"
+_WAIT_BEFORE_ROWS = "            if (first) griddepcontrol_wait();\n"
+_LSE = "            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);\n"
+_DELTA = "            cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);\n"
+_WAIT = "    griddepcontrol_wait();\n"
+_POSTPROCESS = "    postprocess<kBlockQ, DQ, QueryTile>(p, make_chain(p.len_q, p.len_kv));\n"
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,13 @@ ORDER = [
         caught="",
     ),
 ]
+OVERLAP = [
+    Planted("wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, ""),
+    Planted("wait-before-row_lse-too-late", _WAIT_BEFORE_ROWS + _LSE + _DELTA, _LSE + _DELTA + _WAIT_BEFORE_ROWS),
+    Planted("wait-before-the-sums-of-dQ-removed", _WAIT + _POSTPROCESS, _POSTPROCESS, caught="has not waited for the launch"),
+    Planted("wait-before-the-sums-of-dQ-too-late", _WAIT + _POSTPROCESS, _POSTPROCESS + _WAIT),
+    Planted("nobody-waits", 'emulator::current->wait_for_launch("griddepcontrol_wait");', "", caught="has not waited for the launch"),
+]
 NUMBERS = [
     Planted("dQ-not-waited-for", "        wgmma_wait_group<kSplit ? 2 : 1>();\n        keep_in_registers(d_q.dQ);\n", ""),
     Planted("no-mask", "if (tiles.needs_mask(next.tile)) mask", "if (false) mask", CAUSAL),
@@ -109,6 +121,10 @@ _P_STORED = "        store_transposed(stages.p_tile(), warp * 16, P);\n        f
 _DS_STORED = "    store_transposed(tile, warp * 16, dS);\n    fence_proxy_async();\n"
 _P_BARRIER = "        bar_sync(kPReady, kConsumers);\n"
 _DV_DONE = "        wgmma_wait_group<0>();\n        keep_in_registers(dV);\n"
+WIDE_OVERLAP = [
+    Planted("wide-wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, "", WIDE),
+    Planted("wide-wait-before-the-sums-of-dQ-too-late", _WAIT + _POSTPROCESS, _POSTPROCESS + _WAIT, WIDE),
+]
 WIDE_ORDER = [
     Planted("wide-fence-after-P-removed", _P_STORED, _P_STORED.split("        fence")[0], WIDE, _NO_FENCE),
     Planted("wide-fence-after-dS-removed", _DS_STORED, _DS_STORED.split("    fence")[0], WIDE, _NO_FENCE),
@@ -135,6 +151,10 @@ _OTHERS_PART = (
 )
 _FIRST_BLOCK = "query_tiles<kBlockQ>(work.first_key / (2 * kBlockKv) * 2 * kBlockKv, (work.first_key / (2 * kBlockKv) * 2 + 1) * kBlockKv,"
 _BEYOND = "with no word from there that it has come"
+PAIR_OVERLAP = [
+    Planted("pair-wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, "", PAIR),
+    Planted("pair-wait-before-the-sums-of-dQ-too-late", _WAIT + _POSTPROCESS, _POSTPROCESS + _WAIT, PAIR),
+]
 PAIR_ORDER = [
     Planted("pair-fence-after-P-removed", _P_STORED, _P_STORED.split("        fence")[0], PAIR, _NO_FENCE),
     Planted("pair-fence-after-dS-removed", _DS_STORED, _DS_STORED.split("    fence")[0], PAIR, _NO_FENCE),
@@ -206,7 +226,12 @@ def caught_by(fault: Planted) -> str:
 
 
 @pytest.mark.parametrize(
-    "fault", [*listed([*ORDER, *WIDE_ORDER, *PAIR_ORDER], QUICK_ORDER), *listed([*NUMBERS, *WIDE_NUMBERS, *PAIR_NUMBERS], QUICK_NUMBERS)]
+    "fault",
+    [
+        *listed([*ORDER, *WIDE_ORDER, *PAIR_ORDER], QUICK_ORDER),
+        *listed([*OVERLAP, *WIDE_OVERLAP, *PAIR_OVERLAP], QUICK_ORDER),
+        *listed([*NUMBERS, *WIDE_NUMBERS, *PAIR_NUMBERS], QUICK_NUMBERS),
+    ],
 )
 def test_caught(fault: Planted) -> None:
     caught = caught_by(fault)
@@ -215,5 +240,8 @@ def test_caught(fault: Planted) -> None:
 
 
 def test_names_are_unique() -> None:
-    names = [fault.name for fault in (*ORDER, *NUMBERS, *WIDE_ORDER, *WIDE_NUMBERS, *PAIR_ORDER, *PAIR_NUMBERS)]
+    names = [
+        fault.name
+        for fault in (*ORDER, *OVERLAP, *NUMBERS, *WIDE_ORDER, *WIDE_OVERLAP, *WIDE_NUMBERS, *PAIR_ORDER, *PAIR_OVERLAP, *PAIR_NUMBERS)
+    ]
     assert len(set(names)) == len(names)

@@ -36,7 +36,8 @@ TEXT = f"""
 static_assert(sizeof(TensorMap) == 128, "");
 struct Parameters {{ {"".join(f"{f.c_type} {f.name}; " for f in BLOCK.fields)}}};
 static_assert(sizeof(Parameters) == 320, "");
-extern "C" int flashgen_emulator_run(int, const void* parameters, int, int, const void*, char*, char*, int) {{
+extern "C" int flashgen_emulator_run(const void* const* launch, int, const void*, char*, char*, int) {{  // which begins with its parameters
+    const void* const parameters = *launch;
     const Parameters& p = *static_cast<const Parameters*>(parameters);
     uint64_t* out = p.out;
     for (const TensorMap* map : {{&p.v_map, &p.k_map}}) {{

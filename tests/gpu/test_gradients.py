@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import flashgen
-from flashgen.build.gpu.driver import gpu
+from flashgen.build.gpu.driver import check, driver, gpu
 from flashgen.build.nvrtc import compile_many
 from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Dtype, Mask, Problem
@@ -245,6 +245,25 @@ def test_graphed_callables_hold_both_passes() -> None:
     for some in (tensors, others):
         found = torch.autograd.grad(graphed(*some).float().sum(), some)
         close(found, gradients(some))
+
+
+def test_a_captured_pass_keeps_its_overlaps() -> None:
+    if gpu(0).device.target.name != "sm_90a":
+        pytest.skip("needs kernels that overlap: those of sm_90a")
+    tensors = leaves()
+    wanted = gradients(tensors)
+    graph, cu = torch.cuda.CUDAGraph(keep_graph=True), driver()
+    with torch.cuda.graph(graph):
+        found = gradients(tensors)
+    *_, count = check(cu.cuGraphGetEdges(graph.raw_cuda_graph()), "counting the graph's edges")
+    _, _, edges, _ = check(cu.cuGraphGetEdges(graph.raw_cuda_graph(), count), "reading the graph's edges")
+    kinds = [int(edge.type) for edge in edges]
+    assert kinds.count(int(cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)) == 2, kinds
+    for _ in range(3):
+        for gradient in found:
+            gradient.fill_(torch.nan)
+        graph.replay()
+        close(found, wanted)
 
 
 def test_a_side_stream_and_another_thread() -> None:

@@ -83,6 +83,7 @@ BULK = """
 PROBES = [
     hopper("stmatrix-trans", STMATRIX_TRANS, lambda: bits(256), 4),
     hopper("bulk-copy", BULK, lambda: bits(64)),
+    hopper("griddepcontrol", "griddepcontrol_launch_dependents(); griddepcontrol_wait(); out[0] = in[t];", lambda: bits(64)),
     *(products("wgmma_ss_trans_a", *shape) for shape in TRANS_A_SHAPES),
     *(products("wgmma_ss_trans_b", *shape) for shape in TRANS_B_SHAPES),
     *(products("wgmma_ss_trans_ab", *shape) for shape in TRANS_AB_SHAPES),

@@ -14,7 +14,7 @@ import numpy as np
 
 from flashgen import templates
 from flashgen.build.emulator import compiler
-from flashgen.build.emulator.kernel import EmulatedLibrary, EmulationOrder
+from flashgen.build.emulator.kernel import EmulatedLaunch, EmulatedLibrary, EmulationOrder
 from flashgen.build.emulator.memory import MemoryView
 from flashgen.build.emulator.tensor_map import emulated_map
 from flashgen.build.gpu.tensor_map import encoder
@@ -94,8 +94,8 @@ struct Parameters {{ {maps}const u32* in; u32* out; }};
         library, number = _COMPILED[self.text()]
         chosen = struct.pack("=Q56x", number) + parameters + bytes(_PARAMETER_BYTES - len(parameters))
         resident = max(self.resident, self.cluster)
-        blocks = range(self.blocks)
-        library.run(chosen, self.threads, SHARED_BYTES, order, blocks, tensors=tensors, resident=resident, cluster=self.cluster)
+        launch = EmulatedLaunch(chosen, self.threads, SHARED_BYTES, range(self.blocks), resident=resident, cluster=self.cluster)
+        library.run([launch], order, tensors=tensors)
         return output
 
     def on_gpu(self) -> Words:

@@ -58,6 +58,12 @@ class FakeDriver:
         self.kept.append(encoded)
         return status, SimpleNamespace(getPtr=lambda: ctypes.addressof(encoded))
 
+    def cuLaunchKernelEx(self, config: Any, function: Any, *given: Any) -> tuple[Any]:
+        shape = [getattr(config, f"{what}Dim{axis}") for what in ("grid", "block") for axis in "XYZ"]
+        status = self.cuLaunchKernel(function, *shape, config.sharedMemBytes, int(config.hStream), *given)
+        self.launches[-1].attributes = [(attribute.id, attribute.value) for attribute in config.attrs[: config.numAttrs]]
+        return status
+
     def cuLaunchKernel(self, function: Any, *given: Any) -> tuple[Any]:
         *shape, shared, stream, arguments, extra = given
         (address,) = struct.unpack("=Q", ctypes.string_at(arguments, 8))
@@ -169,6 +175,25 @@ def test_the_launches_of_a_program_follow_each_other(cu: FakeDriver) -> None:
     first, second = cu.launches
     assert struct.unpack("=QI", ctypes.string_at(first.at, 12)) == (6, 2 * 6 * 70)
     assert struct.unpack("=QQIf", ctypes.string_at(second.at, 24)) == (6, 5, 2 * 6 * 70, 0.125)
+    cu.failing = "cuLaunchKernel"
+    with pytest.raises(DriverError, match=r"^launching entry failed: "):
+        launch(77, 1, 2, 3, 4, 5, 6)
+
+
+def test_a_launch_that_overlaps_the_one_before_says_so(cu: FakeDriver) -> None:
+    spec = KernelSpec(TwoSteps(), PROBLEM, TwoStepsConfig(), H200.target)
+    loaded = Kernel(spec, Artifact("entry", "sm_90a", "text", b"code", "log", "13.0"), Gpu(3, H200, "uuid", "580.1"))
+    first, second = program(loaded).launches
+    launch = loaded.bind(Program((first, dataclasses.replace(second, overlaps=True)), program(loaded).buffers))
+    for stream in (77, 78):
+        launch(stream, 1, 2, 3, 4, 5, 6)
+        plain, overlapping = cu.launches[-2:]
+        assert not hasattr(plain, "attributes"), "it costs no more than it did"
+        assert (overlapping.shape, overlapping.shared, overlapping.stream) == ([second.grid, 1, 1, 32, 1, 1], 1024, stream)
+        assert struct.unpack("=QQIf", ctypes.string_at(overlapping.at, 24)) == (6, 5, 2 * 6 * 70, 0.125)
+        ((attribute, value),) = overlapping.attributes
+        assert attribute == binding.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        assert value.programmaticStreamSerializationAllowed == 1
     cu.failing = "cuLaunchKernel"
     with pytest.raises(DriverError, match=r"^launching entry failed: "):
         launch(77, 1, 2, 3, 4, 5, 6)

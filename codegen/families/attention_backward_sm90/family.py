@@ -109,7 +109,7 @@ class AttentionBackwardSm90(Family):
     atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
         *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2"),
-        *("mul", "shfl_sync", "vote_sync", "mma_sync"),
+        *("mul", "shfl_sync", "vote_sync", "mma_sync", "griddepcontrol"),
     )
     tiles: ClassVar[tuple[str, ...]] = (
         *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
@@ -220,6 +220,7 @@ class AttentionBackwardSm90(Family):
                 {place.name: maps[place.name] for place in kernel.parameters.tensor_maps},
                 kernel.suffix,
                 ordered=problem.deterministic and not kernel.suffix,
+                overlaps=kernel.suffix != "_preprocess",
             )
             for kernel in self.kernels(problem, config)
         ]

@@ -12,7 +12,8 @@ struct Mbarrier {
     i64 bytes = 0;               // announced, and not landed yet
     Clock phase = 0;             // how many are complete
     bool cluster_scope = false;  // other blocks have released something here
-    Clocks collected{block.options.cluster}, published{block.options.cluster};  // by this phase's arrivals; by those of complete phases
+    // By this phase's arrivals; by those of complete phases.
+    Clocks collected{block.progress.launch.cluster}, published{block.progress.launch.cluster};
 
     void settle() {
         if (missing || bytes) return;

@@ -201,7 +201,7 @@ inline void meet_at(const char* name, const Work& work) {
 }  // namespace emulator
 
 inline u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
-    if (emulator::current->options.cluster > 1) {
+    if (emulator::current->progress.launch.cluster > 1) {
         constexpr u32 kMark = 1u << 23;  // see cluster.cuh
         if (!(address & kMark)) emulator::current->fail("wgmma", "makes a descriptor of %u, which says of which block it is, too", address);
         address ^= kMark;

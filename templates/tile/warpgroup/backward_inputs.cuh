@@ -46,13 +46,15 @@ struct BackwardInputs {
             query_pipeline.announce(order, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
             if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
             query_tile(order.stage).load(p.q_map, queries_full, row, next.head, work.batch);
-            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
 
             const SharedAddress d_out_full = d_out_pipeline.full(order.stage);
             d_out_pipeline.wait_empty(order);
             d_out_pipeline.announce(order, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
             d_out_tile(order.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+
+            if (first) griddepcontrol_wait();
+            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
             cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
             order.advance();
             first = false;

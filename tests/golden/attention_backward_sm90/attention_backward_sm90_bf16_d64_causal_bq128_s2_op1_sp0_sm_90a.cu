@@ -406,6 +406,14 @@ __device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Launches that overlap: one that depends on the launch before it may begin while that is under way. PTX ISA, "griddepcontrol" (sm_90).
+
+// The launch that depends on this one may begin once all blocks have called this or ended. It says nothing of what they have written.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Returns once the launch before has ended, and all that it wrote is there; at once where the two do not overlap.
+__device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 template <>
 __device__ __forceinline__ void wgmma_ss<Bf16, 128>(float (&d)[16][4], u64 a, u64 b, int accumulate) {
     asm volatile(
@@ -1432,13 +1440,15 @@ struct BackwardInputs {
             query_pipeline.announce(order, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
             if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
             query_tile(order.stage).load(p.q_map, queries_full, row, next.head, work.batch);
-            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
 
             const SharedAddress d_out_full = d_out_pipeline.full(order.stage);
             d_out_pipeline.wait_empty(order);
             d_out_pipeline.announce(order, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
             d_out_tile(order.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+
+            if (first) griddepcontrol_wait();
+            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
             cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
             order.advance();
             first = false;
@@ -1512,6 +1522,7 @@ constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
 
 extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
 attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
+    griddepcontrol_launch_dependents();
     preprocess<kRowThreads, kBlockQ, kHeadDim, kHeadDimV, DQ::kFloats>(p, make_chain(p.len_q, p.len_kv));
 }
 
@@ -1615,6 +1626,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Inputs& input
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a(const __grid_constant__ Parameters p) {
+    griddepcontrol_launch_dependents();
     SharedRegions regions;
     Inputs inputs(regions);
     const SharedAddress d_scores = regions.take(kDScoresStages * DScoresTile::kBytes);
@@ -1629,6 +1641,7 @@ attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a(const __grid_con
         if (thread_index() == 0) inputs.produce(p, work);
     } else {
         setmaxnreg_inc<kConsumerRegisters>();
+        griddepcontrol_wait();  // for row_shift, and for zeros to add to
         consume(p, inputs, d_scores, out, work, warp / 4 - 1);
     }
 }
@@ -1639,5 +1652,6 @@ constexpr int kSumThreads = DQ::kWarps * 32, kSumBlocksPerSm = DQ::kTiles > 12 ?
 
 extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
 attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
+    griddepcontrol_wait();
     postprocess<kBlockQ, DQ, QueryTile>(p, make_chain(p.len_q, p.len_kv));
 }

@@ -406,6 +406,14 @@ __device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Launches that overlap: one that depends on the launch before it may begin while that is under way. PTX ISA, "griddepcontrol" (sm_90).
+
+// The launch that depends on this one may begin once all blocks have called this or ended. It says nothing of what they have written.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Returns once the launch before has ended, and all that it wrote is there; at once where the two do not overlap.
+__device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // Warp-wide loads of four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix" (sm_75).
 //
 // Lane 8*i + r gives the address of row r (16 bytes) of matrix i; fragment[i] is the caller's part of matrix i:
@@ -1494,13 +1502,15 @@ struct BackwardInputs {
             query_pipeline.announce(order, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
             if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
             query_tile(order.stage).load(p.q_map, queries_full, row, next.head, work.batch);
-            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
 
             const SharedAddress d_out_full = d_out_pipeline.full(order.stage);
             d_out_pipeline.wait_empty(order);
             d_out_pipeline.announce(order, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
             d_out_tile(order.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+
+            if (first) griddepcontrol_wait();
+            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
             cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
             order.advance();
             first = false;
@@ -1603,6 +1613,7 @@ constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
 
 extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
 attention_backward_wide_sm90_bf16_d256_full_s2_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
+    griddepcontrol_launch_dependents();
     preprocess<kRowThreads, kBlockQ, kHeadDim, kHeadDimV, DQ::kFloats>(p, make_chain(p.len_q, p.len_kv));
 }
 
@@ -1738,6 +1749,7 @@ struct Consumer {
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 attention_backward_wide_sm90_bf16_d256_full_s2_sm_90a(const __grid_constant__ Parameters p) {
+    griddepcontrol_launch_dependents();
     SharedRegions regions;
     const Stages stages(regions);
     if (thread_index() == 0) stages.initialise(kWarpgroups * 4);
@@ -1749,6 +1761,7 @@ attention_backward_wide_sm90_bf16_d256_full_s2_sm_90a(const __grid_constant__ Pa
         if (thread_index() == 0) stages.produce(p, work);
     } else {
         setmaxnreg_inc<kConsumerRegisters>();
+        griddepcontrol_wait();  // for row_shift, and for zeros to add to
         if (warp < 8) Consumer<0>(p, stages, work).run();
         else Consumer<1>(p, stages, work).run();
     }
@@ -1760,5 +1773,6 @@ constexpr int kSumThreads = DQ::kWarps * 32, kSumBlocksPerSm = 2;
 
 extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
 attention_backward_wide_sm90_bf16_d256_full_s2_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
+    griddepcontrol_wait();
     postprocess<kBlockQ, DQ, QueryTile>(p, make_chain(p.len_q, p.len_kv));
 }
