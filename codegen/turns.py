@@ -20,6 +20,12 @@ def files_with_turns(family: Family, problem: Problem) -> tuple[tuple[str, ...],
     return (*family.atoms, "atomic"), (*family.tiles[:after], "common/turns", *family.tiles[after:])
 
 
+def files_with_keeper(family: Family, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The same for a family whose consumers leave their turns to another thread."""
+    atoms, tiles = files_with_turns(family, problem)
+    return atoms, (*tiles, "warpgroup/turn_keeper") if problem.deterministic else tiles
+
+
 def with_counters(block: ParameterBlock, problem: Problem) -> ParameterBlock:
     """The parameters of a kernel that sums up dQ or zeroes the sums: for deterministic gradients with a pointer to the counters."""
     return _with_counters(block) if problem.deterministic else block
@@ -31,6 +37,6 @@ def _with_counters(block: ParameterBlock) -> ParameterBlock:
     return ParameterBlock((*block.fields[:after], COUNTERS, *block.fields[after:]))
 
 
-def counters(problem: Problem, tiles: int, warps: int) -> tuple[Buffer, ...]:
-    """Memory of the counters, one u32 for each warp that adds to each of so many query tiles. The first kernel zeroes it."""
-    return (Buffer(COUNTERS.name, 4 * tiles * warps),) if problem.deterministic else ()
+def counters(problem: Problem, tiles: int, of_tile: int) -> tuple[Buffer, ...]:
+    """Memory of the counters, a u32 each, `of_tile` for each of so many query tiles. The first kernel zeroes it."""
+    return (Buffer(COUNTERS.name, 4 * tiles * of_tile),) if problem.deterministic else ()

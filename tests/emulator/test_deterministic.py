@@ -84,7 +84,12 @@ _TAKEN = "        counter = of_sums, next = own + 1;\n"
 _PASSED = (
     "        if (lane_index() == 0) st_release_gpu(of_sums, own + 1);\n" + "        barrier_warp_sync();\n" * 8
 )  # for others to come between
-_NARROW_WAIT = "        turn.wait(p.d_q_turns"
+_TAKES = "        keeper.wait_turn(order);\n"
+_LOOKS = "            while (ld_acquire_gpu(counter) != own) {}\n"
+_HANDS_OVER = "            mbarrier_arrive(turn(order.stage));\n"
+_ADDED = "            wait(d_out_pipeline.empty(order.stage), order.parity);\n"
+_PASSES = "            st_release_gpu(counter, own + 1);\n"
+_ADDS = "        d_q.add_to(p.d_q_sum + next.index * DQ::kFloats, warp);  // while products are under way\n"
 _FIRST_PART = "        DQ::add(sum, Share::kFirst / 64, warp, first);\n"
 _FIRST_KEYS_FIRST = "(kLastFirst ? work.query_tile :", "(!kLastFirst ? work.query_tile :"
 FAULTS = [
@@ -99,7 +104,16 @@ FAULTS = [
     Planted("counters-not-zeroed", "of_tile[thread_index()] = 0;", "{}", FULL, SPINS),
     Planted("counters-of-one-head", "turn.wait(p.d_q_turns + place * kWarps", "turn.wait(p.d_q_turns + tile * kWarps", FULL, SPINS),
     Planted("first-keys-first", "key_tile_index = work.query_tile;", "key_tile_index = p.key_tiles - 1 - work.query_tile;", FULL, SPINS),
-    Planted("narrow-turn-not-waited-for", _NARROW_WAIT, "        if (false) turn.wait(p.d_q_turns", NARROW_FULL, DIFFERENT),
+    Planted("keeper-does-not-look", _LOOKS, "", NARROW_FULL, DIFFERENT),
+    Planted("keeper-does-not-wait-for-zeros", "        griddepcontrol_wait();  // for counters of zero\n", "", NARROW_FULL, SPINS),
+    Planted("keeper-does-not-hand-over", _HANDS_OVER, "", NARROW_FULL, SPINS),
+    Planted("keeper-passes-before-the-additions", _ADDED + _PASSES, _PASSES + _ADDED, NARROW_FULL, DIFFERENT),
+    Planted("keeper-does-not-pass", _PASSES, "", NARROW_FULL, SPINS),
+    Planted("keeper-looks-one-late", "(end - 1) / kBlockKv - key_tile)", "(end - 1) / kBlockKv - key_tile + 1)", NARROW_FULL, SPINS),
+    Planted("keeper-of-one-head", "p.d_q_turns + next.index", "p.d_q_turns + next.tile", NARROW_FULL, SPINS),
+    Planted("consumers-do-not-wait-for-the-keeper", _TAKES, "", NARROW_FULL, SPINS),
+    Planted("consumers-add-before-their-turn", _TAKES + _ADDS, _ADDS + _TAKES, NARROW_FULL, DIFFERENT),
+    Planted("narrow-counters-not-zeroed", "of_tile[thread_index()] = 0;", "{}", NARROW_FULL, SPINS),
     Planted("narrow-first-keys-first", *_FIRST_KEYS_FIRST, NARROW_FULL, SPINS),
     Planted("wide-turn-not-waited-for", "        wait_for_turn();\n", "", WIDE_FULL, DIFFERENT),
     Planted("wide-turn-passed-before-the-second-part", _FIRST_PART, _FIRST_PART + "        turn.pass();\n", WIDE_FULL, DIFFERENT),

@@ -24,7 +24,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_map import STRIDE_END
-from flashgen.codegen.turns import counters, files_with_turns, with_counters
+from flashgen.codegen.turns import counters, files_with_keeper, with_counters
 from flashgen.codegen.workload import Workload
 
 from . import model
@@ -36,9 +36,9 @@ THREADS = 128 * (CONSUMERS + 1)
 D_SCORES_STAGES = 2  # tiles of dS: with one, the consumers would have to wait for each other twice a tile
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
 ACCUMULATORS = 208  # registers of a consumer's thread that S, dP, dK and dV may take; the rest is P and what is beside. By experiment
-TURN_REGISTERS = 8  # of those, that waiting for a turn takes while dQ is there: templates/tile/common/turns.cuh. By experiment
 SPLIT_ACCUMULATORS = 216  # the same with P, which lives on beside dQ if the product of dV is split
 WIDEST = 128  # head dim: two consumers have 64 columns of dQ each, and a dK and dV of more do not fit beside S and dP
+TURN_BYTES = 8  # of shared memory for each stage: TurnKeeper<1>::kBytes
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
 FLAG = 4  # fp32 numbers behind row_lse of a tile: RowLse in templates/tile/warpgroup/backward_beside.cuh
 ROW_THREADS = 128  # of a block of the preprocess
@@ -70,6 +70,7 @@ class AttentionBackwardSm90(Family):
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
     operation = "backward"
     preference = 1
+    turns_of_tile: ClassVar[int] = 1  # counters of a query tile, if gradients are deterministic
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters = ParameterBlock(
@@ -105,7 +106,7 @@ class AttentionBackwardSm90(Family):
             Parameter("float", "scale"),
         )
     )
-    files = files_with_turns
+    files = files_with_keeper
     atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
         *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2"),
@@ -151,11 +152,10 @@ class AttentionBackwardSm90(Family):
             has = f"{target.name} has {available} B a block"
             reasons.append(f"needs {shared} B of shared memory, {has}: lower block_q, stages or out_panels")
         needed = config.block_q + (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
-        most, split_most = (each - TURN_REGISTERS * problem.deterministic for each in (ACCUMULATORS, SPLIT_ACCUMULATORS))
-        if needed > most:
-            reasons.append(f"needs {needed} registers a thread for accumulators, {most} are available: lower block_q")
-        if config.split and config.transposes_d_q and (needed := needed + config.block_q // 4) > split_most:
-            reasons.append(f"needs {needed} registers a thread for accumulators and P, {split_most} are available: do without split")
+        if needed > ACCUMULATORS:
+            reasons.append(f"needs {needed} registers a thread for accumulators, {ACCUMULATORS} are available: lower block_q")
+        if config.split and config.transposes_d_q and (needed := needed + config.block_q // 4) > SPLIT_ACCUMULATORS:
+            reasons.append(f"needs {needed} registers a thread for accumulators and P, {SPLIT_ACCUMULATORS} are there: do without split")
         return reasons
 
     def shared_bytes(self, problem: Problem, config: Any) -> int:
@@ -163,7 +163,7 @@ class AttentionBackwardSm90(Family):
         of_row = panels(problem.head_dim) + panels(problem.head_dim_v)
         rows = (BLOCK_KV + config.stages * config.block_q) * of_row + D_SCORES_STAGES * config.block_q * panels(BLOCK_KV)
         rows += BLOCK_KV * config.out_panels
-        return int(rows * PANEL * problem.dtype.bytes + config.stages * row_bytes(config.block_q))
+        return int(rows * PANEL * problem.dtype.bytes + config.stages * (row_bytes(config.block_q) + TURN_BYTES * problem.deterministic))
 
     def postprocess_bytes(self, problem: Problem, config: Any) -> int:
         """Of the last kernel: a tile of dQ."""
@@ -226,7 +226,7 @@ class AttentionBackwardSm90(Family):
         ]
         sizes = {"row_lse": rows + tiles * FLAG, "row_delta": rows, "row_shift": rows, "d_q_sum": rows * padded(problem.head_dim)}
         buffers = (Buffer(name, 4 * size) for name, size in sizes.items())
-        return Program(tuple(launches), (*buffers, *counters(problem, tiles, 4 * CONSUMERS * self.cluster)))
+        return Program(tuple(launches), (*buffers, *counters(problem, tiles, self.turns_of_tile * self.cluster)))
 
     def call_refusals(self, call: Call, config: Any = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""

@@ -22,6 +22,7 @@ from flashgen.codegen.families.attention_backward_sm90.launch import PANEL
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import BlockResources
 from flashgen.codegen.target import Target
+from flashgen.codegen.turns import files_with_turns
 
 from .config import AttentionBackwardWideSm90Config
 
@@ -34,6 +35,8 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
 
     name = "attention_backward_wide_sm90"
     revision = 3
+    turns_of_tile = 8  # one for each warp of the consumers
+    files = files_with_turns
     block_kv = 64
     template = "kernels/attention_backward_wide_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardWideSm90Config
