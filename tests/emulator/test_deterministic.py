@@ -85,13 +85,15 @@ _PASSED = (
     "        if (lane_index() == 0) st_release_gpu(of_sums, own + 1);\n" + "        barrier_warp_sync();\n" * 8
 )  # for others to come between
 _TAKES = "        keeper.wait_turn(order);\n"
-_LOOKS = "            while (ld_acquire_gpu(counter) != own) {}\n"
+_LOOKS = "            while (ld_acquire_gpu(of_tile) != own) {}\n"
 _HANDS_OVER = "            mbarrier_arrive(turn(order.stage));\n"
-_ADDED = "            wait(d_out_pipeline.empty(order.stage), order.parity);\n"
-_PASSES = "            st_release_gpu(counter, own + 1);\n"
+_ADDED = "            wait_added(order, next.left == 1);\n"
+_PASSES = "            st_release_gpu(of_tile, own + 1);\n"
 _ADDS = "        d_q.add_to(p.d_q_sum + next.index * DQ::kFloats, warp);  // while products are under way\n"
-_FIRST_PART = "        DQ::add(sum, Share::kFirst / 64, warp, first);\n"
 _FIRST_KEYS_FIRST = "(kLastFirst ? work.query_tile :", "(!kLastFirst ? work.query_tile :"
+_WIDE_ADDED = "wait(stages.query_pipeline.empty(order.stage), order.parity);"
+_ADDED_TO_LAST = "            if (last) return wait(stages.query_pipeline.empty(order.stage), order.parity);\n"
+_ADDED_TO_ANY = "            order.advance();\n            wait(stages.d_out_pipeline.empty(order.stage), order.parity);\n"
 FAULTS = [
     Planted("turn-passed-before-the-additions", _TAKEN, _PASSED, FULL, DIFFERENT),
     Planted("turn-not-waited-for", _WAIT, "{}\n", FULL, DIFFERENT),
@@ -110,16 +112,19 @@ FAULTS = [
     Planted("keeper-passes-before-the-additions", _ADDED + _PASSES, _PASSES + _ADDED, NARROW_FULL, DIFFERENT),
     Planted("keeper-does-not-pass", _PASSES, "", NARROW_FULL, SPINS),
     Planted("keeper-looks-one-late", "(end - 1) / kBlockKv - key_tile)", "(end - 1) / kBlockKv - key_tile + 1)", NARROW_FULL, SPINS),
-    Planted("keeper-of-one-head", "p.d_q_turns + next.index", "p.d_q_turns + next.tile", NARROW_FULL, SPINS),
+    Planted("keeper-of-one-head", "p.d_q_turns + next.index * kCounters", "p.d_q_turns + next.tile * kCounters", NARROW_FULL, SPINS),
     Planted("consumers-do-not-wait-for-the-keeper", _TAKES, "", NARROW_FULL, SPINS),
     Planted("consumers-add-before-their-turn", _TAKES + _ADDS, _ADDS + _TAKES, NARROW_FULL, DIFFERENT),
     Planted("narrow-counters-not-zeroed", "of_tile[thread_index()] = 0;", "{}", NARROW_FULL, SPINS),
     Planted("narrow-first-keys-first", *_FIRST_KEYS_FIRST, NARROW_FULL, SPINS),
-    Planted("wide-turn-not-waited-for", "        wait_for_turn();\n", "", WIDE_FULL, DIFFERENT),
-    Planted("wide-turn-passed-before-the-second-part", _FIRST_PART, _FIRST_PART + "        turn.pass();\n", WIDE_FULL, DIFFERENT),
+    Planted("wide-turn-not-waited-for", "        stages.keeper.wait_turn(order);\n", "", WIDE_FULL, DIFFERENT),
+    Planted("wide-turn-passed-before-the-additions", _WIDE_ADDED, "{}", WIDE_FULL, SPINS),
     Planted("wide-first-keys-first", *_FIRST_KEYS_FIRST, WIDE_FULL, SPINS),
-    Planted("pair-turn-not-waited-for", "        wait_for_turn(back.tile, back.index);\n", "", PAIR_FULL, DIFFERENT),
-    Planted("pair-counters-of-one-block", "panel * 4 + warp, before", "warp, before", PAIR_FULL, SPINS),
+    Planted("pair-turn-not-waited-for", "        stages.keeper.wait_turn(of_tile);\n", "", PAIR_FULL, DIFFERENT),
+    Planted("pair-turn-of-the-next-tile", "stages.keeper.wait_turn(of_tile);", "stages.keeper.wait_turn(order);", PAIR_FULL, SPINS),
+    Planted("pair-counters-of-one-block", "kPair>(p, chain, work, cluster_ctarank(),", "kPair>(p, chain, work, 0,", PAIR_FULL, SPINS),
+    Planted("pair-turn-passed-before-the-additions", _ADDED_TO_ANY, "", PAIR_FULL, SPINS),
+    Planted("pair-turn-passed-before-the-last-additions", _ADDED_TO_LAST, "            if (last) return;\n", PAIR_FULL, DIFFERENT),
     Planted("pair-first-keys-first", *_FIRST_KEYS_FIRST, PAIR_FULL, SPINS),
 ]  # fmt: skip
 

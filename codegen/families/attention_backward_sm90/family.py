@@ -70,7 +70,6 @@ class AttentionBackwardSm90(Family):
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
     operation = "backward"
     preference = 1
-    turns_of_tile: ClassVar[int] = 1  # counters of a query tile, if gradients are deterministic
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters = ParameterBlock(
@@ -226,7 +225,7 @@ class AttentionBackwardSm90(Family):
         ]
         sizes = {"row_lse": rows + tiles * FLAG, "row_delta": rows, "row_shift": rows, "d_q_sum": rows * padded(problem.head_dim)}
         buffers = (Buffer(name, 4 * size) for name, size in sizes.items())
-        return Program(tuple(launches), (*buffers, *counters(problem, tiles, self.turns_of_tile * self.cluster)))
+        return Program(tuple(launches), (*buffers, *counters(problem, tiles, self.cluster)))
 
     def call_refusals(self, call: Call, config: Any = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""

@@ -13,6 +13,7 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
     ELEMENTS,
     ROW_THREADS,
     THREADS,
+    TURN_BYTES,
     WIDEST,
     AttentionBackwardSm90,
     panels,
@@ -22,7 +23,6 @@ from flashgen.codegen.families.attention_backward_sm90.launch import PANEL
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import BlockResources
 from flashgen.codegen.target import Target
-from flashgen.codegen.turns import files_with_turns
 
 from .config import AttentionBackwardWideSm90Config
 
@@ -35,8 +35,6 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
 
     name = "attention_backward_wide_sm90"
     revision = 3
-    turns_of_tile = 8  # one for each warp of the consumers
-    files = files_with_turns
     block_kv = 64
     template = "kernels/attention_backward_wide_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardWideSm90Config
@@ -84,7 +82,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
         """Dynamic shared memory of a block of the main kernel, in bytes."""
         of_row = panels(problem.head_dim) + panels(problem.head_dim_v)
         rows = (self.block_kv + config.stages * config.block_q) * of_row + SCORE_TILES * config.block_q
-        return rows * PANEL * problem.dtype.bytes + config.stages * row_bytes(config.block_q)
+        return rows * PANEL * problem.dtype.bytes + config.stages * (row_bytes(config.block_q) + TURN_BYTES * problem.deterministic)
 
     def resources(self, problem: Problem, config: AttentionBackwardWideSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""

@@ -1779,6 +1779,8 @@ constexpr int kConsumers = kWarpgroups * 128;         // threads
 constexpr int kPReady = 1, kPFree = 2;                // barriers of the consumers
 constexpr int kDScoresReady = 3;                      // of the consumers and the warp that sends dS
 
+constexpr bool kOrdered = false;  // whether additions to dQ are
+
 __device__ __forceinline__ Chain make_chain(int len_q, int len_kv) {
     return {{len_q, len_kv}, {}};
 }
@@ -1798,7 +1800,6 @@ attention_backward_pair_sm90_bf16_d256_full_s2_sm_90a_preprocess(const __grid_co
 // What producer and consumers share. The other block's dS has the place of P, which is not in use then.
 struct Stages : Inputs {
     SharedAddress P, dS, other_keys, barriers;
-
     __device__ __forceinline__ explicit Stages(SharedRegions& regions)
         : Inputs(regions), P(regions.take(ScoreTile::kBytes)), dS(regions.take(ScoreTile::kBytes)), other_keys(regions.take(OtherKeys::kBytes)) {
         take_rows(regions);
@@ -1855,13 +1856,15 @@ struct Consumer {
         store_transposed(stages.p_tile(), warp * 16, P);
         fence_proxy_async();
     }
-    // Adds to dQ of the tile `back`.
-    __device__ __forceinline__ void add_d_q(const QueryWalk& back) {
-        add_panel<DQ, kColumns>(p.d_q_sum + back.index * DQ::kFloats, panel, warp, dQ);
+    // Adds to dQ of the tile of that index, which was in stage `of_tile`.
+    __device__ __forceinline__ void add_d_q(i64 index, const StageOrder<kStages>& of_tile) {
+        add_panel<DQ, kColumns>(p.d_q_sum + index * DQ::kFloats, panel, warp, dQ);
     }
     // dS^T and dV of the tile that is next, whose P^T and dP^T are there. Adds to dQ of the tile before it, unless kFirst.
     template <bool kFirst>
-    __device__ __forceinline__ void differentiate_scores(const QueryWalk& back) {
+    __device__ __forceinline__ void differentiate_scores(i64 index_before, const StageOrder<kStages>& order_before) {
+        // The second consumer after it has handed on dS, for which others wait; but in an ordered sum before dO goes back: the keeper waits.
+        constexpr bool kAddsLate = kWarpgroup == 1 && !kOrdered;
         (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).wait_full(order);
         bar_sync(kPReady, kConsumers);
         keep_in_registers(dV);
@@ -1872,18 +1875,18 @@ struct Consumer {
             if constexpr (!kFirst) exchange.wait_arrived(parity ^ 1);
             store_score_gradients<Element>(stages.d_s_tile(), scores[0], stages.p_tile(), stages.delta(order.stage), warp);
         }
-        if constexpr (!kFirst && kWarpgroup == 0) add_d_q(back);  // while the product is under way
+        if constexpr (!kFirst && !kAddsLate) add_d_q(index_before, order_before);  // while the product is under way
         wgmma_wait_group<0>();
         keep_in_registers(dV);
         release(stages.d_out_pipeline, order.stage);
         bar_sync(kDScoresReady, kConsumers + 32);
-        if constexpr (!kFirst && kWarpgroup == 1) add_d_q(back);  // dS is what others wait for
+        if constexpr (!kFirst && kAddsLate) add_d_q(index_before, order_before);
     }
     // dQ and dK of a tile, and S^T or dP^T of the one after it. kLast: there is none.
     template <bool kLast>
     __device__ __forceinline__ void step() {
-        const u32 stage = order.stage;
-        const QueryWalk back = next;
+        const StageOrder<kStages> own = order;
+        const i64 index = next.index;
         wgmma_fence();
         gemm_over_keys_of_block<Element, false>(dQ, stages.operand(stages.d_s_tile()), stages.operand(KeyTile{stages.keys + panel * KeyTile::kPanelBytes}));
         wgmma_commit_group();
@@ -1892,7 +1895,7 @@ struct Consumer {
         if constexpr (!kLast) issue_next_scores();
         keep_in_registers(dK);
         wgmma_fence();
-        gemm_over_queries<Element>(dK, stages.operand(stages.d_s_tile()), columns_from<Share::kFirst>(stages.operand(stages.query_tile(stage))));
+        gemm_over_queries<Element>(dK, stages.operand(stages.d_s_tile()), columns_from<Share::kFirst>(stages.operand(stages.query_tile(own.stage))));
         wgmma_commit_group();
         wgmma_wait_group<1>();
         keep_in_registers(dQ);
@@ -1908,17 +1911,16 @@ struct Consumer {
         wgmma_wait_group<0>();
         keep_in_registers(dK);
         keep_in_registers(dQ);
-        release(stages.query_pipeline, stage);
-        if constexpr (kLast) {
-            add_d_q(back);
-        } else {
+        if constexpr (kLast) add_d_q(index, own);
+        release(stages.query_pipeline, own.stage);
+        if constexpr (!kLast) {
             if constexpr (kWarpgroup == 0) {
                 bar_sync(kPFree, kConsumers);
                 store_p();
             } else {
                 bar_arrive(kPFree, kConsumers);
             }
-            differentiate_scores<false>(back);
+            differentiate_scores<false>(index, own);
         }
     }
     __device__ __forceinline__ void run() {
@@ -1930,7 +1932,7 @@ struct Consumer {
                 compute_p();
                 store_p();
             }
-            differentiate_scores<true>(next);
+            differentiate_scores<true>(0, order);
 #pragma unroll 1
             while (next.left > 1) step<false>();
             step<true>();

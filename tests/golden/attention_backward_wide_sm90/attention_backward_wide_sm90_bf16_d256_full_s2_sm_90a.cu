@@ -1622,7 +1622,6 @@ attention_backward_wide_sm90_bf16_d256_full_s2_sm_90a_preprocess(const __grid_co
 // What producer and consumers share.
 struct Stages : Inputs {
     SharedAddress P, dS;
-
     __device__ __forceinline__ explicit Stages(SharedRegions& regions)
         : Inputs(regions), P(regions.take(ScoreTile::kBytes)), dS(regions.take(ScoreTile::kBytes)) {
         take_rows(regions);
