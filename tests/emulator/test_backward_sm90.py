@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from flashgen.build.emulator.kernel import ORDERS
+from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Dtype, Mask
-from tests.support.backward_sm90 import BackwardCase
+from tests.support.backward_sm90 import NARROW, WIDE, BackwardCase
 from tests.support.plan import planned, to_run
 from tests.support.runs import compile_ahead, emulated_kernel, emulated_text
 
@@ -28,17 +29,24 @@ CASES = [
     BackwardCase((100, 130), (32, 32), FULL, block_q=48),
     BackwardCase((1, 1), (64, 64), CAUSAL),
     BackwardCase((3, 400), (128, 128), CAUSAL, heads=(4, 1)),
-    BackwardCase((100, 150), (256, 256), CAUSAL, heads=(6, 3), batch=2, apart=True),
-    BackwardCase((170, 200), (192, 128), CAUSAL, Dtype.FP16, apart=True),
-    BackwardCase((130, 70), (192, 192), FULL),
-    BackwardCase((70, 190), (136, 200), CAUSAL, Dtype.FP16),
-    BackwardCase((100, 50), (160, 72), CAUSAL),
-    BackwardCase((1, 1), (256, 256), FULL),
+    BackwardCase((170, 200), (192, 128), CAUSAL, Dtype.FP16, heads=(6, 3), batch=2, apart=True),
+    BackwardCase((130, 300), (160, 160), FULL),
+    BackwardCase((100, 150), (128, 192), CAUSAL, apart=True),
+    BackwardCase((130, 150), (136, 72), FULL, Dtype.FP16, block_q=64),
+    BackwardCase((100, 150), (256, 64), CAUSAL, block_q=32),
+    BackwardCase((70, 150), (208, 40), FULL, block_q=48),
+    BackwardCase((100, 150), (256, 256), CAUSAL, heads=(6, 3), batch=2, apart=True, family=WIDE),
+    BackwardCase((170, 200), (192, 128), CAUSAL, Dtype.FP16, apart=True, family=WIDE),
+    BackwardCase((130, 70), (192, 192), FULL, family=WIDE),
+    BackwardCase((70, 190), (136, 200), CAUSAL, Dtype.FP16, family=WIDE),
+    BackwardCase((100, 50), (160, 72), CAUSAL, family=WIDE),
+    BackwardCase((1, 1), (256, 256), FULL, family=WIDE),
 ]
 IN_ALL_ORDERS = [
     BackwardCase((170, 300), (128, 128), CAUSAL, block_q=80),
     BackwardCase((290, 300), (64, 64), CAUSAL),
-    BackwardCase((170, 200), (192, 128), CAUSAL),
+    BackwardCase((170, 300), (192, 128), CAUSAL),
+    BackwardCase((170, 200), (192, 128), CAUSAL, family=WIDE),
 ]
 QUICK = 1  # for every run; --slow has all
 
@@ -83,10 +91,10 @@ def test_without_d_lse() -> None:
     assert not case.why_rejected(emulated_kernel(case.spec()), tensors=case.tensors().without_optional_inputs())
 
 
-@pytest.mark.parametrize("width", [64, pytest.param(256, marks=pytest.mark.slow)])
-def test_keys_past_the_end_of_scores_far_below_zero(width: int) -> None:
+@pytest.mark.parametrize(("width", "family"), [(64, NARROW), pytest.param(256, WIDE, marks=pytest.mark.slow)])
+def test_keys_past_the_end_of_scores_far_below_zero(width: int, family: Family) -> None:
     """Their scores are 0: relative to the others' log-sum-exp they would overflow, and 0 * inf is NaN."""
-    case = BackwardCase((70, 90), (width, width))
+    case = BackwardCase((70, 90), (width, width), family=family)
     tensors = case.tensors()
     tensors["k"].fill_(2.0)
     tensors["q"].fill_(-8.0)
@@ -95,10 +103,10 @@ def test_keys_past_the_end_of_scores_far_below_zero(width: int) -> None:
     assert not case.why_rejected(emulated_kernel(case.spec()), tensors=tensors)
 
 
-@pytest.mark.parametrize("width", [64, pytest.param(192, marks=pytest.mark.slow)])
-def test_huge_scores(width: int) -> None:
+@pytest.mark.parametrize(("width", "family"), [(64, NARROW), pytest.param(192, WIDE, marks=pytest.mark.slow)])
+def test_huge_scores(width: int, family: Family) -> None:
     """So large that fp32 has lost what P needs of their log-sum-exp; those of other rows are as usual."""
-    case = BackwardCase((131, 150), (width, width), CAUSAL)
+    case = BackwardCase((131, 150), (width, width), CAUSAL, family=family)
     tensors = case.tensors()
     tensors["q"][:, ::3] *= 2.0**40
     tensors.derive()

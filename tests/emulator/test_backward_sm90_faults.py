@@ -12,6 +12,8 @@ from flashgen.build.emulator.kernel import EmulatedKernel
 from flashgen.codegen.problem import Mask
 from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
+from tests.support.backward_sm90 import PAIR as PAIR_FAMILY
+from tests.support.backward_sm90 import WIDE as WIDE_FAMILY
 from tests.support.backward_sm90 import BackwardCase
 from tests.support.plan import planned, to_run
 from tests.support.runs import compile_ahead, emulated_kernel, emulated_text
@@ -21,10 +23,13 @@ GROUPED = BackwardCase((200, 150), heads=(4, 2))
 CAUSAL = BackwardCase((290, 300), mask=Mask.CAUSAL)
 STEPPED = BackwardCase((290, 300), (128, 128), Mask.CAUSAL, block_q=64)
 TWO_PANELS = BackwardCase((200, 150), (128, 128), block_q=80)
-WIDE = BackwardCase((200, 100), (192, 136))
-WIDE_ODD = BackwardCase((150, 100), (192, 136), heads=(1, 1))  # its last query tile is in the stage that the output goes through
-PAIR = BackwardCase((200, 150), (208, 136), pair=True)
-PAIR_CAUSAL = BackwardCase((300, 300), (208, 136), Mask.CAUSAL, pair=True)
+SHARED = BackwardCase((200, 150), (136, 64), block_q=64)  # an odd number of panels of dQ, the last of which is narrow
+SHARED_EVENLY = BackwardCase((100, 150), (208, 40), block_q=48)
+WIDE = BackwardCase((200, 100), (192, 136), family=WIDE_FAMILY)
+# Its last query tile is in the stage that the output goes through.
+WIDE_ODD = BackwardCase((150, 100), (192, 136), heads=(1, 1), family=WIDE_FAMILY)
+PAIR = BackwardCase((200, 150), (208, 136), family=PAIR_FAMILY)
+PAIR_CAUSAL = BackwardCase((300, 300), (208, 136), Mask.CAUSAL, family=PAIR_FAMILY)
 
 _RULE = "the numerics rule"
 _NO_FENCE = "missing proxy fence"
@@ -99,8 +104,13 @@ NUMBERS = [
         "index -= work.tiles.count();",
         GROUPED,
     ),
-    Planted("dQ-of-the-first-panel", "min(warpgroup, KeyTile::kPanels - 1)", "0", TWO_PANELS),
-    Planted("dQ-of-the-first-queries", "dS.columns(warpgroup * 64, step)", "dS.columns(0, step)"),
+    Planted("dQ-of-the-first-panel", "keys.base += unit * KeyTile::kPanelBytes;", "", TWO_PANELS),
+    Planted("middle-of-dQ-of-the-other-queries", "dS, warpgroup * kHalf * 8, keys", "dS, (1 - warpgroup) * kHalf * 8, keys", SHARED),
+    Planted("middle-of-dQ-in-the-other-half", "warp % 4, warpgroup * kHalf);", "warp % 4, (1 - warpgroup) * kHalf);", SHARED),
+    Planted("middle-of-dQ-of-another-panel", "warpgroup * kHalf * 8, keys, kOwn);", "warpgroup * kHalf * 8, keys, 0);", SHARED),
+    Planted("dQ-of-the-panels-of-the-first", "return warpgroup * (kUnits - kOwn);", "return 0;", SHARED_EVENLY),
+    Planted("dQ-of-columns-that-are-not-there", "unit * 4 + warp >= Sums::kWarps", "false", SHARED, ""),
+    Planted("dQ-of-the-first-queries", "dS.columns(unit * 64, step)", "dS.columns(0, step)"),
     Planted(
         "dS-in-the-columns-of-a-warpgroup",
         "store_transposed(d_scores_tile, warp * 16, dS);",

@@ -26,7 +26,8 @@ TARGET = find_target("sm_90a")
 class BackwardCase:
     """One call: lengths are (len_q, len_kv), heads (query, key/value). `apart`: no stride of a tensor is one of another.
 
-    block_q: None for the family's default; pair: by the family of pairs of blocks
+    block_q: None for the family's default
+    family: of the three, where several can compute the head dims
     """
 
     lengths: tuple[int, int]
@@ -37,25 +38,20 @@ class BackwardCase:
     batch: int = 1
     block_q: int | None = None
     apart: bool = False
-    pair: bool = False
+    family: Family = NARROW
 
     @property
     def name(self) -> str:
         """For people."""
         lengths, width = ("x".join(map(str, pair)) for pair in (self.lengths, self.width))
-        rest = ("_apart" if self.apart else "") + ("_pair" if self.pair else "")
+        rest = ("_apart" if self.apart else "") + {id(WIDE): "_wide", id(PAIR): "_pair"}.get(id(self.family), "")
         return f"{self.dtype.value}_d{width}_{self.mask.value}_{lengths}_h{self.heads[0]}-{self.heads[1]}_bq{self.block_q}{rest}"
-
-    @property
-    def family(self) -> Family:
-        """The one that computes its head dims."""
-        return PAIR if self.pair else WIDE if max(self.width) > 128 else NARROW
 
     def spec(self) -> KernelSpec:
         """Its kernels."""
-        problem, family = Problem(self.dtype, *self.width, self.mask, "backward"), self.family
+        problem = Problem(self.dtype, *self.width, self.mask, "backward")
         chosen = None if self.block_q is None else AttentionBackwardSm90Config(self.block_q, out_panels=1)
-        return KernelSpec(family, problem, chosen or family.default(problem, TARGET), TARGET)
+        return KernelSpec(self.family, problem, chosen or self.family.default(problem, TARGET), TARGET)
 
     def tensors(self) -> Tensors:
         """Its inputs, the same each time."""

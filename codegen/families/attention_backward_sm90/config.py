@@ -12,7 +12,7 @@ class AttentionBackwardSm90Config(Config):
     """What may be chosen freely.
 
     block_q:     query rows of a tile (Br in the paper), a multiple of 16. With 128 each warpgroup computes dQ of 64 of them, else dQ is
-                 transposed and each has 64 of its columns
+                 transposed and each has half of its columns
     stages:      tiles of Q, and of dO, that shared memory holds
     split:       begin the product of dQ before that of dV is done, so that adding up dQ hides behind more. It needs more registers
     out_panels:  panels of 64 columns for each warp, through which dK and dV go to memory

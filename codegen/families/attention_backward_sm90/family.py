@@ -29,15 +29,15 @@ from flashgen.codegen.workload import Workload
 
 from . import model
 from .config import AttentionBackwardSm90Config
-from .launch import PANEL, heads_of_section, tensor_maps
+from .launch import PANEL, heads_of_section, panels, tensor_maps
+from .registers import ACCUMULATORS, accumulators
 
 CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
 THREADS = 128 * (CONSUMERS + 1)
 D_SCORES_STAGES = 2  # tiles of dS: with one, the consumers would have to wait for each other twice a tile
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
-ACCUMULATORS = 208  # registers of a consumer's thread that S, dP, dK and dV may take; the rest is P and what is beside. By experiment
-SPLIT_ACCUMULATORS = 216  # the same with P, which lives on beside dQ if the product of dV is split
-WIDEST = 128  # head dim: two consumers have 64 columns of dQ each, and a dK and dV of more do not fit beside S and dP
+NARROW = 128  # head dims up to here have registers for tiles of 64 queries and more
+FEWEST_QUERIES = 32  # of a tile that is worth trying
 TURN_BYTES = 8  # of shared memory for each stage: TurnKeeper<1>::kBytes
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
 FLAG = 4  # fp32 numbers behind row_lse of a tile: RowLse in templates/tile/warpgroup/backward_beside.cuh
@@ -56,11 +56,6 @@ def row_bytes(block_q: int) -> int:
     return 4 * (block_q + FLAG) + 4 * block_q + 2 * STAGE_BYTES
 
 
-def panels(width: int) -> int:
-    """Panels of so many columns."""
-    return -(-width // PANEL)
-
-
 class AttentionBackwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_sm90.cu.j2."""
 
@@ -69,7 +64,7 @@ class AttentionBackwardSm90(Family):
     block_kv: ClassVar[int] = BLOCK_KV
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
     operation = "backward"
-    preference = 1
+    preference = 3
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters = ParameterBlock(
@@ -124,9 +119,9 @@ class AttentionBackwardSm90(Family):
         if problem.operation != self.operation:
             reasons.append(f"pass must be {self.operation}; got {problem.operation}")
         reasons += head_dim_reasons(problem)
-        for name, width in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):
-            if width > WIDEST:
-                reasons.append(f"{name} must be at most {WIDEST}, for dK and dV to stay in registers; got {width}")
+        if (needed := accumulators(problem, AttentionBackwardSm90Config(FEWEST_QUERIES))) > ACCUMULATORS:
+            tile = f"dK, dV and the accumulators of {FEWEST_QUERIES} queries"
+            reasons.append(f"{tile} need {needed} registers a thread, {ACCUMULATORS} are available: lower head_dim or head_dim_v")
         if target.name != "sm_90a":
             reasons.append(f"target must be sm_90a; got {target.name}")
         return reasons
@@ -150,11 +145,9 @@ class AttentionBackwardSm90(Family):
         if shared > available:
             has = f"{target.name} has {available} B a block"
             reasons.append(f"needs {shared} B of shared memory, {has}: lower block_q, stages or out_panels")
-        needed = config.block_q + (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
-        if needed > ACCUMULATORS:
-            reasons.append(f"needs {needed} registers a thread for accumulators, {ACCUMULATORS} are available: lower block_q")
-        if config.split and config.transposes_d_q and (needed := needed + config.block_q // 4) > SPLIT_ACCUMULATORS:
-            reasons.append(f"needs {needed} registers a thread for accumulators and P, {SPLIT_ACCUMULATORS} are there: do without split")
+        if (needed := accumulators(problem, config)) > ACCUMULATORS:
+            lower = "block_q, or do without split" if config.split else "block_q"
+            reasons.append(f"needs {needed} registers a thread for accumulators, {ACCUMULATORS} are available: lower {lower}")
         return reasons
 
     def shared_bytes(self, problem: Problem, config: Any) -> int:
@@ -260,13 +253,18 @@ class AttentionBackwardSm90(Family):
         """See Family. The shapes of wgmma: of S and dP, of dK and dV, of dQ."""
         element, columns = ELEMENTS[problem.dtype], padded(problem.head_dim)
         widths = sorted({columns, padded(problem.head_dim_v)})
-        d_q = wgmma.wgmma_ss_trans_a(element, config.block_q) if config.transposes_d_q else wgmma.wgmma_ss_trans_b(element, columns)
-        return "\n".join((wgmma.wgmma_ss(element, config.block_q), *(wgmma.wgmma_rs(element, width) for width in widths), d_q))
+        atoms = [wgmma.wgmma_ss(element, config.block_q), *(wgmma.wgmma_rs(element, width) for width in widths)]
+        if not config.transposes_d_q:
+            return "\n".join((*atoms, wgmma.wgmma_ss_trans_b(element, columns)))
+        parts = [config.block_q] + [config.block_q // 2] * (panels(columns) % 2)  # the middle panel is shared
+        return "\n".join((*atoms, *(wgmma.wgmma_ss_trans_a(element, queries) for queries in parts)))
 
     def space(self, problem: Problem, target: Target) -> Iterator[Config]:
-        """See Family. The most panels that fit: fewer are never faster. A split helps where dQ is transposed."""
-        for block_q, stages, split in itertools.product((64, 80, 96, 128), (2, 3), (False, True)):
-            if split and block_q == 128:
+        """See Family. The most panels that fit: fewer are never faster. A split helps where dQ is transposed and head dims are narrow."""
+        narrow = max(problem.head_dim, problem.head_dim_v) <= NARROW
+        queries = (64, 80, 96, 128) if narrow else (FEWEST_QUERIES, 48, 64, 80)
+        for block_q, stages, split in itertools.product(queries, (2, 3), (False, True)):
+            if split and (block_q == 128 or not narrow):
                 continue
             configs = [AttentionBackwardSm90Config(block_q, stages, out_panels, split) for out_panels in (2, 1)]
             legal = [config for config in configs if not self.check(problem, config, target)]

@@ -12,6 +12,11 @@ SECTION_BYTES = 32 * 2**20  # of Q, dO and the sums of dQ that blocks that run t
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 
 
+def panels(width: int) -> int:
+    """Panels of so many columns."""
+    return -(-width // PANEL)
+
+
 def heads_of_section(problem: Problem, w: Workload) -> int:
     """Key/value heads of a section of the order: see templates/tile/common/schedule.cuh. Without a mask, one head after the other.
 

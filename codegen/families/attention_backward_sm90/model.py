@@ -14,6 +14,8 @@ from flashgen.codegen.family import Prediction
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
+from .launch import PANEL, panels
+
 TENSOR_EFFICIENCY = 0.92  # of the rate of wgmma that the products reach alone
 # 64 and 80 queries at head dim 128 and 128 queries at 64, length 8192, give these three.
 SCORE_CYCLES = 0.038  # an SM takes for what is done for a score beside products, and hides behind nothing
@@ -38,7 +40,7 @@ def predict(problem: Problem, config: Any, workload: Workload, device: Device, b
     if not blocks or not query_tiles:
         return Prediction(0.0, "nothing")
     columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
-    columns_dq = -(-columns // 128) * 128 if config.transposes_d_q else columns
+    columns_dq = panels(columns) * PANEL if config.transposes_d_q else columns
     scores = config.block_q * block_kv
     tensor = 2 * scores * (2 * columns + 2 * columns_v + columns_dq) / (TENSOR_EFFICIENCY * device.target.wgmma_flops_per_cycle)
     step = tensor + SCORE_CYCLES * scores + sum_cycles * config.block_q * columns + STEP_CYCLES

@@ -11,15 +11,14 @@ from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_backward_sm90 import model
 from flashgen.codegen.families.attention_backward_sm90.family import (
     ELEMENTS,
+    NARROW,
     ROW_THREADS,
     THREADS,
     TURN_BYTES,
-    WIDEST,
     AttentionBackwardSm90,
-    panels,
     row_bytes,
 )
-from flashgen.codegen.families.attention_backward_sm90.launch import PANEL
+from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import BlockResources
 from flashgen.codegen.target import Target
@@ -35,6 +34,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
 
     name = "attention_backward_wide_sm90"
     revision = 3
+    preference = 1
     block_kv = 64
     template = "kernels/attention_backward_wide_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardWideSm90Config
@@ -59,8 +59,8 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
         if problem.operation != self.operation:
             reasons.append(f"pass must be {self.operation}; got {problem.operation}")
         reasons += head_dim_reasons(problem)
-        if max(problem.head_dim, problem.head_dim_v) <= WIDEST:
-            reasons.append(f"head_dim or head_dim_v must be above {WIDEST}; got {problem.head_dim} and {problem.head_dim_v}")
+        if max(problem.head_dim, problem.head_dim_v) <= NARROW:
+            reasons.append(f"head_dim or head_dim_v must be above {NARROW}; got {problem.head_dim} and {problem.head_dim_v}")
         for name, width in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):
             if width < NARROWEST:
                 reasons.append(f"{name} must be at least {NARROWEST}, for each warpgroup to have columns; got {width}")

@@ -1203,41 +1203,22 @@ __device__ __forceinline__ void store_transposed(const Tile& tile, int first_col
 // dQ = dS K of a tile of queries, added up over key tiles in memory. Its sum lies there in the order in which warps hold their
 // accumulators, so that what a warp adds at once is contiguous; the kernel that rounds it has the same accumulators.
 //
-// Warpgroups share the product. Where a tile has 64 queries for each of two, each has its own queries and all columns. Else dQ is
-// transposed, dQ^T = K^T dS^T, and each warpgroup has 64 columns and all queries: then any multiple of 16 queries will do.
+// dQ comes in units of 64 rows of an accumulator. Where a tile has 128 queries, a unit is 64 of them and all columns. Else dQ is
+// transposed, dQ^T = K^T dS^T, and a unit is 64 columns and all queries: then any multiple of 16 queries will do. Each of two warpgroups
+// computes half of the units; where their number is odd, both compute the middle one, for half of the queries each.
 
+// What the kernel that rounds has of dQ: a warp for each 16 rows of a unit.
 template <class Element, int kQueries, int kColumns>
 struct QueryGradient {
     static constexpr bool kTransposed = kQueries != 128;
-    static constexpr int kWarps = kTransposed ? kColumns / 16 : kQueries / 16;  // that hold some of it, of 8
-    static constexpr int kTiles = kTransposed ? kQueries / 8 : kColumns / 8;    // column tiles of an accumulator
-    static constexpr int kFloats = kQueries * kColumns;                         // of a tile of queries in memory
+    static constexpr int kWarps = kTransposed ? kColumns / 16 : kQueries / 16;
+    static constexpr int kTiles = kTransposed ? kQueries / 8 : kColumns / 8;  // column tiles of an accumulator
+    static constexpr int kFloats = kQueries * kColumns;                       // of a tile of queries in memory
 
     float dQ[kTiles][4];
 
-    // By a warpgroup. Issued, not waited for. `dS` has a row for each query, `keys` one for each key.
-    template <class DScoresTile, class KeyTile>
-    __device__ __forceinline__ void gemm(DScoresTile dS, KeyTile keys, int warpgroup) {
-        keep_in_register(dS.base);
-        keep_in_register(keys.base);
-        // A warpgroup that has no columns computes some for nothing: there are none of its warps in memory.
-        if (kTransposed) keys.base += min(warpgroup, KeyTile::kPanels - 1) * KeyTile::kPanelBytes;
-#pragma unroll
-        for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step) {
-            if constexpr (kTransposed)
-                wgmma_ss_trans_a<Element, kQueries>(dQ, keys.rows(step), dS.columns(0, step), step > 0);
-            else
-                wgmma_ss_trans_b<Element, kColumns>(dQ, dS.columns(warpgroup * 64, step), keys.rows(step), step > 0);
-        }
-    }
-    // `sum`: of this tile of queries; `warp`: among those of both warpgroups.
+    // `sum`: of this tile of queries; `warp`: among those of all units.
     __device__ __forceinline__ static float* place(float* sum, int warp) { return sum + warp * kTiles * 128 + lane_index() * 4; }
-    __device__ __forceinline__ void add_to(float* sum, int warp) const {
-        if (kWarps < 8 && warp >= kWarps) return;
-        float* own = place(sum, warp);
-#pragma unroll
-        for (int j = 0; j < kTiles; ++j) red_add_f32_v4(own + j * 128, dQ[j]);
-    }
     __device__ __forceinline__ void load(float* sum, int warp) {
         const uint4* own = reinterpret_cast<const uint4*>(place(sum, warp));
 #pragma unroll
@@ -1269,6 +1250,59 @@ struct QueryGradient {
                             rounded[step][3]);
             }
         }
+    }
+};
+
+// What a warpgroup computes of dQ.
+template <class Element, int kQueries, int kColumns>
+struct QueryGradientShare {
+    using Sums = QueryGradient<Element, kQueries, kColumns>;
+    static constexpr int kUnits = Sums::kTransposed ? (kColumns + 63) / 64 : kQueries / 64, kOwn = kUnits / 2;  // of it alone
+    static constexpr int kTiles = Sums::kTiles, kHalf = kUnits % 2 * kTiles / 2;  // column tiles of a unit, and of half of one
+
+    float dQ[kOwn * kTiles + kHalf][4];  // its own units, then what it has of the middle one
+
+    __device__ __forceinline__ static int first_unit(int warpgroup) { return warpgroup * (kUnits - kOwn); }
+
+    // Issued, not waited for. `dS` has a row for each query, `keys` one for each key.
+    template <class DScoresTile, class KeyTile>
+    __device__ __forceinline__ void gemm(DScoresTile dS, KeyTile keys, int warpgroup) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) gemm_of_unit<kTiles>(i * kTiles, dS, 0, keys, first_unit(warpgroup) + i);
+        if constexpr (kHalf > 0) gemm_of_unit<kHalf>(kOwn * kTiles, dS, warpgroup * kHalf * 8, keys, kOwn);
+    }
+    // `sum`: of this tile of queries; `warp`: among those of both warpgroups.
+    __device__ __forceinline__ void add_to(float* sum, int warp) const {
+        keep_in_register(warp);  // else places in memory, which are needed once a tile, would be kept in registers
+        const int warpgroup = warp / 4;
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) add_of_unit<kTiles>(i * kTiles, sum, first_unit(warpgroup) + i, warp % 4, 0);
+        if constexpr (kHalf > 0) add_of_unit<kHalf>(kOwn * kTiles, sum, kOwn, warp % 4, warpgroup * kHalf);
+    }
+
+private:
+    // Column tiles of the accumulator from `first` on, for all queries or those from `first_query` on.
+    template <int kCount, class DScoresTile, class KeyTile>
+    __device__ __forceinline__ void gemm_of_unit(int first, DScoresTile dS, int first_query, KeyTile keys, int unit) {
+        float(&product)[kCount][4] = reinterpret_cast<float(&)[kCount][4]>(dQ[first]);
+        if (Sums::kTransposed) keys.base += unit * KeyTile::kPanelBytes;
+        keep_in_register(dS.base);
+        keep_in_register(keys.base);
+#pragma unroll
+        for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step) {
+            if constexpr (Sums::kTransposed)
+                wgmma_ss_trans_a<Element, kCount * 8>(product, keys.rows(step), dS.columns(first_query, step), step > 0);
+            else
+                wgmma_ss_trans_b<Element, kCount * 8>(product, dS.columns(unit * 64, step), keys.rows(step), step > 0);
+        }
+    }
+    // Where the head dim ends within the last unit, some warps have no columns of it in memory.
+    template <int kCount>
+    __device__ __forceinline__ void add_of_unit(int first, float* sum, int unit, int warp, int first_tile) const {
+        if (Sums::kWarps < kUnits * 4 && unit * 4 + warp >= Sums::kWarps) return;
+        float* own = Sums::place(sum, unit * 4 + warp) + first_tile * 128;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) red_add_f32_v4(own + j * 128, dQ[first + j]);
     }
 };
 
@@ -1506,12 +1540,13 @@ using QueryTile = PanelTile<kBlockQ, kColumns>;
 using DOutTile = PanelTile<kBlockQ, kColumnsV>;
 using DScoresTile = PanelTile<kBlockQ, kBlockKv>;
 using DQ = QueryGradient<Element, kBlockQ, kColumns>;
+using DQShare = QueryGradientShare<Element, kBlockQ, kColumns>;
 using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
 
 constexpr int kOutBytes = kOutPanels * PanelTile<16, 64>::kBytes;  // of a warp
 constexpr int kDScoresReady = 1;                                   // barrier of the consumers
 constexpr int kSteps = kBlockQ / 16, kEarlySteps = kSplit ? 2 : kSteps;  // of dV and dK; before dQ is begun, enough to hide the barrier
-
+constexpr bool kReleasesEarly = !kSplit;  // dO, before additions to dQ
 __device__ __forceinline__ Chain make_chain(int len_q, int len_kv) {
     return {{len_q, len_kv}, {len_kv - len_q}};
 }
@@ -1546,6 +1581,10 @@ __device__ __forceinline__ void consume(const Parameters& p, const Inputs& input
     auto release = [&](const Pipeline<kStages>& pipeline) {  // by each warp: its lanes have read row_lse or row_delta
         barrier_warp_sync();
         pipeline.release(order.stage, lane == 0);
+    };
+    auto wait_d_v = [&] {
+        wgmma_wait_group<kSplit ? 1 : 0>();
+        keep_in_registers(dV);
     };
     QueryWalk next(work, p);
     if (next.left > 0) wait_full(order);
@@ -1582,8 +1621,10 @@ __device__ __forceinline__ void consume(const Parameters& p, const Inputs& input
         wgmma_commit_group();
         fence_proxy_async();
         bar_sync(kDScoresReady, kWarpgroups * 128);
+        if (!kSplit) wait_d_v();  // dQ takes the registers of P; issued behind dV it would be no faster
+        if (kReleasesEarly) release(inputs.d_out_pipeline);
 
-        DQ d_q;
+        DQShare d_q;
         wgmma_fence();
         d_q.gemm(d_scores_tile, inputs.key_tile(), warpgroup);
         wgmma_commit_group();
@@ -1600,9 +1641,8 @@ __device__ __forceinline__ void consume(const Parameters& p, const Inputs& input
         wgmma_wait_group<kSplit ? 2 : 1>();
         keep_in_registers(d_q.dQ);
         d_q.add_to(p.d_q_sum + next.index * DQ::kFloats, warp);  // while products are under way
-        wgmma_wait_group<1>();
-        keep_in_registers(dV);
-        release(inputs.d_out_pipeline);
+        if (kSplit) wait_d_v();
+        if (!kReleasesEarly) release(inputs.d_out_pipeline);
 
         // What the next tile needs is awaited here: between products, each instruction would hold them up.
         StageOrder<kStages> following = order;
@@ -1648,7 +1688,7 @@ attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a(const __grid_con
 
 // ---- dQ = scale * d_q_sum -----------------------------------------------------------------------------------------------
 
-constexpr int kSumThreads = DQ::kWarps * 32, kSumBlocksPerSm = DQ::kTiles > 12 ? 2 : DQ::kTiles > 8 ? 3 : 4;
+constexpr int kSumThreads = DQ::kWarps * 32, kSumBlocksPerSm = (DQ::kTiles > 12 ? 512 : DQ::kTiles > 8 ? 768 : 1024) / kSumThreads;
 
 extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
 attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a_postprocess(const __grid_constant__ SumParameters p) {

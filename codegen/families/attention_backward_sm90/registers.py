@@ -1,0 +1,29 @@
+"""Which tiles the registers of a consumer's thread have room for: dK and dV stay in them, beside S and dP first and then beside dQ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashgen.codegen.attention import padded
+from flashgen.codegen.problem import Problem
+
+from .launch import panels
+
+# By experiment, what compiles without spills and without products that wait for each other:
+ACCUMULATORS = 208  # that these may take of a consumer's registers; the rest is what is beside
+FEWEST_BESIDE_D_Q = 12  # of those, that dS and what adds dQ up take
+SPLIT = 16  # of those, that are lost if the product of dV is under way beside dQ, and not just P
+
+
+def accumulators(problem: Problem, config: Any) -> int:
+    """Registers a thread of dK and dV, with S and dP beside them or, if that is more, with dQ and dS, and P if it is still needed."""
+    scores: int = config.block_q
+    operand = scores // 4  # of P or dS, as wgmma takes it
+    beside_d_q = max(operand, FEWEST_BESIDE_D_Q) + (operand + SPLIT if config.split else 0)
+    gradients = (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
+    return gradients + max(scores, d_q_registers(problem, config) + beside_d_q)
+
+
+def d_q_registers(problem: Problem, config: Any) -> int:
+    """Of a warpgroup's share of dQ: 64 of the queries or half of the panels of 64 columns."""
+    return int(config.block_q) * panels(problem.head_dim) // 4 if config.transposes_d_q else padded(problem.head_dim) // 2
