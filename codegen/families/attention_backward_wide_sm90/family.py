@@ -33,14 +33,14 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_wide_sm90.cu.j2."""
 
     name = "attention_backward_wide_sm90"
-    revision = 2
+    revision = 3
     block_kv = 64
     template = "kernels/attention_backward_wide_sm90.cu.j2"
     config_type = AttentionBackwardWideSm90Config
     atoms = (*AttentionBackwardSm90.atoms, "ldmatrix")
     tiles = (
         *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
-        *("common/lse", "common/row_statistics", "warp/huge_rows"),
+        *("common/lse", "common/row_statistics", "warp/exact_rows"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
         *(
             "warpgroup/wide_products",

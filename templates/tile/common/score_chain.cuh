@@ -51,10 +51,11 @@ struct QueryTileRange {
 template <class... Links>
 struct ScoreChain : Links... {
     __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
-    __device__ __forceinline__ bool sees_one_key(int query) const {
+    // Neither end falls from a query to the next one.
+    __device__ __forceinline__ KeyRange keys(int query) const {
         KeyRange all{0, 0x7fffffff};
         (intersect(all, Links::keys(query)), ...);
-        return all.end - all.begin == 1;
+        return all;
     }
 
     // A tile is full up to the sequence's end: the last one may reach beyond it.
