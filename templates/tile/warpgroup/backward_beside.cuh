@@ -35,10 +35,10 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
 
     const bool huge = any_huge_row<kBlockQ>(p.lse + row, queries);
     if (thread_index() < 4) row_lse[RowLse<kBlockQ>::kFlag + thread_index()] = huge ? 1.0f : 0.0f;
-    if (!unlikely(huge || any_row_of_few_keys<kBlockQ>(chain, first_query, queries))) return;
+    if (!unlikely(huge || sequences.len_kv(batch) <= kFewKeys)) return;
     barrier_sync();  // row_lse and row_delta are written: those of some rows are replaced
-    write_exact_rows<kThreads, kBlockQ, kHeadDim, kHeadDimV>(row_lse, p.row_delta + place * kBlockQ, p.row_shift + place * kBlockQ, p, sequences,
-                                                             batch, head, first_query, huge, chain);
+    write_exact_rows<kThreads, kBlockQ, kHeadDim, kHeadDimV>(row_lse, p.row_delta + place * kBlockQ, p.row_shift + place * kBlockQ, p,
+                                                             sequences, batch, head, first_query, huge, chain);
 }
 
 // `Gradient` is what a warp of the main kernel held of dQ; `QueryTile` a tile of as many queries in shared memory.

@@ -61,7 +61,8 @@ struct QueryGradient {
 #pragma unroll
             for (int step = 0; step < kTiles / 2; ++step) {
                 const PanelTile<kQueries, 64> panel{tile.base + step / 4 * Tile::kPanelBytes};
-                stmatrix_x4(panel.at(warp * 16 + lane_index() % 16, step % 4 * 2 + lane_index() / 16), rounded[step][0], rounded[step][1], rounded[step][2],
+                const int lane = lane_index();
+                stmatrix_x4(panel.at(warp * 16 + lane % 16, step % 4 * 2 + lane / 16), rounded[step][0], rounded[step][1], rounded[step][2],
                             rounded[step][3]);
             }
         }
