@@ -37,6 +37,7 @@ class Setting:
 
     special: whether the input is the screen's case of these sizes
     lowered: whether all scores are far below 0: a P that belongs to none of them overflows
+    peaked: whether most rows have nearly all their probability at one key, so that their dS nearly vanishes
     """
 
     sizes: tuple[int, int, int, int, int]
@@ -44,6 +45,7 @@ class Setting:
     config: AttentionBackwardConfig = ONE_STAGE
     special: bool = False
     lowered: bool = False
+    peaked: bool = False
 
     @property
     def spec(self) -> KernelSpec:
@@ -61,6 +63,10 @@ class Setting:
                 tensors["q"].mul_(0.1).add_(8)
                 tensors["k"].mul_(0.1).sub_(4)
                 tensors.derive()
+            if self.peaked:
+                tensors["q"].mul_(16)
+                tensors.derive()
+                tensors = tensors.without_optional_inputs()
             run_on_cpu(kernel, tensors, order=ORDER, limits=LIMITS)
             verdict = Expected.of(tensors).judge(tensors)
             return "" if verdict.ok else verdict.message
@@ -96,6 +102,8 @@ TWO = Setting((1, 2, 1, 200, 100), config=TWO_STAGES)
 SHARED = Setting((1, 2, 1, 130, 100), config=SHARED_KEYS)
 HUGE = Setting(cases.HUGE, special=True)
 FAR = Setting(cases.FAR, special=True)
+FEW_KEYS = Setting((1, 2, 1, 70, 6))
+PEAKED = Setting((1, 2, 1, 130, 6), peaked=True)
 
 _IN_FLIGHT = "read under an asynchronous copy that was not waited for"
 _OVERWRITE, _UNORDERED = "write over what another warp may still read", "no barrier between"
@@ -121,9 +129,16 @@ ROWS = [
         CAUSAL,
     ),
     Fault("huge-rows-not-told", "p.huge_tiles[place] = huge;", "p.huge_tiles[place] = 0;", HUGE),
-    Fault("huge-rows-not-summed-again", "if (huge) row_lse[row] = log_sum_exp(", "if (false) row_lse[row] = log_sum_exp(", HUGE),
-    Fault("shift-of-another-row", "row_shift[row] = huge ?", "row_shift[row ^ 1] = huge ?", HUGE),
-    Fault("ordinary-rows-shifted", "row_shift[row] = huge ? rows[e].maximum : 0.0f;", "row_shift[row] = rows[e].maximum;", HUGE),
+    Fault("huge-rows-not-summed-again", "if (huge_row) row_lse[row] = log_sum_exp(", "if (false) row_lse[row] = log_sum_exp(", HUGE),
+    Fault("shift-of-another-row", "row_shift[row] = huge_row ?", "row_shift[row ^ 1] = huge_row ?", HUGE),
+    Fault("ordinary-rows-shifted", "row_shift[row] = huge_row ? own.maximum : 0.0f;", "row_shift[row] = own.maximum;", HUGE),
+    Fault("few-keys-not-gone-through", "huge || len_kv <= kFewKeys", "huge", PEAKED),
+    Fault("exact-delta-of-another-row", "row_delta[row] = own.d_p", "row_delta[row ^ 1] = own.d_p", FEW_KEYS),
+    Fault("exact-delta-not-normalised", "own.d_p * normaliser(own.sum)", "own.d_p", FEW_KEYS),
+    Fault("exact-delta-without-d-lse", "(p.d_lse == nullptr ? 0.0f : p.d_lse[place])", "0.0f", FEW_KEYS),
+    Fault("keys-unseen-in-exact-delta", "if (chain.visible(query + e % 2, first_key + lane", "if (true || (lane", FEW_KEYS),
+    Fault("maximum-not-followed-in-exact-delta", "d_p * own + other.d_p * others}", "d_p + other.d_p}", PEAKED),
+    Fault("columns-of-another-lane", "(upper ? low : high) = other;", "(upper ? high : low) = other;", FEW_KEYS),
 ]
 GRADIENTS = [
     Fault("mask-one-key-too-many", "return key <= query + causal_offset;", "return key <= query + causal_offset + 1;", CAUSAL),

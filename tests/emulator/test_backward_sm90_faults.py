@@ -19,6 +19,7 @@ from tests.support.plan import planned, to_run
 from tests.support.runs import compile_ahead, emulated_kernel, emulated_text
 
 SHORT = BackwardCase((290, 150))
+FEW_KEYS = BackwardCase((70, 40), heads=(4, 2))
 GROUPED = BackwardCase((200, 150), heads=(4, 2))
 CAUSAL = BackwardCase((290, 300), mask=Mask.CAUSAL)
 STEPPED = BackwardCase((290, 300), (128, 128), Mask.CAUSAL, block_q=64)
@@ -94,9 +95,9 @@ NUMBERS = [
     Planted("no-mask", "if (tiles.needs_mask(next.tile)) mask", "if (false) mask", CAUSAL),
     Planted("mask-of-the-first-warpgroup", "int first_key = work.first_key + warpgroup * 64", "int first_key = work.first_key", STEPPED),
     Planted("first-query-tile-skipped", "return {all.begin / kBlockQ,", "return {all.begin / kBlockQ + 1,", CAUSAL),
-    Planted("dK-not-scaled", "{scale, scale}", "{1.0f, 1.0f}"),
+    Planted("dK-not-scaled", "{p.scale, p.scale}", "{1.0f, 1.0f}"),
     Planted("dV-scaled", "{1.0f, 1.0f}", "{p.scale, p.scale}"),
-    Planted("dQ-not-scaled", "? 0.0f : p.scale; });", "? 0.0f : 1.0f; });"),
+    Planted("dQ-not-scaled", "gradient.store(rows, warp_index(), p.scale);", "gradient.store(rows, warp_index(), 1.0f);"),
     Planted("queries-of-the-first-head", "queries_full, row, next.head,", "queries_full, row, work.head_kv * p.group,", GROUPED),
     Planted(
         "dQ-of-the-first-head",
@@ -118,6 +119,8 @@ NUMBERS = [
         caught="write over what another thread wrote, with no barrier between",
     ),
     Planted("dQ-begins-with-what-was-there", "    write_zeros<kThreads, kSums>(p.d_q_sum + place * kSums);\n", ""),
+    Planted("exact-delta-of-another-row", "row_delta[row] = own.d_p", "row_delta[row ^ 1] = own.d_p", FEW_KEYS),
+    Planted("exact-delta-of-the-first-key-step", "first_key < rows.k.count;", "first_key < 16;", FEW_KEYS),
     Planted("row_lse-in-base-e", "lse * 1.44269504f;", "lse;"),
     Planted("delta-not-subtracted", "(dp[i][j][e] - delta[e % 2])", "dp[i][j][e]"),
     Planted(

@@ -37,18 +37,18 @@ def _named(c_type: str, *names: str) -> tuple[Parameter, ...]:
 
 
 _ROWS = (
-    *_named("const Element*", "q", "k", "out", "d_out"),
+    *_named("const Element*", "q", "k", "v", "out", "d_out"),
     *_named("const float*", "lse", "d_lse"),
     *_named("float*", "row_lse", "row_delta", "row_shift", "d_q_sum"),
     *_named("int*", "huge_tiles"),
-    *_strides("q", "k", "out", "d_out"),
+    *_strides("q", "k", "v", "out", "d_out"),
     *_named("u64", "heads_q_reciprocal", "group_reciprocal", "query_tiles_reciprocal"),
     *_named("int", "heads_q", "len_q", "len_kv", "query_tiles"),
     *_named("float", "scale_log2"),
 )
 _MAIN = (
     *_named("const Element*", "q", "k", "v", "d_out"),
-    *_named("const float*", "d_lse", "row_lse", "row_delta", "row_shift"),
+    *_named("const float*", "row_lse", "row_delta", "row_shift"),
     *_named("const int*", "huge_tiles"),
     *_named("float*", "d_q_sum"),
     *_named("Element*", "d_k", "d_v"),
@@ -71,7 +71,7 @@ class AttentionBackward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward.cu.j2."""
 
     name = "attention_backward"
-    revision = 1
+    revision = 2
     operation = "backward"
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
@@ -85,7 +85,7 @@ class AttentionBackward(Family):
     )
     tiles = (
         *("warp/shared_tile", "common/shared_regions", "common/schedule", "common/sequences", "common/score_chain"),
-        *("common/softmax_rows", "common/lse", "common/row_statistics", "warp/huge_rows"),
+        *("common/softmax_rows", "common/lse", "common/row_statistics", "warp/exact_rows"),
         *("warp/load", "warp/load_tile", "warp/gemm", "warp/column_group", "warp/score_gradients", "warp/gradient_sum", "warp/epilogue"),
     )
 

@@ -70,7 +70,7 @@ class AttentionBackwardSm90(Family):
     parameters = ParameterBlock(
         (
             *(Parameter("TensorMap", f"{tensor}_map") for tensor in ("q", "k", "v", "d_out", "d_k", "d_v")),
-            *(Parameter("const float*", n) for n in ("d_lse", "row_lse", "row_delta", "row_shift")),
+            *(Parameter("const float*", n) for n in ("row_lse", "row_delta", "row_shift")),
             Parameter("float*", "d_q_sum"),
             *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_kv", "section_heads", "section_blocks")),
             *_SIZES,
@@ -80,10 +80,10 @@ class AttentionBackwardSm90(Family):
     )
     row_parameters = ParameterBlock(
         (
-            *(Parameter("const Element*", n) for n in ("q", "k", "out", "d_out")),
+            *(Parameter("const Element*", n) for n in ("q", "k", "v", "out", "d_out")),
             *(Parameter("const float*", n) for n in ("lse", "d_lse")),
             *(Parameter("float*", n) for n in ("row_lse", "row_delta", "row_shift", "d_q_sum")),
-            *_strides("q", "k", "out", "d_out"),
+            *_strides("q", "k", "v", "out", "d_out"),
             *_TILES,
             Parameter("u64", "group_reciprocal"),
             *_SIZES,
@@ -93,7 +93,6 @@ class AttentionBackwardSm90(Family):
     sum_parameters = ParameterBlock(
         (
             Parameter("TensorMap", "d_q_map"),
-            Parameter("const float*", "d_lse"),
             Parameter("float*", "d_q_sum"),
             *_TILES,
             *_SIZES,
@@ -108,7 +107,7 @@ class AttentionBackwardSm90(Family):
     )
     tiles: ClassVar[tuple[str, ...]] = (
         *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
-        *("common/lse", "common/row_statistics", "warp/huge_rows"),
+        *("common/lse", "common/row_statistics", "warp/exact_rows"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
         *("warpgroup/query_gradient", "warpgroup/backward_beside", "common/key_work", "warpgroup/backward_inputs", "warpgroup/epilogue"),
     )
@@ -198,7 +197,7 @@ class AttentionBackwardSm90(Family):
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}
         known |= {"scale_log2": scale_values(call.scalars["scale"])["scale_log2"], "scale": float32(call.scalars["scale"])}
-        for name in ("q", "k", "out", "d_out"):
+        for name in ("q", "k", "v", "out", "d_out"):
             batch, row, head, _ = call.views[name].strides
             known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
         maps, grids = (

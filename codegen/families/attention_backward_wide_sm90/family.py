@@ -41,7 +41,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     atoms: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.atoms, "ldmatrix")
     tiles: ClassVar[tuple[str, ...]] = (
         *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
-        *("common/lse", "common/row_statistics", "warp/huge_rows"),
+        *("common/lse", "common/row_statistics", "warp/exact_rows"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
         *(
             "warpgroup/wide_products",

@@ -51,11 +51,6 @@ struct QueryTileRange {
 template <class... Links>
 struct ScoreChain : Links... {
     __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
-    __device__ __forceinline__ bool sees_one_key(int query) const {
-        KeyRange all{0, 0x7fffffff};
-        (intersect(all, Links::keys(query)), ...);
-        return all.end - all.begin == 1;
-    }
 
     // A tile is full up to the sequence's end: the last one may reach beyond it.
     template <int kBlockQ>
@@ -67,9 +62,6 @@ struct ScoreChain : Links... {
     }
 
   private:
-    __device__ __forceinline__ static void intersect(KeyRange& all, const KeyRange& link) {
-        all = {max(all.begin, link.begin), min(all.end, link.end)};
-    }
     __device__ __forceinline__ static void intersect(QueryRange& all, const QueryRange& link) {
         all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
     }

@@ -79,16 +79,3 @@ __device__ __forceinline__ void store_operand(const Tile& tile, int first_key, i
         for (int r = 0; r < 4; ++r)
             store_shared(tile.at(first_key + i * 16 + r % 2 * 8 + lane / 4, first_query / 8 + r / 2) + lane % 4 * 4, a[i][r]);
 }
-
-// dS = 0 for queries that see one key: their P is 1 whatever the score is, so that dS is nothing but what row_delta was rounded by, where
-// plain PyTorch finds 0. Such queries are in tiles that need the mask. For gradients that come through the output alone: one into lse goes
-// through dS. `d_s` is an operand over 16 queries from `query` on.
-template <class Chain>
-__device__ __forceinline__ void clear_lone_keys(u32 (&d_s)[4], int query, const Chain& chain) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const int own = query + h * 8 + lane_index() % 4 * 2;
-        const u32 kept = (chain.sees_one_key(own) ? 0u : 0xffffu) | (chain.sees_one_key(own + 1) ? 0u : 0xffff0000u);
-        d_s[h * 2] &= kept, d_s[h * 2 + 1] &= kept;
-    }
-}

@@ -35,42 +35,22 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
 
     const bool huge = any_huge_row<kBlockQ>(p.lse + row, queries);
     if (thread_index() < 4) row_lse[RowLse<kBlockQ>::kFlag + thread_index()] = huge ? 1.0f : 0.0f;
-    if (!unlikely(huge)) return;
-    barrier_sync();  // row_lse is written: that of huge rows is replaced
-    const Strides of_q{p.q_batch, p.q_head, p.q_row}, of_k{p.k_batch, p.k_head, p.k_row};
-    const auto* k = sequences.key_row(p.k, of_k, batch, divide(head, p.group_reciprocal), 0);
-    for (int first = warp_index() * 8; first < kBlockQ; first += kThreads / 4) {
-        RowSum sums[2];
-        const auto* q = sequences.query_row(p.q, of_q, batch, head, first_query + first);
-        sum_rows<kHeadDim>(sums, q, p.q_row, first_query + first, queries - first, k, p.k_row,
-                           sequences.len_kv(batch), p.scale_log2, chain);
-        write_row_shifts(p.row_shift + place * kBlockQ + first, row_lse + first, sums, p.lse + row + first, queries - first);
-    }
-}
-
-// A query that sees one key has P = 1 whatever its score is: its dS is nothing but what row_delta was rounded by, where plain PyTorch finds 0.
-// Thus its dQ is 0, unless lse has a gradient, which goes through dS. What it adds to dK vanishes beside the sums of other queries.
-template <class Chain, class Parameters>
-__device__ __forceinline__ bool has_no_gradient(const Parameters& p, const Chain& chain, int query) {
-    return p.d_lse == nullptr && chain.sees_one_key(query);
-}
-
-// By which the sums of dK are multiplied: 0 where no query sees more than one key.
-template <class Parameters>
-__device__ __forceinline__ float key_scale(const Parameters& p) {
-    return p.d_lse == nullptr && p.len_kv == 1 ? 0.0f : p.scale;
+    if (!unlikely(huge || sequences.len_kv(batch) <= kFewKeys)) return;
+    barrier_sync();  // row_lse and row_delta are written: those of some rows are replaced
+    write_exact_rows<kThreads, kBlockQ, kHeadDim, kHeadDimV>(row_lse, p.row_delta + place * kBlockQ, p.row_shift + place * kBlockQ, p,
+                                                             sequences, batch, head, first_query, huge, chain);
 }
 
 // `Gradient` is what a warp of the main kernel held of dQ; `QueryTile` a tile of as many queries in shared memory.
-template <int kBlockQ, class Gradient, class QueryTile, class Chain, class Parameters>
-__device__ __forceinline__ void postprocess(const Parameters& p, const Chain& chain) {
+template <int kBlockQ, class Gradient, class QueryTile, class Parameters>
+__device__ __forceinline__ void postprocess(const Parameters& p) {
     SharedRegions regions;
     const QueryTile rows{regions.take(QueryTile::kBytes)};
     const HeadTile work = HeadTile::of_block(p);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     Gradient gradient;
     gradient.load(p.d_q_sum + (sequences.first_tile(work.batch, work.head) + work.tile) * Gradient::kFloats, warp_index());
-    gradient.store(rows, warp_index(), [&](int row) { return has_no_gradient(p, chain, work.tile * kBlockQ + row) ? 0.0f : p.scale; });
+    gradient.store(rows, warp_index(), p.scale);
     fence_proxy_async();
     barrier_sync();
     if (thread_index() > 0) return;

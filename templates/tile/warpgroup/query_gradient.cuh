@@ -27,15 +27,13 @@ struct QueryGradient {
             for (int e = 0; e < 4; ++e) dQ[j][e] = __uint_as_float(bits[e]);
         }
     }
-    // Rounds dQ * scale(row) of a warp into a tile that has a row for each query.
-    template <class Tile, class Scale>
-    __device__ __forceinline__ void store(const Tile& tile, int warp, const Scale& scale) {
-        const int lane = lane_index();
+    // Rounds dQ * scale of a warp into a tile that has a row for each query.
+    template <class Tile>
+    __device__ __forceinline__ void store(const Tile& tile, int warp, float scale) {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                dQ[j][e] *= scale(kTransposed ? j * 8 + lane % 4 * 2 + e % 2 : warp * 16 + lane / 4 + e / 2 * 8);
+            for (int e = 0; e < 4; ++e) dQ[j][e] *= scale;
         u32 rounded[kTiles / 2][4];
         round_to_operand<Element>(rounded, dQ);
         if constexpr (kTransposed) {
@@ -44,6 +42,7 @@ struct QueryGradient {
 #pragma unroll
             for (int step = 0; step < kTiles / 2; ++step) {
                 const PanelTile<kQueries, 64> panel{tile.base + step / 4 * Tile::kPanelBytes};
+                const int lane = lane_index();
                 stmatrix_x4(panel.at(warp * 16 + lane % 16, step % 4 * 2 + lane / 16), rounded[step][0], rounded[step][1], rounded[step][2],
                             rounded[step][3]);
             }

@@ -94,11 +94,10 @@ struct PanelGradient : PanelSums<kColumns> {
             for (int e = 0; e < 4; ++e) dQ[j][e] = __uint_as_float(bits[e]);
         }
     }
-    // Rounds dQ * scale(row) of a warp into a tile that has a row for each query.
-    template <class Tile, class Scale>
-    __device__ __forceinline__ void store(const Tile& tile, int warp, const Scale& scale) {
-        const int lane = lane_index(), row = warp % 4 * 16 + lane / 4;
-        const float scales[2] = {scale(row), scale(row + 8)};
+    // Rounds dQ * scale of a warp into a tile that has a row for each query.
+    template <class Tile>
+    __device__ __forceinline__ void store(const Tile& tile, int warp, float scale) {
+        const int lane = lane_index();
         const PanelTile<64, 64> panel{tile.base + warp / 4 * Tile::kPanelBytes};
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
@@ -106,7 +105,7 @@ struct PanelGradient : PanelSums<kColumns> {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float (&pair)[4] = dQ[j + i / 2];
-                r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scales[i % 2], pair[i % 2 * 2 + 1] * scales[i % 2]);
+                r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scale, pair[i % 2 * 2 + 1] * scale);
             }
             stmatrix_x4(panel.at(warp % 4 * 16 + lane % 16, j + lane / 16), r[0], r[1], r[2], r[3]);
         }

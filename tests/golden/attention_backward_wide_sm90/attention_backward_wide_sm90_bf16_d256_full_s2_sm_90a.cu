@@ -510,6 +510,7 @@ constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15)
 struct RowParameters {
     const Element* q;
     const Element* k;
+    const Element* v;
     const Element* out;
     const Element* d_out;
     const float* lse;
@@ -524,6 +525,9 @@ struct RowParameters {
     i64 k_batch;
     i64 k_head;
     i64 k_row;
+    i64 v_batch;
+    i64 v_head;
+    i64 v_row;
     i64 out_batch;
     i64 out_head;
     i64 out_row;
@@ -546,7 +550,6 @@ struct Parameters {
     TensorMap d_out_map;
     TensorMap d_k_map;
     TensorMap d_v_map;
-    const float* d_lse;
     const float* row_lse;
     const float* row_delta;
     const float* row_shift;
@@ -568,7 +571,6 @@ struct Parameters {
 };
 struct SumParameters {
     TensorMap d_q_map;
-    const float* d_lse;
     float* d_q_sum;
     u64 query_tiles_reciprocal;
     u64 heads_q_reciprocal;
@@ -721,11 +723,6 @@ struct QueryTileRange {
 template <class... Links>
 struct ScoreChain : Links... {
     __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
-    __device__ __forceinline__ bool sees_one_key(int query) const {
-        KeyRange all{0, 0x7fffffff};
-        (intersect(all, Links::keys(query)), ...);
-        return all.end - all.begin == 1;
-    }
 
     // A tile is full up to the sequence's end: the last one may reach beyond it.
     template <int kBlockQ>
@@ -737,9 +734,6 @@ struct ScoreChain : Links... {
     }
 
   private:
-    __device__ __forceinline__ static void intersect(KeyRange& all, const KeyRange& link) {
-        all = {max(all.begin, link.begin), min(all.end, link.end)};
-    }
     __device__ __forceinline__ static void intersect(QueryRange& all, const QueryRange& link) {
         all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
     }
@@ -922,9 +916,15 @@ __device__ __forceinline__ void write_zeros(float* first) {
     for (int i = thread_index() * 4; i < kCount; i += kThreads * 4) *reinterpret_cast<uint4*>(first + i) = uint4{0, 0, 0, 0};
 }
 
-// Rows whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in softmax_rows.cuh.
-// Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift. The forward pass does not save that, so it
-// is computed again. They are rare, so this is made to be short, not fast.
+// Rows of which the forward pass has not saved enough, so that the first kernel goes through their keys once more:
+// - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
+//   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
+// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dS = P * (dP - delta) nearly vanishes, and what
+//   is left of it with delta = rowsum(dO * O) is what O was rounded by. Plain PyTorch sums up P * dP: there the errors vanish with dS. Among
+//   many keys this is hidden by rows of which two keys share the probability. A query that sees one key has exactly no gradient.
+// This is made to be short, not fast.
+
+constexpr int kFewKeys = 64;
 
 __device__ __forceinline__ bool is_huge_lse(float lse) { return !(fabsf(lse) * 1.44269504f < kHuge) && lse != -infinity(); }
 
@@ -937,66 +937,136 @@ __device__ __forceinline__ bool any_huge_row(const float* lse, int rows_valid) {
     return vote_sync_any(huge);
 }
 
-// A row's maximum, and the sum of exp2((S - maximum) * scale_log2), over some of its keys.
+// A row's maximum over some of its keys, and with E = exp2((S - maximum) * scale_log2) the sums of E and of E * dP.
 struct RowSum {
-    float maximum, sum;
+    float maximum, sum, d_p;
 
     __device__ __forceinline__ void add(const RowSum& other, float scale_log2) {
         const float higher = fmaxf(maximum, other.maximum);
-        auto rescaled = [&](const RowSum& x) {  // -inf - (-inf) would be NaN
-            return x.maximum == higher ? x.sum : x.sum * ex2_approx_ftz((x.maximum - higher) * scale_log2);
+        auto factor = [&](float x) {  // -inf - (-inf) would be NaN
+            return x == higher ? 1.0f : ex2_approx_ftz((x - higher) * scale_log2);
         };
-        *this = {higher, rescaled(*this) + rescaled(other)};
+        const float own = factor(maximum), others = factor(other.maximum);
+        *this = {higher, sum * own + other.sum * others, d_p * own + other.d_p * others};
     }
 };
 
-// Two neighbours of a row, as operands of the matrix product hold them; zeros past its end.
+// The first of some rows of a tensor, and how many there are.
+template <class Element>
+struct Rows {
+    const Element* first;
+    i64 stride;
+    int count;
+
+    // Past the end, the last one: nobody uses what comes of it.
+    __device__ __forceinline__ const Element* row(int i) const { return first + min(i, count - 1) * stride; }
+};
+template <class Element>
+Rows(const Element*, i64, int) -> Rows<Element>;
+
+// 32 columns of a row as two matrix products take them, zeros past its end: words[i] is of columns i * 8 + lane % 4 * 2 and the next one.
+// A lane loads what is contiguous, and four lanes exchange it.
 template <int kWidth, class Element>
-__device__ __forceinline__ u32 load_pair(const Element* row, int column, bool exists) {
-    return exists && column < kWidth ? *reinterpret_cast<const u32*>(row + column) : 0;
+__device__ __forceinline__ void load_operand(u32 (&words)[4], const Element* row, int first_column) {
+    const int column = first_column + lane_index() % 4 * 8;
+    const uint4 v = column < kWidth ? *reinterpret_cast<const uint4*>(row + column) : uint4{0, 0, 0, 0};
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2) {
+        const bool upper = lane_index() & distance;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (i & distance) continue;
+            u32 &low = words[i], &high = words[i + distance];
+            const u32 other = shfl_sync_bfly(upper ? low : high, distance);
+            (upper ? low : high) = other;
+        }
+    }
 }
 
-// The sums of 8 queries' rows, from `query` on: of rows lane % 4 * 2 and the next one. Their scores come from the same products as those in
-// the gradients do, so that both round them alike.
-template <int kHeadDim, class Chain, class Element>
-__device__ __forceinline__ void sum_rows(RowSum (&rows)[2], const Element* q, i64 q_stride, int query, int queries_valid, const Element* k,
-                                         i64 k_stride, int len_kv, float scale_log2, const Chain& chain) {
-    const int lane = lane_index(), own_row = lane / 4, own_column = lane % 4 * 2;
-    rows[0] = rows[1] = {-infinity(), 0.0f};
-    for (int first_key = 0; first_key < len_kv; first_key += 16) {
-        float s[4] = {};
-        const int key = first_key + own_row;
+// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products, so that both round it alike.
+template <int kWidth, class Element>
+__device__ __forceinline__ void multiply_rows(float (&product)[4], const Rows<Element>& keys, int first_key, const Rows<Element>& queries,
+                                              int first_query) {
+    const int own_row = lane_index() / 4;
+    const Element *low_key = keys.row(first_key + own_row), *high_key = keys.row(first_key + own_row + 8);
+    const Element* query = queries.row(first_query + own_row);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) product[e] = 0.0f;
+    int column = 0;
+    keep_in_register(column);  // narrow rows have a loop, too: without one the assembler mixes two products, and has not registers enough
 #pragma unroll 1
-        for (int column = own_column; column < (kHeadDim + 15) / 16 * 16; column += 16) {
-            u32 a[4], b[2];
+    for (; column < kWidth; column += 32) {
+        u32 low[4], high[4], b[4];
+        load_operand<kWidth>(low, low_key, column);
+        load_operand<kWidth>(high, high_key, column);
+        load_operand<kWidth>(b, query, column);
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                a[i] = load_pair<kHeadDim>(k + (key + i % 2 * 8) * k_stride, column + i / 2 * 8, key + i % 2 * 8 < len_kv);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) b[i] = load_pair<kHeadDim>(q + own_row * q_stride, column + i * 8, own_row < queries_valid);
-            mma_sync_m16n8k16<Element>(s, a, b[0], b[1]);
+        for (int i = 0; i < 4; i += 2) {
+            const u32 a[4] = {low[i], high[i], low[i + 1], high[i + 1]};
+            mma_sync_m16n8k16<Element>(product, a, b[i], b[i + 1]);
         }
+    }
+}
+
+// What a walk over keys reads: of the queries of a tile, and of all keys that they may see.
+template <class Element>
+struct WalkedRows {
+    Rows<Element> q, d_out, k, v;
+};
+template <class Element>
+WalkedRows(Rows<Element>, Rows<Element>, Rows<Element>, Rows<Element>) -> WalkedRows<Element>;
+
+// The sums of 8 rows of a tile from `first` on, of which this lane has first + lane % 4 * 2 and the next one.
+template <int kHeadDim, int kHeadDimV, class Chain, class Element>
+__device__ __forceinline__ void sum_rows(RowSum (&sums)[2], const WalkedRows<Element>& rows, int first, int first_query, float scale_log2,
+                                         const Chain& chain) {
+    const int query = first_query + first + lane_index() % 4 * 2;
+    sums[0] = sums[1] = {-infinity(), 0.0f, 0.0f};
+#pragma unroll 1
+    for (int first_key = 0; first_key < rows.k.count; first_key += 16) {
+        float s[4], d_p[4];
+        multiply_rows<kHeadDim>(s, rows.k, first_key, rows.q, first);
+        multiply_rows<kHeadDimV>(d_p, rows.v, first_key, rows.d_out, first);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            if (chain.visible(query + own_column + e % 2, key + e / 2 * 8)) rows[e % 2].add({s[e], 1.0f}, scale_log2);
+            if (chain.visible(query + e % 2, first_key + lane_index() / 4 + e / 2 * 8)) sums[e % 2].add({s[e], 1.0f, d_p[e]}, scale_log2);
     }
 #pragma unroll
     for (int distance = 4; distance < 32; distance *= 2)
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
-            rows[e].add({shfl_sync_bfly(rows[e].maximum, distance), shfl_sync_bfly(rows[e].sum, distance)}, scale_log2);
+        for (int e = 0; e < 2; ++e) {
+            const RowSum& own = sums[e];
+            const RowSum other{shfl_sync_bfly(own.maximum, distance), shfl_sync_bfly(own.sum, distance), shfl_sync_bfly(own.d_p, distance)};
+            sums[e].add(other, scale_log2);
+        }
 }
 
-// Writes row_shift of 8 rows, 0 for those that are not huge, and row_lse of those that are. All pointers are to the first of the rows.
-__device__ __forceinline__ void write_row_shifts(float* row_shift, float* row_lse, const RowSum (&rows)[2], const float* lse,
-                                                 int rows_valid) {
-    if (lane_index() >= 4) return;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-        const int row = lane_index() * 2 + e;
-        const bool huge = row < rows_valid && is_huge_lse(lse[row]);
-        row_shift[row] = huge ? rows[e].maximum : 0.0f;
-        if (huge) row_lse[row] = log_sum_exp(0.0f, rows[e].sum, {1.0f, 0.0f}) * 1.44269504f;
+// Writes row_lse of a tile's huge rows, row_shift, which is 0 for the others, and row_delta of all rows. The pointers are to the first row of
+// the tile, which is `first_query` of a head. `huge`: whether it has huge rows.
+template <int kThreads, int kRows, int kHeadDim, int kHeadDimV, class Sequences, class Chain, class Parameters>
+__device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delta, float* row_shift, const Parameters& p,
+                                                 const Sequences& sequences, int batch, int head, int first_query, bool huge,
+                                                 const Chain& chain) {
+    const Strides of_q{p.q_batch, p.q_head, p.q_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
+    const Strides of_k{p.k_batch, p.k_head, p.k_row}, of_v{p.v_batch, p.v_head, p.v_row};
+    const int head_kv = divide(head, p.group_reciprocal), queries = sequences.len_q(batch) - first_query, keys = sequences.len_kv(batch);
+    const WalkedRows rows{Rows{sequences.query_row(p.q, of_q, batch, head, first_query), p.q_row, queries},
+                          Rows{sequences.query_row(p.d_out, of_d_out, batch, head, first_query), p.d_out_row, queries},
+                          Rows{sequences.key_row(p.k, of_k, batch, head_kv, 0), p.k_row, keys},
+                          Rows{sequences.key_row(p.v, of_v, batch, head_kv, 0), p.v_row, keys}};
+#pragma unroll 1
+    for (int first = warp_index() * 8; first < (huge ? kRows : min(kRows, queries)); first += kThreads / 4) {
+        RowSum sums[2];
+        sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, chain);
+        if (lane_index() >= 8) continue;  // each of these has one row
+        const RowSum own = lane_index() < 4 ? sums[0] : sums[1];
+        const int row = first + lane_index() % 4 * 2 + lane_index() / 4;
+        const i64 place = sequences.first_row(batch, head) + first_query + row;
+        const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[place]);
+        row_shift[row] = huge_row ? own.maximum : 0.0f;
+        if (huge_row) row_lse[row] = log_sum_exp(0.0f, own.sum, {1.0f, 0.0f}) * 1.44269504f;
+        if (exists) row_delta[row] = own.d_p * normaliser(own.sum) - (p.d_lse == nullptr ? 0.0f : p.d_lse[place]);
     }
 }
 
@@ -1176,19 +1246,6 @@ __device__ __forceinline__ void store_operand(const Tile& tile, int first_key, i
             store_shared(tile.at(first_key + i * 16 + r % 2 * 8 + lane / 4, first_query / 8 + r / 2) + lane % 4 * 4, a[i][r]);
 }
 
-// dS = 0 for queries that see one key: their P is 1 whatever the score is, so that dS is nothing but what row_delta was rounded by, where
-// plain PyTorch finds 0. Such queries are in tiles that need the mask. For gradients that come through the output alone: one into lse goes
-// through dS. `d_s` is an operand over 16 queries from `query` on.
-template <class Chain>
-__device__ __forceinline__ void clear_lone_keys(u32 (&d_s)[4], int query, const Chain& chain) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const int own = query + h * 8 + lane_index() % 4 * 2;
-        const u32 kept = (chain.sees_one_key(own) ? 0u : 0xffffu) | (chain.sees_one_key(own + 1) ? 0u : 0xffff0000u);
-        d_s[h * 2] &= kept, d_s[h * 2 + 1] &= kept;
-    }
-}
-
 // A transposed accumulator, with keys or columns of the head as rows and queries as columns, on its way to other products: as an operand in
 // registers, and through shared memory as a tile with a row for each query.
 
@@ -1315,11 +1372,10 @@ struct PanelGradient : PanelSums<kColumns> {
             for (int e = 0; e < 4; ++e) dQ[j][e] = __uint_as_float(bits[e]);
         }
     }
-    // Rounds dQ * scale(row) of a warp into a tile that has a row for each query.
-    template <class Tile, class Scale>
-    __device__ __forceinline__ void store(const Tile& tile, int warp, const Scale& scale) {
-        const int lane = lane_index(), row = warp % 4 * 16 + lane / 4;
-        const float scales[2] = {scale(row), scale(row + 8)};
+    // Rounds dQ * scale of a warp into a tile that has a row for each query.
+    template <class Tile>
+    __device__ __forceinline__ void store(const Tile& tile, int warp, float scale) {
+        const int lane = lane_index();
         const PanelTile<64, 64> panel{tile.base + warp / 4 * Tile::kPanelBytes};
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
@@ -1327,7 +1383,7 @@ struct PanelGradient : PanelSums<kColumns> {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float (&pair)[4] = dQ[j + i / 2];
-                r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scales[i % 2], pair[i % 2 * 2 + 1] * scales[i % 2]);
+                r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scale, pair[i % 2 * 2 + 1] * scale);
             }
             stmatrix_x4(panel.at(warp % 4 * 16 + lane % 16, j + lane / 16), r[0], r[1], r[2], r[3]);
         }
@@ -1371,42 +1427,22 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
 
     const bool huge = any_huge_row<kBlockQ>(p.lse + row, queries);
     if (thread_index() < 4) row_lse[RowLse<kBlockQ>::kFlag + thread_index()] = huge ? 1.0f : 0.0f;
-    if (!unlikely(huge)) return;
-    barrier_sync();  // row_lse is written: that of huge rows is replaced
-    const Strides of_q{p.q_batch, p.q_head, p.q_row}, of_k{p.k_batch, p.k_head, p.k_row};
-    const auto* k = sequences.key_row(p.k, of_k, batch, divide(head, p.group_reciprocal), 0);
-    for (int first = warp_index() * 8; first < kBlockQ; first += kThreads / 4) {
-        RowSum sums[2];
-        const auto* q = sequences.query_row(p.q, of_q, batch, head, first_query + first);
-        sum_rows<kHeadDim>(sums, q, p.q_row, first_query + first, queries - first, k, p.k_row,
-                           sequences.len_kv(batch), p.scale_log2, chain);
-        write_row_shifts(p.row_shift + place * kBlockQ + first, row_lse + first, sums, p.lse + row + first, queries - first);
-    }
-}
-
-// A query that sees one key has P = 1 whatever its score is: its dS is nothing but what row_delta was rounded by, where plain PyTorch finds 0.
-// Thus its dQ is 0, unless lse has a gradient, which goes through dS. What it adds to dK vanishes beside the sums of other queries.
-template <class Chain, class Parameters>
-__device__ __forceinline__ bool has_no_gradient(const Parameters& p, const Chain& chain, int query) {
-    return p.d_lse == nullptr && chain.sees_one_key(query);
-}
-
-// By which the sums of dK are multiplied: 0 where no query sees more than one key.
-template <class Parameters>
-__device__ __forceinline__ float key_scale(const Parameters& p) {
-    return p.d_lse == nullptr && p.len_kv == 1 ? 0.0f : p.scale;
+    if (!unlikely(huge || sequences.len_kv(batch) <= kFewKeys)) return;
+    barrier_sync();  // row_lse and row_delta are written: those of some rows are replaced
+    write_exact_rows<kThreads, kBlockQ, kHeadDim, kHeadDimV>(row_lse, p.row_delta + place * kBlockQ, p.row_shift + place * kBlockQ, p,
+                                                             sequences, batch, head, first_query, huge, chain);
 }
 
 // `Gradient` is what a warp of the main kernel held of dQ; `QueryTile` a tile of as many queries in shared memory.
-template <int kBlockQ, class Gradient, class QueryTile, class Chain, class Parameters>
-__device__ __forceinline__ void postprocess(const Parameters& p, const Chain& chain) {
+template <int kBlockQ, class Gradient, class QueryTile, class Parameters>
+__device__ __forceinline__ void postprocess(const Parameters& p) {
     SharedRegions regions;
     const QueryTile rows{regions.take(QueryTile::kBytes)};
     const HeadTile work = HeadTile::of_block(p);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     Gradient gradient;
     gradient.load(p.d_q_sum + (sequences.first_tile(work.batch, work.head) + work.tile) * Gradient::kFloats, warp_index());
-    gradient.store(rows, warp_index(), [&](int row) { return has_no_gradient(p, chain, work.tile * kBlockQ + row) ? 0.0f : p.scale; });
+    gradient.store(rows, warp_index(), p.scale);
     fence_proxy_async();
     barrier_sync();
     if (thread_index() > 0) return;
@@ -1742,7 +1778,7 @@ struct Consumer {
         const SharedAddress place = stages.queries + (kWarpgroup * 4 + warp) * kOutBytes;
         const int row = work.first_key + warp * 16;
         store_columns<Element, ShareV::kFirst>(p.d_v_map, dV, 1.0f, place, row, work.head_kv, work.batch);
-        store_columns<Element, Share::kFirst>(p.d_k_map, dK, key_scale(p), place, row, work.head_kv, work.batch);
+        store_columns<Element, Share::kFirst>(p.d_k_map, dK, p.scale, place, row, work.head_kv, work.batch);
     }
 };
 
@@ -1773,5 +1809,5 @@ constexpr int kSumThreads = DQ::kWarps * 32, kSumBlocksPerSm = 2;
 extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
 attention_backward_wide_sm90_bf16_d256_full_s2_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
     griddepcontrol_wait();
-    postprocess<kBlockQ, DQ, QueryTile>(p, make_chain(p.len_q, p.len_kv));
+    postprocess<kBlockQ, DQ, QueryTile>(p);
 }
