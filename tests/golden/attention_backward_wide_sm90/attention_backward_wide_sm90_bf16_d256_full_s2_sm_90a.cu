@@ -1753,8 +1753,8 @@ struct Consumer {
             keep_in_registers(second);
             DQ::add(sum, Share::kFirst / 64 + 1, warp, second);
         }
-        if constexpr (!kLast) wgmma_wait_group<1>();
         if constexpr (!kLast) {
+            wgmma_wait_group<1>();
             keep_in_registers(scores[0]);
             if constexpr (kWarpgroup == 0) store_p();  // while the product of dK is under way
         }
