@@ -83,7 +83,7 @@ def problem_of(mask: Mask, dtype: Dtype = Dtype.BF16, width: tuple[int, int] = (
 
 def problem_for(family: Family, mask: Mask, dtype: Dtype = Dtype.BF16) -> Problem:
     """The first of a few widths that the family computes."""
-    problems = (problem_of(mask, dtype, width) for width in ((64, 64), (136, 72)))
+    problems = (problem_of(mask, dtype, width) for width in ((64, 64), (136, 72), (200, 72)))
     return next(problem for problem in problems if not family.refusals(problem, SM_90))
 
 

@@ -44,14 +44,18 @@ struct Product {
     void (*carry_out)(Product&);
 };
 
+constexpr u64 kOffsetBit = u64{1} << 19;  // where kOffsetMark of cluster.cuh is in a descriptor; no panel has a size that sets it
+
 // A descriptor's fields, in bytes.
 struct Descriptor {
     u32 start, leading, stride;
 
     explicit Descriptor(u64 bits)
-        : start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4), stride((bits >> 32 & 0x3fff) << 4) {
+        : start((bits & 0x3fff) << 4), leading(((bits & ~kOffsetBit) >> 16 & 0x3fff) << 4), stride((bits >> 32 & 0x3fff) << 4) {
         if (bits >> 62 != 1 || (bits >> 49 & 7))
             current->fail("wgmma", "takes the descriptor %llx; those with 128-byte swizzle and base offset 0 are known", bits);
+        if (current->progress.launch.cluster > 1 && !(bits & kOffsetBit))
+            current->fail("wgmma", "takes a descriptor of %u, an address that says of which block it is, too", start);
     }
     // Where element (row, k) is, K-major; where element (k, n) is, MN-major. The swizzle is one of addresses.
     SharedAddress k_major(int row, int k) const { return swizzled(start + row / 8 * stride + row % 8 * 128 + k * 2); }
@@ -201,11 +205,6 @@ inline void meet_at(const char* name, const Work& work) {
 }  // namespace emulator
 
 inline u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
-    if (emulator::current->progress.launch.cluster > 1) {
-        constexpr u32 kMark = 1u << 23;  // see cluster.cuh
-        if (!(address & kMark)) emulator::current->fail("wgmma", "makes a descriptor of %u, which says of which block it is, too", address);
-        address ^= kMark;
-    }
     return u64{0x40000040u} << 32 | ((panel_bytes >> 4 << 16 | address >> 4) + (offset >> 4));
 }
 
