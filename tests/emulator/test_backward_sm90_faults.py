@@ -44,7 +44,7 @@ _WAIT_BEFORE_ROWS = "            if (first) griddepcontrol_wait();\n"
 _LSE = "            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);\n"
 _DELTA = "            cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);\n"
 _WAIT = "    griddepcontrol_wait();\n"
-_POSTPROCESS = "    postprocess<kBlockQ, DQ, QueryTile>(p, make_chain(p.len_q, p.len_kv));\n"
+_POSTPROCESS = "    postprocess<kBlockQ, DQ, QueryTile>(p);\n"
 
 
 @dataclass(frozen=True)
