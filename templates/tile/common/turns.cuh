@@ -5,7 +5,8 @@
 // No block waits for ever, however few fit at once and whatever else the GPU does. The last key tile of a head has the lowest block index,
 // so a block waits only for blocks of lower indices, and a GPU begins blocks in the order of their indices. (CUDA does not promise that,
 // but decoupled look-back and stream-K rely on it, too.) Of the blocks that have not ended, the one with the lowest index has begun, and
-// those that it waits for have ended and passed on all their turns. So it ends; then the next one does, and so on.
+// those that it waits for have ended and passed on all their turns. So it ends; then the next one does, and so on. The same goes
+// for clusters: those of a launch are all of one shape, so that where a later one fits the next one does, too.
 
 // How many key tiles add to a query tile before key tile `key_tile`: the later ones that its last query sees.
 template <int kBlockQ, int kBlockKv, class... Links>

@@ -2003,6 +2003,7 @@ attention_backward_pair_sm90_bf16_d256_full_s2_sm_90a(const __grid_constant__ Pa
         if (warp < 8) Consumer<0>(p, stages, work).run();
         else Consumer<1>(p, stages, work).run();
     }
+    barrier_warp_sync();
     barrier_cluster_sync();  // nobody reaches for a block that has ended
 }
 
