@@ -242,8 +242,9 @@ def caught_by(fault: Planted) -> str:
     "fault",
     [
         *listed([*ORDER, *WIDE_ORDER, *PAIR_ORDER], QUICK_ORDER),
-        *listed([*OVERLAP, *WIDE_OVERLAP, *PAIR_OVERLAP], QUICK_ORDER),
-        *listed([*NUMBERS, *WIDE_NUMBERS, *PAIR_NUMBERS], QUICK_NUMBERS),
+        *listed(OVERLAP, QUICK_ORDER),
+        *listed(NUMBERS, QUICK_NUMBERS),
+        *listed([*WIDE_OVERLAP, *PAIR_OVERLAP, *WIDE_NUMBERS, *PAIR_NUMBERS], 0),  # one fault of either is enough for every run
     ],
 )
 def test_caught(fault: Planted) -> None:
