@@ -120,7 +120,7 @@ FAULTS = [
     Planted("wide-turn-not-waited-for", "        stages.keeper.wait_turn(order);\n", "", WIDE_FULL, DIFFERENT),
     Planted("wide-turn-passed-before-the-additions", _WIDE_ADDED, "{}", WIDE_FULL, SPINS),
     Planted("wide-first-keys-first", *_FIRST_KEYS_FIRST, WIDE_FULL, SPINS),
-    Planted("pair-turn-not-waited-for", "        stages.keeper.wait_turn(of_tile);\n", "", PAIR_FULL, DIFFERENT),
+    Planted("pair-turn-not-waited-for", "        stages.keeper.wait_turn(of_tile);\n", "", PAIR_FULL, SPINS),
     Planted("pair-turn-of-the-next-tile", "stages.keeper.wait_turn(of_tile);", "stages.keeper.wait_turn(order);", PAIR_FULL, SPINS),
     Planted("pair-counters-of-one-block", "kPair>(p, chain, work, cluster_ctarank(),", "kPair>(p, chain, work, 0,", PAIR_FULL, SPINS),
     Planted("pair-turn-passed-before-the-additions", _ADDED_TO_ANY, "", PAIR_FULL, SPINS),
