@@ -159,9 +159,7 @@ WIDE_NUMBERS = [
     Planted("wide-output-in-the-first-columns", "kFirst + first * 8, row", "first * 8, row", WIDE),
     Planted("wide-delta-not-subtracted", "low * (dP[j][h * 2] - delta[0])", "low * dP[j][h * 2]", WIDE),
 ]
-_OTHERS_PART = (
-    "        gemm_over_keys_of_block<Element, true>(dQ, stages.operand(exchange.tile()), stages.operand(exchange.keys(kWarpgroup)));\n"
-)
+_OTHERS_PART = "        gemm_over_keys<Element, true>(dQ, stages.operand(exchange.tile()), stages.operand(exchange.keys(kWarpgroup)));\n"
 _FIRST_BLOCK = "query_tiles<kBlockQ>(work.first_key / (2 * kBlockKv) * 2 * kBlockKv, (work.first_key / (2 * kBlockKv) * 2 + 1) * kBlockKv,"
 _BEYOND = "with no word from there that it has come"
 PAIR_OVERLAP = [
@@ -191,9 +189,7 @@ PAIR_ORDER = [
 ]
 PAIR_NUMBERS = [
     Planted("pair-dQ-of-the-own-keys", _OTHERS_PART, "", PAIR),
-    Planted(
-        "pair-dQ-begins-twice", "        gemm_over_keys_of_block<Element, true>(", "        gemm_over_keys_of_block<Element, false>(", PAIR
-    ),
+    Planted("pair-dQ-begins-twice", "        gemm_over_keys<Element, true>(", "        gemm_over_keys<Element, false>(", PAIR),
     Planted("pair-columns-of-the-first-block", "(rank * OtherKeys::kPanels + panel) * 64", "panel * 64", PAIR),
     Planted("pair-keys-of-the-own-block", "64, others_first_key, work", "64, work.first_key, work", PAIR),
     Planted("pair-sums-of-the-first-block", "panel(cluster_ctarank() * kWarpgroups + kWarpgroup)", "panel(kWarpgroup)", PAIR),

@@ -67,22 +67,3 @@ struct DScoresExchange {
     // Before dS is written again: waits until the other block has that of the tile before, of this parity.
     __device__ __forceinline__ void wait_arrived(u32 parity) const { wait(arrived, parity); }
 };
-
-// product += dS K if kAdd, else product = dS K: queries as rows, over all keys of a block.
-template <class Element, bool kAdd, int kTiles, class ScoreTile, class KeyTile>
-__device__ __forceinline__ void gemm_over_keys_of_block(float (&product)[kTiles][4], ScoreTile d_scores, KeyTile keys) {
-    keep_in_register(d_scores.base);
-    keep_in_register(keys.base);
-#pragma unroll
-    for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step)
-        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), kAdd || step > 0);
-}
-
-// Adds to dQ of a panel of 64 columns, of which the last one may have fewer.
-template <class Sums, int kColumns>
-__device__ __forceinline__ void add_panel(float* sum, int panel, int warp, const float (&product)[8][4]) {
-    float* own = sum + Sums::place(panel, warp, 0);
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-        if (kColumns % 64 == 0 || panel * 8 + j < kColumns / 8) red_add_f32_v4(own + j * 128, product[j]);
-}

@@ -77,7 +77,7 @@ struct QueryGradientShare {
         if constexpr (kHalf > 0) add_of_unit<kHalf>(kOwn * kTiles, sum, kOwn, warp % 4, warpgroup * kHalf);
     }
 
-private:
+  private:
     // Column tiles of the accumulator from `first` on, for all queries or those from `first_query` on.
     template <int kCount, class DScoresTile, class KeyTile>
     __device__ __forceinline__ void gemm_of_unit(int first, DScoresTile dS, int first_query, KeyTile keys, int unit) {

@@ -1,6 +1,5 @@
-// Turns (tile/common/turns.cuh) of consumers that add between products, where nobody should wait for memory. One thread beside the producer,
-// the keeper, looks at the counters for all of them, and passes turns on. A counter is for all warps of a block. There is a keeper in
-// a block that adds to a tile as a whole.
+// Turns (tile/common/turns.cuh) of consumers that add between products, where nobody should wait for memory. One thread beside the
+// producer, the keeper, looks at the counters for all of them, and passes turns on. A counter is for all warps of a block.
 //
 // It hands a turn over at an mbarrier of the stage that the tile is in, and waits until all consumers have given something back that they
 // give back after they have added: so it is never more than one tile behind them. Its release covers additions of other threads, since the
@@ -21,8 +20,8 @@ struct TurnKeeper {
     // The consumers, before they add to the tile in this stage.
     __device__ __forceinline__ void wait_turn(const StageOrder<kStages>& order) const { wait(turn(order.stage), order.parity); }
 
-    // The keeper, for the whole walk. p.d_q_turns, [batch, heads_q, query_tiles, kCounters], counts the key tiles that have added; this block
-    // has `counter`. wait_added(order, last) returns once the consumers have given back what follows their additions to that tile.
+    // The keeper, for the whole walk. p.d_q_turns, [batch, heads_q, query_tiles, kCounters], counts the key tiles that have added; this
+    // block has `counter`. wait_added(order, last) returns once the consumers have given back what follows their additions to that tile.
     template <int kBlockQ, int kBlockKv, int kCounters, class Parameters, class Chain, class WaitAdded>
     __device__ __forceinline__ void keep(const Parameters& p, const Chain& chain, const KeyWork& work, int counter,
                                          const WaitAdded& wait_added) const {

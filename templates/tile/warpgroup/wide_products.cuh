@@ -25,14 +25,14 @@ __device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], S
         wgmma_ss_trans_ab<Element, kTiles * 8>(product, scores.rows(step), rows.rows(step), 1);
 }
 
-// product = dS K: queries as rows, over all keys.
-template <class Element, int kTiles, class ScoreTile, class KeyTile>
+// product = dS K, or product += dS K if kAdd: queries as rows, over all keys of the tiles.
+template <class Element, bool kAdd = false, int kTiles, class ScoreTile, class KeyTile>
 __device__ __forceinline__ void gemm_over_keys(float (&product)[kTiles][4], ScoreTile d_scores, KeyTile keys) {
     keep_in_register(d_scores.base);
     keep_in_register(keys.base);
 #pragma unroll
     for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step)
-        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), step > 0);
+        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), kAdd || step > 0);
 }
 
 // Reads what store_transposed wrote: the same registers.
@@ -75,7 +75,8 @@ struct PanelSums {
     __device__ __forceinline__ static void add(float* sum, int panel, int warp, const float (&product)[kTiles][4]) {
         float* own = sum + place(panel, warp, 0);
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) red_add_f32_v4(own + j * 128, product[j]);
+        for (int j = 0; j < kTiles; ++j)  // of the last panel's columns there may be fewer
+            if (kColumns % 64 == 0 || panel * 8 + j < kColumns / 8) red_add_f32_v4(own + j * 128, product[j]);
     }
 };
 

@@ -3,11 +3,11 @@
 // Attention backward for Hopper by recomputation (Dao 2023, algorithm 2), with the products of FlashAttention-3 (Shah et al. 2024):
 //   P = exp(scale * Q K^T - lse),  dV = P^T dO,
 //   dP = dO V^T,  dS = P * (dP - delta),  dQ = scale * dS K,  dK = scale * dS^T Q.
-// A block owns 64 keys of a key/value head. With the other block of its cluster, which has the next ones, it walks over the queries that
-// see any key of the pair's, of all query heads that share it. One thread of the first warpgroup, the producer, loads tiles. Of two others,
-// the consumers, the first computes P and the second dS, which they pass through shared memory. Each has half of the columns of dK and dV
-// in registers. A warp beside the producer sends dS to the other block, and gets that block's: thus each consumer of the pair has a quarter
-// of the columns of dQ, over all keys of the pair, and adds them up in memory.
+// A block owns 64 keys of a key/value head. With the other block of its cluster, which has the keys beside them, it
+// walks over the queries that see any key of the pair's, of all query heads that share it. One thread of the first warpgroup, the producer,
+// loads tiles. Of two others, the consumers, the first computes P and the second dS, which they pass through shared memory. Each has half
+// of the columns of dK and dV in registers. A warp beside the producer sends dS to the other block, and gets that block's: thus each consumer
+// of the pair has a quarter of the columns of dQ, over all keys of the pair, and adds them up in memory.
 //
 //   problem     backward_bf16_d256_full
 //   config      stages 2
@@ -1003,9 +1003,9 @@ __device__ __forceinline__ void write_zeros(float* first) {
 // Rows of which the forward pass has not saved enough, so that the first kernel goes through their keys once more:
 // - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
 //   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
-// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dS = P * (dP - delta) nearly vanishes, and what
-//   is left of it with delta = rowsum(dO * O) is what O was rounded by. Plain PyTorch sums up P * dP: there the errors vanish with dS. Among
-//   many keys this is hidden by rows of which two keys share the probability. A query that sees one key has exactly no gradient.
+// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dS = P * (dP - delta) nearly vanishes, and
+//   what is left of it with delta = rowsum(dO * O) is what O was rounded by. Plain PyTorch sums up P * dP: there the errors vanish with dS.
+//   Among many keys this is hidden by rows of which two keys share the probability. A query that sees one key has exactly no gradient.
 // This is made to be short, not fast.
 
 constexpr int kFewKeys = 64;
@@ -1068,7 +1068,7 @@ __device__ __forceinline__ void load_operand(u32 (&words)[4], const Element* row
     }
 }
 
-// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products, so that both round it alike.
+// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products: both round it alike.
 template <int kWidth, class Element>
 __device__ __forceinline__ void multiply_rows(float (&product)[4], const Rows<Element>& keys, int first_key, const Rows<Element>& queries,
                                               int first_query) {
@@ -1126,8 +1126,8 @@ __device__ __forceinline__ void sum_rows(RowSum (&sums)[2], const WalkedRows<Ele
         }
 }
 
-// Writes row_lse of a tile's huge rows, row_shift, which is 0 for the others, and row_delta of all rows. The pointers are to the first row of
-// the tile, which is `first_query` of a head. `huge`: whether it has huge rows.
+// Writes row_lse of a tile's huge rows, row_shift, which is 0 for the others, and row_delta of all rows. The pointers are to the first row
+// of the tile, which is `first_query` of a head. `huge`: whether it has huge rows.
 template <int kThreads, int kRows, int kHeadDim, int kHeadDimV, class Sequences, class Chain, class Parameters>
 __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delta, float* row_shift, const Parameters& p,
                                                  const Sequences& sequences, int batch, int head, int first_query, bool huge,
@@ -1387,14 +1387,14 @@ __device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], S
         wgmma_ss_trans_ab<Element, kTiles * 8>(product, scores.rows(step), rows.rows(step), 1);
 }
 
-// product = dS K: queries as rows, over all keys.
-template <class Element, int kTiles, class ScoreTile, class KeyTile>
+// product = dS K, or product += dS K if kAdd: queries as rows, over all keys of the tiles.
+template <class Element, bool kAdd = false, int kTiles, class ScoreTile, class KeyTile>
 __device__ __forceinline__ void gemm_over_keys(float (&product)[kTiles][4], ScoreTile d_scores, KeyTile keys) {
     keep_in_register(d_scores.base);
     keep_in_register(keys.base);
 #pragma unroll
     for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step)
-        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), step > 0);
+        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), kAdd || step > 0);
 }
 
 // Reads what store_transposed wrote: the same registers.
@@ -1437,7 +1437,8 @@ struct PanelSums {
     __device__ __forceinline__ static void add(float* sum, int panel, int warp, const float (&product)[kTiles][4]) {
         float* own = sum + place(panel, warp, 0);
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) red_add_f32_v4(own + j * 128, product[j]);
+        for (int j = 0; j < kTiles; ++j)  // of the last panel's columns there may be fewer
+            if (kColumns % 64 == 0 || panel * 8 + j < kColumns / 8) red_add_f32_v4(own + j * 128, product[j]);
     }
 };
 
@@ -1779,25 +1780,6 @@ struct DScoresExchange {
     __device__ __forceinline__ void wait_arrived(u32 parity) const { wait(arrived, parity); }
 };
 
-// product += dS K if kAdd, else product = dS K: queries as rows, over all keys of a block.
-template <class Element, bool kAdd, int kTiles, class ScoreTile, class KeyTile>
-__device__ __forceinline__ void gemm_over_keys_of_block(float (&product)[kTiles][4], ScoreTile d_scores, KeyTile keys) {
-    keep_in_register(d_scores.base);
-    keep_in_register(keys.base);
-#pragma unroll
-    for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step)
-        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), kAdd || step > 0);
-}
-
-// Adds to dQ of a panel of 64 columns, of which the last one may have fewer.
-template <class Sums, int kColumns>
-__device__ __forceinline__ void add_panel(float* sum, int panel, int warp, const float (&product)[8][4]) {
-    float* own = sum + Sums::place(panel, warp, 0);
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-        if (kColumns % 64 == 0 || panel * 8 + j < kColumns / 8) red_add_f32_v4(own + j * 128, product[j]);
-}
-
 using Chain = ScoreChain<SequenceEnd, NoMask>;
 using Lse = RowLse<kBlockQ>;
 using KeyTile = PanelTile<kBlockKv, kColumns>;
@@ -1837,7 +1819,8 @@ attention_backward_pair_sm90_bf16_d256_full_s2_sm_90a_preprocess(const __grid_co
 struct Stages : Inputs {
     SharedAddress P, dS, other_keys, barriers;
     __device__ __forceinline__ explicit Stages(SharedRegions& regions)
-        : Inputs(regions), P(regions.take(ScoreTile::kBytes)), dS(regions.take(ScoreTile::kBytes)), other_keys(regions.take(OtherKeys::kBytes)) {
+        : Inputs(regions), P(regions.take(ScoreTile::kBytes)), dS(regions.take(ScoreTile::kBytes)),
+          other_keys(regions.take(OtherKeys::kBytes)) {
         take_rows(regions);
         barriers = regions.take(Exchange::kBarriers * 8);
     }
@@ -1894,18 +1877,20 @@ struct Consumer {
     }
     // Adds to dQ of the tile of that index, which was in stage `of_tile`.
     __device__ __forceinline__ void add_d_q(i64 index, const StageOrder<kStages>& of_tile) {
-        add_panel<DQ, kColumns>(p.d_q_sum + index * DQ::kFloats, panel, warp, dQ);
+        DQ::add(p.d_q_sum + index * DQ::kFloats, panel, warp, dQ);
     }
     // dS^T and dV of the tile that is next, whose P^T and dP^T are there. Adds to dQ of the tile before it, unless kFirst.
     template <bool kFirst>
     __device__ __forceinline__ void differentiate_scores(i64 index_before, const StageOrder<kStages>& order_before) {
-        // The second consumer after it has handed on dS, for which others wait; but in an ordered sum before dO goes back: the keeper waits.
+        // The second consumer after it has handed on dS, for which others wait; but in an ordered sum before dO goes back, which tells
+        // the keeper.
         constexpr bool kAddsLate = kWarpgroup == 1 && !kOrdered;
         (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).wait_full(order);
         bar_sync(kPReady, kConsumers);
         keep_in_registers(dV);
         wgmma_fence();
-        gemm_over_queries<Element>(dV, stages.operand(stages.p_tile()), columns_from<ShareV::kFirst>(stages.operand(stages.d_out_tile(order.stage))));
+        const DOutTile d_out = stages.operand(stages.d_out_tile(order.stage));
+        gemm_over_queries<Element>(dV, stages.operand(stages.p_tile()), columns_from<ShareV::kFirst>(d_out));
         wgmma_commit_group();
         if constexpr (kWarpgroup == 1) {
             if constexpr (!kFirst) exchange.wait_arrived(parity ^ 1);
@@ -1924,14 +1909,16 @@ struct Consumer {
         const StageOrder<kStages> own = order;
         const i64 index = next.index;
         wgmma_fence();
-        gemm_over_keys_of_block<Element, false>(dQ, stages.operand(stages.d_s_tile()), stages.operand(KeyTile{stages.keys + panel * KeyTile::kPanelBytes}));
+        const KeyTile keys{stages.keys + panel * KeyTile::kPanelBytes};
+        gemm_over_keys<Element>(dQ, stages.operand(stages.d_s_tile()), stages.operand(keys));
         wgmma_commit_group();
         order.advance();
         next.advance(work, p);
         if constexpr (!kLast) issue_next_scores();
         keep_in_registers(dK);
         wgmma_fence();
-        gemm_over_queries<Element>(dK, stages.operand(stages.d_s_tile()), columns_from<Share::kFirst>(stages.operand(stages.query_tile(own.stage))));
+        const QueryTile queries = stages.operand(stages.query_tile(own.stage));
+        gemm_over_queries<Element>(dK, stages.operand(stages.d_s_tile()), columns_from<Share::kFirst>(queries));
         wgmma_commit_group();
         wgmma_wait_group<1>();
         keep_in_registers(dQ);
@@ -1942,7 +1929,7 @@ struct Consumer {
         exchange.take(parity, kWarpgroup == 1 && thread_index() == (kWarpgroup + 1) * 128);
         parity ^= 1;
         wgmma_fence();
-        gemm_over_keys_of_block<Element, true>(dQ, stages.operand(exchange.tile()), stages.operand(exchange.keys(kWarpgroup)));
+        gemm_over_keys<Element, true>(dQ, stages.operand(exchange.tile()), stages.operand(exchange.keys(kWarpgroup)));
         wgmma_commit_group();
         wgmma_wait_group<0>();
         keep_in_registers(dK);

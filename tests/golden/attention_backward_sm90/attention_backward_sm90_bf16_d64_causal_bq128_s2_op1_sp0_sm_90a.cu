@@ -900,9 +900,9 @@ __device__ __forceinline__ void write_zeros(float* first) {
 // Rows of which the forward pass has not saved enough, so that the first kernel goes through their keys once more:
 // - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
 //   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
-// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dS = P * (dP - delta) nearly vanishes, and what
-//   is left of it with delta = rowsum(dO * O) is what O was rounded by. Plain PyTorch sums up P * dP: there the errors vanish with dS. Among
-//   many keys this is hidden by rows of which two keys share the probability. A query that sees one key has exactly no gradient.
+// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dS = P * (dP - delta) nearly vanishes, and
+//   what is left of it with delta = rowsum(dO * O) is what O was rounded by. Plain PyTorch sums up P * dP: there the errors vanish with dS.
+//   Among many keys this is hidden by rows of which two keys share the probability. A query that sees one key has exactly no gradient.
 // This is made to be short, not fast.
 
 constexpr int kFewKeys = 64;
@@ -965,7 +965,7 @@ __device__ __forceinline__ void load_operand(u32 (&words)[4], const Element* row
     }
 }
 
-// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products, so that both round it alike.
+// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products: both round it alike.
 template <int kWidth, class Element>
 __device__ __forceinline__ void multiply_rows(float (&product)[4], const Rows<Element>& keys, int first_key, const Rows<Element>& queries,
                                               int first_query) {
@@ -1023,8 +1023,8 @@ __device__ __forceinline__ void sum_rows(RowSum (&sums)[2], const WalkedRows<Ele
         }
 }
 
-// Writes row_lse of a tile's huge rows, row_shift, which is 0 for the others, and row_delta of all rows. The pointers are to the first row of
-// the tile, which is `first_query` of a head. `huge`: whether it has huge rows.
+// Writes row_lse of a tile's huge rows, row_shift, which is 0 for the others, and row_delta of all rows. The pointers are to the first row
+// of the tile, which is `first_query` of a head. `huge`: whether it has huge rows.
 template <int kThreads, int kRows, int kHeadDim, int kHeadDimV, class Sequences, class Chain, class Parameters>
 __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delta, float* row_shift, const Parameters& p,
                                                  const Sequences& sequences, int batch, int head, int first_query, bool huge,
@@ -1336,7 +1336,7 @@ struct QueryGradientShare {
         if constexpr (kHalf > 0) add_of_unit<kHalf>(kOwn * kTiles, sum, kOwn, warp % 4, warpgroup * kHalf);
     }
 
-private:
+  private:
     // Column tiles of the accumulator from `first` on, for all queries or those from `first_query` on.
     template <int kCount, class DScoresTile, class KeyTile>
     __device__ __forceinline__ void gemm_of_unit(int first, DScoresTile dS, int first_query, KeyTile keys, int unit) {

@@ -919,9 +919,9 @@ __device__ __forceinline__ void write_zeros(float* first) {
 // Rows of which the forward pass has not saved enough, so that the first kernel goes through their keys once more:
 // - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
 //   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
-// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dS = P * (dP - delta) nearly vanishes, and what
-//   is left of it with delta = rowsum(dO * O) is what O was rounded by. Plain PyTorch sums up P * dP: there the errors vanish with dS. Among
-//   many keys this is hidden by rows of which two keys share the probability. A query that sees one key has exactly no gradient.
+// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dS = P * (dP - delta) nearly vanishes, and
+//   what is left of it with delta = rowsum(dO * O) is what O was rounded by. Plain PyTorch sums up P * dP: there the errors vanish with dS.
+//   Among many keys this is hidden by rows of which two keys share the probability. A query that sees one key has exactly no gradient.
 // This is made to be short, not fast.
 
 constexpr int kFewKeys = 64;
@@ -984,7 +984,7 @@ __device__ __forceinline__ void load_operand(u32 (&words)[4], const Element* row
     }
 }
 
-// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products, so that both round it alike.
+// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products: both round it alike.
 template <int kWidth, class Element>
 __device__ __forceinline__ void multiply_rows(float (&product)[4], const Rows<Element>& keys, int first_key, const Rows<Element>& queries,
                                               int first_query) {
@@ -1042,8 +1042,8 @@ __device__ __forceinline__ void sum_rows(RowSum (&sums)[2], const WalkedRows<Ele
         }
 }
 
-// Writes row_lse of a tile's huge rows, row_shift, which is 0 for the others, and row_delta of all rows. The pointers are to the first row of
-// the tile, which is `first_query` of a head. `huge`: whether it has huge rows.
+// Writes row_lse of a tile's huge rows, row_shift, which is 0 for the others, and row_delta of all rows. The pointers are to the first row
+// of the tile, which is `first_query` of a head. `huge`: whether it has huge rows.
 template <int kThreads, int kRows, int kHeadDim, int kHeadDimV, class Sequences, class Chain, class Parameters>
 __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delta, float* row_shift, const Parameters& p,
                                                  const Sequences& sequences, int batch, int head, int first_query, bool huge,
@@ -1303,14 +1303,14 @@ __device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], S
         wgmma_ss_trans_ab<Element, kTiles * 8>(product, scores.rows(step), rows.rows(step), 1);
 }
 
-// product = dS K: queries as rows, over all keys.
-template <class Element, int kTiles, class ScoreTile, class KeyTile>
+// product = dS K, or product += dS K if kAdd: queries as rows, over all keys of the tiles.
+template <class Element, bool kAdd = false, int kTiles, class ScoreTile, class KeyTile>
 __device__ __forceinline__ void gemm_over_keys(float (&product)[kTiles][4], ScoreTile d_scores, KeyTile keys) {
     keep_in_register(d_scores.base);
     keep_in_register(keys.base);
 #pragma unroll
     for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step)
-        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), step > 0);
+        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), kAdd || step > 0);
 }
 
 // Reads what store_transposed wrote: the same registers.
@@ -1353,7 +1353,8 @@ struct PanelSums {
     __device__ __forceinline__ static void add(float* sum, int panel, int warp, const float (&product)[kTiles][4]) {
         float* own = sum + place(panel, warp, 0);
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) red_add_f32_v4(own + j * 128, product[j]);
+        for (int j = 0; j < kTiles; ++j)  // of the last panel's columns there may be fewer
+            if (kColumns % 64 == 0 || panel * 8 + j < kColumns / 8) red_add_f32_v4(own + j * 128, product[j]);
     }
 };
 
