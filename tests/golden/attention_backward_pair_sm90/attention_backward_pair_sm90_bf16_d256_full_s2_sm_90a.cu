@@ -6,8 +6,8 @@
 // A block owns 64 keys of a key/value head. With the other block of its cluster, which has the keys beside them, it
 // walks over the queries that see any key of the pair's, of all query heads that share it. One thread of the first warpgroup, the producer,
 // loads tiles. Of two others, the consumers, the first computes P and the second dS, which they pass through shared memory. Each has half
-// of the columns of dK and dV in registers. A warp beside the producer sends dS to the other block, and gets that block's: thus each consumer
-// of the pair has a quarter of the columns of dQ, over all keys of the pair, and adds them up in memory.
+// of the columns of dK and dV in registers. A warp beside the producer sends dS to the other block, and gets that block's: thus each
+// consumer of the pair has a quarter of the columns of dQ, over all keys of the pair, and adds them up in memory.
 //
 //   problem     backward_bf16_d256_full
 //   config      stages 2
