@@ -40,9 +40,8 @@ _NO_WAIT = "read under an asynchronous copy that was not waited for"
 _UNDER_PRODUCT = "write under a matrix product"
 _FENCED = "        fence_proxy_async();\n        bar_sync(kDScoresReady, kWarpgroups * 128);\n"
 _BARRIER = "        bar_sync(kDScoresReady, kWarpgroups * 128);\n"
-_WAIT_BEFORE_ROWS = "            if (first) griddepcontrol_wait();\n"
-_LSE = "            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);\n"
-_DELTA = "            cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);\n"
+_LSE = "                load_lse();\n"
+_WAIT_BEFORE_ROWS = "                griddepcontrol_wait();\n" + _LSE
 _WAIT = "    griddepcontrol_wait();\n"
 _POSTPROCESS = "    postprocess<kBlockQ, DQ, QueryTile>(p);\n"
 
@@ -84,8 +83,8 @@ ORDER = [
     ),
 ]
 OVERLAP = [
-    Planted("wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, ""),
-    Planted("wait-before-row_lse-too-late", _WAIT_BEFORE_ROWS + _LSE + _DELTA, _LSE + _DELTA + _WAIT_BEFORE_ROWS),
+    Planted("wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, _LSE),
+    Planted("wait-before-row_lse-too-late", _WAIT_BEFORE_ROWS, _LSE + _WAIT_BEFORE_ROWS.removesuffix(_LSE)),
     Planted("wait-before-the-sums-of-dQ-removed", _WAIT + _POSTPROCESS, _POSTPROCESS, caught="has not waited for the launch"),
     Planted("wait-before-the-sums-of-dQ-too-late", _WAIT + _POSTPROCESS, _POSTPROCESS + _WAIT),
     Planted("nobody-waits", 'emulator::current->wait_for_launch("griddepcontrol_wait");', "", caught="has not waited for the launch"),
@@ -135,7 +134,7 @@ _DS_STORED = "    store_transposed(tile, warp * 16, dS);\n    fence_proxy_async(
 _P_BARRIER = "        bar_sync(kPReady, kConsumers);\n"
 _DV_DONE = "        wgmma_wait_group<0>();\n        keep_in_registers(dV);\n"
 WIDE_OVERLAP = [
-    Planted("wide-wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, "", WIDE),
+    Planted("wide-wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, _LSE, WIDE),
     Planted("wide-wait-before-the-sums-of-dQ-too-late", _WAIT + _POSTPROCESS, _POSTPROCESS + _WAIT, WIDE),
 ]
 WIDE_ORDER = [
@@ -163,7 +162,7 @@ _OTHERS_PART = "        gemm_over_keys<Element, true>(dQ, stages.operand(exchang
 _FIRST_BLOCK = "query_tiles<kBlockQ>(work.first_key / (2 * kBlockKv) * 2 * kBlockKv, (work.first_key / (2 * kBlockKv) * 2 + 1) * kBlockKv,"
 _BEYOND = "with no word from there that it has come"
 PAIR_OVERLAP = [
-    Planted("pair-wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, "", PAIR),
+    Planted("pair-wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, _LSE, PAIR),
     Planted("pair-wait-before-the-sums-of-dQ-too-late", _WAIT + _POSTPROCESS, _POSTPROCESS + _WAIT, PAIR),
 ]
 PAIR_ORDER = [
@@ -190,6 +189,8 @@ PAIR_ORDER = [
 PAIR_NUMBERS = [
     Planted("pair-dQ-of-the-own-keys", _OTHERS_PART, "", PAIR),
     Planted("pair-dQ-begins-twice", "        gemm_over_keys<Element, true>(", "        gemm_over_keys<Element, false>(", PAIR),
+    Planted("pair-dQ-of-the-last-tile-not-added", "        if constexpr (kLast) add_d_q();\n", "", PAIR),
+    Planted("pair-dQ-added-to-the-next-tile", "pending = index, pending", "pending = next.index, pending", PAIR, "outside of the tensors"),
     Planted("pair-columns-of-the-first-block", "(rank * OtherKeys::kPanels + panel) * 64", "panel * 64", PAIR),
     Planted("pair-keys-of-the-own-block", "64, others_first_key, work", "64, work.first_key, work", PAIR),
     Planted("pair-sums-of-the-first-block", "panel(cluster_ctarank() * kWarpgroups + kWarpgroup)", "panel(kWarpgroup)", PAIR),

@@ -23,6 +23,7 @@ SIZES = (((200, 300), (2, 1)), ((300, 120), (2, 2)), ((60, 330), (4, 2)), ((40, 
 CASES = [OrderedCase(of, mask, *sizes) for sizes, mask, of in itertools.product(SIZES, Mask, FAMILIES)]
 FULL, CAUSAL = OrderedCase(GENERIC, Mask.FULL), OrderedCase(GENERIC, Mask.CAUSAL)
 NARROW_FULL, WIDE_FULL, PAIR_FULL = (OrderedCase(of, Mask.FULL) for of in (NARROW, WIDE, PAIR))
+PAIR_LONG = OrderedCase(PAIR, Mask.FULL, lengths=(130, 700))  # several blocks are at their last query tile at once
 SPINS = "spin that never ends"
 
 
@@ -81,9 +82,8 @@ class Planted:
 
 _WAIT = "            while (ld_acquire_gpu(of_sums) != own) {}\n"
 _TAKEN = "        counter = of_sums, next = own + 1;\n"
-_PASSED = (
-    "        if (lane_index() == 0) st_release_gpu(of_sums, own + 1);\n" + "        barrier_warp_sync();\n" * 8
-)  # for others to come between
+_BETWEEN = "        barrier_warp_sync();\n" * 8  # for others to come between
+_PASSED = "        if (lane_index() == 0) st_release_gpu(of_sums, own + 1);\n" + _BETWEEN
 _TAKES = "        keeper.wait_turn(order);\n"
 _LOOKS = "            while (ld_acquire_gpu(of_tile) != own) {}\n"
 _HANDS_OVER = "            mbarrier_arrive(turn(order.stage));\n"
@@ -92,7 +92,8 @@ _PASSES = "            st_release_gpu(of_tile, own + 1);\n"
 _ADDS = "        d_q.add_to(p.d_q_sum + next.index * DQ::kFloats, warp);  // while products are under way\n"
 _FIRST_KEYS_FIRST = "(kLastFirst ? work.query_tile :", "(!kLastFirst ? work.query_tile :"
 _WIDE_ADDED = "wait(stages.query_pipeline.empty(order.stage), order.parity);"
-_ADDED_TO_LAST = "            if (last) return wait(stages.query_pipeline.empty(order.stage), order.parity);\n"
+_ADDS_LAST = "        if constexpr (kLast) add_d_q();\n"
+_RELEASES = "        release(stages.query_pipeline, own.stage);\n"
 _ADDED_TO_ANY = "            order.advance();\n            wait(stages.d_out_pipeline.empty(order.stage), order.parity);\n"
 FAULTS = [
     Planted("turn-passed-before-the-additions", _TAKEN, _PASSED, FULL, DIFFERENT),
@@ -120,11 +121,12 @@ FAULTS = [
     Planted("wide-turn-not-waited-for", "        stages.keeper.wait_turn(order);\n", "", WIDE_FULL, DIFFERENT),
     Planted("wide-turn-passed-before-the-additions", _WIDE_ADDED, "{}", WIDE_FULL, SPINS),
     Planted("wide-first-keys-first", *_FIRST_KEYS_FIRST, WIDE_FULL, SPINS),
-    Planted("pair-turn-not-waited-for", "        stages.keeper.wait_turn(of_tile);\n", "", PAIR_FULL, SPINS),
-    Planted("pair-turn-of-the-next-tile", "stages.keeper.wait_turn(of_tile);", "stages.keeper.wait_turn(order);", PAIR_FULL, SPINS),
+    Planted("pair-turn-not-waited-for", "        stages.keeper.wait_turn(pending_order);\n", "", PAIR_FULL, DIFFERENT),
+    Planted("pair-turn-of-the-next-tile", "stages.keeper.wait_turn(pending_order);", "stages.keeper.wait_turn(order);", PAIR_FULL, SPINS),
     Planted("pair-counters-of-one-block", "kPair>(p, chain, work, cluster_ctarank(),", "kPair>(p, chain, work, 0,", PAIR_FULL, SPINS),
     Planted("pair-turn-passed-before-the-additions", _ADDED_TO_ANY, "", PAIR_FULL, SPINS),
-    Planted("pair-turn-passed-before-the-last-additions", _ADDED_TO_LAST, "            if (last) return;\n", PAIR_FULL, DIFFERENT),
+    Planted("pair-turn-passed-before-the-last-additions", _ADDS_LAST + _RELEASES, _RELEASES + _BETWEEN + _ADDS_LAST, PAIR_LONG,
+            DIFFERENT),
     Planted("pair-first-keys-first", *_FIRST_KEYS_FIRST, PAIR_FULL, SPINS),
 ]  # fmt: skip
 

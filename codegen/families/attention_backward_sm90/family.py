@@ -60,7 +60,7 @@ class AttentionBackwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_sm90.cu.j2."""
 
     name = "attention_backward_sm90"
-    revision = 3
+    revision = 4
     block_kv: ClassVar[int] = BLOCK_KV
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
     operation = "backward"

@@ -1614,25 +1614,34 @@ struct BackwardInputs {
     template <class Parameters>
     __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work) const {
         StageOrder<kStages> order;
-        bool first = true;
+        bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
 #pragma unroll 1
         for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
             const int row = next.tile * Lse::kRows;
-            const SharedAddress queries_full = query_pipeline.full(order.stage);
+            const SharedAddress queries_full = query_pipeline.full(order.stage), d_out_full = d_out_pipeline.full(order.stage);
+            auto load_lse = [&] {
+                cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
+            };
+            auto load_delta = [&] {
+                cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
+            };
             query_pipeline.wait_empty(order);
             query_pipeline.announce(order, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
             if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
+            if (!first) load_lse();  // before the tile: copies end in the order of their issue
             query_tile(order.stage).load(p.q_map, queries_full, row, next.head, work.batch);
 
-            const SharedAddress d_out_full = d_out_pipeline.full(order.stage);
             d_out_pipeline.wait_empty(order);
             d_out_pipeline.announce(order, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
+            if (!first) load_delta();
             d_out_tile(order.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
 
-            if (first) griddepcontrol_wait();
-            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
-            cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
+            if (first) {
+                griddepcontrol_wait();
+                load_lse();
+                load_delta();
+            }
             order.advance();
             first = false;
         }
@@ -1849,6 +1858,8 @@ struct Consumer {
     QueryWalk next;
     StageOrder<kStages> order;
     u32 parity = 0;  // of the exchange that is next
+    i64 pending = -1;  // the tile that dQ is of, which is still to be added, and the stage it was in
+    StageOrder<kStages> pending_order;
     float scores[1][kBlockQ / 8][4];  // S^T or dP^T
     float dQ[8][4];
     u32 P[kBlockQ / 16][4];  // of the first warpgroup
@@ -1875,16 +1886,14 @@ struct Consumer {
         store_transposed(stages.p_tile(), warp * 16, P);
         fence_proxy_async();
     }
-    // Adds to dQ of the tile of that index, which was in stage `of_tile`.
-    __device__ __forceinline__ void add_d_q(i64 index, const StageOrder<kStages>& of_tile) {
-        DQ::add(p.d_q_sum + index * DQ::kFloats, panel, warp, dQ);
+    // Adds dQ to the sum in memory. This takes as long as a product does: it is done behind products of the next tile.
+    __device__ __forceinline__ void add_d_q() {
+        if (pending < 0) return;
+        DQ::add(p.d_q_sum + pending * DQ::kFloats, panel, warp, dQ);
     }
-    // dS^T and dV of the tile that is next, whose P^T and dP^T are there. Adds to dQ of the tile before it, unless kFirst.
+    // dS^T and dV of the tile that is next, whose P^T and dP^T are there. kFirst: there is no tile before it.
     template <bool kFirst>
-    __device__ __forceinline__ void differentiate_scores(i64 index_before, const StageOrder<kStages>& order_before) {
-        // The second consumer after it has handed on dS, for which others wait; but in an ordered sum before dO goes back, which tells
-        // the keeper.
-        constexpr bool kAddsLate = kWarpgroup == 1 && !kOrdered;
+    __device__ __forceinline__ void differentiate_scores() {
         (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).wait_full(order);
         bar_sync(kPReady, kConsumers);
         keep_in_registers(dV);
@@ -1896,22 +1905,17 @@ struct Consumer {
             if constexpr (!kFirst) exchange.wait_arrived(parity ^ 1);
             store_score_gradients<Element>(stages.d_s_tile(), scores[0], stages.p_tile(), stages.delta(order.stage), warp);
         }
-        if constexpr (!kFirst && !kAddsLate) add_d_q(index_before, order_before);  // while the product is under way
+        if constexpr (kOrdered) add_d_q();  // before dO goes back, which tells the keeper
         wgmma_wait_group<0>();
         keep_in_registers(dV);
         release(stages.d_out_pipeline, order.stage);
         bar_sync(kDScoresReady, kConsumers + 32);
-        if constexpr (!kFirst && kAddsLate) add_d_q(index_before, order_before);
     }
     // dQ and dK of a tile, and S^T or dP^T of the one after it. kLast: there is none.
     template <bool kLast>
     __device__ __forceinline__ void step() {
         const StageOrder<kStages> own = order;
         const i64 index = next.index;
-        wgmma_fence();
-        const KeyTile keys{stages.keys + panel * KeyTile::kPanelBytes};
-        gemm_over_keys<Element>(dQ, stages.operand(stages.d_s_tile()), stages.operand(keys));
-        wgmma_commit_group();
         order.advance();
         next.advance(work, p);
         if constexpr (!kLast) issue_next_scores();
@@ -1920,8 +1924,8 @@ struct Consumer {
         const QueryTile queries = stages.operand(stages.query_tile(own.stage));
         gemm_over_queries<Element>(dK, stages.operand(stages.d_s_tile()), columns_from<Share::kFirst>(queries));
         wgmma_commit_group();
+        if constexpr (!kOrdered) add_d_q();
         wgmma_wait_group<1>();
-        keep_in_registers(dQ);
         if constexpr (!kLast) {
             keep_in_registers(scores[0]);
             if constexpr (kWarpgroup == 0) compute_p();  // while the product of dK is under way
@@ -1929,12 +1933,15 @@ struct Consumer {
         exchange.take(parity, kWarpgroup == 1 && thread_index() == (kWarpgroup + 1) * 128);
         parity ^= 1;
         wgmma_fence();
+        const KeyTile keys{stages.keys + panel * KeyTile::kPanelBytes};
+        gemm_over_keys<Element>(dQ, stages.operand(stages.d_s_tile()), stages.operand(keys));
         gemm_over_keys<Element, true>(dQ, stages.operand(exchange.tile()), stages.operand(exchange.keys(kWarpgroup)));
         wgmma_commit_group();
         wgmma_wait_group<0>();
         keep_in_registers(dK);
         keep_in_registers(dQ);
-        if constexpr (kLast) add_d_q(index, own);
+        pending = index, pending_order = own;
+        if constexpr (kLast) add_d_q();
         release(stages.query_pipeline, own.stage);
         if constexpr (!kLast) {
             if constexpr (kWarpgroup == 0) {
@@ -1943,7 +1950,7 @@ struct Consumer {
             } else {
                 bar_arrive(kPFree, kConsumers);
             }
-            differentiate_scores<false>(index, own);
+            differentiate_scores<false>();
         }
     }
     __device__ __forceinline__ void run() {
@@ -1955,7 +1962,7 @@ struct Consumer {
                 compute_p();
                 store_p();
             }
-            differentiate_scores<true>(0, order);
+            differentiate_scores<true>();
 #pragma unroll 1
             while (next.left > 1) step<false>();
             step<true>();

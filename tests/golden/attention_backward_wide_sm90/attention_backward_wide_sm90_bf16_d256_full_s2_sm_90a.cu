@@ -1530,25 +1530,34 @@ struct BackwardInputs {
     template <class Parameters>
     __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work) const {
         StageOrder<kStages> order;
-        bool first = true;
+        bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
 #pragma unroll 1
         for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
             const int row = next.tile * Lse::kRows;
-            const SharedAddress queries_full = query_pipeline.full(order.stage);
+            const SharedAddress queries_full = query_pipeline.full(order.stage), d_out_full = d_out_pipeline.full(order.stage);
+            auto load_lse = [&] {
+                cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
+            };
+            auto load_delta = [&] {
+                cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
+            };
             query_pipeline.wait_empty(order);
             query_pipeline.announce(order, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
             if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
+            if (!first) load_lse();  // before the tile: copies end in the order of their issue
             query_tile(order.stage).load(p.q_map, queries_full, row, next.head, work.batch);
 
-            const SharedAddress d_out_full = d_out_pipeline.full(order.stage);
             d_out_pipeline.wait_empty(order);
             d_out_pipeline.announce(order, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
+            if (!first) load_delta();
             d_out_tile(order.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
 
-            if (first) griddepcontrol_wait();
-            cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
-            cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
+            if (first) {
+                griddepcontrol_wait();
+                load_lse();
+                load_delta();
+            }
             order.advance();
             first = false;
         }
