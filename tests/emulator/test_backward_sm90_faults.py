@@ -27,8 +27,6 @@ TWO_PANELS = BackwardCase((200, 150), (128, 128), block_q=80)
 SHARED = BackwardCase((200, 150), (136, 64), block_q=64)  # an odd number of panels of dQ, the last of which is narrow
 SHARED_EVENLY = BackwardCase((100, 150), (208, 40), block_q=48)
 WIDE = BackwardCase((200, 100), (192, 136), family=WIDE_FAMILY)
-# Its last query tile is in the stage that the output goes through.
-WIDE_ODD = BackwardCase((150, 100), (192, 136), heads=(1, 1), family=WIDE_FAMILY)
 PAIR = BackwardCase((200, 150), (208, 136), family=PAIR_FAMILY)
 PAIR_CAUSAL = BackwardCase((300, 300), (208, 136), Mask.CAUSAL, family=PAIR_FAMILY)
 
@@ -67,6 +65,7 @@ ORDER = [
     Planted("fence-before-dS-removed", _FENCED, _BARRIER, caught=_NO_FENCE),
     Planted("fence-before-dS-too-late", _FENCED, _BARRIER + "        fence_proxy_async();\n", caught=_NO_FENCE),
     Planted("barrier-of-dS-removed", _BARRIER, "", caught=_NO_BARRIER),
+    Planted("barrier-before-output-removed", "bar_sync(kDScoresReady, kWarpgroups * 128);  //", "//", caught=_UNDER_PRODUCT),
     Planted("dS-in-one-stage", "d_scores + d_scores_order.stage * DScoresTile::kBytes", "d_scores", caught=_UNDER_PRODUCT),
     Planted("wait-for-Q-removed", "        inputs.query_pipeline.wait_full(next);\n", "", caught="with no wait for its mbarrier"),
     Planted("wait-for-dO-removed", "        inputs.d_out_pipeline.wait_full(next);\n", "", caught="with no wait for its mbarrier"),
@@ -94,8 +93,8 @@ NUMBERS = [
     Planted("no-mask", "if (tiles.needs_mask(next.tile)) mask", "if (false) mask", CAUSAL),
     Planted("mask-of-the-first-warpgroup", "int first_key = work.first_key + warpgroup * 64", "int first_key = work.first_key", STEPPED),
     Planted("first-query-tile-skipped", "return {all.begin / kBlockQ,", "return {all.begin / kBlockQ + 1,", CAUSAL),
-    Planted("dK-not-scaled", "{p.scale, p.scale}", "{1.0f, 1.0f}"),
-    Planted("dV-scaled", "{1.0f, 1.0f}", "{p.scale, p.scale}"),
+    Planted("dK-not-scaled", "p.d_k_map, dK, p.scale,", "p.d_k_map, dK, 1.0f,"),
+    Planted("dV-scaled", "p.d_v_map, dV, 1.0f,", "p.d_v_map, dV, p.scale,"),
     Planted("dQ-not-scaled", "gradient.store(rows, warp_index(), p.scale);", "gradient.store(rows, warp_index(), 1.0f);"),
     Planted("queries-of-the-first-head", "queries_full, row, next.head,", "queries_full, row, work.head_kv * p.group,", GROUPED),
     Planted(
@@ -131,7 +130,7 @@ NUMBERS = [
 ]
 _P_STORED = "        store_transposed(stages.p_tile(), warp * 16, P);\n        fence_proxy_async();\n"
 _DS_STORED = "    store_transposed(tile, warp * 16, dS);\n    fence_proxy_async();\n"
-_P_BARRIER = "        bar_sync(kPReady, kConsumers);\n"
+_P_BARRIER = "        barrier_sync_unaligned(kPReady, kConsumers);\n"
 _DV_DONE = "        wgmma_wait_group<0>();\n        keep_in_registers(dV);\n"
 WIDE_OVERLAP = [
     Planted("wide-wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, _LSE, WIDE),
@@ -141,9 +140,8 @@ WIDE_ORDER = [
     Planted("wide-fence-after-P-removed", _P_STORED, _P_STORED.split("        fence")[0], WIDE, _NO_FENCE),
     Planted("wide-fence-after-dS-removed", _DS_STORED, _DS_STORED.split("    fence")[0], WIDE, _NO_FENCE),
     Planted("wide-barrier-of-P-removed", _P_BARRIER, "", WIDE, _NO_BARRIER),
-    Planted("wide-barrier-of-dS-removed", "        bar_sync(kDScoresReady, kConsumers);\n", "", WIDE, _NOT_WRITTEN),
+    Planted("wide-barrier-of-dS-removed", "        barrier_sync_unaligned(kDScoresReady, kConsumers);\n", "", WIDE, _NOT_WRITTEN),
     Planted("wide-P-while-dV-is-computed", _DV_DONE, "", WIDE, _UNDER_PRODUCT),
-    Planted("wide-barrier-before-output-removed", "bar_sync(kPReady, kConsumers);  //", "//", WIDE_ODD, _UNDER_PRODUCT),
     Planted("wide-dK-not-waited-for", "        wgmma_wait_group<0>();\n        keep_in_registers(dK);\n", "", WIDE, _UNDER_PRODUCT),
 ]
 WIDE_NUMBERS = [
@@ -155,7 +153,7 @@ WIDE_NUMBERS = [
         "stages.d_out_tile(order.stage)",
         WIDE,
     ),
-    Planted("wide-output-in-the-first-columns", "kFirst + first * 8, row", "first * 8, row", WIDE),
+    Planted("wide-output-in-the-first-columns", "kFirst + j * 8, row", "j * 8, row", WIDE),
     Planted("wide-delta-not-subtracted", "low * (dP[j][h * 2] - delta[0])", "low * dP[j][h * 2]", WIDE),
 ]
 _OTHERS_PART = "        gemm_over_keys<Element, true>(dQ, stages.operand(exchange.tile()), stages.operand(exchange.keys(kWarpgroup)));\n"
@@ -184,6 +182,7 @@ PAIR_ORDER = [
     ),
     Planted("pair-ends-before-the-other", "    barrier_cluster_sync();  //", "    //", PAIR, "may still"),
     Planted("pair-descriptor-with-a-rank", "dV, stages.operand(stages.p_tile())", "dV, stages.p_tile()", PAIR, "of which block it is"),
+    Planted("pair-barrier-before-output-removed", "barrier_sync_unaligned(kPReady, kConsumers);  //", "//", PAIR, _UNDER_PRODUCT),
     Planted("pair-dK-not-waited-for", "        wgmma_wait_group<0>();\n        keep_in_registers(dK);\n", "", PAIR, _UNDER_PRODUCT),
 ]
 PAIR_NUMBERS = [

@@ -50,7 +50,7 @@ class BackwardCase:
     def spec(self) -> KernelSpec:
         """Its kernels."""
         problem = Problem(self.dtype, *self.width, self.mask, "backward")
-        chosen = None if self.block_q is None else AttentionBackwardSm90Config(self.block_q, out_panels=1)
+        chosen = None if self.block_q is None else AttentionBackwardSm90Config(self.block_q)
         return KernelSpec(self.family, problem, chosen or self.family.default(problem, TARGET), TARGET)
 
     def tensors(self) -> Tensors:

@@ -29,7 +29,7 @@ from tests.support.runs import LIMITS
 
 # Small tiles, so that few rows have many of them. Of each family, with the head dims that it is tried on.
 GENERIC = AttentionBackwardConfig(32, 32, 16, 2, 1, 16, 1), (64, 64)
-NARROW = AttentionBackwardSm90Config(48, out_panels=1), (136, 64)  # an odd number of panels of dQ
+NARROW = AttentionBackwardSm90Config(48), (136, 64)  # an odd number of panels of dQ
 WIDE = AttentionBackwardWideSm90Config(), (136, 72)
 PAIR = AttentionBackwardPairSm90Config(), (200, 72)
 # Blocks that are resident together, and the order of their threads: one block after the other, then several that race.

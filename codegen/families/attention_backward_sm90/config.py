@@ -15,12 +15,10 @@ class AttentionBackwardSm90Config(Config):
                  transposed and each has half of its columns
     stages:      tiles of Q, and of dO, that shared memory holds
     split:       begin the product of dQ before that of dV is done, so that adding up dQ hides behind more. It needs more registers
-    out_panels:  panels of 64 columns for each warp, through which dK and dV go to memory
     """
 
     block_q: int = tagged("bq")
     stages: int = tagged("s", 2)
-    out_panels: int = tagged("op", 2)
     split: bool = tagged("sp", False)
 
     @property

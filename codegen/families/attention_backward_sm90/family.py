@@ -109,7 +109,13 @@ class AttentionBackwardSm90(Family):
         *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
         *("common/lse", "common/row_statistics", "warp/exact_rows"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
-        *("warpgroup/query_gradient", "warpgroup/backward_beside", "common/key_work", "warpgroup/backward_inputs", "warpgroup/epilogue"),
+        *(
+            "warpgroup/query_gradient",
+            "warpgroup/backward_beside",
+            "common/key_work",
+            "warpgroup/backward_inputs",
+            "warpgroup/store_columns",
+        ),
     )
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
@@ -128,8 +134,7 @@ class AttentionBackwardSm90(Family):
     def check(self, problem: Problem, config: Any, target: Target) -> list[str]:
         """See Family."""
         reasons = self.refusals(problem, target)
-        most = max(1, min(panels(problem.head_dim), panels(problem.head_dim_v)))
-        limits = (("block_q", 16, 128, 16), ("stages", 2, 4, 1), ("out_panels", 1, most, 1))
+        limits = (("block_q", 16, 128, 16), ("stages", 2, 4, 1))
         for name, low, high, step in limits:
             value = getattr(config, name)
             if not low <= value <= high or value % step:
@@ -143,7 +148,7 @@ class AttentionBackwardSm90(Family):
         shared, available = self.shared_bytes(problem, config), target.shared_memory_per_block
         if shared > available:
             has = f"{target.name} has {available} B a block"
-            reasons.append(f"needs {shared} B of shared memory, {has}: lower block_q, stages or out_panels")
+            reasons.append(f"needs {shared} B of shared memory, {has}: lower block_q or stages")
         if (needed := accumulators(problem, config)) > ACCUMULATORS:
             lower = "block_q, or do without split" if config.split else "block_q"
             reasons.append(f"needs {needed} registers a thread for accumulators, {ACCUMULATORS} are available: lower {lower}")
@@ -153,7 +158,6 @@ class AttentionBackwardSm90(Family):
         """Dynamic shared memory of a block of the main kernel, in bytes."""
         of_row = panels(problem.head_dim) + panels(problem.head_dim_v)
         rows = (BLOCK_KV + config.stages * config.block_q) * of_row + D_SCORES_STAGES * config.block_q * panels(BLOCK_KV)
-        rows += BLOCK_KV * config.out_panels
         return int(rows * PANEL * problem.dtype.bytes + config.stages * (row_bytes(config.block_q) + TURN_BYTES * problem.deterministic))
 
     def postprocess_bytes(self, problem: Problem, config: Any) -> int:
@@ -259,15 +263,15 @@ class AttentionBackwardSm90(Family):
         return "\n".join((*atoms, *(wgmma.wgmma_ss_trans_a(element, queries) for queries in parts)))
 
     def space(self, problem: Problem, target: Target) -> Iterator[Config]:
-        """See Family. The most panels that fit: fewer are never faster. A split helps where dQ is transposed and head dims are narrow."""
+        """See Family. A split helps where dQ is transposed and head dims are narrow."""
         narrow = max(problem.head_dim, problem.head_dim_v) <= NARROW
         queries = (64, 80, 96, 128) if narrow else (FEWEST_QUERIES, 48, 64, 80)
         for block_q, stages, split in itertools.product(queries, (2, 3), (False, True)):
             if split and (block_q == 128 or not narrow):
                 continue
-            configs = [AttentionBackwardSm90Config(block_q, stages, out_panels, split) for out_panels in (2, 1)]
-            legal = [config for config in configs if not self.check(problem, config, target)]
-            yield from legal[:1]
+            config = AttentionBackwardSm90Config(block_q, stages, split)
+            if not self.check(problem, config, target):
+                yield config
 
     def default(self, problem: Problem, target: Target) -> Any:
         """See Family. The model's pick for a long sequence."""

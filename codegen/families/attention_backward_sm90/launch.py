@@ -9,6 +9,7 @@ from flashgen.codegen.tensor_map import TensorMapShape, tensor_map_shape
 from flashgen.codegen.workload import Workload
 
 SECTION_BYTES = 32 * 2**20  # of Q, dO and the sums of dQ that blocks that run together may take of the L2
+SECTION_HEADS = 16  # more than these would be under way together for longer than it takes to even out blocks that differ in length
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 
 
@@ -27,8 +28,9 @@ def heads_of_section(problem: Problem, w: Workload) -> int:
     row_bytes = (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes + 4 * padded(problem.head_dim)
     # Blocks of a key/value head walk over its query heads side by side: most are in one of them, some in the next.
     fitting = SECTION_BYTES // (min(2, w.heads_q // w.heads_kv) * w.len_q * row_bytes)
+    most = MAX_SECTION_HEADS if problem.deterministic else SECTION_HEADS
     heads = w.batch * w.heads_kv
-    return largest_divisor(heads, max(1, min(fitting, heads, MAX_SECTION_HEADS)))
+    return largest_divisor(heads, max(1, min(fitting, heads, most)))
 
 
 def tensor_maps(block_q: int, block_kv: int, call: Call) -> dict[str, TensorMapShape]:

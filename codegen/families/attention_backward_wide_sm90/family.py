@@ -38,7 +38,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     block_kv = 64
     template = "kernels/attention_backward_wide_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardWideSm90Config
-    atoms: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.atoms, "ldmatrix")
+    atoms: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.atoms, "named_barrier_unaligned", "ldmatrix")
     tiles: ClassVar[tuple[str, ...]] = (
         *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
         *("common/lse", "common/row_statistics", "warp/exact_rows"),

@@ -1,32 +1,30 @@
-// From a warp's accumulator of some of a gradient's columns to memory, one panel of 64 of them after the other, by tensor copies.
+// From a warp's accumulator of some of a gradient's columns to memory, by way of a tile of the same shape in shared memory: what dK and dV
+// are gradients of has a place there, which nobody reads any more.
 
-// Rounds gradient * scale and stores the warp's 16 rows from `row` on, columns from kFirst on (a multiple of 64). What lies outside of the
-// tensor is left out. `place` is a panel of 16 rows which no other warp uses, and which is free again on return.
-template <class Element, int kFirst, int kTiles>
-__device__ __forceinline__ void store_columns(const TensorMap& map, const float (&gradient)[kTiles][4], float scale, SharedAddress place,
-                                              int row, int head, int batch) {
-    const PanelTile<16, 64> panel{place};
+// Rounds gradient * scale and stores the warp's 16 rows: those from `tile_row` on of the tile, from `row` on of the head. They are of
+// columns from kFirst on (a multiple of 64). What lies outside of the tensor is left out. The copies may still read the tile on return.
+template <class Element, int kFirst, int kTiles, class Tile>
+__device__ __forceinline__ void store_columns(const TensorMap& map, const float (&gradient)[kTiles][4], float scale, const Tile& tile,
+                                              int tile_row, int row, int head, int batch) {
+    const SharedAddress rows = tile.base + kFirst / 64 * Tile::kPanelBytes + tile_row * 128;
     int lane = lane_index();
-    keep_in_register(lane);
+    keep_in_register(lane);  // else places, which are needed once, would be kept in registers
 #pragma unroll
-    for (int first = 0; first < kTiles; first += 8) {
+    for (int j = 0; j < kTiles; j += 2) {
+        u32 r[4];
 #pragma unroll
-        for (int chunk = 0; chunk < 8 && first + chunk < kTiles; chunk += 2) {
-            u32 r[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float (&pair)[4] = gradient[first + chunk + i / 2];
-                r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scale, pair[i % 2 * 2 + 1] * scale);
-            }
-            stmatrix_x4(panel.at(lane % 16, chunk + lane / 16), r[0], r[1], r[2], r[3]);
+        for (int i = 0; i < 4; ++i) {
+            const float (&pair)[4] = gradient[j + i / 2];
+            r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scale, pair[i % 2 * 2 + 1] * scale);
         }
-        fence_proxy_async();
-        barrier_warp_sync();
-        if (lane == 0) {
-            cp_async_bulk_tensor_store(map, place, kFirst + first * 8, row, head, batch);
-            cp_async_bulk_commit_group();
-            cp_async_bulk_wait_group_read<0>();
-        }
-        barrier_warp_sync();
+        const PanelTile<16, 64> panel{rows + j / 8 * Tile::kPanelBytes};
+        stmatrix_x4(panel.at(lane % 16, j % 8 + lane / 16), r[0], r[1], r[2], r[3]);
     }
+    fence_proxy_async();
+    barrier_warp_sync();
+    if (lane > 0) return;
+#pragma unroll
+    for (int j = 0; j < kTiles; j += 8)
+        cp_async_bulk_tensor_store(map, rows + j / 8 * Tile::kPanelBytes, kFirst + j * 8, row, head, batch);
+    cp_async_bulk_commit_group();
 }

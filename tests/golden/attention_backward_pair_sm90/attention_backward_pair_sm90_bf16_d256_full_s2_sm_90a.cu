@@ -416,6 +416,14 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() { asm volatil
 // Returns once the launch before has ended, and all that it wrote is there; at once where the two do not overlap.
 __device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// A barrier of some of a block's warps that they reach in code of their own. PTX ISA, "bar, barrier": bar.sync is barrier.sync.aligned,
+// which all of them are to reach at one instruction.
+
+// Waits until `threads` have arrived; whole warps take part.
+__device__ __forceinline__ void barrier_sync_unaligned(int number, int threads) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // Warp-wide loads of four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix" (sm_75).
 //
 // Lane 8*i + r gives the address of row r (16 bytes) of matrix i; fragment[i] is the caller's part of matrix i:
@@ -949,46 +957,72 @@ __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, 
 
 constexpr int kRowLanes = 8;  // neighbouring lanes that share a row
 
-// rowsum(dO * O) in fp32, in all lanes of a row.
-template <int kHeadDimV, class Element>
-__device__ __forceinline__ float row_product(const Element* out, const Element* d_out, bool exists) {
-    float sum = 0.0f;
+// What a lane has of a row of O and of the same row of dO.
+template <int kHeadDimV>
+struct RowPart {
+    static constexpr int kChunks = (kHeadDimV + kRowLanes * 8 - 1) / (kRowLanes * 8);  // of 16 bytes
+    uint4 out[kChunks], d_out[kChunks];
+
+    template <class Element>
+    __device__ __forceinline__ void load(const Element* out_row, const Element* d_out_row) {
 #pragma unroll
-    for (int first = 0; first < kHeadDimV; first += kRowLanes * 8) {
-        const int column = first + lane_index() % kRowLanes * 8;
-        if (!exists || column >= kHeadDimV) continue;
-        const uint4 a = *reinterpret_cast<const uint4*>(out + column), b = *reinterpret_cast<const uint4*>(d_out + column);
-        const u32 pairs[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float x[2], y[2];
-            cvt_f32_x2<Element>(x[0], x[1], pairs[0][i]);
-            cvt_f32_x2<Element>(y[0], y[1], pairs[1][i]);
-            sum = fmaf(x[1], y[1], fmaf(x[0], y[0], sum));
+        for (int i = 0; i < kChunks; ++i) {
+            const int column = (i * kRowLanes + lane_index() % kRowLanes) * 8;
+            const bool exists = kHeadDimV % (kRowLanes * 8) == 0 || column < kHeadDimV;
+            out[i] = exists ? *reinterpret_cast<const uint4*>(out_row + column) : uint4{0, 0, 0, 0};
+            d_out[i] = exists ? *reinterpret_cast<const uint4*>(d_out_row + column) : uint4{0, 0, 0, 0};
         }
     }
+    // rowsum(dO * O) in fp32, in all lanes of the row.
+    template <class Element>
+    __device__ __forceinline__ float product() const {
+        float sum = 0.0f;
 #pragma unroll
-    for (int distance = 1; distance < kRowLanes; distance *= 2) sum += shfl_sync_bfly(sum, distance);
-    return sum;
-}
+        for (int i = 0; i < kChunks; ++i) {
+            const u32 pairs[2][4] = {{out[i].x, out[i].y, out[i].z, out[i].w}, {d_out[i].x, d_out[i].y, d_out[i].z, d_out[i].w}};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float x[2], y[2];
+                cvt_f32_x2<Element>(x[0], x[1], pairs[0][j]);
+                cvt_f32_x2<Element>(y[0], y[1], pairs[1][j]);
+                sum = fmaf(x[1], y[1], fmaf(x[0], y[0], sum));
+            }
+        }
+#pragma unroll
+        for (int distance = 1; distance < kRowLanes; distance *= 2) sum += shfl_sync_bfly(sum, distance);
+        return sum;
+    }
+};
 
 // exp2(S * scale_log2 - row_lse) is P. A row that sees no key gets +inf, with which P is 0 without a mask.
 __device__ __forceinline__ float base2_lse(float lse) { return lse == -infinity() ? infinity() : lse * 1.44269504f; }
 
-// Writes kRows of row_lse and row_delta, of which `rows_valid` exist. All pointers but d_lse, which may be null, are to the first of them.
+// Writes kRows of row_lse and row_delta, of which `rows_valid`, one at least, exist. All pointers but d_lse, which may be null, are to the
+// first of them.
 template <int kThreads, int kRows, int kHeadDimV, class Element>
 __device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_delta, const Element* out, i64 out_stride,
                                                      const Element* d_out, i64 d_out_stride, const float* lse, const float* d_lse,
                                                      int rows_valid) {
-    static_assert(kRows % (kThreads / kRowLanes) == 0, "each pass has rows for all threads");
+    constexpr int kRowsOfPass = kThreads / kRowLanes, kPasses = kRows / kRowsOfPass, kChunks = RowPart<kHeadDimV>::kChunks;
+    constexpr int kAtOnce = kChunks > 4 ? 1 : 4 / kChunks;  // passes whose loads do not wait for one another
+    static_assert(kRows % kRowsOfPass == 0, "each pass has rows for all threads");
 #pragma unroll
-    for (int first = 0; first < kRows; first += kThreads / kRowLanes) {
-        const int row = first + thread_index() / kRowLanes;
-        const bool exists = row < rows_valid;
-        const float sum = row_product<kHeadDimV>(out + row * out_stride, d_out + row * d_out_stride, exists);
-        if (lane_index() % kRowLanes != 0) continue;
-        row_lse[row] = exists ? base2_lse(lse[row]) : infinity();
-        row_delta[row] = exists ? sum - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
+    for (int first = 0; first < kPasses; first += kAtOnce) {
+        RowPart<kHeadDimV> parts[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce && first + i < kPasses; ++i) {
+            const i64 row = min((first + i) * kRowsOfPass + thread_index() / kRowLanes, rows_valid - 1);
+            parts[i].load(out + row * out_stride, d_out + row * d_out_stride);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce && first + i < kPasses; ++i) {
+            const int row = (first + i) * kRowsOfPass + thread_index() / kRowLanes;
+            const bool exists = row < rows_valid;
+            const float sum = parts[i].template product<Element>();
+            if (lane_index() % kRowLanes != 0) continue;
+            row_lse[row] = exists ? base2_lse(lse[row]) : infinity();
+            row_delta[row] = exists ? sum - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
+        }
     }
 }
 
@@ -1648,37 +1682,35 @@ struct BackwardInputs {
     }
 };
 
-// From a warp's accumulator of some of a gradient's columns to memory, one panel of 64 of them after the other, by tensor copies.
+// From a warp's accumulator of some of a gradient's columns to memory, by way of a tile of the same shape in shared memory: what dK and dV
+// are gradients of has a place there, which nobody reads any more.
 
-// Rounds gradient * scale and stores the warp's 16 rows from `row` on, columns from kFirst on (a multiple of 64). What lies outside of the
-// tensor is left out. `place` is a panel of 16 rows which no other warp uses, and which is free again on return.
-template <class Element, int kFirst, int kTiles>
-__device__ __forceinline__ void store_columns(const TensorMap& map, const float (&gradient)[kTiles][4], float scale, SharedAddress place,
-                                              int row, int head, int batch) {
-    const PanelTile<16, 64> panel{place};
+// Rounds gradient * scale and stores the warp's 16 rows: those from `tile_row` on of the tile, from `row` on of the head. They are of
+// columns from kFirst on (a multiple of 64). What lies outside of the tensor is left out. The copies may still read the tile on return.
+template <class Element, int kFirst, int kTiles, class Tile>
+__device__ __forceinline__ void store_columns(const TensorMap& map, const float (&gradient)[kTiles][4], float scale, const Tile& tile,
+                                              int tile_row, int row, int head, int batch) {
+    const SharedAddress rows = tile.base + kFirst / 64 * Tile::kPanelBytes + tile_row * 128;
     int lane = lane_index();
-    keep_in_register(lane);
+    keep_in_register(lane);  // else places, which are needed once, would be kept in registers
 #pragma unroll
-    for (int first = 0; first < kTiles; first += 8) {
+    for (int j = 0; j < kTiles; j += 2) {
+        u32 r[4];
 #pragma unroll
-        for (int chunk = 0; chunk < 8 && first + chunk < kTiles; chunk += 2) {
-            u32 r[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float (&pair)[4] = gradient[first + chunk + i / 2];
-                r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scale, pair[i % 2 * 2 + 1] * scale);
-            }
-            stmatrix_x4(panel.at(lane % 16, chunk + lane / 16), r[0], r[1], r[2], r[3]);
+        for (int i = 0; i < 4; ++i) {
+            const float (&pair)[4] = gradient[j + i / 2];
+            r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scale, pair[i % 2 * 2 + 1] * scale);
         }
-        fence_proxy_async();
-        barrier_warp_sync();
-        if (lane == 0) {
-            cp_async_bulk_tensor_store(map, place, kFirst + first * 8, row, head, batch);
-            cp_async_bulk_commit_group();
-            cp_async_bulk_wait_group_read<0>();
-        }
-        barrier_warp_sync();
+        const PanelTile<16, 64> panel{rows + j / 8 * Tile::kPanelBytes};
+        stmatrix_x4(panel.at(lane % 16, j % 8 + lane / 16), r[0], r[1], r[2], r[3]);
     }
+    fence_proxy_async();
+    barrier_warp_sync();
+    if (lane > 0) return;
+#pragma unroll
+    for (int j = 0; j < kTiles; j += 8)
+        cp_async_bulk_tensor_store(map, rows + j / 8 * Tile::kPanelBytes, kFirst + j * 8, row, head, batch);
+    cp_async_bulk_commit_group();
 }
 
 // Two consumers that divide the work on scores, each with all keys of a block as rows of its accumulator: the first warpgroup computes S^T
@@ -1801,7 +1833,6 @@ using OtherKeys = PanelTile<kBlockKv, 128>;  // of the other block, the columns 
 using Exchange = DScoresExchange<ScoreTile, OtherKeys>;
 using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
 
-constexpr int kOutBytes = PanelTile<16, 64>::kBytes;  // of a warp
 constexpr int kConsumers = kWarpgroups * 128;         // threads
 constexpr int kPReady = 1, kPFree = 2;                // barriers of the consumers
 constexpr int kDScoresReady = 3;                      // of the consumers and the warp that sends dS
@@ -1895,7 +1926,7 @@ struct Consumer {
     template <bool kFirst>
     __device__ __forceinline__ void differentiate_scores() {
         (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).wait_full(order);
-        bar_sync(kPReady, kConsumers);
+        barrier_sync_unaligned(kPReady, kConsumers);
         keep_in_registers(dV);
         wgmma_fence();
         const DOutTile d_out = stages.operand(stages.d_out_tile(order.stage));
@@ -1909,7 +1940,7 @@ struct Consumer {
         wgmma_wait_group<0>();
         keep_in_registers(dV);
         release(stages.d_out_pipeline, order.stage);
-        bar_sync(kDScoresReady, kConsumers + 32);
+        barrier_sync_unaligned(kDScoresReady, kConsumers + 32);
     }
     // dQ and dK of a tile, and S^T or dP^T of the one after it. kLast: there is none.
     template <bool kLast>
@@ -1967,11 +1998,11 @@ struct Consumer {
             while (next.left > 1) step<false>();
             step<true>();
         }
-        bar_sync(kPReady, kConsumers);  // nobody reads Q any more: its place is the way of dK and dV to memory
-        const SharedAddress place = stages.queries + (kWarpgroup * 4 + warp) * kOutBytes;
-        const int row = work.first_key + warp * 16;
-        store_columns<Element, ShareV::kFirst>(p.d_v_map, dV, 1.0f, place, row, work.head_kv, work.batch);
-        store_columns<Element, Share::kFirst>(p.d_k_map, dK, p.scale, place, row, work.head_kv, work.batch);
+        barrier_sync_unaligned(kPReady, kConsumers);  // nobody reads K and V any more
+        const int row = warp * 16, key = work.first_key + row;
+        store_columns<Element, ShareV::kFirst>(p.d_v_map, dV, 1.0f, stages.value_tile(), row, key, work.head_kv, work.batch);
+        store_columns<Element, Share::kFirst>(p.d_k_map, dK, p.scale, stages.key_tile(), row, key, work.head_kv, work.batch);
+        if (lane == 0) cp_async_bulk_wait_group_read<0>();
     }
 };
 
@@ -1990,7 +2021,7 @@ attention_backward_pair_sm90_bf16_d256_full_s2_sm_90a(const __grid_constant__ Pa
     if (warp < 4) {
         setmaxnreg_dec<kProducerRegisters>();
         if (thread_index() == 0) stages.produce(p, work);
-        else if (warp == 1) stages.exchange().run(p, work, [] { bar_sync(kDScoresReady, kConsumers + 32); });
+        else if (warp == 1) stages.exchange().run(p, work, [] { barrier_sync_unaligned(kDScoresReady, kConsumers + 32); });
     } else {
         setmaxnreg_inc<kConsumerRegisters>();
         griddepcontrol_wait();  // for row_shift, and for zeros to add to

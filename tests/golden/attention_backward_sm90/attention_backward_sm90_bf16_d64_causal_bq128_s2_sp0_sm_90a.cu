@@ -1,4 +1,4 @@
-// attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a
+// attention_backward_sm90_bf16_d64_causal_bq128_s2_sp0_sm_90a
 //
 // Attention backward for Hopper by recomputation (Dao 2023, algorithm 2), with the products of FlashAttention-3 (Shah et al. 2024):
 //   P = exp(scale * Q K^T + causal mask - lse),  dV = P^T dO,
@@ -8,10 +8,10 @@
 // in registers. dQ is added up in memory.
 //
 //   problem     backward_bf16_d64_causal
-//   config      block_q 128, stages 2, out_panels 1, split False
+//   config      block_q 128, stages 2, split False
 //   target      sm_90a
 //   _preprocess  <<<ceil(len_q / 128) * heads_q * batch, 128>>>
-//   launch       <<<ceil(len_kv / 128) * heads_kv * batch, 384, 182368 bytes>>>
+//   launch       <<<ceil(len_kv / 128) * heads_kv * batch, 384, 165984 bytes>>>
 //   _postprocess <<<ceil(len_q / 128) * heads_q * batch, 256, 16384 bytes>>>
 
 // Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
@@ -480,7 +480,7 @@ using Element = Bf16;
 
 constexpr int kHeadDim = 64, kHeadDimV = 64;
 constexpr int kBlockQ = 128, kBlockKv = 128, kWarpgroups = 2;
-constexpr int kStages = 2, kDScoresStages = 2, kOutPanels = 1;
+constexpr int kStages = 2, kDScoresStages = 2;
 constexpr bool kSplit = false;  // of the product of dV, about that of dQ
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
@@ -846,46 +846,72 @@ __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, 
 
 constexpr int kRowLanes = 8;  // neighbouring lanes that share a row
 
-// rowsum(dO * O) in fp32, in all lanes of a row.
-template <int kHeadDimV, class Element>
-__device__ __forceinline__ float row_product(const Element* out, const Element* d_out, bool exists) {
-    float sum = 0.0f;
+// What a lane has of a row of O and of the same row of dO.
+template <int kHeadDimV>
+struct RowPart {
+    static constexpr int kChunks = (kHeadDimV + kRowLanes * 8 - 1) / (kRowLanes * 8);  // of 16 bytes
+    uint4 out[kChunks], d_out[kChunks];
+
+    template <class Element>
+    __device__ __forceinline__ void load(const Element* out_row, const Element* d_out_row) {
 #pragma unroll
-    for (int first = 0; first < kHeadDimV; first += kRowLanes * 8) {
-        const int column = first + lane_index() % kRowLanes * 8;
-        if (!exists || column >= kHeadDimV) continue;
-        const uint4 a = *reinterpret_cast<const uint4*>(out + column), b = *reinterpret_cast<const uint4*>(d_out + column);
-        const u32 pairs[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float x[2], y[2];
-            cvt_f32_x2<Element>(x[0], x[1], pairs[0][i]);
-            cvt_f32_x2<Element>(y[0], y[1], pairs[1][i]);
-            sum = fmaf(x[1], y[1], fmaf(x[0], y[0], sum));
+        for (int i = 0; i < kChunks; ++i) {
+            const int column = (i * kRowLanes + lane_index() % kRowLanes) * 8;
+            const bool exists = kHeadDimV % (kRowLanes * 8) == 0 || column < kHeadDimV;
+            out[i] = exists ? *reinterpret_cast<const uint4*>(out_row + column) : uint4{0, 0, 0, 0};
+            d_out[i] = exists ? *reinterpret_cast<const uint4*>(d_out_row + column) : uint4{0, 0, 0, 0};
         }
     }
+    // rowsum(dO * O) in fp32, in all lanes of the row.
+    template <class Element>
+    __device__ __forceinline__ float product() const {
+        float sum = 0.0f;
 #pragma unroll
-    for (int distance = 1; distance < kRowLanes; distance *= 2) sum += shfl_sync_bfly(sum, distance);
-    return sum;
-}
+        for (int i = 0; i < kChunks; ++i) {
+            const u32 pairs[2][4] = {{out[i].x, out[i].y, out[i].z, out[i].w}, {d_out[i].x, d_out[i].y, d_out[i].z, d_out[i].w}};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float x[2], y[2];
+                cvt_f32_x2<Element>(x[0], x[1], pairs[0][j]);
+                cvt_f32_x2<Element>(y[0], y[1], pairs[1][j]);
+                sum = fmaf(x[1], y[1], fmaf(x[0], y[0], sum));
+            }
+        }
+#pragma unroll
+        for (int distance = 1; distance < kRowLanes; distance *= 2) sum += shfl_sync_bfly(sum, distance);
+        return sum;
+    }
+};
 
 // exp2(S * scale_log2 - row_lse) is P. A row that sees no key gets +inf, with which P is 0 without a mask.
 __device__ __forceinline__ float base2_lse(float lse) { return lse == -infinity() ? infinity() : lse * 1.44269504f; }
 
-// Writes kRows of row_lse and row_delta, of which `rows_valid` exist. All pointers but d_lse, which may be null, are to the first of them.
+// Writes kRows of row_lse and row_delta, of which `rows_valid`, one at least, exist. All pointers but d_lse, which may be null, are to the
+// first of them.
 template <int kThreads, int kRows, int kHeadDimV, class Element>
 __device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_delta, const Element* out, i64 out_stride,
                                                      const Element* d_out, i64 d_out_stride, const float* lse, const float* d_lse,
                                                      int rows_valid) {
-    static_assert(kRows % (kThreads / kRowLanes) == 0, "each pass has rows for all threads");
+    constexpr int kRowsOfPass = kThreads / kRowLanes, kPasses = kRows / kRowsOfPass, kChunks = RowPart<kHeadDimV>::kChunks;
+    constexpr int kAtOnce = kChunks > 4 ? 1 : 4 / kChunks;  // passes whose loads do not wait for one another
+    static_assert(kRows % kRowsOfPass == 0, "each pass has rows for all threads");
 #pragma unroll
-    for (int first = 0; first < kRows; first += kThreads / kRowLanes) {
-        const int row = first + thread_index() / kRowLanes;
-        const bool exists = row < rows_valid;
-        const float sum = row_product<kHeadDimV>(out + row * out_stride, d_out + row * d_out_stride, exists);
-        if (lane_index() % kRowLanes != 0) continue;
-        row_lse[row] = exists ? base2_lse(lse[row]) : infinity();
-        row_delta[row] = exists ? sum - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
+    for (int first = 0; first < kPasses; first += kAtOnce) {
+        RowPart<kHeadDimV> parts[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce && first + i < kPasses; ++i) {
+            const i64 row = min((first + i) * kRowsOfPass + thread_index() / kRowLanes, rows_valid - 1);
+            parts[i].load(out + row * out_stride, d_out + row * d_out_stride);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce && first + i < kPasses; ++i) {
+            const int row = (first + i) * kRowsOfPass + thread_index() / kRowLanes;
+            const bool exists = row < rows_valid;
+            const float sum = parts[i].template product<Element>();
+            if (lane_index() % kRowLanes != 0) continue;
+            row_lse[row] = exists ? base2_lse(lse[row]) : infinity();
+            row_delta[row] = exists ? sum - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
+        }
     }
 }
 
@@ -1535,46 +1561,35 @@ struct BackwardInputs {
     }
 };
 
-// From a warp's accumulator to memory: the output as tensor copies of panels of 64 columns, by way of a ring of panels in shared memory.
+// From a warp's accumulator of some of a gradient's columns to memory, by way of a tile of the same shape in shared memory: what dK and dV
+// are gradients of has a place there, which nobody reads any more.
 
-// Rounds out * inverse and stores the warp's 16 rows from `row` on; rows and columns outside of the tensor are left out. `ring` has kPanels
-// panels of 16 rows, which no other warp uses. The copies may still read it on return; `out` is zero then.
-template <class Element, int kPanels, int kOutTiles>
-__device__ __forceinline__ void store_output(const TensorMap& map, float (&out)[kOutTiles][4], const float (&inverse)[2],
-                                             SharedAddress ring, int row, int head, int batch) {
-    // Each call begins at the ring's begin: unless the panels of the call before went round evenly, its last one may be just there.
-    constexpr int kFirstPending = (kOutTiles + 7) / 8 % kPanels == 0 ? kPanels - 1 : 0;
+// Rounds gradient * scale and stores the warp's 16 rows: those from `tile_row` on of the tile, from `row` on of the head. They are of
+// columns from kFirst on (a multiple of 64). What lies outside of the tensor is left out. The copies may still read the tile on return.
+template <class Element, int kFirst, int kTiles, class Tile>
+__device__ __forceinline__ void store_columns(const TensorMap& map, const float (&gradient)[kTiles][4], float scale, const Tile& tile,
+                                              int tile_row, int row, int head, int batch) {
+    const SharedAddress rows = tile.base + kFirst / 64 * Tile::kPanelBytes + tile_row * 128;
     int lane = lane_index();
-    keep_in_register(lane);  // else places in the ring, which are needed once a tile, would be kept in registers
+    keep_in_register(lane);  // else places, which are needed once, would be kept in registers
 #pragma unroll
-    for (int panel = 0; panel * 8 < kOutTiles; ++panel) {
-        const PanelTile<16, 64> place{ring + panel % kPanels * PanelTile<16, 64>::kBytes};
-        if (panel == 0) {
-            if (lane == 0) cp_async_bulk_wait_group_read<kFirstPending>();
-        } else {
-            if (lane == 0) cp_async_bulk_wait_group_read<kPanels - 1>();
-        }
-        barrier_warp_sync();
+    for (int j = 0; j < kTiles; j += 2) {
+        u32 r[4];
 #pragma unroll
-        for (int chunk = 0; chunk < 8; chunk += 2) {
-            const int j = panel * 8 + chunk;
-            if (j >= kOutTiles) break;
-            u32 r[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float (&pair)[4] = out[j + i / 2];
-                r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * inverse[i % 2], pair[i % 2 * 2 + 1] * inverse[i % 2]);
-                pair[i % 2 * 2] = pair[i % 2 * 2 + 1] = 0.0f;
-            }
-            stmatrix_x4(place.at(lane % 16, chunk + lane / 16), r[0], r[1], r[2], r[3]);
+        for (int i = 0; i < 4; ++i) {
+            const float (&pair)[4] = gradient[j + i / 2];
+            r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * scale, pair[i % 2 * 2 + 1] * scale);
         }
-        fence_proxy_async();
-        barrier_warp_sync();
-        if (lane == 0) {
-            cp_async_bulk_tensor_store(map, place.base, panel * 64, row, head, batch);
-            cp_async_bulk_commit_group();
-        }
+        const PanelTile<16, 64> panel{rows + j / 8 * Tile::kPanelBytes};
+        stmatrix_x4(panel.at(lane % 16, j % 8 + lane / 16), r[0], r[1], r[2], r[3]);
     }
+    fence_proxy_async();
+    barrier_warp_sync();
+    if (lane > 0) return;
+#pragma unroll
+    for (int j = 0; j < kTiles; j += 8)
+        cp_async_bulk_tensor_store(map, rows + j / 8 * Tile::kPanelBytes, kFirst + j * 8, row, head, batch);
+    cp_async_bulk_commit_group();
 }
 
 using Chain = ScoreChain<SequenceEnd, Causal>;
@@ -1588,7 +1603,6 @@ using DQ = QueryGradient<Element, kBlockQ, kColumns>;
 using DQShare = QueryGradientShare<Element, kBlockQ, kColumns>;
 using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
 
-constexpr int kOutBytes = kOutPanels * PanelTile<16, 64>::kBytes;  // of a warp
 constexpr int kDScoresReady = 1;                                   // barrier of the consumers
 constexpr int kSteps = kBlockQ / 16, kEarlySteps = kSplit ? 2 : kSteps;  // of dV and dK; before dQ is begun, enough to hide the barrier
 constexpr bool kReleasesEarly = !kSplit;  // dO, before additions to dQ
@@ -1601,7 +1615,7 @@ __device__ __forceinline__ Chain make_chain(int len_q, int len_kv) {
 constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
 
 extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
-attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
+attention_backward_sm90_bf16_d64_causal_bq128_s2_sp0_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
     griddepcontrol_launch_dependents();
     preprocess<kRowThreads, kBlockQ, kHeadDim, kHeadDimV, DQ::kFloats>(p, make_chain(p.len_q, p.len_kv));
 }
@@ -1609,8 +1623,8 @@ attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a_preprocess(const
 // ---- dK, dV and the sum of dQ -------------------------------------------------------------------------------------------
 
 // A warpgroup, with its 64 keys. S and dP are transposed: P^T and dS^T are operands in registers.
-__device__ __forceinline__ void consume(const Parameters& p, const Inputs& inputs, SharedAddress d_scores, SharedAddress out,
-                                        const KeyWork& work, int warpgroup) {
+__device__ __forceinline__ void consume(const Parameters& p, const Inputs& inputs, SharedAddress d_scores, const KeyWork& work,
+                                        int warpgroup) {
     const int warp = warp_index() - 4, lane = lane_index();  // warp: among those of both consumers
     const Chain chain = make_chain(p.len_q, p.len_kv);
     const int first_key = work.first_key + warpgroup * 64;
@@ -1700,21 +1714,19 @@ __device__ __forceinline__ void consume(const Parameters& p, const Inputs& input
         order = following;
         d_scores_order.advance();
     }
-    const SharedAddress ring = out + warp * kOutBytes;
-    const int row = work.first_key + warp * 16;
-    store_output<Element, kOutPanels>(p.d_v_map, dV, {1.0f, 1.0f}, ring, row, work.head_kv, work.batch);
-    if (lane == 0) cp_async_bulk_wait_group_read<0>();
-    store_output<Element, kOutPanels>(p.d_k_map, dK, {p.scale, p.scale}, ring, row, work.head_kv, work.batch);
+    bar_sync(kDScoresReady, kWarpgroups * 128);  // nobody reads K and V any more
+    const int row = warp * 16, key = work.first_key + row;
+    store_columns<Element, 0>(p.d_v_map, dV, 1.0f, inputs.value_tile(), row, key, work.head_kv, work.batch);
+    store_columns<Element, 0>(p.d_k_map, dK, p.scale, inputs.key_tile(), row, key, work.head_kv, work.batch);
     if (lane == 0) cp_async_bulk_wait_group_read<0>();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a(const __grid_constant__ Parameters p) {
+attention_backward_sm90_bf16_d64_causal_bq128_s2_sp0_sm_90a(const __grid_constant__ Parameters p) {
     griddepcontrol_launch_dependents();
     SharedRegions regions;
     Inputs inputs(regions);
     const SharedAddress d_scores = regions.take(kDScoresStages * DScoresTile::kBytes);
-    const SharedAddress out = regions.take(kWarpgroups * 4 * kOutBytes);
     inputs.take_rows(regions);
     if (thread_index() == 0) inputs.initialise(kWarpgroups * 4);
     barrier_sync();
@@ -1726,7 +1738,7 @@ attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a(const __grid_con
     } else {
         setmaxnreg_inc<kConsumerRegisters>();
         griddepcontrol_wait();  // for row_shift, and for zeros to add to
-        consume(p, inputs, d_scores, out, work, warp / 4 - 1);
+        consume(p, inputs, d_scores, work, warp / 4 - 1);
     }
 }
 
@@ -1735,7 +1747,7 @@ attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a(const __grid_con
 constexpr int kSumThreads = DQ::kWarps * 32, kSumBlocksPerSm = (DQ::kTiles > 12 ? 512 : DQ::kTiles > 8 ? 768 : 1024) / kSumThreads;
 
 extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
-attention_backward_sm90_bf16_d64_causal_bq128_s2_op1_sp0_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
+attention_backward_sm90_bf16_d64_causal_bq128_s2_sp0_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
     griddepcontrol_wait();
     postprocess<kBlockQ, DQ, QueryTile>(p);
 }
