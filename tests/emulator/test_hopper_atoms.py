@@ -54,6 +54,10 @@ def test_named_barriers() -> None:
     assert np.array_equal(found("named-barrier"), np.concatenate([np.zeros(64), 2 * bits(64)[np.arange(64) ^ 33].astype(np.int64) + 1]))
 
 
+def test_unaligned_barriers() -> None:
+    assert np.array_equal(found("unaligned-barrier"), np.concatenate([np.zeros(64), bits(64)[np.arange(64) ^ 5]]))
+
+
 def test_stmatrix() -> None:
     """Lane 8i + r says where row r of matrix i goes: lane l of a warp has row l/4, columns 2(l%4) and the next, of each."""
     given, out = bits(256).reshape(2, 32, 4), found("stmatrix").reshape(64, 4)

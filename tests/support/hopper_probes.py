@@ -209,6 +209,20 @@ NAMED_BARRIER = """
     out[0] = taken;
 """
 
+# Two warps give, two take, and all wait, each two at an instruction of their own.
+UNALIGNED_BARRIER = """
+    const SharedAddress place = shared_memory();
+    u32 taken = 0;
+    if (warp_index() % 4 < 2) {
+        store_shared(place + t * 4, in[t]);
+        barrier_sync_unaligned(2, 128);
+    } else {
+        barrier_sync_unaligned(2, 128);
+        taken = load_shared(place + (t & 63 ^ 5) * 4);
+    }
+    out[0] = taken;
+"""
+
 SETMAXNREG = """
     if (warp_index() < 4) setmaxnreg_dec<24>();
     else setmaxnreg_inc<240>();
@@ -362,6 +376,7 @@ def bits(count: int) -> Words:
 PROBES = [
     hopper("mbarrier", MBARRIER, lambda: bits(64), 4),
     hopper("named-barrier", NAMED_BARRIER, lambda: bits(64), threads=128),
+    hopper("unaligned-barrier", UNALIGNED_BARRIER, lambda: bits(64), threads=128),
     hopper("setmaxnreg", SETMAXNREG, lambda: bits(256), threads=256),
     hopper("stmatrix", STMATRIX, lambda: bits(256), 4),
     hopper("tensor-load", LOAD, lambda: bits(104 * 20 * 3 * 2 // 2), 40, maps=(SOURCE,)),

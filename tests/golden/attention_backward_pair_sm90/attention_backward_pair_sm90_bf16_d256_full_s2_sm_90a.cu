@@ -997,8 +997,8 @@ struct RowPart {
 // exp2(S * scale_log2 - row_lse) is P. A row that sees no key gets +inf, with which P is 0 without a mask.
 __device__ __forceinline__ float base2_lse(float lse) { return lse == -infinity() ? infinity() : lse * 1.44269504f; }
 
-// Writes kRows of row_lse and row_delta, of which `rows_valid`, one at least, exist. All pointers but d_lse, which may be null, are to the
-// first of them.
+// Writes kRows of row_lse and row_delta, of which `rows_valid` exist, none where there are no queries. All pointers but d_lse, which may be
+// null, are to the first of them.
 template <int kThreads, int kRows, int kHeadDimV, class Element>
 __device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_delta, const Element* out, i64 out_stride,
                                                      const Element* d_out, i64 d_out_stride, const float* lse, const float* d_lse,
@@ -1012,7 +1012,8 @@ __device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_
 #pragma unroll
         for (int i = 0; i < kAtOnce && first + i < kPasses; ++i) {
             const i64 row = min((first + i) * kRowsOfPass + thread_index() / kRowLanes, rows_valid - 1);
-            parts[i].load(out + row * out_stride, d_out + row * d_out_stride);
+            if (rows_valid > 0) parts[i].load(out + row * out_stride, d_out + row * d_out_stride);
+            else parts[i] = {};
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce && first + i < kPasses; ++i) {
