@@ -9,7 +9,7 @@ from flashgen.codegen.tensor_map import TensorMapShape, tensor_map_shape
 from flashgen.codegen.workload import Workload
 
 SECTION_BYTES = 32 * 2**20  # of Q, dO and the sums of dQ that blocks that run together may take of the L2
-SECTION_HEADS = 16  # more than these would be under way together for longer than it takes to even out blocks that differ in length
+SECTION_HEADS = 16  # of short sequences, where more are slower: docs/performance-log.md, "All of it together"
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 
 
