@@ -1816,7 +1816,7 @@ struct Consumer {
             while (next.left > 1) step<false>();
             step<true>();
         }
-        // Since the last barrier nobody has read V, nor other columns of K than its own.
+        barrier_sync_unaligned(kPReady, kConsumers);  // nobody reads K and V any more: a consumer's warps do not end at once
         const int row = warp * 16, key = work.first_key + row;
         store_columns<Element, ShareV::kFirst>(p.d_v_map, dV, 1.0f, stages.value_tile(), row, key, work.head_kv, work.batch);
         store_columns<Element, Share::kFirst>(p.d_k_map, dK, p.scale, stages.key_tile(), row, key, work.head_kv, work.batch);
