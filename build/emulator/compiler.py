@@ -35,7 +35,7 @@ class Emulated(enum.StrEnum):
 
 # -ffp-contract=off: `mul_rn` must not be fused. The kernels' pragmas are for device compilers, and atoms look into each other's types.
 # -U_FORTIFY_SOURCE: some distributions' compilers set it by default, and a checked longjmp takes a jump to another stack for a fault.
-_COMMON = ("-std=c++17", "-O1", "-pthread", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w")
+_COMMON = ("-std=c++17", "-Og", "-pthread", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w")
 _PROGRAM = (*_COMMON, "-g", "-fno-omit-frame-pointer")
 OPTIONS = {
     Emulated.LIBRARY: (*_COMMON, "-fPIC", "-shared"),

@@ -20,7 +20,9 @@ import numpy as np
 from .fault import EmulatorFaultError
 
 _DIMS = 4
-_GUARD = 1 << 32  # bytes of address space before and after each copy; they cost no memory
+# Bytes of address space before and after each copy, which cost no memory: more than `kGuard` of extent.cuh, so that what overflows from
+# beside, such as a stack, is not taken for an access by a copy.
+_GUARD = (1 << 32) + (1 << 20)
 _WIDE = (
     1 << 28
 )  # bytes of a span from which on only the pages of its elements can be touched: strides far out leave the rest without memory
