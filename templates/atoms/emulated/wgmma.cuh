@@ -3,7 +3,9 @@
 // change, those of a must stay as they are, and operands in shared memory count as being read. Products of 16-bit elements are exact in
 // fp32; those of one step are added up in double and rounded once.
 //
-// All threads of the warpgroup meet at each of these atoms: on a GPU a product begins once all four warps have issued it.
+// All threads of the warpgroup meet at each of these atoms: on a GPU a product begins once all four warps have issued it. It is one operation
+// of the warpgroup, and a wait of one warp is for the whole of it: pipelines in which one thread of a warpgroup gives back the stage that all
+// four warps have read, as CUTLASS's do, rely on that.
 
 namespace emulator {
 
