@@ -37,12 +37,12 @@ def float32(value: float) -> float:
 
 
 def reciprocal(divisor: int) -> int:
-    """What `divide` in templates/tile/common/schedule.cuh multiplies with."""
+    """What `divide` in templates/tile/common/tile_scheduler.cuh multiplies with."""
     return 0 if divisor == 1 else -(-(2**64) // divisor)
 
 
-def section_heads(problem: Problem, workload: Workload, section_bytes: int) -> int:
-    """Heads, over the whole batch, that a section of a launch's order has: see templates/tile/common/schedule.cuh.
+def l2_group_heads(problem: Problem, workload: Workload, section_bytes: int) -> int:
+    """Heads, over the whole batch, that a section of a launch's order has: see templates/tile/common/tile_scheduler.cuh.
 
     Their K and V take at most `section_bytes`. Sections are of one size, so it divides the number of heads. Without a mask query
     tiles are equally long, and one head a section reads K and V most often from the L2. Blocks that wait for others of their head
@@ -72,7 +72,7 @@ def require_scale(scale: float) -> None:
 
 
 def scale_values(scale: float) -> dict[str, float]:
-    """scale_log2, natural, natural_low: scores times the first are base-2 logarithms, and the other two turn those back into scaled scores.
+    """scale_log2, ln2_hi, ln2_lo: scores times the first are base-2 logarithms, and the other two turn those back into scaled scores.
 
     The scale is an fp32 number, as in plain PyTorch, which multiplies fp32 scores by it: lse is that of the same scaled scores.
     Raises ArgumentError as `require_scale` does.
@@ -85,8 +85,8 @@ def _scale_values(scale: float) -> tuple[tuple[str, float], ...]:
     require_scale(scale)
     scale = float32(scale)
     scale_log2 = float32(scale * math.log2(math.e))
-    natural = scale / scale_log2
-    return ("scale_log2", scale_log2), ("natural", natural), ("natural_low", natural - float32(natural))
+    ln2_hi = scale / scale_log2
+    return ("scale_log2", scale_log2), ("ln2_hi", ln2_hi), ("ln2_lo", ln2_hi - float32(ln2_hi))
 
 
 def head_dim_reasons(problem: Problem) -> list[str]:

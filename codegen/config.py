@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Self, get_type_hints
 
 from .errors import choice_error
+from .former_names import renamed
 from .plain import from_plain, to_plain
 from .typed import parse_int, require_field_types, require_type
 
@@ -33,20 +34,32 @@ class Config:
 
     @classmethod
     def from_json(cls, values: object) -> Self:
-        """The reverse of `to_json`. Raises ArgumentError for a field that is unknown, missing or of the wrong type."""
-        return from_plain(cls, values, "config")
+        """The reverse of `to_json`, in this version or an earlier one. Raises ArgumentError for an unknown, missing or wrong field."""
+        return from_plain(cls, renamed(values), "config")
 
     def replace_from_text(self, settings: Mapping[str, str]) -> Self:
-        """A copy with fields set from text, as `--set block_q=128` gives them.
+        """A copy with fields set from text, as `--set block_q=128` gives them. Earlier names of fields and values are read, too.
 
         Raises ArgumentError for an unknown field or a value that its type does not allow.
         """
         require_type("settings", settings, Mapping[str, str])
         changes: dict[str, object] = {}
-        for name, text in settings.items():
+        for name, text in renamed(settings).items():
             kind = _field_type(type(self), name)
             changes[name] = _from_text(name, kind, text)
         return dataclasses.replace(self, **changes)
+
+    def describe(self) -> str:
+        """Every field by its name: 'block_q 128, ping_pong true'."""
+        return ", ".join(f"{name} {value}" for name, value in self._texts().items())
+
+    def settings(self, default: Config) -> str:
+        """The fields that differ from `default`'s, as `--set` takes them: 'block_q=128 ping_pong=false'; empty if there are none."""
+        usual = default._texts()
+        return " ".join(f"{name}={value}" for name, value in self._texts().items() if value != usual.get(name))
+
+    def _texts(self) -> dict[str, str]:
+        return {name: str(value).lower() for name, value in self.to_json().items()}
 
     @property
     def name(self) -> str:

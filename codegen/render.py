@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -26,6 +28,8 @@ class Atoms(enum.Enum):
 
 # Files of templates/emulator that come before the atoms; `launch` comes last, and after it `program` where that is asked for.
 EMULATOR_RUNTIME = ("language", "shared", "fiber", "schedule", "report", "extent", "block", "cluster", "isolate")
+_COLUMNS = 120
+_LABELLED = "//" + " " * 12  # what stands below a header's label
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Source:
 
 @cache
 def jinja_environment() -> jinja2.Environment:
-    """The one Jinja environment. `source(path)` inserts a file of `templates` byte for byte, never parsed as a template."""
+    """The one Jinja environment. `source(path)` inserts a file of `templates`, after a line that names it; it is no template itself."""
     import jinja2
 
     env = jinja2.Environment(
@@ -55,8 +59,29 @@ def jinja_environment() -> jinja2.Environment:
         line_statement_prefix="//%",
         autoescape=False,
     )
-    env.globals["source"] = templates.read
+    env.globals["source"] = _part
+    env.filters["wrapped"] = _wrapped
     return env
+
+
+def _part(path: str) -> str:
+    return f"// ==== {path} ".ljust(_COLUMNS, "=") + f"\n\n{templates.read(path)}"
+
+
+def _wrapped(text: str) -> str:
+    """Text for a header, behind a label: further lines are indented like the first."""
+    return textwrap.fill(text, _COLUMNS - len(_LABELLED)).replace("\n", f"\n{_LABELLED}")
+
+
+def _contents(paths: Sequence[str]) -> str:
+    """Names the parts of a text, folder by folder, for its header."""
+    folders: dict[str, list[str]] = {}
+    for path in paths:
+        folder, name = path.removesuffix(".cuh").rsplit("/", 1)
+        folders.setdefault(folder, []).append(name)
+    each = (f"{folder}: {', '.join(names)}" for folder, names in folders.items())
+    lines = [textwrap.fill(one, _COLUMNS, initial_indent=_LABELLED, subsequent_indent=f"{_LABELLED}  ") for one in each]
+    return "\n".join(lines).replace(_LABELLED, "//   parts    ", 1)
 
 
 def render_program(spec: KernelSpec) -> Source:
@@ -87,6 +112,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         kernels=kernels,
         atoms=files,
         tiles=tiles,
+        contents=_contents(files + tiles),
         instructions=written,
         **context,
     )

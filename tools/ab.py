@@ -2,8 +2,8 @@
 
     python tools/ab.py --head-dim 64 --seqlen 4096 --patch no-guard 'find this' 'put that'
     python tools/ab.py --head-dim 128 --seqlen 512 --seqlen 16384 --lse
-    python tools/ab.py --head-dim 128 --seqlen 16384 --config maximum reference=maximum --logits x16 --logits rising400
-    python tools/ab.py --head-dim 128 --seqlen 64 --seqlen-kv 8192 --heads 32 --kv-heads 4 --config packed packed_heads=8
+    python tools/ab.py --head-dim 128 --seqlen 16384 --config exact row_max=exact --logits x16 --logits rising400
+    python tools/ab.py --head-dim 128 --seqlen 64 --seqlen-kv 8192 --heads 32 --kv-heads 4 --config packed pack_gqa=8
 
     python tools/ab.py --head-dim 128 --seqlen 512 --text before old.cu
 

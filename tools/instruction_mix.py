@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) mix(const u32* in, float* o
     for (int pass = 0; pass < passes; ++pass) {
         BODY
         place ^= 1024;
-        keep_in_register(place);
+        launder(place);
     }
     barrier_sync();
     if (thread_index() == 0) cycles[block_index()] = clock64() - begin;

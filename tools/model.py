@@ -33,7 +33,7 @@ from flashgen.cli.options import problems
 from flashgen.codegen.devices import Device, find_device
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.families.attention_forward import model as attention_forward
-from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, QueryPlace, StepOrder
+from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.families.attention_forward.family import FAMILY
 from flashgen.codegen.families.attention_forward_sm90 import model as attention_forward_sm90
 from flashgen.codegen.family import Family, families, find_family
@@ -74,7 +74,7 @@ def cell_of(cell: Cell) -> tuple[Problem, Workload]:
 def all_legal(problem: Problem, target: Target) -> Iterator[AttentionForwardConfig]:
     """Legal configs of `attention_forward` of every shape, whether worth considering or not."""
     sizes = itertools.product((2, 3, 4, 5, 6, 8, 10, 12, 16), (16, 32), (16, 32, 48, 64, 80, 96, 112, 128), (1, 2, 3, 4, 6, 8))
-    for (warps, rows, step, steps), stages, query, first in itertools.product(sizes, (2, 3, 4), QueryPlace, StepOrder):
+    for (warps, rows, step, steps), stages, query, first_product in itertools.product(sizes, (2, 3, 4), QueryPlace, FirstProduct):
         caps = set()
         for blocks in (1, 2, 3, 4):
             config = AttentionForwardConfig(
@@ -84,7 +84,7 @@ def all_legal(problem: Problem, target: Target) -> Iterator[AttentionForwardConf
                 warps=warps,
                 stages=stages,
                 query=query,
-                first=first,
+                first_product=first_product,
                 blocks_per_sm=blocks,
             )
             if FAMILY.registers_cap(config, target) not in caps and not FAMILY.check(problem, config, target):

@@ -11,6 +11,7 @@ from flashgen import tuning
 from flashgen.build.gpu.driver import gpu
 from flashgen.cells import SEQLENS, cells_of
 from flashgen.codegen.devices import Device
+from flashgen.codegen.spec import KernelSpec
 from flashgen.tuning import Request, Row, TuneResult
 
 from .options import (
@@ -131,11 +132,16 @@ def _cells(row: Row) -> list[str]:
     def number(value: float | None, digits: int = 0) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
 
-    config = row.spec.config.name if row.spec else "none sound"
+    config = _config(row.spec) if row.spec else "none sound"
     resources = [number(row.registers), number(row.spill_bytes), number(row.shared_bytes)]
     names = [row.cell.problem.name, row.cell.workload.name]
     speed = [microseconds(row.seconds), number(row.tflops), number(row.gain, 2)]
     return [*names, *speed, *resources, row.bound_by, str(row.tried), str(row.failed), config]
+
+
+def _config(spec: KernelSpec) -> str:
+    """The family, and what is not as in its default: in the words of --set."""
+    return f"{spec.family.name}: {spec.config.settings(spec.family.default(spec.problem, spec.target)) or 'default'}"
 
 
 def _print_dry_run(request: Request, json: bool) -> None:

@@ -1,5 +1,5 @@
-// A block in the emulator: its threads, each on a fiber, and how they wait for each other: for the other lanes of their warp or warpgroup, at a
-// barrier, or for a change of memory.
+// A block in the emulator: its threads, each on a fiber, and how they wait for each other: for the other lanes of their warp or warpgroup,
+// at a barrier, or for a change of memory.
 
 #include <algorithm>
 #include <deque>
@@ -274,7 +274,8 @@ struct Block {
         for (int first = 0; first < threads;) {
             int end = first + 1;
             while (end < threads && states[end].wait == states[first].wait) ++end;
-            text += (first ? "; threads " : "threads ") + std::to_string(first) + "-" + std::to_string(end - 1) + " " + states[first].wait.text();
+            text += (first ? "; threads " : "threads ") + std::to_string(first) + "-" + std::to_string(end - 1) + " ";
+            text += states[first].wait.text();
             first = end;
         }
         return text;
@@ -294,7 +295,8 @@ struct Block {
         Block& block = *current;
         block.body(block.progress.launch.parameters);
         const int regions = block.shared.regions();
-        if (++block.ended == block.threads && regions && block.shared.claimed != block.shared.given) block.fail_claim(block.shared.claimed, regions);
+        if (++block.ended == block.threads && regions && block.shared.claimed != block.shared.given)
+            block.fail_claim(block.shared.claimed, regions);
         if (block.ended == block.threads && block.progress.before && !block.has_waited)
             block.fail("overlap", "ends the block, which has not waited for the launch that this one overlaps");
         for (const auto& [type, kept] : block.kept_by_type) kept->thread_ends(block);
@@ -302,7 +304,8 @@ struct Block {
         block.wait({Wait::kEnded});
     }
     void fail_claim(int bytes, int regions) {
-        fail("shared memory claim", "takes %d bytes of shared memory in %d regions; the launch gives the block %d", bytes, regions, shared.given);
+        fail("shared memory claim", "takes %d bytes of shared memory in %d regions; the launch gives the block %d", bytes, regions,
+             shared.given);
     }
     template <int kThreads, class Operand, class Work>
     void meet(Meeting& meeting, const char* op, Operand& own, const Work& work) {

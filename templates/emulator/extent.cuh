@@ -13,7 +13,7 @@ constexpr std::uint64_t kGuard = 1ull << 32;  // bytes beside each tensor where 
 // Rows of adjacent elements, and dimensions by which rows are apart, the widest stride first; all in bytes.
 struct Extent {
     std::uint64_t address, sizes[kDims], strides[kDims];
-    std::uint64_t spans[kDims + 1];  // spans[d]: from the first to the last element of what has dimensions d and on alone; spans[dims]: a row
+    std::uint64_t spans[kDims + 1];  // spans[d]: from the first to the last element in dimensions d and on alone; spans[dims]: a row
     std::int32_t dims, writable;
     char name[16];
 
@@ -51,7 +51,8 @@ struct Extent {
 
 // The nearest of some tensors, from which a byte of no tensor is told.
 inline const Extent* nearest_to(const Extent* extents, int count, std::uint64_t at) {
-    return std::min_element(extents, extents + count, [at](const Extent& a, const Extent& b) { return a.distance_to(at) < b.distance_to(at); });
+    const auto nearer = [at](const Extent& a, const Extent& b) { return a.distance_to(at) < b.distance_to(at); };
+    return std::min_element(extents, extents + count, nearer);
 }
 inline std::string place_among(const Extent* extents, int count, std::uint64_t at) {
     return count ? nearest_to(extents, count, at)->place_of(at) : "no tensor is known";

@@ -1,4 +1,5 @@
-// A launch in a child process: whatever the kernel does, it becomes a report. A crash says where, and a kernel that goes on for ever is stopped.
+// A launch in a child process: whatever the kernel does, it becomes a report. A crash says where, and a kernel that goes on for ever is
+// stopped.
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -121,9 +122,10 @@ inline bool isolated(const Options& options, Fault& fault, const Run& run) {
         fault.report("endless", stopped);
     else if (shared.found)
         fault.report(shared.check, shared.message);
-    else if (child > 0 && !(WIFEXITED(status) && WEXITSTATUS(status) == 0))
-        fault.report("crash", "the launch's process ended by " + (WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status))
-                                                                                      : "exit code " + std::to_string(WEXITSTATUS(status))));
+    else if (child > 0 && !(WIFEXITED(status) && WEXITSTATUS(status) == 0)) {
+        const std::string signal = "signal " + std::to_string(WTERMSIG(status)), code = "exit code " + std::to_string(WEXITSTATUS(status));
+        fault.report("crash", "the launch's process ended by " + (WIFSIGNALED(status) ? signal : code));
+    }
     munmap(memory, sizeof(Outcome));
     return child > 0;
 }

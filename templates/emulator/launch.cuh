@@ -195,8 +195,8 @@ inline void require_launch(const Launch& launch, const Kernel& kernel, Fault& fa
 
 #define FLASHGEN_KERNEL(name, Parameters, ...) {[](const void* p) { name(*static_cast<const Parameters*>(p)); }, __VA_ARGS__},
 
-// Runs launches, each of which overlaps the one before it. 0 if no check failed, else 1, with the name of the check and its message, each cut
-// to `size` bytes.
+// Runs launches, each of which overlaps the one before it. 0 if no check failed, else 1, with the name of the check and its message, each
+// cut to `size` bytes.
 extern "C" int flashgen_emulator_run(const emulator::Launch* launches, int count, const emulator::Options* options, char* check,
                                      char* message, int size) {
     static constexpr emulator::Kernel kKernels[] = {FLASHGEN_KERNELS(FLASHGEN_KERNEL)};
@@ -204,7 +204,8 @@ extern "C" int flashgen_emulator_run(const emulator::Launch* launches, int count
     for (int i = 0; i < count; ++i) emulator::require_launch(launches[i], kKernels[launches[i].kernel], fault);
     auto run = [&] { emulator::run_launches(*options, launches, count, kKernels, fault); };
     if (!fault.found && !options->isolated) run();
-    if (!fault.found && options->isolated && !emulator::isolated(*options, fault, run)) fault.report("launch", "no process can be had to run it in");
+    if (!fault.found && options->isolated && !emulator::isolated(*options, fault, run))
+        fault.report("launch", "no process can be had to run it in");
     if (!fault.found) return 0;
     std::snprintf(check, size, "%s", fault.check.c_str());
     std::snprintf(message, size, "%s", fault.message.c_str());

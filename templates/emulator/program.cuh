@@ -1,5 +1,5 @@
-// The text as a program of its own, for sanitizers and debuggers: `program LAUNCH RESULTS` reads a launch from one file, gives each tensor an
-// allocation of its own, so that nothing lies beside it, runs the blocks, and writes all tensors to the other file.
+// The text as a program of its own, for sanitizers and debuggers: `program LAUNCH RESULTS` reads a launch from one file, gives each tensor
+// an allocation of its own, so that nothing lies beside it, runs the blocks, and writes all tensors to the other file.
 
 #ifdef FLASHGEN_SANITIZED
 extern "C" void __asan_poison_memory_region(const volatile void* begin, std::size_t bytes);
@@ -10,7 +10,7 @@ inline void __asan_poison_memory_region(const volatile void*, std::size_t) {}
 
 namespace emulator {
 
-constexpr std::size_t kGap = 1 << 20;  // bytes before and after a tensor that nobody may touch; a sanitizer's own red zones are far narrower
+constexpr std::size_t kGap = 1 << 20;  // bytes before and after a tensor that nobody may touch; a sanitizer's red zones are far narrower
 
 // How the file begins. Then come the tensors' names and sizes, the places of their addresses, the parameters, and the tensors' bytes.
 struct LaunchFile {
@@ -92,7 +92,8 @@ inline int run_program(const char* launch_path, const char* results_path) {
     }
     file = std::fopen(results_path, "wb");
     require(file, "cannot open", results_path);
-    for (const Tensor& tensor : tensors) require(std::fwrite(tensor.data, 1, tensor.bytes, file) == tensor.bytes, "cannot write", results_path);
+    for (const Tensor& tensor : tensors)
+        require(std::fwrite(tensor.data, 1, tensor.bytes, file) == tensor.bytes, "cannot write", results_path);
     require(std::fclose(file) == 0, "cannot write", results_path);
     return 0;
 }

@@ -1,6 +1,6 @@
-// Shared memory in the emulator, with a shadow: for every 4 bytes, the smallest access there is, who wrote them and who has read them since. Each
-// access says whether it is one that a GPU would guarantee. Order between warps is by vector clocks (Fidge 1988), order
-// between the lanes of a warp by how often they have met.
+// Shared memory in the emulator, with a shadow: for every 4 bytes, the smallest access there is, who wrote them and who has read them
+// since. Each access says whether it is one that a GPU would guarantee. Order between warps is by vector clocks (Fidge 1988), order between
+// the lanes of a warp by how often they have met.
 
 #include <algorithm>
 #include <cstdint>
@@ -91,8 +91,8 @@ struct Shared {
     }
 
     int regions() const { return static_cast<int>(taken.size()); }
-    // A thread's region number `number` begins at `address`, behind the one before: the same for all threads, or false. A red zone follows it,
-    // and nothing after that one belongs to a kernel that takes regions; one that takes none has all that was given to it.
+    // A thread's region number `number` begins at `address`, behind the one before: the same for all threads, or false. A red zone follows
+    // it, and nothing after that one belongs to a kernel that takes regions; one that takes none has all that was given to it.
     bool claim(int number, std::uint32_t address, int size) {
         if (number < regions()) return taken[number].address == address && taken[number].bytes == size;
         taken.push_back({address, size});

@@ -227,7 +227,7 @@ PROBES = [
     Probe("mma-Fp16", MMA.replace("ELEMENT", "Fp16"), lambda: fragments(torch.float16), 4, agree=mma_agrees),
     Probe(
         "register",
-        "int x = t; u32 y = in[t]; keep_in_register(x); keep_in_register(y); keep_in_register(in); out[0] = in[x] ^ y;",
+        "int x = t; u32 y = in[t]; launder(x); launder(y); launder(in); out[0] = in[x] ^ y;",
         lambda: halves(64),
     ),
     *(Probe(f"flag-of-block-{n}", FLAG.replace("SETTER", str(n)), lambda: halves(128), 2, blocks=2, resident=2) for n in (0, 1)),

@@ -66,18 +66,18 @@ ORDER = [
     Planted("fence-before-dS-too-late", _FENCED, _BARRIER + "        fence_proxy_async();\n", caught=_NO_FENCE),
     Planted("barrier-of-dS-removed", _BARRIER, "", caught=_NO_BARRIER),
     Planted("barrier-before-output-removed", "bar_sync(kDScoresReady, kWarpgroups * 128);  //", "//", caught=_UNDER_PRODUCT),
-    Planted("dS-in-one-stage", "d_scores + d_scores_order.stage * DScoresTile::kBytes", "d_scores", caught=_UNDER_PRODUCT),
-    Planted("wait-for-Q-removed", "        inputs.query_pipeline.wait_full(next);\n", "", caught="with no wait for its mbarrier"),
-    Planted("wait-for-dO-removed", "        inputs.d_out_pipeline.wait_full(next);\n", "", caught="with no wait for its mbarrier"),
-    Planted("stage-of-Q-overwritten", "query_pipeline.wait_empty(order);", "", caught="all 1 have arrived already"),
+    Planted("dS-in-one-stage", "d_scores + d_scores_state.stage * DScoresTile::kBytes", "d_scores", caught=_UNDER_PRODUCT),
+    Planted("wait-for-Q-removed", "        inputs.query_pipeline.consumer_wait(next);\n", "", caught="with no wait for its mbarrier"),
+    Planted("wait-for-dO-removed", "        inputs.d_out_pipeline.consumer_wait(next);\n", "", caught="with no wait for its mbarrier"),
+    Planted("stage-of-Q-overwritten", "query_pipeline.producer_acquire(state);", "", caught="all 1 have arrived already"),
     Planted("Q-never-released", "release(inputs.query_pipeline);", "", caught="8 arrivals and 0 bytes"),
     Planted("row_lse-not-announced", "Query::kBytes + Lse::kBytes +", "Query::kBytes +", caught="nobody announced"),
     Planted("too-much-announced", "DOut::kBytes + kDeltaBytes +", "DOut::kBytes + 2 * kDeltaBytes +", caught="0 arrivals and"),
-    Planted("dK-not-waited-for", "        wgmma_wait_group<0>();\n        keep_in_registers(dK);\n", "", caught=_UNDER_PRODUCT),
+    Planted("dK-not-waited-for", "        wgmma_wait_group<0>();\n        launder(dK);\n", "", caught=_UNDER_PRODUCT),
     Planted(
         "row_lse-of-the-other-stage",
-        "exponentiate(S, p.scale_log2, inputs.lse(order.stage))",
-        "exponentiate(S, p.scale_log2, inputs.lse(order.stage ^ 1))",
+        "exponentiate(S, p.scale_log2, inputs.lse(state.stage))",
+        "exponentiate(S, p.scale_log2, inputs.lse(state.stage ^ 1))",
         caught="",
     ),
 ]
@@ -89,7 +89,7 @@ OVERLAP = [
     Planted("nobody-waits", 'emulator::current->wait_for_launch("griddepcontrol_wait");', "", caught="has not waited for the launch"),
 ]
 NUMBERS = [
-    Planted("dQ-not-waited-for", "        wgmma_wait_group<kSplit ? 2 : 1>();\n        keep_in_registers(d_q.dQ);\n", ""),
+    Planted("dQ-not-waited-for", "        wgmma_wait_group<kSplit ? 2 : 1>();\n        launder(d_q.dQ);\n", ""),
     Planted("no-mask", "if (tiles.needs_mask(next.tile)) mask", "if (false) mask", CAUSAL),
     Planted("mask-of-the-first-warpgroup", "int first_key = work.first_key + warpgroup * 64", "int first_key = work.first_key", STEPPED),
     Planted("first-query-tile-skipped", "return {all.begin / kBlockQ,", "return {all.begin / kBlockQ + 1,", CAUSAL),
@@ -131,7 +131,7 @@ NUMBERS = [
 _P_STORED = "        store_transposed(stages.p_tile(), warp * 16, P);\n        fence_proxy_async();\n"
 _DS_STORED = "    store_transposed(tile, warp * 16, dS);\n    fence_proxy_async();\n"
 _P_BARRIER = "        barrier_sync_unaligned(kPReady, kConsumers);\n"
-_DV_DONE = "        wgmma_wait_group<0>();\n        keep_in_registers(dV);\n"
+_DV_DONE = "        wgmma_wait_group<0>();\n        launder(dV);\n"
 WIDE_OVERLAP = [
     Planted("wide-wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, _LSE, WIDE),
     Planted("wide-wait-before-the-sums-of-dQ-too-late", _WAIT + _POSTPROCESS, _POSTPROCESS + _WAIT, WIDE),
@@ -142,15 +142,15 @@ WIDE_ORDER = [
     Planted("wide-barrier-of-P-removed", _P_BARRIER, "", WIDE, _NO_BARRIER),
     Planted("wide-barrier-of-dS-removed", "        barrier_sync_unaligned(kDScoresReady, kConsumers);\n", "", WIDE, _NOT_WRITTEN),
     Planted("wide-P-while-dV-is-computed", _DV_DONE, "", WIDE, _UNDER_PRODUCT),
-    Planted("wide-dK-not-waited-for", "        wgmma_wait_group<0>();\n        keep_in_registers(dK);\n", "", WIDE, _UNDER_PRODUCT),
+    Planted("wide-dK-not-waited-for", "        wgmma_wait_group<0>();\n        launder(dK);\n", "", WIDE, _UNDER_PRODUCT),
 ]
 WIDE_NUMBERS = [
-    Planted("wide-dQ-of-the-first-part", "        keys.base += part * KeyTile::kPanelBytes;\n", "", WIDE),
+    Planted("wide-dQ-of-the-first-part", "        keys.base += part * decltype(keys)::kPanelBytes;\n", "", WIDE),
     Planted("wide-dK-of-the-first-columns", "columns_from<Share::kFirst>(stages.query_tile(stage))", "stages.query_tile(stage)", WIDE),
     Planted(
         "wide-dV-of-the-first-columns",
-        "columns_from<ShareV::kFirst>(stages.d_out_tile(order.stage))",
-        "stages.d_out_tile(order.stage)",
+        "columns_from<ShareV::kFirst>(stages.d_out_tile(state.stage))",
+        "stages.d_out_tile(state.stage)",
         WIDE,
     ),
     Planted("wide-output-in-the-first-columns", "kFirst + j * 8, row", "j * 8, row", WIDE),
@@ -166,7 +166,7 @@ PAIR_OVERLAP = [
 PAIR_ORDER = [
     Planted("pair-fence-after-P-removed", _P_STORED, _P_STORED.split("        fence")[0], PAIR, _NO_FENCE),
     Planted("pair-fence-after-dS-removed", _DS_STORED, _DS_STORED.split("    fence")[0], PAIR, _NO_FENCE),
-    Planted("pair-barrier-of-P-removed", _P_BARRIER + "        keep", "        keep", PAIR, _NO_BARRIER),
+    Planted("pair-barrier-of-P-removed", _P_BARRIER + "        launder", "        launder", PAIR, _NO_BARRIER),
     Planted("pair-P-over-the-other-dS", "                bar_sync(kPFree, kConsumers);\n", "", PAIR, "write under"),
     Planted("pair-dS-over-what-is-sent", "            if constexpr (!kFirst) exchange.wait_arrived(parity ^ 1);\n", "", PAIR, _BEYOND),
     Planted("pair-sent-over-P", "                wait(ready, parity);\n", "", PAIR, "under an asynchronous copy"),
@@ -175,15 +175,15 @@ PAIR_ORDER = [
     Planted("pair-arrival-left-out", "if (elected) mbarrier_arrive_relaxed_cluster(there(arrived));", "", PAIR, "1 arrivals and 0 bytes"),
     Planted(
         "pair-begins-before-the-other",
-        "    barrier_cluster_sync();\n    const KeyWork",
-        "    barrier_sync();\n    const KeyWork",
+        "    barrier_cluster_sync();\n    constexpr bool kLastFirst",
+        "    barrier_sync();\n    constexpr bool kLastFirst",
         PAIR,
         "of block",
     ),
     Planted("pair-ends-before-the-other", "    barrier_cluster_sync();  //", "    //", PAIR, "may still"),
     Planted("pair-descriptor-with-a-rank", "dV, stages.operand(stages.p_tile())", "dV, stages.p_tile()", PAIR, "of which block it is"),
     Planted("pair-barrier-before-output-removed", "barrier_sync_unaligned(kPReady, kConsumers);  //", "//", PAIR, _UNDER_PRODUCT),
-    Planted("pair-dK-not-waited-for", "        wgmma_wait_group<0>();\n        keep_in_registers(dK);\n", "", PAIR, _UNDER_PRODUCT),
+    Planted("pair-dK-not-waited-for", "        wgmma_wait_group<0>();\n        launder(dK);\n", "", PAIR, _UNDER_PRODUCT),
 ]
 PAIR_NUMBERS = [
     Planted("pair-dQ-of-the-own-keys", _OTHERS_PART, "", PAIR),

@@ -31,7 +31,7 @@ RELEASE = "mbarrier_arrive_release_cluster(mapa_shared_cluster(empty + stage * 8
 MEET_AND_RELEASE = f"barrier_warp_sync();\n            if (lane == 0) {RELEASE}"
 BEGIN = "barrier_cluster_sync();\n    if (warp_index() == 0) {"
 END = "sum.w;\n    }\n    barrier_cluster_sync();"
-PRODUCT_WAIT = "wgmma_wait_group<0>();\n        keep_in_registers(d);\n        "
+PRODUCT_WAIT = "wgmma_wait_group<0>();\n        launder(d);\n        "
 PRODUCT_RELEASE = (
     "barrier_sync();\n        if (thread_index() == 0) mbarrier_arrive_relaxed_cluster(mapa_shared_cluster(empty, rank ^ 1));\n    "
 )
@@ -97,7 +97,7 @@ FAULTS = (
     exchange("arrives-twice", *end("barrier_cluster_arrive(); barrier_cluster_sync();"), CLUSTER, "has not waited since it arrived"),
     exchange("waits-without-arrival", *end("barrier_cluster_wait();"), CLUSTER, "is at barrier_cluster_wait, and has not arrived"),
     exchange("half-a-block", *end("if (rank && warp_index() == 1) bar_sync(1, 64); else barrier_cluster_sync();"), "deadlock", HALF),
-    products("product-is-not-waited-for", PRODUCT_WAIT, "keep_in_registers(d);", SHARED, "write under a matrix product"),
+    products("product-is-not-waited-for", PRODUCT_WAIT, "launder(d);", SHARED, "write under a matrix product"),
     products(
         "release-before-the-product", f"{PRODUCT_WAIT}{PRODUCT_RELEASE}", f"{PRODUCT_RELEASE}{PRODUCT_WAIT}", SHARED, "under a matrix"
     ),

@@ -47,7 +47,7 @@ OPTIONS = (
     "--seqlen",
     "300",
 )  # five blocks; the first has 44 rows
-BEGIN = "    const int diagonal = p.len_kv - p.len_q;\n"
+BEGIN = "    const int causal_offset = p.len_kv - p.len_q;\n"
 
 
 def planted(*patches: tuple[str, str]) -> Source:
@@ -61,8 +61,8 @@ def planted(*patches: tuple[str, str]) -> Source:
 
 # Three texts, in which each block has a fault of its own, because a compile takes seconds.
 BAD_ACCESSES = planted(
-    ("pass * cover.kRowsPerPass + cover.row < rows_valid && ", ""),  # block 0: it has fewer rows than a tile
-    ("v + tile * kBlockKv * p.v_row", "v + (tile * kBlockKv + (block_index() == 1) * 4000) * p.v_row"),
+    ("pass * partition.kRowsPerPass + partition.row < rows_valid &&\n                ", ""),  # block 0: it has fewer rows than a tile
+    ("v + last * kBlockKv * v_row", "v + (last * kBlockKv + (block_index() == 1) * 4000) * v_row"),
     (BEGIN, BEGIN + "    int few[4] = {};\n    few[block_index() == 2 ? p.len_q : 0] = 1;\n    if (few[p.len_kv % 4 + 1]) return;\n"),
 )
 SICK = planted(
@@ -78,7 +78,7 @@ SICK = planted(
 )
 WRONG = planted(
     (BEGIN, BEGIN + "    if (block_index() == 2) return;\n"),
-    ("softmax(p.scale_log2, p.natural", "softmax(block_index() == 3 ? 1.0f : p.scale_log2, p.natural"),
+    ("softmax(p.scale_log2, p.ln2_hi", "softmax(block_index() == 3 ? 1.0f : p.scale_log2, p.ln2_hi"),
 )
 
 
@@ -182,7 +182,7 @@ def test_a_read_far_past_the_end_of_v(tmp_path: Path) -> None:
     assert fault.check == "AddressSanitizer"
     assert "READ of size 16" in fault.report
     assert re.match(r"block 1: thread \d+ \(warp \d, lane \d+\), \d+ bytes past the end of v: ", fault.message)
-    line = line_of(BAD_ACCESSES, "values_in.load(ValueTile{ring + KeyTile::kBytes}, 0, rows_valid);")
+    line = line_of(BAD_ACCESSES, "if (step >= 0) keys_and_values.load_last(ring, p.len_kv);")
     assert re.search(rf"in {SPEC.name}.* \S*kernel\.cpp:{line}$", fault.report, re.MULTILINE)
 
 

@@ -84,17 +84,17 @@ _WAIT = "            while (ld_acquire_gpu(of_sums) != own) {}\n"
 _TAKEN = "        counter = of_sums, next = own + 1;\n"
 _BETWEEN = "        barrier_warp_sync();\n" * 8  # for others to come between
 _PASSED = "        if (lane_index() == 0) st_release_gpu(of_sums, own + 1);\n" + _BETWEEN
-_TAKES = "        keeper.wait_turn(order);\n"
+_TAKES = "        keeper.wait_turn(state);\n"
 _LOOKS = "            while (ld_acquire_gpu(of_tile) != own) {}\n"
-_HANDS_OVER = "            mbarrier_arrive(turn(order.stage));\n"
-_ADDED = "            wait_added(order, next.left == 1);\n"
+_HANDS_OVER = "            mbarrier_arrive(turn(state.stage));\n"
+_ADDED = "            wait_added(state, next.left == 1);\n"
 _PASSES = "            st_release_gpu(of_tile, own + 1);\n"
 _ADDS = "        d_q.add_to(p.d_q_sum + next.index * DQ::kFloats, warp);  // while products are under way\n"
 _FIRST_KEYS_FIRST = "(kLastFirst ? work.query_tile :", "(!kLastFirst ? work.query_tile :"
-_WIDE_ADDED = "wait(stages.query_pipeline.empty(order.stage), order.parity);"
+_WIDE_ADDED = "wait(stages.query_pipeline.empty(state.stage), state.parity);"
 _ADDS_LAST = "        if constexpr (kLast) add_d_q();\n"
 _RELEASES = "        release(stages.query_pipeline, own.stage);\n"
-_ADDED_TO_ANY = "            order.advance();\n            wait(stages.d_out_pipeline.empty(order.stage), order.parity);\n"
+_ADDED_TO_ANY = "            state.advance();\n            wait(stages.d_out_pipeline.empty(state.stage), state.parity);\n"
 FAULTS = [
     Planted("turn-passed-before-the-additions", _TAKEN, _PASSED, FULL, DIFFERENT),
     Planted("turn-not-waited-for", _WAIT, "{}\n", FULL, DIFFERENT),
@@ -118,11 +118,11 @@ FAULTS = [
     Planted("consumers-add-before-their-turn", _TAKES + _ADDS, _ADDS + _TAKES, NARROW_FULL, DIFFERENT),
     Planted("narrow-counters-not-zeroed", "of_tile[thread_index()] = 0;", "{}", NARROW_FULL, SPINS),
     Planted("narrow-first-keys-first", *_FIRST_KEYS_FIRST, NARROW_FULL, SPINS),
-    Planted("wide-turn-not-waited-for", "        stages.keeper.wait_turn(order);\n", "", WIDE_FULL, DIFFERENT),
+    Planted("wide-turn-not-waited-for", "stages.keeper.wait_turn(state);", "{}", WIDE_FULL, DIFFERENT),
     Planted("wide-turn-passed-before-the-additions", _WIDE_ADDED, "{}", WIDE_FULL, SPINS),
     Planted("wide-first-keys-first", *_FIRST_KEYS_FIRST, WIDE_FULL, SPINS),
-    Planted("pair-turn-not-waited-for", "        stages.keeper.wait_turn(pending_order);\n", "", PAIR_FULL, DIFFERENT),
-    Planted("pair-turn-of-the-next-tile", "stages.keeper.wait_turn(pending_order);", "stages.keeper.wait_turn(order);", PAIR_FULL, SPINS),
+    Planted("pair-turn-not-waited-for", "stages.keeper.wait_turn(pending_state);", "{}", PAIR_FULL, DIFFERENT),
+    Planted("pair-turn-of-the-next-tile", "stages.keeper.wait_turn(pending_state);", "stages.keeper.wait_turn(state);", PAIR_FULL, SPINS),
     Planted("pair-counters-of-one-block", "kPair>(p, chain, work, cluster_ctarank(),", "kPair>(p, chain, work, 0,", PAIR_FULL, SPINS),
     Planted("pair-turn-passed-before-the-additions", _ADDED_TO_ANY, "", PAIR_FULL, SPINS),
     Planted("pair-turn-passed-before-the-last-additions", _ADDS_LAST + _RELEASES, _RELEASES + _BETWEEN + _ADDS_LAST, PAIR_LONG,

@@ -76,12 +76,12 @@ RUNTIME = [
     ),
     (
         "write over what another lane may still read, with no barrier between",
-        Fault("off-by-one-shared-index", "load_shared_v4(place)", "load_shared_v4(place + 16)", SMALL),
+        Fault("off-by-one-shared-index", "load_shared_v4(slot)", "load_shared_v4(slot + 16)", SMALL),
     ),
     ("shared access outside of the block's memory", Fault("overrun-past-the-last-region", _SUMS, _SUMS + _STORE_BEHIND, SMALL)),
     (
         "shared memory claim",
-        Fault("region-too-large", "sums = regions.take(Softmax::kBytes),", "sums = regions.take(Softmax::kBytes + 16),", SMALL),
+        Fault("region-too-large", "sums = regions.take(Softmax::kBytes);", "sums = regions.take(Softmax::kBytes + 16);", SMALL),
     ),
     (
         "a different one",
@@ -99,7 +99,7 @@ RUNTIME = [
 # Faults that break no rule of memory: wrong numbers are all there is to see.
 NUMBERS = [
     Fault("wrong-swizzle-on-one-side", "offsets.at(values, chunk * 16, j));", "offsets.at(values, chunk * 16, j) ^ 16);", SMALL),
-    Fault("wrong-fragment-map", "scores[i][j], a[i], b[0], b[1]);", "scores[i][j], a[i], b[1], b[0]);", SMALL),
+    Fault("wrong-fragment-map", "S[i][j], a[i], b[0], b[1]);", "S[i][j], a[i], b[1], b[0]);", SMALL),
 ]
 
 

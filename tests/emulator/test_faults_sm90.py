@@ -12,51 +12,56 @@ from tests.support.runs import compile_ahead
 
 _FENCE = "        fence_proxy_async();\n        barrier_warp_sync();\n"
 _LAST_WAIT = "    if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();\n"
-_SCORES = "        wgmma_wait_group<1>();\n        value_in_use"
-_OUTPUT = "        wgmma_wait_group<1>();\n        settle_output();\n        issue_output(used);\n        if (kTurns)"
+_SCORES = "        wgmma_wait_group<1>();  // line 12: S is here\n"
+_OUTPUT = "        wgmma_wait_group<1>();  // lines 14, 15"
 
 # Each with what its check says.
 PLANTED = [
     (
         "read under an asynchronous copy that was not waited for",
-        Fault("wait-for-values-removed", "        stages.value_pipeline.wait_full(value_order);\n", "", FULL),
+        Fault("wait-for-values-removed", "        smem.v_pipeline.consumer_wait(v_state);\n", "", FULL),
     ),
     (
         "read of what a tensor copy wrote, with no wait for its mbarrier",
-        Fault("wait-for-keys-removed", "        stages.key_pipeline.wait_full(key_order);\n", "", FULL),
+        Fault("wait-for-keys-removed", "        smem.k_pipeline.consumer_wait(k_state);\n", "", FULL),
     ),
     ("missing proxy fence", Fault("fence-before-the-output-removed", _FENCE, "        barrier_warp_sync();\n", FULL)),
     ("missing proxy fence", Fault("fence-before-the-output-too-late", _FENCE, "\n".join(reversed(_FENCE.splitlines())) + "\n", FULL)),
     ("shared memory was given up under a store", Fault("last-store-not-waited-for", _LAST_WAIT, "", FULL)),
     (
         "nobody announced",
-        Fault("bytes-too-few", "announce(key_order, KeyTile::kBytes)", "announce(key_order, KeyTile::kBytes - 128)", FULL),
+        Fault(
+            "bytes-too-few",
+            "producer_expect(k_state, Storage::KeyTile::kBytes)",
+            "producer_expect(k_state, Storage::KeyTile::kBytes - 128)",
+            FULL,
+        ),
     ),
     (
         "0 arrivals and 128 bytes",
-        Fault("bytes-too-many", "(query_order, QueryTile::kBytes)", "(query_order, QueryTile::kBytes + 128)", FULL),
+        Fault("bytes-too-many", "(q_state, Storage::QueryTile::kBytes)", "(q_state, Storage::QueryTile::kBytes + 128)", FULL),
     ),
-    ("1 arrivals and 0 bytes", Fault("values-not-released", "stages.value_pipeline.release(value_in_use, elected)", "", FULL)),
-    ("all 1 have arrived already", Fault("keys-overwritten", "            stages.key_pipeline.wait_empty(key_order);\n", "", FULL)),
-    ("write under a matrix product", Fault("scores-not-waited-for", _SCORES, "        value_in_use", FULL)),
+    ("1 arrivals and 0 bytes", Fault("values-not-released", "smem.v_pipeline.consumer_release(v_stage_in_use, elected)", "", FULL)),
+    ("all 1 have arrived already", Fault("keys-overwritten", "            smem.k_pipeline.producer_acquire(k_state);\n", "", FULL)),
+    ("write under a matrix product", Fault("scores-not-waited-for", _SCORES, "", FULL)),
     ("write under a matrix product", Fault("output-not-waited-for", _OUTPUT, _OUTPUT.replace("<1>", "<2>"), FULL)),
     (
         "registers of a of thread",
-        Fault("probabilities-in-one-place", "step(probabilities[0], probabilities[1])", "step(probabilities[0], probabilities[0])", FULL),
+        Fault("probabilities-in-one-place", "iterate(P[0], P[1])", "iterate(P[0], P[0])", FULL),
     ),
-    ("no wgmma_fence", Fault("no-wgmma-fence", "        keep_in_registers(used);\n        wgmma_fence();\n", "", FULL)),
+    ("no wgmma_fence", Fault("no-wgmma-fence", "        launder(P_used);\n        wgmma_fence();\n", "", FULL)),
     (
         "read of what another thread wrote, with no barrier between",
-        Fault("sums-not-waited-for", "        pipeline.wait_full(order);\n", "", FULL),
+        Fault("sums-not-waited-for", "        pipeline.consumer_wait(state);\n", "", FULL),
     ),
     (
         "read of what another thread wrote, with no barrier between",
-        Fault("sums-overwritten", "        pipeline.wait_empty(sums_order);\n", "", FULL),
+        Fault("sums-overwritten", "        pipeline.producer_acquire(statistics_state);\n", "", FULL),
     ),
-    ("1 arrivals and 0 bytes", Fault("sums-not-taken", "        pipeline.release(order.stage, lane_index() == 0);\n", "", FULL)),
+    ("1 arrivals and 0 bytes", Fault("sums-not-taken", "        pipeline.consumer_release(state.stage, lane_index() == 0);\n", "", FULL)),
     (
         "read of shared memory that nobody wrote",
-        Fault("queries-released-early", "if (block == 0) release_queries();", "if (block == 1) release_queries();", FULL),
+        Fault("queries-released-early", "if (n_block == 0) release_q();", "if (n_block == 1) release_q();", FULL),
     ),
     ("tile counter", Fault("tile-counter-left", "st_release_gpu(p.tile_counter, 0);", ";", FULL)),
 ]

@@ -52,7 +52,7 @@ SCORES = [
     Fault("scores-of-the-tile-before", "k + first_key * p.k_row", "k + max(0, first_key - kBlockKv) * p.k_row", FULL),
     Fault("neighbours-trade-the-wrong-pair", "uint4{got[0], got[1], kept[0]", "uint4{got[1], got[0], kept[0]", FULL),
     Fault("scores-in-bf16", "= __uint_as_float(four.x);", "= __uint_as_float(four.x & 0xffff0000u);", FULL),
-    Fault("last-key-of-a-block-not-visited", "first_query + kBlockQ + diagonal", "first_query + kBlockQ - 1 + diagonal", EDGE),
+    Fault("last-key-of-a-block-not-visited", "first_query + kBlockQ + causal_offset", "first_query + kBlockQ - 1 + causal_offset", EDGE),
 ]
 SOFTMAX = [
     Fault("mask-one-key-too-many", "query + 1 + p.len_kv - p.len_q", "query + 2 + p.len_kv - p.len_q", CAUSAL),

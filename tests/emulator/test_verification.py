@@ -28,8 +28,8 @@ from tests.support.runs import emulated_kernel, emulated_text
 PROBLEM, TARGET = Problem(Dtype.BF16, 64, 64, Mask.FULL), find_target("sm_90a")
 QUICK_STRIDES, QUICK_HIDDEN = 8, 1  # of each family for every run; --slow has all
 COMPENSATION = {  # of the families whose sums are so long that they need it
-    "attention_forward": "row.lost[h] += partial[i][h] - (row.sum[h] - before);",
-    "attention_forward_sm90": "lost[h] += partial[h][0] - (sum[h] - before);",
+    "attention_forward": "row.compensation[h] += partial[i][h] - (row.row_sum[h] - before);",
+    "attention_forward_sm90": "compensation[h] += partial[h][0] - (row_sum[h] - before);",
 }
 NAMES, DIMS = ("q", "k", "v", "out"), ("batch", "row", "head")
 INCREASED = "setmaxnreg_inc<kConsumerRegisters>"
@@ -111,9 +111,9 @@ def truncated(low: str, high: str) -> str:
     return f"(__float_as_uint({low}) >> 16 | (__float_as_uint({high}) & 0xffff0000u))"
 
 
-_PAIR = "pair[i % 2 * 2] * inverse[i % 2]", "pair[i % 2 * 2 + 1] * inverse[i % 2]"
+_PAIR = "pair[i % 2 * 2] * normalisers[i % 2]", "pair[i % 2 * 2 + 1] * normalisers[i % 2]"
 _OUT = "out[i][j][h * 2]", "out[i][j][h * 2 + 1]"
-_MOVED = "move_origin(origin, maximum[{0}], scale_log2, natural)"
+_MOVED = "move_origin(origin, maximum[{0}], scale_log2, ln2_hi)"
 # What shapes with ordinary scores and dense tensors hide: the family, which special case sees it, and the fault.
 HIDDEN = {
     "queries-32-bits": (
@@ -124,19 +124,24 @@ HIDDEN = {
     ),
     "heads-32-bits": ("attention_forward", FAR, "+ head * head_stride;", "+ static_cast<int>(head * head_stride);"),
     "batches-32-bits": ("attention_forward", FAR, "base + batch * batch_stride", "base + static_cast<int>(batch * batch_stride)"),
-    "values-32-bits": ("attention_forward", FAR, "v + tile * kBlockKv * p.v_row,", "v + static_cast<int>(tile * kBlockKv * p.v_row),"),
+    "values-32-bits": ("attention_forward", FAR, "v + last * kBlockKv * v_row,", "v + static_cast<int>(last * kBlockKv * v_row),"),
     "passes-32-bits": (
         "attention_forward",
         FAR,
         "source -= Passes::kRowsPerPass * row_stride;",
         "source -= static_cast<int>(Passes::kRowsPerPass * row_stride);",
     ),
-    "output-32-bits": ("attention_forward", FAR, "rows + cover.row * row_stride +", "rows + static_cast<int>(cover.row * row_stride) +"),
+    "output-32-bits": (
+        "attention_forward",
+        FAR,
+        "rows + partition.row * row_stride +",
+        "rows + static_cast<int>(partition.row * row_stride) +",
+    ),
     "shift-of-another-row": (
         "attention_forward",
         HUGE,
-        "scores[i][j][h * 2 + 1] -= shift[i][h];",
-        "scores[i][j][h * 2 + 1] -= shift[i][0];",
+        "S[i][j][h * 2 + 1] -= shift[i][h];",
+        "S[i][j][h * 2 + 1] -= shift[i][0];",
     ),
     "huge-sums-not-rescaled": (
         "attention_forward",
@@ -157,15 +162,15 @@ HIDDEN = {
     "probabilities-truncated": (
         "attention_forward",
         COARSE,
-        "p[i][e] = cvt_rn_x2<Element>(low, high)",
-        f"p[i][e] = {truncated('low', 'high')}",
+        "P[i][e] = cvt_rn_x2<Element>(low, high)",
+        f"P[i][e] = {truncated('low', 'high')}",
     ),
     "sm90-output-truncated": ("attention_forward_sm90", COARSE, f"cvt_rn_x2<Element>({', '.join(_PAIR)})", truncated(*_PAIR)),
     "sm90-probabilities-truncated": (
         "attention_forward_sm90",
         COARSE,
-        "p[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(low, high)",
-        f"p[j / 2][j % 2 * 2 + h] = {truncated('low', 'high')}",
+        "P[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(low, high)",
+        f"P[j / 2][j % 2 * 2 + h] = {truncated('low', 'high')}",
     ),
 }
 
@@ -181,9 +186,9 @@ def test_what_ordinary_cases_hide_is_seen(family: str, shape: tuple[int, int, in
     assert not why_rejected(Screen(PROBLEM, "cpu"), kernel_of(found, find, replace)), "it is not hidden"
 
 
-_LAST, _SHORT = "first_query + kBlockQ + diagonal)", "first_query + kBlockQ - 1 + diagonal)"
+_LAST, _SHORT = "first_query + kBlockQ + causal_offset)", "first_query + kBlockQ - 1 + causal_offset)"
 EDGES = {
-    "first": ("attention_forward", "first_query + 1 + diagonal)", "first_query + 3 + diagonal)"),
+    "first": ("attention_forward", "first_query + 1 + causal_offset)", "first_query + 3 + causal_offset)"),
     "last": ("attention_forward", _LAST, _SHORT),
     "sm90-last": ("attention_forward_sm90", _LAST, _SHORT),
 }

@@ -202,7 +202,7 @@ def test_chosen_and_drawn_configs_cover_what_varies() -> None:
     for configs, warps in ((drawn, set(range(2, 17))), (chosen, {2, 3, 4, 5, 7, 12, 16})):
         values = {name: {config[name] for config in configs} for name in configs[0]}
         assert values["query"] == {"shared", "registers"}
-        assert values["first"] == {"scores", "output"}
+        assert values["first_product"] == {"qk", "pv"}
         assert values["stages"] == {2, 3, 4}
         assert values["warps"] >= warps
         assert {int(config["block_q"]) // int(config["warps"]) for config in configs} == {16, 32}
@@ -228,10 +228,10 @@ def test_chosen_hopper_configs_are_legal_and_cover_what_varies() -> None:
     assert values["stages"] == {2, 3, 4}
     assert values["query_stages"] == {1, 2}
     assert values["out_panels"] == {1, 2, 3, 4}
-    assert values["reference"] == {"lazy", "maximum"}
+    assert values["row_max"] == {"stale", "exact"}
     assert values["scheduler"] == {"static", "dynamic"}
-    assert values["turns"] == {True, False}
-    assert values["packed_heads"] == {1, 2, 16}
+    assert values["ping_pong"] == {True, False}
+    assert values["pack_gqa"] == {1, 2, 16}
     assert {(dv > d) - (dv < d) for (d, dv), _ in CHOSEN_SM90} == {-1, 0, 1}
 
 

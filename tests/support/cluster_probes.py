@@ -125,7 +125,7 @@ PRODUCTS = """
                                matrix_descriptor(offset_in_block(others), step * 32), i > 0 || step > 0);
         wgmma_commit_group();
         wgmma_wait_group<0>();
-        keep_in_registers(d);
+        launder(d);
         barrier_sync();
         if (thread_index() == 0) mbarrier_arrive_relaxed_cluster(mapa_shared_cluster(empty, rank ^ 1));
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import FlashgenError
-from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, QueryPlace, StepOrder
+from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.family import families
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Atoms, Source
@@ -74,11 +74,11 @@ def setting(
     rising: float = 0.0,
     config: tuple[int, int, int, int, int] | Config = (64, 64, 32, 4, 2),
     query: QueryPlace = QueryPlace.SHARED,
-    first: StepOrder = StepOrder.SCORES,
+    first_product: FirstProduct = FirstProduct.QK,
 ) -> Setting:
     """Sizes are (len_q, len_kv), one a case; `config` is (block_q, block_kv, step_kv, warps, stages), or one of another family."""
     problem = Problem(dtype, *width, mask)
     workloads = [Workload(batch, *heads, *lengths) for lengths in sizes]
     scale, layouts = width[0] ** -0.5, (layout,) * 4
     cases = (Case(w.name, problem, w, scale, magnitude, layouts, seed=11, offset=offset, rising=rising) for w in workloads)
-    return Setting(config if isinstance(config, Config) else AttentionForwardConfig(*config, query, first), tuple(cases))
+    return Setting(config if isinstance(config, Config) else AttentionForwardConfig(*config, query, first_product), tuple(cases))

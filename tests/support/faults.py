@@ -40,12 +40,12 @@ RACE_OUTPUT = setting((8192, 128), (8192, 256), heads=(16, 16), batch=4, width=(
 # takes less time than that. 2 and 3 stages.
 WAIT = {stages: setting((128, 256), heads=(16, 16), batch=64, width=(16, 256), config=(128, 16, 16, 8, stages)) for stages in (2, 3)}
 
-_MASK_NEXT = "if (masked) mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);"
-_NEXT_SCORES = "if (softmax.outgrown_by(scores, masked)) softmax.rescale(scores, accumulator);"
+_MASK_NEXT = "if (masked) mask_scores<kCausal>(S, first_query + first_row, (step - 1) * kStepKv, p.len_kv, causal_offset);"
+_NEXT_SCORES = "if (softmax.needs_rescale(S, masked)) softmax.rescale(S, O);"
 
 SOFTMAX = [
-    Fault("output-not-rescaled", "out[i][j][e] *= factor[i][h];", "out[i][j][e] *= 1.0f;", RISING),
-    Fault("sum-not-rescaled", "row.sum[h] *= factor_of_sum;", "", RISING),
+    Fault("output-not-rescaled", "O[i][j][e] *= factor[i][h];", "O[i][j][e] *= 1.0f;", RISING),
+    Fault("sum-not-rescaled", "row.row_sum[h] *= factor_of_sum;", "", RISING),
     Fault("partial-sum-not-rescaled", "partial[i][h] *= factor_of_sum;", "", RISING),
     Fault(
         "normalised-tile-by-tile",
@@ -54,26 +54,26 @@ SOFTMAX = [
             for (int h = 0; h < 2; ++h) {
                 float total = 0.0f;
                 for (int j = 0; j < kStepKv / 8; ++j)
-                    for (int e = h * 2; e < h * 2 + 2; ++e) total += ex2_approx_ftz(scores[i][j][e] * p.scale_log2);
+                    for (int e = h * 2; e < h * 2 + 2; ++e) total += ex2_approx_ftz(S[i][j][e] * p.scale_log2);
                 total += shfl_sync_bfly(total, 1);
                 total += shfl_sync_bfly(total, 2);
                 for (int j = 0; j < kStepKv / 8; ++j)
-                    for (int e = h * 2; e < h * 2 + 2; ++e) scores[i][j][e] -= 1.442695f * logf(total) / p.scale_log2;
+                    for (int e = h * 2; e < h * 2 + 2; ++e) S[i][j][e] -= 1.442695f * logf(total) / p.scale_log2;
             }
         """
         + _NEXT_SCORES,
         setting((300, 1000), (65, 200), config=(64, 64, 64, 4, 2)),
     ),
-    Fault("first-reference-not-taken", "softmax.start(scores);", "", FULL),
+    Fault("first-reference-not-taken", "softmax.start(S);", "", FULL),
     Fault(
         "reference-not-updated",
-        "ex2_approx_ftz(reference[i][h] - next);\n                    reference[i][h] = next;",
-        "ex2_approx_ftz(reference[i][h] - next);",
+        "ex2_approx_ftz(row_max[i][h] - next);\n                    row_max[i][h] = next;",
+        "ex2_approx_ftz(row_max[i][h] - next);",
         RISING,
     ),
     Fault("references-never-outgrown", "return vote_sync_any(any);", "return false;", RISING),
     Fault("headroom-beyond-fp16", "constexpr float kHeadroom = 8.0f;", "constexpr float kHeadroom = 200.0f;", RISING),
-    Fault("unseen-row-starts-at-0", "constexpr float kNoReference = -3.0e38f;", "constexpr float kNoReference = 0.0f;", FALLING),
+    Fault("unseen-row-starts-at-0", "constexpr float kInitialRowMax = -3.0e38f;", "constexpr float kInitialRowMax = 0.0f;", FALLING),
     Fault(
         "reference-follows-masked-keys",
         _MASK_NEXT + "\n        " + _NEXT_SCORES,
@@ -89,8 +89,8 @@ SOFTMAX = [
     ),
     Fault(
         "reference-of-the-other-row",
-        "fmaf(pair[1], scale_log2, -reference[i][e % 2])",
-        "fmaf(pair[1], scale_log2, -reference[i][1 - e % 2])",
+        "fmaf(pair[1], scale_log2, -row_max[i][e % 2])",
+        "fmaf(pair[1], scale_log2, -row_max[i][1 - e % 2])",
         FULL,
     ),
     Fault("sum-of-half-the-lanes", "return value + shfl_sync_bfly(value, 2);", "return value;", FULL),
@@ -104,27 +104,34 @@ SOFTMAX = [
     ),
     Fault(
         "sum-has-tiles-twice",
-        "row.lost[h] += partial[i][h] - (row.sum[h] - before);\n                partial[i][h] = 0.0f;",
-        "row.lost[h] += partial[i][h] - (row.sum[h] - before);",
+        "row.compensation[h] += partial[i][h] - (row.row_sum[h] - before);\n                partial[i][h] = 0.0f;",
+        "row.compensation[h] += partial[i][h] - (row.row_sum[h] - before);",
         FULL,
     ),
     Fault("lse-base-2", "const float value = log_sum_exp(", "const float value = 1.442695f * log_sum_exp(", FULL),
-    Fault("lse-reference-in-base-2", "Unit{natural, natural_low}", "Unit{1.0f, natural_low}", FULL),
+    Fault("lse-reference-in-base-2", "Unit{ln2_hi, ln2_lo}", "Unit{1.0f, ln2_lo}", FULL),
     Fault("lse-of-another-row", "row = own * 8 + lane_index() / 4;", "row = (own ^ 1) * 8 + lane_index() / 4;", FULL),
     Fault("lse-of-another-lane", "if (own == i * 2 + h) {", "if (own == h * 2 + i) {", TALL),
-    Fault("scale-not-applied", "softmax(p.scale_log2, p.natural, sums", "softmax(1.442695f, p.natural, sums", FULL),
+    Fault("scale-not-applied", "softmax(p.scale_log2, p.ln2_hi, sums", "softmax(1.442695f, p.ln2_hi, sums", FULL),
     Fault("scale-applied-twice", "fmaf(pair[0], scale_log2,", "fmaf(pair[0] * scale_log2, scale_log2,", FULL),
-    Fault("guard-of-the-reference", "next = fmaxf(reference[i][h], mul_rn(", "next = fmaxf(-infinity(), mul_rn(", UNSEEN),
+    Fault("guard-of-the-reference", "next = fmaxf(row_max[i][h], mul_rn(", "next = fmaxf(-infinity(), mul_rn(", UNSEEN),
     Fault("huge-maximum-rounded", "constexpr float kHuge = 0x1p13f;", "constexpr float kHuge = 0x1p120f;", HUGE),
-    Fault("huge-scores-half-shifted", "scores[i][j][h * 2] -= shift[i][h];", "", HUGE),
+    Fault("huge-scores-half-shifted", "S[i][j][h * 2] -= shift[i][h];", "", HUGE),
     Fault("huge-lse-in-the-wrong-unit", "const Unit unit = huge ?", "const Unit unit = false ?", HUGE),
     Fault("guard-of-the-sum", "return total == 0.0f ? 0.0f : y;", "return y;", UNSEEN),
 ]
 
 MASK = [
-    Fault("mask-one-key-too-many", "kCausal ? min(len_kv, query + 1 + diagonal)", "kCausal ? min(len_kv, query + 2 + diagonal)", CAUSAL),
-    Fault("mask-one-key-too-few", "kCausal ? min(len_kv, query + 1 + diagonal)", "kCausal ? min(len_kv, query + diagonal)", CAUSAL),
-    Fault("mask-aligned-top-left", "const int diagonal = p.len_kv - p.len_q;", "const int diagonal = 0;", CAUSAL),
+    Fault(
+        "mask-one-key-too-many",
+        "kCausal ? min(len_kv, query + 1 + causal_offset)",
+        "kCausal ? min(len_kv, query + 2 + causal_offset)",
+        CAUSAL,
+    ),
+    Fault(
+        "mask-one-key-too-few", "kCausal ? min(len_kv, query + 1 + causal_offset)", "kCausal ? min(len_kv, query + causal_offset)", CAUSAL
+    ),
+    Fault("mask-aligned-top-left", "const int causal_offset = p.len_kv - p.len_q;", "const int causal_offset = 0;", CAUSAL),
     Fault("mask-of-the-step-in-use", "first_row, (step - 1) * kStepKv,", "first_row, step * kStepKv,", CAUSAL),
     Fault("masked-step-too-few", "for (; step > steps.full;", "for (; step > steps.full + 1;", CAUSAL),
     Fault("one-key-past-the-end", "lane % 4 * 2 + e % 2 >= end", "lane % 4 * 2 + e % 2 > end", TAIL),
@@ -137,8 +144,8 @@ MASK = [
     # Key 128 is seen by query 63 alone, the last of its block, and begins a step.
     Fault(
         "last-key-of-a-block-not-visited",
-        "first_query + kBlockQ + diagonal",
-        "first_query + kBlockQ - 1 + diagonal",
+        "first_query + kBlockQ + causal_offset",
+        "first_query + kBlockQ - 1 + causal_offset",
         setting((64, 129), mask=Mask.CAUSAL),
     ),
     Fault("last-step-skipped", "int step = steps.end - 1,", "int step = steps.end - 2,", FULL),
@@ -158,7 +165,7 @@ ROUNDING = [
     Fault(
         "accumulator-in-fp16",
         _NEXT_SCORES,
-        """for (auto& tiles : accumulator)
+        """for (auto& tiles : O)
             for (auto& four : tiles)
                 for (float& x : four) {
                     u16 half;
@@ -171,7 +178,7 @@ ROUNDING = [
         setting((300, 512), magnitude=1.0, offset=300.0, rising=-20.0, config=(64, 16, 16, 4, 2)),
         on_cpu=(
             _NEXT_SCORES,
-            """for (auto& tiles : accumulator)
+            """for (auto& tiles : O)
             for (auto& four : tiles)
                 for (float& x : four) x = emulator::value_of(Fp16{emulator::bits_of(x, Fp16{})});
         """
@@ -181,7 +188,7 @@ ROUNDING = [
     Fault(
         "accumulator-in-bf16",
         _NEXT_SCORES,
-        """for (auto& tiles : accumulator)
+        """for (auto& tiles : O)
             for (auto& four : tiles)
                 for (float& x : four) x = __uint_as_float(cvt_rn_x2<Bf16>(0.0f, x) & 0xffff0000u);
         """
@@ -201,11 +208,11 @@ PLACES = [
     ),
     Fault("batch-stride-ignored", "sequence_rows(p.k, work.batch,", "sequence_rows(p.k, 0,", FULL),
     Fault("query-tile-ignored", "work.head, p.q_head) + first_query * p.q_row", "work.head, p.q_head)", FULL),
-    Fault("values-one-row-off", "v + tile * kBlockKv * p.v_row", "v + (tile * kBlockKv - 1) * p.v_row", FULL),
+    Fault("values-one-row-off", "v + last * kBlockKv * v_row", "v + (last * kBlockKv - 1) * v_row", FULL),
     Fault(
         "keys-one-row-off",
-        "k + (tile * kBlockKv - kStepKv) * p.k_row",
-        "k + (tile * kBlockKv - kStepKv + 1) * p.k_row",
+        "k + (last * kBlockKv - kStepKv) * k_row",
+        "k + (last * kBlockKv - kStepKv + 1) * k_row",
         setting((300, 1000)),
     ),
     Fault("first-keys-of-the-step-before", "k + step * kStepKv * p.k_row", "k + (step - 1) * kStepKv * p.k_row", FULL),
@@ -222,7 +229,7 @@ PLACES = [
         FULL,
     ),
     Fault("values-of-another-chunk", "offsets.at(values, chunk * 16, j)", "offsets.at(values, (chunk ^ 1) * 16, j)", FULL),
-    Fault("scores-of-another-chunk", "(scores, chunk * 2, query, keys,", "(scores, (chunk ^ 1) * 2, query, keys,", FULL),
+    Fault("scores-of-another-chunk", "(S, chunk * 2, query, keys,", "(S, (chunk ^ 1) * 2, query, keys,", FULL),
     Fault("tile-begun-at-its-end", "int step_in_tile = step % kSteps;", "int step_in_tile = kSteps - 1;", FULL),
     Fault("tile-left-early", "step_in_tile = kSteps - 1;", "step_in_tile = 0;", FULL),
     Fault("stale-stage", "stage = stage == last_stage ? ring : stage + kStageBytes;", "stage = ring;", FULL),
@@ -230,9 +237,9 @@ PLACES = [
     Fault("second-columns-read-as-the-first", "chunks / Rows::kSwizzle * Rows::kSwizzle);", "0);", WIDE),
     Fault(
         "load-without-swizzle",
-        "cp_async_16(cover.address(tile, pass, group), chunk);",
-        """cp_async_16(tile.base + (pass * Passes::kRowsPerPass + cover.row) * Tile::kRowBytes
-                                + (group * Passes::kLanes + cover.chunk) * 16, chunk);""",
+        "cp_async_16(partition.address(tile, pass, group), chunk);",
+        """cp_async_16(tile.base + (pass * Passes::kRowsPerPass + partition.row) * Tile::kRowBytes
+                                + (group * Passes::kLanes + partition.chunk) * 16, chunk);""",
         FULL,
     ),
     Fault(
@@ -245,19 +252,24 @@ PLACES = [
     Fault("values-read-with-wrong-swizzle", "offsets.at(values, chunk * 16, j));", "offsets.at(values, chunk * 16, j) ^ 16);", FULL),
     Fault(
         "columns-past-the-end-read",
-        "TileReader<KeyTile, kThreads, kHeadDim, Element> keys_in",
-        "TileReader<KeyTile, kThreads, kColumns, Element> keys_in",
+        "TileReader<KeyTile, kThreads, kHeadDim, Element> keys",
+        "TileReader<KeyTile, kThreads, (kHeadDim + 15) / 16 * 16, Element> keys",
         PADDED,
     ),
     Fault("columns-past-the-end-written", "store_tile<32, kColumnsValid>(rows", "store_tile<32, kOutTiles * 8>(rows", PADDED),
     # One row is missing, and fits between the tensor and the end of its buffer.
-    Fault("rows-past-the-end-written", "pass * cover.kRowsPerPass + cover.row < rows_valid && ", "", setting((127, 70))),
+    Fault(
+        "rows-past-the-end-written",
+        "pass * partition.kRowsPerPass + partition.row < rows_valid &&\n                ",
+        "",
+        setting((127, 70)),
+    ),
     Fault("lse-past-the-end-written", "if (own < kRowTiles * 2 && row < rows_valid)", "if (own < kRowTiles * 2)", TAIL),
 ]
 
-_FIRST = "barrier_sync();  // the queries and the first keys are here"
+_FIRST = "barrier_sync();  // Q and the first keys are here"
 _STAGE = "barrier_sync();  // the next stage is here, and nobody reads the one in use any more"
-_LOAD = "load_next_tile(stage);\n        stage"
+_LOAD = "keys_and_values.load_next(stage);\n        stage"
 _FIRST_WAIT = "cp_async_wait_group<kStages - 1>();"
 _WAIT = "cp_async_wait_group<kStages - 2>();"
 _NAP = "if (warp_index() % 2) __nanosleep(2000);"
@@ -269,7 +281,7 @@ def _slow(text: str) -> tuple[tuple[str, str], ...]:
 
 
 _SLOW_LOADS = _slow("    queries_in.load(query_tile, 0, queries);")
-_SLOW_STEPS = _slow("            softmax.probabilities<Element>(probabilities, scores, chunk);")
+_SLOW_STEPS = _slow("            softmax.exp2_and_sum<Element>(P, S, chunk);")
 
 RACES = [
     Fault("barrier-before-queries", _FIRST, "", RACE, race=True, also=_SLOW_LOADS),
@@ -285,7 +297,7 @@ RACES = [
     ),
     Fault(
         "barrier-before-output",
-        "barrier_sync();  // output is wider than queries and reaches into the places of other warps: nobody reads those any more",
+        "barrier_sync();  // O is wider than Q and reaches into rows of other warps, which read their Q no more",
         "",
         RACE_OUTPUT,
         race=True,
@@ -299,7 +311,7 @@ RACES = [
         race=True,
         also=_slow("    store_tile<32, kColumnsValid>(rows"),
     ),
-    Fault("sums-in-the-place-of-another-warp", "sums(memory + thread_index() * 16)", "sums(memory + lane_index() * 16)", RACE, race=True),
+    Fault("sums-in-the-place-of-another-warp", "slots(memory + thread_index() * 16)", "slots(memory + lane_index() * 16)", RACE, race=True),
     Fault("first-wait-removed", _FIRST_WAIT, "", WAIT[2], race=True),
     Fault("first-wait-one-group-short", _FIRST_WAIT, "cp_async_wait_group<kStages>();", WAIT[3], race=True),
     Fault("wait-removed", _WAIT, "", WAIT[2], race=True),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, Reference, Scheduler
+from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, RowMax, Scheduler
 from flashgen.codegen.problem import Dtype, Mask
 from tests.support.fault import Fault, setting
 
-LAZY = AttentionForwardSm90Config(2, 64, 2, 2, 1, Reference.LAZY, True, Scheduler.DYNAMIC)
-FOLLOWING = AttentionForwardSm90Config(2, 64, 2, 2, 1, Reference.MAXIMUM, False, Scheduler.STATIC)
+LAZY = AttentionForwardSm90Config(2, 64, 2, 2, 1, RowMax.STALE, True, Scheduler.DYNAMIC)
+FOLLOWING = AttentionForwardSm90Config(2, 64, 2, 2, 1, RowMax.EXACT, False, Scheduler.STATIC)
 
 FULL = setting((300, 1000), (65, 200), config=LAZY)
 CAUSAL = setting((700, 700), (300, 500), mask=Mask.CAUSAL, config=LAZY)
@@ -23,17 +23,17 @@ HUGE = setting((300, 1000), dtype=Dtype.BF16, magnitude=1e12, config=LAZY)
 MANY = setting((10, 150), heads=(16, 16), batch=16, config=LAZY)
 MANY_FOLLOWED = setting((10, 150), heads=(16, 16), batch=16, config=FOLLOWING)
 # Four heads of a group in a tile.
-PACKED = setting((90, 200), mask=Mask.CAUSAL, heads=(16, 2), config=AttentionForwardSm90Config(2, 64, 2, 2, 1, packed_heads=4))
+PACKED = setting((90, 200), mask=Mask.CAUSAL, heads=(16, 2), config=AttentionForwardSm90Config(2, 64, 2, 2, 1, pack_gqa=4))
 # Many blocks, of which each has many tiles, whose K and V come from DRAM.
 RACE = setting((256, 512), heads=(16, 16), batch=64, width=(256, 256), config=AttentionForwardSm90Config(2, 64, 2, 1, 2))
 
-_DIVIDED = "const int head_kv = divide(tile.first_head, p.group_reciprocal);"
-_SEEN = "return {first_query, work.head * kHeads, work.batch, max(steps.end, 1)};"
+_DIVIDED = "const int head_kv = divide(work.first_head, p.group_reciprocal);"
+_SEEN = "return {first_query, work.head * kPackGqa, work.batch, max(blocks.end, 1)};"
 
 SM90 = [
-    Fault("sm90-output-not-rescaled", "out[j][e] *= factor[e / 2];", "out[j][e] *= 1.0f;", RISING),
-    Fault("sm90-output-not-rescaled-followed", "out[j][e] *= factor[e / 2];", "out[j][e] *= 1.0f;", RISING_FOLLOWED),
-    Fault("sm90-sum-not-rescaled", "sum[h] *= factor_of_sum;", "", RISING),
+    Fault("sm90-output-not-rescaled", "O[j][e] *= factor[e / 2];", "O[j][e] *= 1.0f;", RISING),
+    Fault("sm90-output-not-rescaled-followed", "O[j][e] *= factor[e / 2];", "O[j][e] *= 1.0f;", RISING_FOLLOWED),
+    Fault("sm90-sum-not-rescaled", "row_sum[h] *= factor_of_sum;", "", RISING),
     Fault("sm90-sum-outgrown-unseen", "if (!vote_sync_any(!fits)) break;", "break;", RISING),
     Fault("sm90-limit-of-another-dtype", "return 0x1p15f;", "return 0x1p30f;", RISING),
     Fault("sm90-maximum-of-half-the-lanes", "return fmaxf(value, shfl_sync_bfly(value, 2));", "return value;", RISING),
@@ -41,15 +41,15 @@ SM90 = [
     Fault("sm90-half-of-a-sum", "partial[h][0] += partial[h][1];", "", FULL),
     Fault("sm90-softmax-of-the-tile-before", "            softmax.restart();\n", "", MANY_FOLLOWED),
     Fault("sm90-mask-off-by-one", "lane % 4 * 2 + e % 2 >= end)", "lane % 4 * 2 + e % 2 > end)", CAUSAL),
-    Fault("sm90-mask-of-the-last-keys", "end = kCausal ? min(len_kv, query + 1 + diagonal) : len_kv;", "end = 1 << 30;", FULL),
-    Fault("sm90-mask-of-another-warpgroup", "(first_query + warpgroup * (64 / kHeads), p.len_kv", "(first_query + 64, p.len_kv", CAUSAL),
-    Fault("sm90-first-block-skipped", _SEEN, _SEEN.replace("steps.end", "steps.end - 1"), FULL),
+    Fault("sm90-mask-of-the-last-keys", "end = kCausal ? min(len_kv, query + 1 + causal_offset) : len_kv;", "end = 1 << 30;", FULL),
+    Fault("sm90-mask-of-another-warpgroup", "first_query + warpgroup * kQueries;", "first_query + 64;", CAUSAL),
+    Fault("sm90-first-block-skipped", _SEEN, _SEEN.replace("blocks.end", "blocks.end - 1"), FULL),
     Fault("sm90-unseen-rows-not-empty", "return total == 0.0f ? 0.0f : y;", "return total == 0.0f ? 1.0f / 0.0f : y;", UNSEEN),
     Fault("sm90-wrong-head", _DIVIDED, "const int head_kv = 0;", FULL),
-    Fault("sm90-values-of-another-head", "value_head = head_kv", "value_head = 0", FULL),
-    Fault("sm90-queries-of-another-batch", "tile.first(), tile.second(), tile.batch);\n", "tile.first(), tile.second(), 0);\n", FULL),
-    Fault("sm90-one-row-normalises-both", "pair[i % 2 * 2] * inverse[i % 2]", "pair[i % 2 * 2] * inverse[0]", FULL),
-    Fault("sm90-output-of-the-tile-in-work", "Tile::load(finished)", "Tile::load(tile)", MANY),
+    Fault("sm90-values-of-another-head", "v_head = head_kv", "v_head = 0", FULL),
+    Fault("sm90-queries-of-another-batch", "work.first(), work.second(), work.batch);\n", "work.first(), work.second(), 0);\n", FULL),
+    Fault("sm90-one-row-normalises-both", "pair[i % 2 * 2] * normalisers[i % 2]", "pair[i % 2 * 2] * normalisers[0]", FULL),
+    Fault("sm90-output-of-the-tile-in-work", "Work::load(finished)", "Work::load(current)", MANY),
     Fault("sm90-lse-of-the-other-row", "RowSums::first_row_of_pair() + i * 8,", "RowSums::first_row_of_pair() + 8 - i * 8,", FULL),
     Fault("sm90-lse-in-base-2", "const float lse = log_sum_exp(", "const float lse = 1.44269504f * log_sum_exp(", FULL),
     Fault(
@@ -59,9 +59,9 @@ SM90 = [
         setting((300, 1000), magnitude=1.0, offset=1500.0, config=LAZY),
         on_cpu=("+ 0xfffu + (bits >> 13 & 1);", ";"),
     ),
-    Fault("sm90-wrong-fragment-map", "p[j / 2][j % 2 * 2 + h]", "p[j / 2][h * 2 + j % 2]", FULL),
+    Fault("sm90-wrong-fragment-map", "P[j / 2][j % 2 * 2 + h]", "P[j / 2][h * 2 + j % 2]", FULL),
     Fault("sm90-wrong-swizzle-of-output", "((chunk ^ row % 8) * 16)", "(chunk * 16)", FULL),
-    Fault("sm90-wrong-panel-of-output", "place.base, panel * 64, row", "place.base, 0, row", WIDE),
+    Fault("sm90-wrong-panel-of-output", "box.base, panel * 64, row", "box.base, 0, row", WIDE),
     Fault("sm90-columns-of-the-first-step", "step / 4 * kPanelBytes + step % 4 * 32", "step / 4 * kPanelBytes", FULL),
     Fault("sm90-panel-of-the-first-step", "row * 128 + step / 4 * kPanelBytes", "row * 128", WIDE),
     Fault(
@@ -70,15 +70,15 @@ SM90 = [
         "step * 16 * 128)",
         WIDE,
     ),
-    Fault("sm90-rows-of-the-first-warpgroup", "(query_order.stage), warpgroup * 64,", "(query_order.stage), 0,", FULL),
-    Fault("sm90-values-of-the-block-before", "value_block = block,", "value_block = max(block - 1, 0),", FULL),
-    Fault("sm90-packed-rows-masked-as-queries", "+ lane / 4) / kHeads;", "+ lane / 4);", PACKED),
-    Fault("sm90-packed-mask-of-rows-beyond", "warpgroup * (64 / kHeads)", "warpgroup * 64", PACKED),
-    Fault("sm90-packed-lse-of-the-first-head", "first_head + row % kHeads", "first_head", PACKED),
-    Fault("sm90-packed-heads-of-the-first-set", "work.head * kHeads", "0", PACKED),
-    Fault("sm90-packed-output-of-rows", ": first_query + row / kHeads; }", ": first_query + row; }", PACKED),
+    Fault("sm90-rows-of-the-first-warpgroup", "(q_state.stage), warpgroup * 64,", "(q_state.stage), 0,", FULL),
+    Fault("sm90-values-of-the-block-before", "v_block = n_block,", "v_block = max(n_block - 1, 0),", FULL),
+    Fault("sm90-packed-rows-masked-as-queries", "+ lane / 4) / kPackGqa;", "+ lane / 4);", PACKED),
+    Fault("sm90-packed-mask-of-rows-beyond", "kQueries = 64 / kPackGqa;", "kQueries = 64;", PACKED),
+    Fault("sm90-packed-lse-of-the-first-head", "first_head + row % kPackGqa", "first_head", PACKED),
+    Fault("sm90-packed-heads-of-the-first-set", "work.head * kPackGqa", "0", PACKED),
+    Fault("sm90-packed-output-of-rows", ": first_query + row / kPackGqa; }", ": first_query + row; }", PACKED),
     Fault("sm90-huge-maximum-rounded", "constexpr float kHuge = 0x1p13f;", "constexpr float kHuge = 0x1p120f;", HUGE),
-    Fault("sm90-huge-scores-half-shifted", "scores[j][h * 2] -= shift[h];", "", HUGE),
+    Fault("sm90-huge-scores-half-shifted", "S[j][h * 2] -= shift[h];", "", HUGE),
     Fault("sm90-huge-rows-not-told", "{-sums.rows[h].total, shift[h]}", "{sums.rows[h].total, shift[h]}", HUGE),
     Fault("sm90-output-not-cleared", "pair[i % 2 * 2] = pair[i % 2 * 2 + 1] = 0.0f;", "", MANY),
 ]

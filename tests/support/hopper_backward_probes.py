@@ -42,7 +42,7 @@ TRANS = f"""
     }}
     wgmma_commit_group();
     wgmma_wait_group<0>();
-    keep_in_registers(d);
+    launder(d);
     for (int i = 0; i < COLUMNS / 2; ++i) out[i] = __float_as_uint(d[i / 4][i % 4]);
 """
 

@@ -115,7 +115,7 @@ SS = f"""
     }}
     wgmma_commit_group();
     wgmma_wait_group<0>();
-    keep_in_registers(d);
+    launder(d);
     for (int i = 0; i < COLUMNS / 2; ++i) out[i] = __float_as_uint(d[i / 4][i % 4]);
 """
 # Two products, each in a group of its own.
@@ -128,8 +128,8 @@ RS = f"""
     for (int i = 0; i < COLUMNS / 2; ++i) d[i / 4][i % 4] = __uint_as_float(0xff800000u);
 #pragma unroll
     for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = own[i];
-    keep_in_registers(d);
-    keep_in_registers(a);
+    launder(d);
+    launder(a);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 2; ++step) {{
@@ -138,7 +138,7 @@ RS = f"""
     }}
     wgmma_wait_group<1>();
     wgmma_wait_group<0>();
-    keep_in_registers(d);
+    launder(d);
     for (int i = 0; i < COLUMNS / 2; ++i) out[i] = __float_as_uint(d[i / 4][i % 4]);
 """
 
@@ -337,7 +337,7 @@ PIPELINE = """
                 wgmma_ss<Bf16, 64>(d, matrix_descriptor(tile, step * 32), matrix_descriptor(tile, step * 32), step > 0);
             wgmma_commit_group();
             wgmma_wait_group<0>();
-            keep_in_registers(d);
+            launder(d);
             if (t == 128) mbarrier_arrive(empty);
             if (lane == 0) cp_async_bulk_wait_group_read<0>();
             barrier_warp_sync();

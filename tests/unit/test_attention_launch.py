@@ -13,13 +13,13 @@ from flashgen.codegen.errors import ArgumentError
 
 @pytest.mark.parametrize("scale", [MIN_SCALE, 1e-30, 0.125, 1, 1e30, MAX_SCALE])
 def test_an_allowed_scale_has_normal_and_finite_factors(scale: float) -> None:
-    scale_log2, natural, natural_low = (scale_values(scale)[name] for name in ("scale_log2", "natural", "natural_low"))
+    scale_log2, ln2_hi, ln2_lo = (scale_values(scale)[name] for name in ("scale_log2", "ln2_hi", "ln2_lo"))
     assert float32(scale) >= 2.0**-126
     assert math.isfinite(scale_log2)
     assert scale_log2 >= 2.0**-126
     assert scale_log2 == pytest.approx(scale * math.log2(math.e), rel=1e-6)
-    assert natural == pytest.approx(math.log(2), rel=1e-6)
-    assert abs(natural_low) < 1e-7
+    assert ln2_hi == pytest.approx(math.log(2), rel=1e-6)
+    assert abs(ln2_lo) < 1e-7
 
 
 def next_fp32(value: float, step: int) -> float:

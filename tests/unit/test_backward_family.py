@@ -105,10 +105,10 @@ def test_what_has_nothing_to_sum_up_is_written_nevertheless() -> None:
 
 def test_sections_hold_what_the_key_tiles_of_a_head_read() -> None:
     """Q and dO of a group's heads, under a causal mask as many as fit into half of the L2."""
-    few, many = (program_of(Workload(4, 8, 8, 1024 * n, 1024)).launches[1].values["section_heads"] for n in (32, 1))
+    few, many = (program_of(Workload(4, 8, 8, 1024 * n, 1024)).launches[1].values["l2_group_heads"] for n in (32, 1))
     assert 1 <= few < many <= 32
     full = dataclasses.replace(PROBLEM, mask=Mask.FULL)
-    assert program_of(Workload(4, 8, 8, 1024, 1024), full).launches[1].values["section_heads"] == 1
+    assert program_of(Workload(4, 8, 8, 1024, 1024), full).launches[1].values["l2_group_heads"] == 1
 
 
 def test_too_many_tiles_are_refused() -> None:

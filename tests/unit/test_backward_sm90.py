@@ -135,9 +135,9 @@ def test_heads_share_the_l2_under_a_mask(family: Family, width: int) -> None:
     """Q, dO and the sums of dQ of a section's heads, of the two query heads of each, take at most 32 MiB. Without a mask there are none."""
     workload = Workload(batch=2, heads_q=16, heads_kv=8, len_q=4096, len_kv=4096)
     causal, full = problem(width, mask=Mask.CAUSAL), problem(width)
-    found = launches(family, causal, family.default(causal, TARGET), workload)[""].values["section_heads"]
+    found = launches(family, causal, family.default(causal, TARGET), workload)[""].values["l2_group_heads"]
     assert found * 2 * 4096 * width * 8 <= 32 * 2**20 < 2 * found * 2 * 4096 * width * 8
-    assert launches(family, full, family.default(full, TARGET), workload)[""].values["section_heads"] == 1
+    assert launches(family, full, family.default(full, TARGET), workload)[""].values["l2_group_heads"] == 1
 
 
 @pytest.mark.parametrize("name", ["len_q", "len_kv"])

@@ -85,6 +85,6 @@ def test_strides_are_those_of_the_tensors() -> None:
 
 def test_heads_that_a_tile_cannot_pack_are_refused() -> None:
     (family,) = (f for f in families().values() if f.name == "attention_forward_sm90")
-    spec = KernelSpec(family, PROBLEM, AttentionForwardSm90Config(2, 64, out_panels=1, packed_heads=4), SM_90)
-    with pytest.raises(ArgumentError, match="packed_heads must divide the 2 query heads"):
+    spec = KernelSpec(family, PROBLEM, AttentionForwardSm90Config(2, 64, out_panels=1, pack_gqa=4), SM_90)
+    with pytest.raises(ArgumentError, match="pack_gqa must divide the 2 query heads"):
         launch(spec, Tensors.random(PROBLEM, WORKLOAD, torch.Generator()))

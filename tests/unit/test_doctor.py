@@ -323,7 +323,7 @@ def test_folder_with_little_space(cache: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_kernels(cache: Path) -> None:
     seems(stored.kernels("k"), OK, "0 kernels")
     compilation.compile_spec(default_spec(trial.PROBLEM, DEVICE.target))
-    seems(stored.kernels("k"), OK, "1 kernels, 0.1 MiB")
+    seems(stored.kernels("k"), OK, "1 kernels, 0.2 MiB")
     (cubin,) = cache.rglob("kernel.cubin")
     cubin.write_bytes(b"torn")
     seems(stored.kernels("k"), NOTE, f"1 are damaged, the first {cubin.parent}: ", "compiled again", "flashgen cache clear")

@@ -146,16 +146,16 @@ def test_a_config_of_another_family_is_refused(family: Family) -> None:
 
 
 def divide(n: int, reciprocal: int) -> int:
-    """As in tile/common/schedule.cuh."""
+    """As in tile/common/tile_scheduler.cuh."""
     return n * reciprocal >> 64 if reciprocal else n
 
 
 def find_work(block: int, values: dict[str, Any]) -> tuple[int, int, int]:
-    """(query tile, head, batch) of a block, as in tile/common/schedule.cuh."""
-    section = divide(block, values["section_blocks_reciprocal"])
-    within = block - section * values["section_blocks"]
-    tile = divide(within, values["section_heads_reciprocal"])
-    head_and_batch = section * values["section_heads"] + within - tile * values["section_heads"]
+    """(query tile, head, batch) of a block, as in tile/common/tile_scheduler.cuh."""
+    section = divide(block, values["l2_group_blocks_reciprocal"])
+    within = block - section * values["l2_group_blocks"]
+    tile = divide(within, values["l2_group_heads_reciprocal"])
+    head_and_batch = section * values["l2_group_heads"] + within - tile * values["l2_group_heads"]
     batch = divide(head_and_batch, values["heads_q_reciprocal"])
     return values["query_tiles"] - 1 - tile, head_and_batch - batch * values["heads_q"], batch
 
@@ -342,9 +342,9 @@ class TestAttentionForward:
         by_blocks = self.values(Workload(2, 8, 2, 64 * min(divisor, 2**25) - 63, 99))
         by_heads = self.values(Workload(1, divisor, divisor, 100, 99))
         by_group = self.values(Workload(1, divisor, 1, 100, 99))
-        assert by_blocks["section_blocks"] == min(divisor, 2**25)
+        assert by_blocks["l2_group_blocks"] == min(divisor, 2**25)
         for number, reciprocal in (
-            (by_blocks["section_blocks"], by_blocks["section_blocks_reciprocal"]),
+            (by_blocks["l2_group_blocks"], by_blocks["l2_group_blocks_reciprocal"]),
             (divisor, by_heads["heads_q_reciprocal"]),
             (divisor, by_group["group_reciprocal"]),
         ):
@@ -367,18 +367,18 @@ class TestAttentionForward:
     )
     def test_order_takes_every_block_once_and_the_longest_first(self, workload: Workload, section: int) -> None:
         values = self.values(workload, mask=Mask.CAUSAL)
-        assert values["section_heads"] == section
+        assert values["l2_group_heads"] == section
         config = dataclasses.replace(self.good, block_q=64)
         (launch,) = program_of(FORWARD, Problem(Dtype.BF16, 64), config, workload).launches
         blocks = [find_work(block, values) for block in range(launch.grid)]
         assert set(blocks) == set(itertools.product(range(-(-workload.len_q // 64)), range(workload.heads_q), range(workload.batch)))
         assert len(set(blocks)) == len(blocks)
-        for begin in range(0, len(blocks), values["section_blocks"]):
-            of_section = [tile for tile, _, _ in blocks[begin : begin + values["section_blocks"]]]
+        for begin in range(0, len(blocks), values["l2_group_blocks"]):
+            of_section = [tile for tile, _, _ in blocks[begin : begin + values["l2_group_blocks"]]]
             assert of_section == sorted(of_section, reverse=True)
 
     def test_without_a_mask_blocks_of_a_head_are_neighbours(self) -> None:
-        assert self.values(Workload(4, 6, 2, 300, 300))["section_heads"] == 1
+        assert self.values(Workload(4, 6, 2, 300, 300))["l2_group_heads"] == 1
 
     @pytest.mark.parametrize("scale", [0.125, 64**-0.5 * 1.7, 256**-0.5, 1e-6, 3.0])
     def test_natural_turns_base_2_back_into_scaled_scores(self, scale: float) -> None:
@@ -388,7 +388,7 @@ class TestAttentionForward:
         """
         values = self.values(Workload(1, 8, 2, 100, 99), scale)
         scale = float(np.float32(scale))
-        scale_log2, natural, low = (float(np.float32(values[name])) for name in ("scale_log2", "natural", "natural_low"))
+        scale_log2, natural, low = (float(np.float32(values[name])) for name in ("scale_log2", "ln2_hi", "ln2_lo"))
         assert scale_log2 == values["scale_log2"]
         assert scale_log2 == pytest.approx(scale * math.log2(math.e), rel=2**-24)
         assert (natural + low) * scale_log2 == pytest.approx(scale, rel=2**-46)

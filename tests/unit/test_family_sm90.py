@@ -12,7 +12,7 @@ import pytest
 from flashgen.codegen.attention import attention_call
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import IllegalConfigError
-from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, Reference, Scheduler
+from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, RowMax, Scheduler
 from flashgen.codegen.families.attention_forward_sm90.family import FAMILY
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Buffer, BufferKind
@@ -64,9 +64,9 @@ def test_it_is_for_one_architecture(name: str) -> None:
         ({"query_stages": 3}, "query_stages must be from 1 to 2; got 3"),
         ({"out_panels": 0}, "out_panels must be from 1 to 2; got 0"),
         ({"out_panels": 3}, "out_panels must be from 1 to 2; got 3"),
-        ({"packed_heads": 3}, "packed_heads must be one of 1, 2, 4, 8, 16; got 3"),
-        ({"packed_heads": 32}, "packed_heads must be one of 1, 2, 4, 8, 16; got 32"),
-        ({"warpgroups": 1}, "turns must be false with warpgroups 1: there is nobody to take turns with; got true"),
+        ({"pack_gqa": 3}, "pack_gqa must be one of 1, 2, 4, 8, 16; got 3"),
+        ({"pack_gqa": 32}, "pack_gqa must be one of 1, 2, 4, 8, 16; got 32"),
+        ({"warpgroups": 1}, "ping_pong must be false with warpgroups 1: it takes two consumers; got true"),
         (
             {"warpgroups": 3, "block_kv": 64, "query_stages": 1},
             "scheduler must be dynamic with warpgroups 3: the static one does not fit 160 registers; got static",
@@ -83,9 +83,9 @@ def test_fields(changes: dict[str, Any], reason: str) -> None:
         {"block_kv": 32},
         {"stages": 4, "block_kv": 32},
         {"query_stages": 1, "out_panels": 1},
-        {"packed_heads": 16},
-        {"turns": False},
-        {"warpgroups": 1, "turns": False},
+        {"pack_gqa": 16},
+        {"ping_pong": False},
+        {"warpgroups": 1, "ping_pong": False},
         {"warpgroups": 3, "block_kv": 64, "query_stages": 1, "scheduler": Scheduler.DYNAMIC},
     ],
 )
@@ -100,10 +100,10 @@ def test_the_output_has_so_many_panels(head_dims: tuple[int, int], panels: int) 
 
 
 def test_all_reasons_at_once() -> None:
-    bad = config(warpgroups=4, block_kv=33, stages=9, query_stages=0, out_panels=9, packed_heads=5)
+    bad = config(warpgroups=4, block_kv=33, stages=9, query_stages=0, out_panels=9, pack_gqa=5)
     found = FAMILY.check(Problem(Dtype.BF16, 60), bad, SM_90)
     assert [r.split()[0] for r in found] == [
-        *("head_dim", "head_dim_v", "warpgroups", "block_kv", "stages", "query_stages", "out_panels", "packed_heads")
+        *("head_dim", "head_dim_v", "warpgroups", "block_kv", "stages", "query_stages", "out_panels", "pack_gqa")
     ]
     with pytest.raises(IllegalConfigError) as error:
         FAMILY.require_legal(Problem(Dtype.BF16, 60), bad, SM_90)
@@ -160,7 +160,7 @@ def test_registers_needed(warpgroups: int, block_kv: int, head_dim_v: int, neede
     [({"warpgroups": 1, "block_kv": 144}, 255), ({"block_kv": 144}, 232), ({"warpgroups": 3, "block_kv": 80}, 160)],
 )
 def test_registers(changes: dict[str, Any], available: int) -> None:
-    changes = {"turns": False, "scheduler": Scheduler.DYNAMIC, "query_stages": 1, "out_panels": 1, **changes}
+    changes = {"ping_pong": False, "scheduler": Scheduler.DYNAMIC, "query_stages": 1, "out_panels": 1, **changes}
     needed = FAMILY.registers_needed(D128, config(**changes))
     has = f"{available} are available with warpgroups {config(**changes).warpgroups}"
     assert needed > available
@@ -201,7 +201,7 @@ def test_blocks_share_an_sm_if_they_and_what_each_costs_fit() -> None:
     sizes = itertools.product((32, 48, 64, 80, 96, 112, 128), (1, 2), (1, 2), (2, 3, 4), (64, 96, 128, 192))
     shared = set()
     for block_kv, queries, panels, stages, width in sizes:
-        chosen, problem = AttentionForwardSm90Config(1, block_kv, stages, queries, panels, turns=False), Problem(Dtype.BF16, width)
+        chosen, problem = AttentionForwardSm90Config(1, block_kv, stages, queries, panels, ping_pong=False), Problem(Dtype.BF16, width)
         fit = 2 * (FAMILY.shared_bytes(problem, chosen) + 1024) <= 228 * 1024
         assert FAMILY.blocks_per_sm(problem, chosen) == (2 if fit else 1)
         shared.add(fit)
@@ -226,8 +226,13 @@ def test_registers_are_no_more_than_an_sm_has() -> None:
         ({}, Workload(2, 8, 2, 128, 500), 16, 16),
         ({}, Workload(2, 8, 2, 129, 500), 32, 32),
         ({}, Workload(2, 8, 2, 128 * 20, 500), 320, 132),
-        ({"warpgroups": 1, "turns": False, "block_kv": 64, "query_stages": 1, "out_panels": 1}, Workload(2, 8, 2, 64 * 20, 500), 320, 264),
-        ({"packed_heads": 4}, Workload(2, 8, 2, 33, 500), 2 * 2 * 2, 8),  # 32 queries a tile
+        (
+            {"warpgroups": 1, "ping_pong": False, "block_kv": 64, "query_stages": 1, "out_panels": 1},
+            Workload(2, 8, 2, 64 * 20, 500),
+            320,
+            264,
+        ),
+        ({"pack_gqa": 4}, Workload(2, 8, 2, 33, 500), 2 * 2 * 2, 8),  # 32 queries a tile
     ],
 )
 def test_grid(changes: dict[str, Any], workload: Workload, tiles: int, grid: int) -> None:
@@ -237,7 +242,7 @@ def test_grid(changes: dict[str, Any], workload: Workload, tiles: int, grid: int
     given = values(chosen, workload)
     assert (given["tiles"], given["launched_blocks"]) == (tiles, grid)
     assert given["query_tiles"] == -(-workload.len_q // chosen.queries)
-    assert given["head_sets"] == workload.heads_q // chosen.packed_heads
+    assert given["head_sets"] == workload.heads_q // chosen.pack_gqa
     assert given["group_reciprocal"] == -(-(2**64) // 4), "query heads of a key/value head, packed or not"
     assert given["head_sets_reciprocal"] == -(-(2**64) // given["head_sets"])
 
@@ -255,11 +260,11 @@ def test_sections_take_so_much_of_the_l2(len_kv: int, packed: int, section: int)
     causal = Problem(Dtype.BF16, 128, mask=Mask.CAUSAL)
     group = packed
     workload = Workload(1, 64 * group, 64, 4096, len_kv)
-    given = values(config(packed_heads=packed), workload, causal)
-    assert given["section_heads"] == section
-    assert given["section_blocks"] == section * given["query_tiles"]
-    assert given["section_blocks_reciprocal"] == -(-(2**64) // given["section_blocks"])
-    assert values(config(packed_heads=packed), workload)["section_heads"] == 1, "without a mask"
+    given = values(config(pack_gqa=packed), workload, causal)
+    assert given["l2_group_heads"] == section
+    assert given["l2_group_blocks"] == section * given["query_tiles"]
+    assert given["l2_group_blocks_reciprocal"] == -(-(2**64) // given["l2_group_blocks"])
+    assert values(config(pack_gqa=packed), workload)["l2_group_heads"] == 1, "without a mask"
 
 
 def test_threads() -> None:
@@ -291,7 +296,7 @@ def test_maps_say_where_every_element_is() -> None:
     assert [m.sizes for m in maps] == sizes
     assert [m.box for m in maps] == boxes
     assert [m.strides for m in maps] == [(2 * row, 2 * head, 2 * batch) for batch, row, head, _ in strides.values()]
-    packed = maps_of(problem, config(block_kv=96, packed_heads=4), workload, strides)
+    packed = maps_of(problem, config(block_kv=96, pack_gqa=4), workload, strides)
     assert packed[1:3] == maps[1:3], "k and v are not packed"
     assert [m.sizes for m in (packed[0], packed[3])] == [(72, 8, 5, 2), (40, 8, 5, 2)]
     assert [m.box for m in (packed[0], packed[3])] == [(64, 4, 32, 1), (64, 4, 4, 1)]
@@ -322,8 +327,8 @@ def test_how_many_configs_are_legal(head_dims: tuple[int, int], count: int) -> N
     space = list(FAMILY.space(problem, SM_90))
     assert len(space) == count
     assert all(FAMILY.check(problem, chosen, SM_90) == [] for chosen in space)
-    assert {chosen.packed_heads for chosen in space} == {1, 2, 4, 8, 16}
-    assert {chosen.reference for chosen in space} == set(Reference)
+    assert {chosen.pack_gqa for chosen in space} == {1, 2, 4, 8, 16}
+    assert {chosen.row_max for chosen in space} == set(RowMax)
     assert {chosen.scheduler for chosen in space} == set(Scheduler)
     bare = {dataclasses.replace(chosen, query_stages=1, out_panels=1) for chosen in space}
     assert len(bare) == len(space), "of buffers, one choice each"
@@ -343,5 +348,5 @@ def test_the_default_is_the_model_s_pick_of_those_that_pack_nothing() -> None:
     for problem in (D64, D128, Problem(Dtype.FP16, 192, 128, Mask.CAUSAL)):
         default = FAMILY.default(problem, SM_90)
         long = Workload(4, 16, 16, 4096, 4096)
-        seconds = {c: FAMILY.predict(problem, c, long, H200).seconds for c in FAMILY.space(problem, SM_90) if c.packed_heads == 1}
+        seconds = {c: FAMILY.predict(problem, c, long, H200).seconds for c in FAMILY.space(problem, SM_90) if c.pack_gqa == 1}
         assert seconds[default] == min(seconds.values())

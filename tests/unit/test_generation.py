@@ -151,8 +151,8 @@ def test_by_hand_and_by_family(out: Path) -> None:
     assert by_hand.spec.config == dataclasses.replace(default_spec(PROBLEM, DEVICE.target, family=FAMILY.name).config, stages=3)  # type: ignore[call-arg]
     assert by_hand.bucket == bucket(ASKED)
     assert written(out, family="attention_forward_sm90").spec.family.name == "attention_forward_sm90"
-    with pytest.raises(ArgumentError, match="packed_heads must divide the 1 query heads"):
-        written(out, family="attention_forward_sm90", settings=["packed_heads=8"])
+    with pytest.raises(ArgumentError, match="pack_gqa must divide the 1 query heads"):
+        written(out, family="attention_forward_sm90", settings=["pack_gqa=8"])
 
 
 @pytest.mark.parametrize(

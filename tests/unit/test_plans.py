@@ -379,8 +379,8 @@ def test_a_plan_refuses_what_no_kernel_can_take(changes: dict[str, Any], message
 
 
 def test_a_plan_refuses_a_kernel_whose_tiles_hold_too_many_heads() -> None:
-    packed = AttentionForwardSm90Config(2, 64, out_panels=1, packed_heads=4)
-    with pytest.raises(ArgumentError, match="packed_heads must divide the 2 query heads of a key/value head; got 4"):
+    packed = AttentionForwardSm90Config(2, 64, out_panels=1, pack_gqa=4)
+    with pytest.raises(ArgumentError, match="pack_gqa must divide the 2 query heads of a key/value head; got 4"):
         plan({}, Bound("attention_forward_sm90", packed))
 
 

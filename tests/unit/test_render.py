@@ -48,7 +48,24 @@ def test_a_file_is_inserted_byte_for_byte(path: str) -> None:
     """Inline PTX is full of what Jinja takes for its own: {%0, {{ and {#."""
     text = jinja_environment().from_string("before\n{{ source(path) }}after\n").render(path=path)
     content = (templates.ROOT / path).read_bytes()
-    assert text.encode() == b"before\n" + content + b"after\n"
+    named, inserted = text.removeprefix("before\n").split("\n\n", 1)
+    assert named.startswith(f"// ==== {path} ==")
+    assert inserted.encode() == content + b"after\n"
+
+
+@pytest.mark.parametrize("path", templates.paths())
+def test_no_line_is_longer_than_140_columns(path: str) -> None:
+    assert [line for line in templates.read(path).splitlines() if len(line) > 140] == []
+
+
+@every_spec
+def test_the_header_lists_the_parts_in_their_order(spec: KernelSpec) -> None:
+    header, text = render(spec).text.split("\n\n", 1)
+    words = " ".join(line.removeprefix("//").strip() for line in header.split("//   parts    ")[1].splitlines())
+    listed = {
+        f"{folder}/{name}.cuh" for folder, names in re.findall(r"(\S+): ((?:\w+(?:, |(?= |$)))+)", words) for name in names.split(", ")
+    }
+    assert listed == set(re.findall(r"^// ==== (\S+) =+$", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
@@ -121,8 +138,9 @@ def test_the_text_stands_alone_and_tells_what_it_is(spec: KernelSpec) -> None:
     lines = head.splitlines()
     assert all(line.startswith("//") for line in lines)
     assert lines[0] == f"// {spec.name}"
-    for fact in (spec.problem.name, spec.target.name, *(f"{k} {v}" for k, v in spec.config.to_json().items())):
-        assert fact in head
+    words = " ".join(word for line in lines for word in line.removeprefix("//").split())
+    for fact in (spec.problem.name, spec.target.name, *(f"{k} {v}".lower() for k, v in spec.config.to_json().items())):
+        assert fact in words
     assert source.entry == spec.name
     assert len(re.findall(rf'^extern "C" __global__ void [^;{{]*\b{spec.name}\(', body, re.MULTILINE)) == 1
     assert "#include" not in source.text

@@ -15,7 +15,7 @@ import pytest
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError, IllegalConfigError
-from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, QueryPlace, StepOrder
+from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec, problem_from_json, problem_to_json
@@ -42,7 +42,7 @@ def variants() -> dict[str, KernelSpec]:
         "warps": dataclasses.replace(SPEC, config=dataclasses.replace(config, warps=2)),
         "stages": dataclasses.replace(SPEC, config=dataclasses.replace(config, stages=3)),
         "query": dataclasses.replace(SPEC, config=dataclasses.replace(config, query=QueryPlace.REGISTERS)),
-        "first": dataclasses.replace(SPEC, config=dataclasses.replace(config, first=StepOrder.OUTPUT)),
+        "first_product": dataclasses.replace(SPEC, config=dataclasses.replace(config, first_product=FirstProduct.PV)),
         "blocks_per_sm": dataclasses.replace(SPEC, config=dataclasses.replace(config, blocks_per_sm=2)),
         "target": dataclasses.replace(SPEC, target=find_target("sm_86")),
     }
@@ -61,7 +61,7 @@ def test_names_and_digests_tell_specs_apart() -> None:
 
 
 def test_the_name_for_people() -> None:
-    assert SPEC.name == "attention_forward_bf16_d64_full_bq64_bk32_sk16_w4_s2_qshared_fscores_bps1_sm_80"
+    assert SPEC.name == "attention_forward_bf16_d64_full_bq64_bk32_sk16_w4_s2_qshared_fqk_bps1_sm_80"
 
 
 def test_the_digest_changes_with_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:

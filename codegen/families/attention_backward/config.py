@@ -46,7 +46,3 @@ class AttentionBackwardConfig(Config):
     def key_rows(self) -> int:
         """Keys of a warp."""
         return self.block_kv * self.column_groups // self.warps
-
-    def describe(self) -> str:
-        """For the header of the rendered file."""
-        return ", ".join(f"{name} {value}" for name, value in self.to_json().items())

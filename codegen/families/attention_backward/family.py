@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from flashgen.codegen.attention import float32, head_dim_reasons, padded, reciprocal, scale_values, section_heads
+from flashgen.codegen.attention import float32, head_dim_reasons, l2_group_heads, padded, reciprocal, scale_values
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
@@ -53,8 +53,8 @@ _MAIN = (
     *_named("float*", "d_q_sum"),
     *_named("Element*", "d_k", "d_v"),
     *_strides("q", "k", "v", "d_out", "d_k", "d_v"),
-    *_named("u64", "heads_kv_reciprocal", "section_heads_reciprocal", "section_blocks_reciprocal"),
-    *_named("int", "heads_q", "heads_kv", "group", "len_q", "len_kv", "query_tiles", "key_tiles", "section_heads", "section_blocks"),
+    *_named("u64", "heads_kv_reciprocal", "l2_group_heads_reciprocal", "l2_group_blocks_reciprocal"),
+    *_named("int", "heads_q", "heads_kv", "group", "len_q", "len_kv", "query_tiles", "key_tiles", "l2_group_heads", "l2_group_blocks"),
     *_named("float", "scale", "scale_log2"),
 )
 _SUMS = (
@@ -71,7 +71,7 @@ class AttentionBackward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward.cu.j2."""
 
     name = "attention_backward"
-    revision = 3
+    revision = 4
     operation = "backward"
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
@@ -84,9 +84,10 @@ class AttentionBackward(Family):
         *("cvt", "cvt_f32", "ex2", "mul", "shfl_sync", "vote_sync", "red"),
     )
     tiles = (
-        *("warp/shared_tile", "common/shared_regions", "common/schedule", "common/sequences", "common/score_chain"),
+        *("warp/shared_tile", "common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),
         *("common/softmax_rows", "common/lse", "common/row_statistics", "warp/exact_rows"),
         *("warp/load", "warp/load_tile", "warp/gemm", "warp/column_group", "warp/score_gradients", "warp/gradient_sum", "warp/epilogue"),
+        "warp/backward_beside",
     )
 
     # Registers that a thread needs beside what it accumulates and holds, while it has S^T and dP^T, and while it has dQ.
@@ -204,9 +205,9 @@ class AttentionBackward(Family):
         group, heads, scale = w.heads_q // w.heads_kv, w.batch * w.heads_q, call.scalars["scale"]
         # A block reads Q and dO of a group's heads as often as there are key tiles: keys take the place of queries in the launch's order.
         turned = Workload(w.batch, w.heads_kv, w.heads_kv, w.len_kv, w.len_q * group)
-        section = section_heads(problem, turned, device.l2_bytes // SECTION_SHARE_OF_L2)
+        section = l2_group_heads(problem, turned, device.l2_bytes // SECTION_SHARE_OF_L2)
         counts = {"heads_q": w.heads_q, "heads_kv": w.heads_kv, "group": group, "query_tiles": query_tiles, "key_tiles": key_tiles}
-        counts |= {"section_heads": section, "section_blocks": section * key_tiles}
+        counts |= {"l2_group_heads": section, "l2_group_blocks": section * key_tiles}
         known: dict[str, int | float] = {**counts, "len_q": w.len_q, "len_kv": w.len_kv, **scale_values(scale), "scale": float32(scale)}
         known |= {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in counts.items()}
         for name in STRIDED:

@@ -27,13 +27,13 @@ class AttentionBackwardPairSm90(AttentionBackwardWideSm90):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_pair_sm90.cu.j2."""
 
     name = "attention_backward_pair_sm90"
-    revision = 2
+    revision = 3
     preference = 2
     cluster: ClassVar[int] = PAIR
     template = "kernels/attention_backward_pair_sm90.cu.j2"
     config_type = AttentionBackwardPairSm90Config
     atoms = (*AttentionBackwardWideSm90.atoms, "cluster", "barrier_cluster", "mbarrier_cluster", "cp_async_bulk_send")
-    tiles = (*AttentionBackwardWideSm90.tiles, "warpgroup/block_pair")
+    tiles = (*AttentionBackwardWideSm90.tiles[:-1], "warpgroup/block_pair", "warpgroup/pair_consumer")  # a consumer of its own
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""

@@ -25,7 +25,3 @@ class AttentionBackwardSm90Config(Config):
     def transposes_d_q(self) -> bool:
         """Whether dQ is computed as K^T dS^T."""
         return self.block_q != 128
-
-    def describe(self) -> str:
-        """For the header of the rendered file."""
-        return ", ".join(f"{name} {value}" for name, value in self.to_json().items())

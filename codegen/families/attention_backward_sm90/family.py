@@ -60,7 +60,7 @@ class AttentionBackwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_sm90.cu.j2."""
 
     name = "attention_backward_sm90"
-    revision = 4
+    revision = 5
     block_kv: ClassVar[int] = BLOCK_KV
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
     operation = "backward"
@@ -72,9 +72,9 @@ class AttentionBackwardSm90(Family):
             *(Parameter("TensorMap", f"{tensor}_map") for tensor in ("q", "k", "v", "d_out", "d_k", "d_v")),
             *(Parameter("const float*", n) for n in ("row_lse", "row_delta", "row_shift")),
             Parameter("float*", "d_q_sum"),
-            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_kv", "section_heads", "section_blocks")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_kv", "l2_group_heads", "l2_group_blocks")),
             *_SIZES,
-            *(Parameter("int", n) for n in ("heads_kv", "group", "key_tiles", "section_heads", "section_blocks")),
+            *(Parameter("int", n) for n in ("heads_kv", "group", "key_tiles", "l2_group_heads", "l2_group_blocks")),
             *(Parameter("float", n) for n in ("scale_log2", "scale")),
         )
     )
@@ -106,7 +106,7 @@ class AttentionBackwardSm90(Family):
         *("mul", "shfl_sync", "vote_sync", "mma_sync", "griddepcontrol"),
     )
     tiles: ClassVar[tuple[str, ...]] = (
-        *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
+        *("common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain", "common/softmax_rows"),
         *("common/lse", "common/row_statistics", "warp/exact_rows"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
         *(
@@ -195,8 +195,8 @@ class AttentionBackwardSm90(Family):
             "heads_q": w.heads_q,
             "group": w.heads_q // w.heads_kv,
             "heads_kv": w.heads_kv,
-            "section_heads": section,
-            "section_blocks": section * key_tiles,
+            "l2_group_heads": section,
+            "l2_group_blocks": section * key_tiles,
         }
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}

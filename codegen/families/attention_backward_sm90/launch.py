@@ -19,7 +19,7 @@ def panels(width: int) -> int:
 
 
 def heads_of_section(problem: Problem, w: Workload) -> int:
-    """Key/value heads of a section of the order: see templates/tile/common/schedule.cuh. Without a mask, one head after the other.
+    """Key/value heads of a section of the order: see templates/tile/common/tile_scheduler.cuh. Without a mask, one head after the other.
 
     But blocks that wait for others of their head (turns.cuh beside it) lose the least time with other heads between them.
     """

@@ -18,7 +18,3 @@ class AttentionBackwardWideSm90Config(Config):
     stages: int = tagged("s", 2)
     block_q: ClassVar[int] = 64  # query rows of a tile
     transposes_d_q: ClassVar[bool] = False
-
-    def describe(self) -> str:
-        """For the header of the rendered file."""
-        return f"stages {self.stages}"

@@ -33,24 +33,18 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_wide_sm90.cu.j2."""
 
     name = "attention_backward_wide_sm90"
-    revision = 4
+    revision = 5
     preference = 1
     block_kv = 64
     template = "kernels/attention_backward_wide_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardWideSm90Config
     atoms: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.atoms, "named_barrier_unaligned", "ldmatrix")
     tiles: ClassVar[tuple[str, ...]] = (
-        *("common/shared_regions", "common/schedule", "common/sequences", "common/score_chain", "common/softmax_rows"),
+        *("common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain", "common/softmax_rows"),
         *("common/lse", "common/row_statistics", "warp/exact_rows"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
-        *(
-            "warpgroup/wide_products",
-            "warpgroup/backward_beside",
-            "common/key_work",
-            "warpgroup/backward_inputs",
-            "warpgroup/store_columns",
-            "warpgroup/split_roles",
-        ),
+        *("warpgroup/wide_products", "warpgroup/backward_beside", "common/key_work", "warpgroup/backward_inputs"),
+        *("warpgroup/store_columns", "warpgroup/split_roles", "warpgroup/wide_consumer"),
     )
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:

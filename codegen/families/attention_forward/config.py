@@ -15,11 +15,11 @@ class QueryPlace(enum.Enum):
     REGISTERS = "registers"
 
 
-class StepOrder(enum.Enum):
-    """Which of its two products a step issues first for each chunk of keys."""
+class FirstProduct(enum.Enum):
+    """Which of its two products a step issues first for each chunk of keys: S = Q K^T of the next step, or O += P V of this one."""
 
-    SCORES = "scores"
-    OUTPUT = "output"
+    QK = "qk"
+    PV = "pv"
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class AttentionForwardConfig(Config):
     step_kv:        keys of a step, a multiple of 16: their scores are computed while those of the step before are used
     warps:          warps of a block; each owns block_q / warps rows
     stages:         tiles of K, and of V, that shared memory holds: stages - 1 tiles are loaded ahead
-    query:          query tile read from shared memory at each use, or once into registers
-    first:          product that a step issues first: scores of the next keys, or output of these. Alike in principle; but near the limit
+    query:          where Q is read from: shared memory at each use, or registers that hold it
+    first_product:  the product that a step issues first: Q K^T of the next keys, or P V of these. Alike in principle; but near the limit
                     of the registers the compiler spills with the one and not with the other
     blocks_per_sm:  blocks that must fit on one SM at once: caps the registers
     """
@@ -43,9 +43,5 @@ class AttentionForwardConfig(Config):
     warps: int = tagged("w")
     stages: int = tagged("s")
     query: QueryPlace = tagged("q")
-    first: StepOrder = tagged("f", StepOrder.SCORES)
+    first_product: FirstProduct = tagged("f", FirstProduct.QK)
     blocks_per_sm: int = tagged("bps", 1)
-
-    def describe(self) -> str:
-        """For the header of the rendered file."""
-        return ", ".join(f"{name} {value}" for name, value in self.to_json().items())

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from flashgen.codegen.attention import TENSORS, head_dim_reasons, padded, reciprocal, scale_values, section_heads
+from flashgen.codegen.attention import TENSORS, head_dim_reasons, l2_group_heads, padded, reciprocal, scale_values
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
@@ -17,7 +17,7 @@ from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
 from . import model
-from .config import AttentionForwardConfig, QueryPlace, StepOrder
+from .config import AttentionForwardConfig, FirstProduct, QueryPlace
 
 SECTION_SHARE_OF_L2 = 2  # one part in so many: blocks of neighbouring sections run together
 SPARE_REGISTERS = 36  # of a thread, beside those needed: with so many hardly anything spills
@@ -27,7 +27,7 @@ class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 12
+    revision = 13
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -36,9 +36,9 @@ class AttentionForward(Family):
             Parameter("Element*", "out"),
             Parameter("float*", "lse"),
             *(Parameter("i64", f"{tensor}_{dim}") for tensor in TENSORS for dim in ("batch", "head", "row")),
-            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "section_heads", "section_blocks")),
-            *(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "section_heads", "section_blocks")),
-            *(Parameter("float", n) for n in ("scale_log2", "natural", "natural_low")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "l2_group_heads", "l2_group_blocks")),
+            *(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "l2_group_heads", "l2_group_blocks")),
+            *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
         )
     )
     atoms = (
@@ -46,7 +46,16 @@ class AttentionForward(Family):
         *("cvt", "ex2", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
-        *("warp/shared_tile", "common/shared_regions", "common/schedule", "warp/rows", "warp/load", "warp/gemm", "common/mask"),
+        *(
+            "warp/shared_tile",
+            "common/shared_regions",
+            "common/tile_scheduler",
+            "warp/rows",
+            "warp/load",
+            "warp/key_value_reader",
+            "warp/gemm",
+            "common/mask",
+        ),
         *("common/softmax_rows", "common/lse", "warp/softmax", "warp/epilogue"),
     )
 
@@ -134,18 +143,18 @@ class AttentionForward(Family):
         """See Family."""
         problem, workload = call.problem, call.workload
         query_tiles = -(-workload.len_q // config.block_q)
-        section = section_heads(problem, workload, device.l2_bytes // SECTION_SHARE_OF_L2)
+        section = l2_group_heads(problem, workload, device.l2_bytes // SECTION_SHARE_OF_L2)
         divisors = {
             "heads_q": workload.heads_q,
             "group": workload.heads_q // workload.heads_kv,
-            "section_heads": section,
-            "section_blocks": section * query_tiles,
+            "l2_group_heads": section,
+            "l2_group_blocks": section * query_tiles,
         }
         values: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         for name in TENSORS:
             batch, row, head, _ = call.views[name].strides
             values |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
-        values |= {name: divisors[name] for name in ("heads_q", "section_heads", "section_blocks")}
+        values |= {name: divisors[name] for name in ("heads_q", "l2_group_heads", "l2_group_blocks")}
         values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles, **scale_values(call.scalars["scale"])}
         grid = self.grid(config, workload)
         return Program((KernelLaunch(grid, values),))
@@ -156,7 +165,7 @@ class AttentionForward(Family):
             "element": {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
             "output_over_queries": padded(problem.head_dim_v) <= padded(problem.head_dim),
-            "scores_first": config.first is StepOrder.SCORES,
+            "qk_first": config.first_product is FirstProduct.QK,
             "query_in_registers": config.query is QueryPlace.REGISTERS,
             "shared_bytes": self.shared_bytes(problem, config),
         }
@@ -168,10 +177,10 @@ class AttentionForward(Family):
         keys += [(96, 32), (96, 48), (96, 96), (128, 32), (128, 64)]
         # On an H200 a third stage is worth nothing in the median, and costs where it takes a resident block away: docs/performance-log.md.
         stages = 2
-        for (block_q, warps), (block_kv, step_kv), query, first in itertools.product(rows, keys, QueryPlace, StepOrder):
+        for (block_q, warps), (block_kv, step_kv), query, first_product in itertools.product(rows, keys, QueryPlace, FirstProduct):
             caps: set[int] = set()
             for blocks in (1, 2, 3, 4):
-                config = AttentionForwardConfig(block_q, block_kv, step_kv, warps, stages, query, first, blocks)
+                config = AttentionForwardConfig(block_q, block_kv, step_kv, warps, stages, query, first_product, blocks)
                 cap = self.registers_cap(config, target)
                 if cap not in caps:  # else the machine code would be the same
                     yield config
@@ -195,7 +204,7 @@ class AttentionForward(Family):
         registers = registers or min(self.registers_cap(config, target), self.registers_needed(problem, config) + self._slack(config))
         resident = max(1, target.blocks_resident(self.threads(config), registers, self.shared_bytes(problem, config)))
         blocks = self.grid(config, workload)
-        in_shared, output_first = config.query is QueryPlace.SHARED, config.first is StepOrder.OUTPUT
+        in_shared, output_first = config.query is QueryPlace.SHARED, config.first_product is FirstProduct.PV
         return model.predict(problem, config, workload, device, blocks, resident, in_shared, output_first, weights)
 
     def _slack(self, config: AttentionForwardConfig) -> int:

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from flashgen.codegen.config import Config, tagged
 
-PACKED_HEADS = (1, 2, 4, 8, 16)  # 16: the rows of a warp, whose output goes to memory in one box
+PACK_GQA = (1, 2, 4, 8, 16)  # 16: the rows of a warp, whose output goes to memory in one box
 
 
-class Reference(enum.Enum):
-    """What a row's probabilities are relative to."""
+class RowMax(enum.Enum):
+    """Which maximum a row's P is relative to: an early block's, until the row sum tells that it is too low, or always the present one."""
 
-    LAZY = "lazy"
-    MAXIMUM = "maximum"
+    STALE = "stale"
+    EXACT = "exact"
 
 
 class Scheduler(enum.Enum):
-    """How a block comes by its next query tile: so many on, or the next that nobody has claimed."""
+    """The tile scheduler: a block takes every so many-th work tile, or claims the next one from a counter."""
 
     STATIC = "static"
     DYNAMIC = "dynamic"
@@ -33,10 +33,10 @@ class AttentionForwardSm90Config(Config):
     stages:        tiles of K, and of V, that shared memory holds
     query_stages:  query tiles that it holds: with 2, the next one is loaded while this one is worked on
     out_panels:    panels of 64 columns for each warp, through which the output goes to memory
-    reference:     of a row: the maximum of an early block until the sum outgrows it, or following the maximum of each block
-    turns:         whether consumers take turns at issuing products
-    scheduler:     how blocks come by their tiles
-    packed_heads:  query heads of a group that share a tile, and so its keys and values: 1, 2, 4, 8 or 16
+    row_max:       stale, with conditional rescaling, or exact
+    ping_pong:     whether consumers alternate between products and softmax (FlashAttention-3, section 3.1)
+    scheduler:     the tile scheduler: how blocks come by their work tiles
+    pack_gqa:      query heads of a group that share a Q tile, and so its K and V: 1, 2, 4, 8 or 16
     """
 
     warpgroups: int = tagged("w")
@@ -44,10 +44,10 @@ class AttentionForwardSm90Config(Config):
     stages: int = tagged("s", 2)
     query_stages: int = tagged("qs", 2)
     out_panels: int = tagged("op", 2)
-    reference: Reference = tagged("r", Reference.LAZY)
-    turns: bool = tagged("t", True)
+    row_max: RowMax = tagged("m", RowMax.STALE)
+    ping_pong: bool = tagged("pp", True)
     scheduler: Scheduler = tagged("s", Scheduler.STATIC)
-    packed_heads: int = tagged("ph", 1)
+    pack_gqa: int = tagged("pg", 1)
 
     @property
     def block_q(self) -> int:
@@ -57,18 +57,14 @@ class AttentionForwardSm90Config(Config):
     @property
     def queries(self) -> int:
         """Queries of a tile, which have a row for each of its heads."""
-        return self.block_q // self.packed_heads
+        return self.block_q // self.pack_gqa
 
     @property
-    def lazy(self) -> bool:
-        """Whether the reference is lazy."""
-        return self.reference is Reference.LAZY
+    def stale_row_max(self) -> bool:
+        """Whether the row max may be stale."""
+        return self.row_max is RowMax.STALE
 
     @property
     def dynamic(self) -> bool:
-        """Whether tiles are claimed."""
+        """Whether blocks claim their work tiles."""
         return self.scheduler is Scheduler.DYNAMIC
-
-    def describe(self) -> str:
-        """For the header of the rendered file."""
-        return ", ".join(f"{name} {value}" for name, value in self.to_json().items())

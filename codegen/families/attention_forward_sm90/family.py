@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from flashgen.codegen import wgmma
-from flashgen.codegen.attention import TENSORS, head_dim_reasons, reciprocal, scale_values, section_heads
+from flashgen.codegen.attention import TENSORS, head_dim_reasons, l2_group_heads, reciprocal, scale_values
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
@@ -20,7 +20,7 @@ from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_s
 from flashgen.codegen.workload import Workload
 
 from . import model
-from .config import PACKED_HEADS, AttentionForwardSm90Config, Reference, Scheduler
+from .config import PACK_GQA, AttentionForwardSm90Config, RowMax, Scheduler
 
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 COUNTER_BYTES = 4  # an int
@@ -45,7 +45,7 @@ class AttentionForwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
 
     name = "attention_forward_sm90"
-    revision = 6
+    revision = 7
     preference = 1
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
@@ -54,10 +54,10 @@ class AttentionForwardSm90(Family):
             *(Parameter("TensorMap", f"{tensor}_map") for tensor in TENSORS),
             Parameter("float*", "lse"),
             Parameter("u32*", "tile_counter"),
-            *(Parameter("u64", f"{n}_reciprocal") for n in ("head_sets", "group", "section_heads", "section_blocks")),
-            *(Parameter("int", n) for n in ("head_sets", "len_q", "len_kv", "query_tiles", "section_heads", "section_blocks")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("head_sets", "group", "l2_group_heads", "l2_group_blocks")),
+            *(Parameter("int", n) for n in ("head_sets", "len_q", "len_kv", "query_tiles", "l2_group_heads", "l2_group_blocks")),
             *(Parameter("int", n) for n in ("tiles", "launched_blocks")),
-            *(Parameter("float", n) for n in ("scale_log2", "natural", "natural_low")),
+            *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
         )
     )
     atoms = (
@@ -65,8 +65,9 @@ class AttentionForwardSm90(Family):
         *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "ex2", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
-        *("common/shared_regions", "common/schedule", "warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "common/mask"),
-        *("common/softmax_rows", "common/lse", "warpgroup/row_sums", "warpgroup/lazy_softmax", "warpgroup/epilogue"),
+        *("common/shared_regions", "common/tile_scheduler", "warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "common/mask"),
+        *("common/softmax_rows", "common/lse", "warpgroup/row_sums", "warpgroup/stale_softmax", "warpgroup/epilogue"),
+        *("warpgroup/forward_storage", "warpgroup/forward_producer", "warpgroup/forward_lse", "warpgroup/forward_consumer"),
     )
 
     # Registers a consumer's thread needs beside scores, probabilities of two key blocks and the output. By experiment: what is
@@ -91,10 +92,10 @@ class AttentionForwardSm90(Family):
             value = getattr(config, name)
             if not low <= value <= high or value % step:
                 reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
-        if config.packed_heads not in PACKED_HEADS:
-            reasons.append(f"packed_heads must be one of {', '.join(map(str, PACKED_HEADS))}; got {config.packed_heads}")
-        if config.turns and config.warpgroups == 1:
-            reasons.append("turns must be false with warpgroups 1: there is nobody to take turns with; got true")
+        if config.pack_gqa not in PACK_GQA:
+            reasons.append(f"pack_gqa must be one of {', '.join(map(str, PACK_GQA))}; got {config.pack_gqa}")
+        if config.ping_pong and config.warpgroups == 1:
+            reasons.append("ping_pong must be false with warpgroups 1: it takes two consumers; got true")
         if config.warpgroups == 3 and not config.dynamic:
             reasons.append("scheduler must be dynamic with warpgroups 3: the static one does not fit 160 registers; got static")
         return reasons or self._resource_reasons(problem, config, target)
@@ -159,7 +160,7 @@ class AttentionForwardSm90(Family):
         return stages * STAGE_BYTES + (config.query_stages + 2) * TILE_BYTES
 
     def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:
-        return -(-workload.len_q // config.queries) * (workload.heads_q // config.packed_heads) * workload.batch
+        return -(-workload.len_q // config.queries) * (workload.heads_q // config.pack_gqa) * workload.batch
 
     def grid(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> int:
         """Number of blocks: as many as are resident at once, as they stay."""
@@ -176,10 +177,10 @@ class AttentionForwardSm90(Family):
     def _sizes(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload) -> dict[str, int | float]:
         """The parameters that say how tiles are found."""
         query_tiles = -(-workload.len_q // config.queries)
-        sets = workload.heads_q // config.packed_heads
-        in_sets = workload if config.packed_heads == 1 else dataclasses.replace(workload, heads_q=sets)
-        section = section_heads(problem, in_sets, SECTION_BYTES if workload.len_kv >= LONG else SHORT_SECTION_BYTES)
-        of_order = {"head_sets": sets, "section_heads": section, "section_blocks": section * query_tiles}
+        sets = workload.heads_q // config.pack_gqa
+        in_sets = workload if config.pack_gqa == 1 else dataclasses.replace(workload, heads_q=sets)
+        section = l2_group_heads(problem, in_sets, SECTION_BYTES if workload.len_kv >= LONG else SHORT_SECTION_BYTES)
+        of_order = {"head_sets": sets, "l2_group_heads": section, "l2_group_blocks": section * query_tiles}
         divisors = {**of_order, "group": workload.heads_q // workload.heads_kv}
         return {
             **{f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()},
@@ -199,7 +200,7 @@ class AttentionForwardSm90(Family):
         d, dv, size = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
         queries, keys = (w.len_q, w.heads_q), (w.len_kv, w.heads_kv)
         boxes = ((d, queries, config.block_q), (d, keys, config.block_kv), (dv, keys, config.block_kv), (dv, queries, 16))
-        packed = config.packed_heads
+        packed = config.pack_gqa
         maps = {}
         for name, (width, sizes, rows) in zip(TENSORS, boxes, strict=True):
             batch, row, head, _ = call.views[name].strides
@@ -212,21 +213,21 @@ class AttentionForwardSm90(Family):
 
     def worth_trying(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:
         """See Family. Packing more heads is for fewer tiles, by a tenth at least: their work is the same, and copies become smaller."""
-        if config.packed_heads == 1:
+        if config.pack_gqa == 1:
             return True
-        half = dataclasses.replace(config, packed_heads=config.packed_heads // 2)
+        half = dataclasses.replace(config, pack_gqa=config.pack_gqa // 2)
         return self._tiles(config, workload) <= 0.9 * self._tiles(half, workload)
 
     def config_refusals(self, config: AttentionForwardSm90Config, workload: Workload) -> list[str]:
         """See Family."""
         group = workload.heads_q // max(1, workload.heads_kv)
-        if group % config.packed_heads:
-            return [f"packed_heads must divide the {group} query heads of a key/value head; got {config.packed_heads}"]
+        if group % config.pack_gqa:
+            return [f"pack_gqa must divide the {group} query heads of a key/value head; got {config.pack_gqa}"]
         return []
 
     def group_unit(self, config: AttentionForwardSm90Config) -> int:
         """See Family. Heads that share a tile are of one group."""
-        return config.packed_heads
+        return config.pack_gqa
 
     def call_refusals(self, call: Call, config: AttentionForwardSm90Config | None = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
@@ -258,13 +259,13 @@ class AttentionForwardSm90(Family):
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionForwardSm90Config]:
         """See Family. Legal ones only: of buffers, the most that fit."""
         keys = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192)
-        for warpgroups, block_kv, reference, scheduler in itertools.product((1, 2, 3), keys, Reference, Scheduler):
-            for turns in (False, True) if warpgroups > 1 else (False,):
+        for warpgroups, block_kv, row_max, scheduler in itertools.product((1, 2, 3), keys, RowMax, Scheduler):
+            for ping_pong in (False, True) if warpgroups > 1 else (False,):
                 buffers = ((2, 2), (2, 1), (1, 2), (1, 1))
-                configs = [AttentionForwardSm90Config(warpgroups, block_kv, 2, *b, reference, turns, scheduler) for b in buffers]
+                configs = [AttentionForwardSm90Config(warpgroups, block_kv, 2, *b, row_max, ping_pong, scheduler) for b in buffers]
                 legal = [config for config in configs if not self.check(problem, config, target)]
                 for config in sorted(legal, key=lambda config: -self.blocks_per_sm(problem, config))[:1]:  # fewer buffers are never faster
-                    yield from (dataclasses.replace(config, packed_heads=packed) for packed in PACKED_HEADS)
+                    yield from (dataclasses.replace(config, pack_gqa=packed) for packed in PACK_GQA)
 
     def default(self, problem: Problem, target: Target) -> AttentionForwardSm90Config:
         """See Family. The model's pick for a long sequence."""
@@ -291,7 +292,7 @@ FAMILY = AttentionForwardSm90()
 @cache
 def _default(problem: Problem, target: Target) -> AttentionForwardSm90Config:
     device, workload = device_of_target(target), Workload(batch=4, heads_q=16, heads_kv=16, len_q=4096, len_kv=4096)
-    legal = [config for config in FAMILY.space(problem, target) if config.packed_heads == 1]  # all of it is legal
+    legal = [config for config in FAMILY.space(problem, target) if config.pack_gqa == 1]  # all of it is legal
     if not legal:
         FAMILY.require_legal(problem, AttentionForwardSm90Config(2, 64), target)
     return min(legal, key=lambda config: FAMILY.predict(problem, config, workload, device).seconds)

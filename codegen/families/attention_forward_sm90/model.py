@@ -83,19 +83,19 @@ def predict(
     rows, keys, rate = config.block_q, config.block_kv, device.target.wgmma_flops_per_cycle
     d, dv = (-(-width // 16) * 16 for width in (problem.head_dim, problem.head_dim_v))
     tiles_of_head = -(-workload.len_q // config.queries)
-    heads = workload.batch * workload.heads_q // config.packed_heads  # sets of heads that share tiles
+    heads = workload.batch * workload.heads_q // config.pack_gqa  # sets of heads that share tiles
     tiles = heads * tiles_of_head
     if not tiles:
         return Prediction(0.0, "nothing")
     blocks = min(tiles, device.sm_count * per_sm)
     beside = math.ceil(blocks / device.sm_count)  # blocks on an SM
     tensor = 2 * rows * beside * keys * (d + dv) / rate / w.tensor
-    per_key = w.exponentials + (0.0 if config.lazy else w.maximum)
+    per_key = w.exponentials + (0.0 if config.stale_row_max else w.maximum)
     serial = w.scores * 2 * rows * keys * d / rate + config.warpgroups * beside * keys * per_key + w.latency
     panels = sum(_panels(width, problem.dtype, w.misaligned) for width in (problem.head_dim, problem.head_dim_v))
     copies = w.copies * keys * beside * panels
     step = (tensor**w.joining + serial**w.joining + copies**w.joining) ** (1 / w.joining)
-    if config.turns:
+    if config.ping_pong:
         step *= w.turns_of_three if config.warpgroups == 3 else w.turns_of_two
     if beside > 1:
         step *= w.neighbours

@@ -28,7 +28,3 @@ class StandardAttentionConfig(Config):
     blocks_per_sm: int = tagged("bps", 1)
     softmax_warps: int = tagged("sw", 8)
     row_scores: int = tagged("rs", 32)
-
-    def describe(self) -> str:
-        """For the header of the rendered file."""
-        return ", ".join(f"{name} {value}" for name, value in self.to_json().items())

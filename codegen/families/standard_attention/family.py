@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 
-from flashgen.codegen.attention import TENSORS, head_dim_reasons, padded, reciprocal, scale_values, section_heads
+from flashgen.codegen.attention import TENSORS, head_dim_reasons, l2_group_heads, padded, reciprocal, scale_values
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
@@ -32,8 +32,8 @@ def _strides(*tensors: str) -> tuple[Parameter, ...]:
     return tuple(Parameter("i64", f"{tensor}_{dim}") for tensor in tensors for dim in ("batch", "head", "row"))
 
 
-_ORDER_RECIPROCALS = tuple(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "section_heads", "section_blocks"))
-_ORDER = tuple(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "section_heads", "section_blocks"))
+_ORDER_RECIPROCALS = tuple(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "l2_group_heads", "l2_group_blocks"))
+_ORDER = tuple(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "l2_group_heads", "l2_group_blocks"))
 _SCORES = (
     *(Parameter("const Element*", n) for n in ("q", "k")),
     Parameter("float*", "S"),
@@ -48,7 +48,7 @@ _SOFTMAX = (
     Parameter("i64", "score_row"),
     Parameter("u64", "len_q_reciprocal"),
     *(Parameter("int", n) for n in ("rows", "len_q", "len_kv", "row_warps")),
-    *(Parameter("float", n) for n in ("scale_log2", "natural", "natural_low")),
+    *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
 )
 _OUTPUT = (
     *(Parameter("const Element*", n) for n in ("P", "v")),
@@ -63,7 +63,7 @@ class StandardAttention(Family):
     """See the module's docstring; the algorithm is templates/kernels/standard_attention.cu.j2."""
 
     name = "standard_attention"
-    revision = 1
+    revision = 2
     template = "kernels/standard_attention.cu.j2"
     config_type = StandardAttentionConfig
     parameters = ParameterBlock(_SCORES)
@@ -77,7 +77,7 @@ class StandardAttention(Family):
         *(
             "warp/shared_tile",
             "common/shared_regions",
-            "common/schedule",
+            "common/tile_scheduler",
             "warp/rows",
             "warp/load",
             "warp/load_tile",
@@ -189,17 +189,17 @@ class StandardAttention(Family):
         query_tiles = -(-w.len_q // config.block_q)
         heads, rows = w.batch * w.heads_q, w.batch * w.heads_q * w.len_q
         row = max(1, -(-w.len_kv // ROW_UNIT)) * ROW_UNIT
-        section = section_heads(problem, w, device.l2_bytes // SECTION_SHARE_OF_L2)
+        section = l2_group_heads(problem, w, device.l2_bytes // SECTION_SHARE_OF_L2)
         divisors = {
             "heads_q": w.heads_q,
             "group": w.heads_q // w.heads_kv,
-            "section_heads": section,
-            "section_blocks": section * query_tiles,
+            "l2_group_heads": section,
+            "l2_group_blocks": section * query_tiles,
             "len_q": w.len_q,
         }
         row_warps = self.row_warps(config, w)
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
-        known |= {name: divisors[name] for name in ("heads_q", "section_heads", "section_blocks")}
+        known |= {name: divisors[name] for name in ("heads_q", "l2_group_heads", "l2_group_blocks")}
         known |= {"len_q": w.len_q, "len_kv": w.len_kv, "query_tiles": query_tiles, "rows": rows, "row_warps": row_warps}
         known |= {"score_batch": w.heads_q * w.len_q * row, "score_head": w.len_q * row, "score_row": row}
         known |= scale_values(call.scalars["scale"])

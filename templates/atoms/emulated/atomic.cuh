@@ -1,5 +1,5 @@
-// Words of global memory by which blocks wait for each other. Blocks on other cores may read and write them meanwhile, so they are atomic here,
-// too. The shadow of shared memory takes no order from them: threads of one block order that by barriers.
+// Words of global memory by which blocks wait for each other. Blocks on other cores may read and write them meanwhile, so they are atomic
+// here, too. The shadow of shared memory takes no order from them: threads of one block order that by barriers.
 
 namespace emulator {
 

@@ -1,5 +1,5 @@
-// Asynchronous copies from global to shared memory. By the launch's choice they take place as early as may be, when they are issued, or as late,
-// when they are waited for. Until then nobody may touch their destination.
+// Asynchronous copies from global to shared memory. By the launch's choice they take place as early as may be, when they are issued, or as
+// late, when they are waited for. Until then nobody may touch their destination.
 
 namespace emulator {
 
@@ -18,7 +18,9 @@ inline void issue(SharedAddress destination, const void* source) {
 
 }  // namespace emulator
 
-inline void cp_async_16(SharedAddress destination, const void* source, bool valid) { emulator::issue(destination, valid ? source : nullptr); }
+inline void cp_async_16(SharedAddress destination, const void* source, bool valid) {
+    emulator::issue(destination, valid ? source : nullptr);
+}
 
 inline void cp_async_16(SharedAddress destination, const void* source) { emulator::issue(destination, source); }
 

@@ -73,7 +73,8 @@ struct Box {
 inline Box box_of(const TensorMap& map, SharedAddress place, int column, int row, int head, int batch) {
     if (map.rank != 4 || map.element_bytes != 2 || map.swizzle_bytes != kRowBytes || map.box[0] != kRowElements)
         current->fail("tensor map",
-                      "copies by a map of rank %d, %d-byte elements, rows of %d elements and a swizzle of %d bytes; 4, 2, 64 and 128 are known",
+                      "copies by a map of rank %d, %d-byte elements, rows of %d elements and a swizzle of %d bytes; "
+                      "4, 2, 64 and 128 are known",
                       map.rank, map.element_bytes, map.box[0], map.swizzle_bytes);
     if (place % 1024) current->fail("tensor copy", "copies a box at %u, no multiple of 1024", place);
     return {&map, place, {column, row, head, batch}};
@@ -120,7 +121,8 @@ inline void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap
     const emulator::Box box = emulator::box_of(map, destination, column, row, head, batch);
     emulator::Mbarrier& announced = emulator::mbarrier_at(barrier, true);
     for (int r = 0; r < box.rows(); ++r) {
-        emulator::require(block.shared.may_write(box.row_place(r), emulator::kRowBytes, emulator::now(), true), box.row_place(r), emulator::kRowBytes);
+        const bool free = block.shared.may_write(box.row_place(r), emulator::kRowBytes, emulator::now(), true);
+        emulator::require(free, box.row_place(r), emulator::kRowBytes);
         const emulator::Box::Part part = box.part(r);
         if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, false, "copies");
     }

@@ -1,5 +1,5 @@
-// Warp-wide matrix product d += a * b, 16x16 times 16x8: the fragment map is that of atoms/ptx/mma_sync.cuh. Products of 16-bit elements are
-// exact in fp32; they are added up in double and rounded once.
+// Warp-wide matrix product d += a * b, 16x16 times 16x8: the fragment map is that of atoms/ptx/mma_sync.cuh. Products of 16-bit elements
+// are exact in fp32; they are added up in double and rounded once.
 
 namespace emulator {
 

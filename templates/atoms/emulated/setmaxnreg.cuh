@@ -1,5 +1,5 @@
-// Registers of a warpgroup. The emulator has no limit, but counts what warpgroups have: together no more than the launch bounds give a block, which
-// a GPU would wait for without end, and no less than it could be.
+// Registers of a warpgroup. The emulator has no limit, but counts what warpgroups have: together no more than the launch bounds give a
+// block, which a GPU would wait for without end, and no less than it could be.
 
 namespace emulator {
 
@@ -20,7 +20,9 @@ struct Registers : Kept {
         int used = 0;
         for (const int own : of_warpgroup) used += own;
         if (used > there || there - used >= 8 * std::max(taking, 1))
-            block.fail("registers", "ends the block, whose warpgroups have %d registers together, a thread of each; the launch gives them %d", used, there);
+            block.fail("registers",
+                       "ends the block, whose warpgroups have %d registers together, a thread of each; the launch gives them %d",  //
+                       used, there);
     }
 };
 

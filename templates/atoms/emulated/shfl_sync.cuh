@@ -20,8 +20,12 @@ inline int own_lane() { return current->running % kLanes; }
 
 }  // namespace emulator
 
-inline float shfl_sync_bfly(float value, int lane_mask) { return emulator::shfl_sync("shfl_sync_bfly", value, emulator::own_lane() ^ lane_mask); }
+inline float shfl_sync_bfly(float value, int lane_mask) {
+    return emulator::shfl_sync("shfl_sync_bfly", value, emulator::own_lane() ^ lane_mask);
+}
 
-inline u32 shfl_sync_bfly(u32 value, int lane_mask) { return emulator::shfl_sync("shfl_sync_bfly", value, emulator::own_lane() ^ lane_mask); }
+inline u32 shfl_sync_bfly(u32 value, int lane_mask) {
+    return emulator::shfl_sync("shfl_sync_bfly", value, emulator::own_lane() ^ lane_mask);
+}
 
 inline int shfl_sync_first(int value) { return emulator::shfl_sync("shfl_sync_first", value, 0); }

@@ -3,9 +3,9 @@
 // change, those of a must stay as they are, and operands in shared memory count as being read. Products of 16-bit elements are exact in
 // fp32; those of one step are added up in double and rounded once.
 //
-// All threads of the warpgroup meet at each of these atoms: on a GPU a product begins once all four warps have issued it. It is one operation
-// of the warpgroup, and a wait of one warp is for the whole of it: pipelines in which one thread of a warpgroup gives back the stage that all
-// four warps have read, as CUTLASS's do, rely on that.
+// All threads of the warpgroup meet at each of these atoms: on a GPU a product begins once all four warps have issued it. It is one
+// operation of the warpgroup, and a wait of one warp is for the whole of it: pipelines in which one thread of a warpgroup gives back the
+// stage that all four warps have read, as CUTLASS's do, rely on that.
 
 namespace emulator {
 
@@ -98,7 +98,8 @@ inline void carry_out(Product& product) {
         for (int thread = 0; thread < kWarpgroup; ++thread)
             for (int i = 0; i < 8; ++i) {
                 if (product.a_registers[thread][i / 2] != product.a_issued[thread][i / 2])
-                    current->fail("wgmma", "finds registers of a of thread %d of its warpgroup changed while a product was under way", thread);
+                    current->fail("wgmma", "finds registers of a of thread %d of its warpgroup changed while a product was under way",
+                                  thread);
                 const int lane = thread % kLanes, row = thread / kLanes * 16 + lane / 4 + i / 2 % 2 * 8;
                 const int k = lane % 4 * 2 + i / 4 * 8 + i % 2;
                 a[row][k] = half_of<Element>(product.a_issued[thread][i / 2], i % 2);
@@ -167,7 +168,8 @@ inline void issue(const char* name, WgmmaOperand& operand) {
                         first.a_mn_major, first.b_mn_major, carry_out<Element, kN>};
         if (!own.fenced && (from_registers || own.accumulators.size() > under_way))
             current->fail("wgmma", "issues a product with no wgmma_fence since its registers could be touched");
-        if (product.d->columns != kN) current->fail("wgmma", "issues a product of %d columns while one of %d is under way", kN, product.d->columns);
+        if (product.d->columns != kN)
+            current->fail("wgmma", "issues a product of %d columns while one of %d is under way", kN, product.d->columns);
         for (int thread = 0; thread < kWarpgroup; ++thread) {
             const WgmmaOperand& operand = *threads[thread];
             if (operand.a != first.a || operand.b != first.b || !operand.accumulate != !first.accumulate)
@@ -198,8 +200,8 @@ inline void carry_out(Warpgroup& own, std::vector<Product>& group) {
 }
 
 // All threads of the warpgroup meet; `work` is done once.
-template <class Work>
-inline void meet_at(const char* name, const Work& work) {
+template <class WorkTile>
+inline void meet_at(const char* name, const WorkTile& work) {
     int nothing = 0;
     current->meet_warpgroup(name, nothing, [&](int**) { work(current->kept<Products>().own()); });
 }

@@ -12,18 +12,20 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap& map) {
 }
 
 // Reads the box at coordinates (column, row, head, batch); its bytes, those outside of the tensor included, count at `barrier`.
-__device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, SharedAddress barrier, int column,
-                                                          int row, int head, int batch) {
+__device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, SharedAddress barrier,
+                                                          int column, int row, int head, int batch) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
-        "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::  //
+        "r"(destination), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
         : "memory");
 }
 
-// Writes the box at these coordinates, none of them negative: to a store (not to a load) that is an illegal instruction on sm_90. Shared memory was written before a fence_proxy_async, and stays as it is until the group has read it.
-__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head, int batch) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(source), "r"(column),
-                 "r"(row), "r"(head), "r"(batch)
+// Writes the box at these coordinates, none of them negative: to a store (not to a load) that is an illegal instruction on sm_90. Shared
+// memory was written before a fence_proxy_async, and stays as it is until the group has read it.
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head,
+                                                           int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::  //
+                 "l"(&map), "r"(source), "r"(column), "r"(row), "r"(head), "r"(batch)
                  : "memory");
 }
 

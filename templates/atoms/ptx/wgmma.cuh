@@ -1,13 +1,13 @@
 // Asynchronous matrix products of a warpgroup, d (+)= a * b: 64x16 times 16xkN, fp32 accumulation. PTX ISA, "wgmma" (sm_90a).
 //
-// Warp w of the four holds rows 16w to 16w+15 of d and of a, each laid out as in mma_sync.cuh: d[j] is the column tile of 8 columns from 8j.
-// Registers must not be touched between a product and the wait for it.
+// Warp w of the four holds rows 16w to 16w+15 of d and of a, each laid out as in mma_sync.cuh: d[j] is the column tile of 8 columns from
+// 8j. Registers must not be touched between a product and the wait for it.
 
-// Where a matrix lies in shared memory, in tiles with 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0 to 13
-// the address, 16 to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes).
-// Columns of the shared dimension contiguous (K-major): rows of 128 bytes, groups of 8 of them 1024 bytes apart; no leading offset.
-// Columns of the other dimension contiguous (MN-major): groups of 8 rows of the shared dimension 1024 bytes apart; panels of 64 columns
-// `panel_bytes` apart. The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
+// Where a matrix lies in shared memory, in tiles with 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0 to 13 the address, 16
+// to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes). Columns of
+// the shared dimension contiguous (K-major): rows of 128 bytes, groups of 8 of them 1024 bytes apart; no leading offset. Columns of the
+// other dimension contiguous (MN-major): groups of 8 rows of the shared dimension 1024 bytes apart; panels of 64 columns `panel_bytes`
+// apart. The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
 __device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
     return u64{0x40000040u} << 32 | ((panel_bytes >> 4 << 16 | address >> 4) + (offset >> 4));
 }

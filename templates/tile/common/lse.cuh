@@ -1,51 +1,53 @@
-// The log-sum-exp of a row, from what the softmax has summed up.
+// The log-sum-exp of a row, from its row max and row sum.
 
-// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
-// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
-constexpr float kEx2Lean = 5.0e-8f;
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90): it is too small by this much. A single value may
+// ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+constexpr float kEx2Bias = 5.0e-8f;
 
-// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
+// least.
 __device__ __forceinline__ float log_near_one(float x) {
-    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f,  -0x1.538254p-3f,
+                            0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
     float q = kQ[0];
 #pragma unroll
     for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// What turns a reference into a scaled score, in two floats.
+// The factor from a row max to a scaled score, in two floats: ln2_hi and ln2_lo, or the softmax scale.
 struct Unit {
     float high, low;
 
-    // Of a reference that is a score itself, not yet scaled: the scale, which is scale_log2 * (natural + natural_low).
-    __device__ __forceinline__ static Unit of_score(float scale_log2, float natural, float natural_low) {
-        const float high = mul_rn(scale_log2, natural);
-        return {high, fmaf(scale_log2, natural, -high) + scale_log2 * natural_low};
+    // For a row max that is a score itself, not scaled yet: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
+        const float high = mul_rn(scale_log2, ln2_hi);
+        return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
     }
 };
 
-// log(total) + reference * (unit.high + unit.low), to about one rounding. fp32 needs some care for that: the two terms are taken
-// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float reference, float total, const Unit& unit) {
+// log(total) + row_max * (unit.high + unit.low), to about one rounding. fp32 takes some care for that: each term is split into a main part
+// and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float row_max, float total, const Unit& unit) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
     const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
-    const float a = mul_rn(reference, unit.high), b = mul_rn(exponent, kLn2);
+    const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
     const float sum = a + b, b_in_sum = sum - a;
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(reference, unit.high, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = reference * unit.low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = row_max * unit.low + exponent * kLn2Low;
+    const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
     return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
-// The log-sum-exp of a row's scaled scores. natural + natural_low is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
-__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float natural, float natural_low) {
+// The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
-    const Unit unit = huge ? Unit::of_score(scale_log2, natural, natural_low) : Unit{natural, natural_low};
-    const float value = log_sum_exp(huge ? origin.shift : origin.reference, total, unit);
+    const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
+    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, unit);
     return total == 0.0f ? -infinity() : value;
 }

@@ -66,3 +66,12 @@ struct ScoreChain : Links... {
         all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
     }
 };
+
+// The chain of a plain problem: keys up to len_kv, and a causal mask, aligned bottom-right, if kCausal.
+template <bool kCausal>
+__device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
+    if constexpr (kCausal)
+        return ScoreChain<SequenceEnd, Causal>{{len_q, len_kv}, {len_kv - len_q}};
+    else
+        return ScoreChain<SequenceEnd, NoMask>{{len_q, len_kv}, {}};
+}

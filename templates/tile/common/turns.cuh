@@ -1,6 +1,6 @@
 // Sums to which blocks add in one order, for gradients that are the same to the bit in every run: an fp32 sum rounds after each addition.
-// For each warp or block that adds to a query tile, a counter in memory says how many key tiles have added, and each of them waits for its turn.
-// The last key tile that sees the queries is the first: under a causal mask it gets there first, since it begins with them.
+// For each warp or block that adds to a query tile, a counter in memory says how many key tiles have added, and each of them waits for its
+// turn. The last key tile that sees the queries is the first: under a causal mask it gets there first, since it begins with them.
 //
 // No block waits for ever, however few fit at once and whatever else the GPU does. The last key tile of a head has the lowest block index,
 // so a block waits only for blocks of lower indices, and a GPU begins blocks in the order of their indices. (CUDA does not promise that,

@@ -5,7 +5,7 @@ template <int kColumnsValid, class Element, int kRowTiles, int kOutTiles>
 __device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int rows_valid, const float (&out)[kRowTiles][kOutTiles][4],
                                              const SharedTile<kRowTiles * 16, kOutTiles * 8>& tile) {
     int lane = lane_index();
-    keep_in_register(lane);
+    launder(lane);
     barrier_warp_sync();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)

@@ -76,7 +76,7 @@ __device__ __forceinline__ void multiply_rows(float (&product)[4], const Rows<El
 #pragma unroll
     for (int e = 0; e < 4; ++e) product[e] = 0.0f;
     int column = 0;
-    keep_in_register(column);  // narrow rows have a loop, too: without one the assembler mixes two products, and has not registers enough
+    launder(column);  // narrow rows have a loop, too: without one the assembler mixes two products, and has not registers enough
 #pragma unroll 1
     for (; column < kWidth; column += 32) {
         u32 low[4], high[4], b[4];

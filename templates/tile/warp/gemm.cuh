@@ -19,10 +19,10 @@ struct LaneOffsets {
 #pragma unroll
         for (int i = 0; i < kOffsets; ++i) {
             offset[i] = rows.at(lane % 16, lane / 16 ^ i * 2);
-            keep_in_register(offset[i]);
+            launder(offset[i]);
         }
         to_keys = rows.at(lane / 16 * 8 + lane % 8, lane / 8 % 2) - offset[0];
-        keep_in_register(to_keys);
+        launder(to_keys);
     }
     __device__ __forceinline__ SharedAddress at(SharedAddress tile, int rows, int chunks) const {
         return offset[chunks / 2 % kOffsets] + tile + Rows::distance(rows, chunks / Rows::kSwizzle * Rows::kSwizzle);
@@ -73,9 +73,21 @@ struct QueryInRegisters {
     }
 };
 
-// scores = Q K^T for key column tiles [first, first + kCount), which are an even number. The tile at `keys` holds one key a row.
+// One of the two.
+template <bool kInRegisters, int kRowTiles, int kColumns>
+struct LeftOperandOf {
+    using Type = QueryInRegisters<kRowTiles, kColumns>;
+};
+template <int kRowTiles, int kColumns>
+struct LeftOperandOf<false, kRowTiles, kColumns> {
+    using Type = const QueryInShared<kColumns>&;
+};
+template <bool kInRegisters, int kRowTiles, int kColumns>
+using LeftOperand = typename LeftOperandOf<kInRegisters, kRowTiles, kColumns>::Type;
+
+// S = Q K^T for the column tiles [first, first + kCount), an even number of them. The tile at `keys` holds one key a row.
 template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>
-__device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first, const Query& query,
+__device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4], int first, const Query& query,
                                             SharedAddress keys, const LaneOffsets<kColumns>& offsets) {
     const SharedAddress own_keys = keys + offsets.to_keys;
 #pragma unroll
@@ -83,7 +95,7 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
 #pragma unroll
         for (int j = first; j < first + kCount; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) scores[i][j][e] = 0.0f;
+            for (int e = 0; e < 4; ++e) S[i][j][e] = 0.0f;
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step) {
         u32 a[kRowTiles][4];
@@ -95,16 +107,16 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
             ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i) {
-                mma_sync_m16n8k16<Element>(scores[i][j], a[i], b[0], b[1]);
-                mma_sync_m16n8k16<Element>(scores[i][j + 1], a[i], b[2], b[3]);
+                mma_sync_m16n8k16<Element>(S[i][j], a[i], b[0], b[1]);
+                mma_sync_m16n8k16<Element>(S[i][j + 1], a[i], b[2], b[3]);
             }
         }
     }
 }
 
-// out += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
+// O += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
 template <class Element, int kRowTiles, int kOutTiles, int kColumns>
-__device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4], const u32 (&probabilities)[kRowTiles][4], int chunk,
+__device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4], const u32 (&P)[kRowTiles][4], int chunk,
                                             SharedAddress values, const LaneOffsets<kColumns>& offsets) {
 #pragma unroll
     for (int j = 0; j < kOutTiles; j += 2) {
@@ -112,8 +124,8 @@ __device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4
         ldmatrix_x4_trans(b, offsets.at(values, chunk * 16, j));
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            mma_sync_m16n8k16<Element>(out[i][j], probabilities[i], b[0], b[1]);
-            mma_sync_m16n8k16<Element>(out[i][j + 1], probabilities[i], b[2], b[3]);
+            mma_sync_m16n8k16<Element>(O[i][j], P[i], b[0], b[1]);
+            mma_sync_m16n8k16<Element>(O[i][j + 1], P[i], b[2], b[3]);
         }
     }
 }

@@ -1,15 +1,15 @@
 // Copies of tiles between global and shared memory, 16 bytes a thread and step, rows and columns past the end left out.
 
-// How kThreads threads cover a tile: kLanes neighbours take a row together, a chunk each and the same chunk of every further group of
-// kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
+// How kThreads threads partition the copy of a tile: kLanes neighbours take a row together, each one chunk, and the same chunk of every
+// further group of kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
 template <int kThreads, class Tile>
-struct Cover {
+struct CopyPartition {
     static constexpr int kLanes = Tile::kSwizzle, kGroups = Tile::kChunks / kLanes;
     static constexpr int kRowsPerPass = kThreads / kLanes;
     static constexpr int kPasses = (Tile::kRowCount + kRowsPerPass - 1) / kRowsPerPass;
     int row, chunk;  // of this thread in the first pass
 
-    __device__ __forceinline__ explicit Cover(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
+    __device__ __forceinline__ explicit CopyPartition(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
 
     __device__ __forceinline__ bool has_row(int pass) const {
         return Tile::kRowCount % kRowsPerPass == 0 || pass * kRowsPerPass + row < Tile::kRowCount;
@@ -28,22 +28,23 @@ struct Cover {
 // are not read: tiles hold zeros there.
 template <class Tile, int kThreads, int kColumnsValid, class Element>
 struct TileReader {
-    using Passes = Cover<kThreads, Tile>;
-    Passes cover;
+    using Passes = CopyPartition<kThreads, Tile>;
+    Passes partition;
     const Element* source;
     i64 row_stride;
 
     // `rows` points at the first row of the first tile to be copied.
     __device__ __forceinline__ TileReader(const Element* rows, i64 row_stride)
-        : cover(thread_index()),
-          source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8),
+        : partition(thread_index()),
+          source(rows + (partition.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + partition.chunk * 8),
           row_stride(row_stride) {}
 
     // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
     __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
         pass_by_pass([&](int pass, int group, const Element* chunk) {
-            const int row = pass * Passes::kRowsPerPass + cover.row;
-            cp_async_16(cover.address(tile, pass, group), chunk, begin <= row && row < end && cover.has_column(group, kColumnsValid));
+            const int row = pass * Passes::kRowsPerPass + partition.row;
+            const bool valid = begin <= row && row < end && partition.has_column(group, kColumnsValid);
+            cp_async_16(partition.address(tile, pass, group), chunk, valid);
         });
     }
 
@@ -52,11 +53,11 @@ struct TileReader {
     __device__ __forceinline__ void load(const Tile& tile) {
         pass_by_pass([&](int pass, int group, const Element* chunk) {
             const int first = pass * Passes::kRowsPerPass;
-            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + cover.row < kBegin)) return;
+            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + partition.row < kBegin)) return;
             if ((group + 1) * Passes::kLanes * 8 <= kColumnsValid)
-                cp_async_16(cover.address(tile, pass, group), chunk);
+                cp_async_16(partition.address(tile, pass, group), chunk);
             else
-                cp_async_16(cover.address(tile, pass, group), chunk, cover.has_column(group, kColumnsValid));
+                cp_async_16(partition.address(tile, pass, group), chunk, partition.has_column(group, kColumnsValid));
         });
     }
 
@@ -66,9 +67,9 @@ struct TileReader {
         for (int pass = Passes::kPasses - 1; pass >= 0; --pass) {
 #pragma unroll
             for (int group = 0; group < Passes::kGroups; ++group)
-                if (cover.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
+                if (partition.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
             source -= Passes::kRowsPerPass * row_stride;
-            keep_in_register(source);
+            launder(source);
         }
         source += (Passes::kPasses * Passes::kRowsPerPass - Tile::kRowCount) * row_stride;
     }
@@ -77,14 +78,16 @@ struct TileReader {
 // Writes the tile's valid rows and columns to memory. `thread` is the caller's among the kThreads that do it.
 template <int kThreads, int kColumnsValid, class Element, class Tile>
 __device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int rows_valid, const Tile& tile, int thread) {
-    const Cover<kThreads, Tile> cover(thread);
-    Element* destination = rows + cover.row * row_stride + cover.chunk * 8;
+    const CopyPartition<kThreads, Tile> partition(thread);
+    Element* destination = rows + partition.row * row_stride + partition.chunk * 8;
 #pragma unroll
-    for (int pass = 0; pass < cover.kPasses; ++pass) {
+    for (int pass = 0; pass < partition.kPasses; ++pass) {
 #pragma unroll
-        for (int group = 0; group < cover.kGroups; ++group)
-            if (cover.has_row(pass) && pass * cover.kRowsPerPass + cover.row < rows_valid && cover.has_column(group, kColumnsValid))
-                *reinterpret_cast<uint4*>(destination + group * cover.kLanes * 8) = load_shared_v4(cover.address(tile, pass, group));
-        destination += cover.kRowsPerPass * row_stride;
+        for (int group = 0; group < partition.kGroups; ++group)
+            if (partition.has_row(pass) && pass * partition.kRowsPerPass + partition.row < rows_valid &&
+                partition.has_column(group, kColumnsValid))
+                *reinterpret_cast<uint4*>(destination + group * partition.kLanes * 8) =
+                    load_shared_v4(partition.address(tile, pass, group));
+        destination += partition.kRowsPerPass * row_stride;
     }
 }

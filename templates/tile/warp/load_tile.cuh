@@ -5,17 +5,17 @@
 // last one may reach beyond `columns_valid`.
 template <int kThreads, class Tile, class Element>
 __device__ __forceinline__ void load_tile(const Tile& tile, const Element* source, i64 row_stride, int rows_valid, int columns_valid) {
-    const Cover<kThreads, Tile> cover(thread_index());
-    const Element* chunk = source + cover.row * row_stride + cover.chunk * 8;
+    const CopyPartition<kThreads, Tile> partition(thread_index());
+    const Element* chunk = source + partition.row * row_stride + partition.chunk * 8;
 #pragma unroll
-    for (int pass = 0; pass < cover.kPasses; ++pass) {
-        const bool valid = pass * cover.kRowsPerPass + cover.row < rows_valid;
+    for (int pass = 0; pass < partition.kPasses; ++pass) {
+        const bool valid = pass * partition.kRowsPerPass + partition.row < rows_valid;
 #pragma unroll
-        for (int group = 0; group < cover.kGroups; ++group)
-            if (cover.has_row(pass))
-                cp_async_16(cover.address(tile, pass, group), chunk + group * cover.kLanes * 8,
-                            valid && cover.has_column(group, columns_valid));
-        chunk += cover.kRowsPerPass * row_stride;
-        keep_in_register(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
+        for (int group = 0; group < partition.kGroups; ++group)
+            if (partition.has_row(pass))
+                cp_async_16(partition.address(tile, pass, group), chunk + group * partition.kLanes * 8,
+                            valid && partition.has_column(group, columns_valid));
+        chunk += partition.kRowsPerPass * row_stride;
+        launder(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
     }
 }

@@ -54,7 +54,7 @@ struct RowSlice {
 #pragma unroll
         for (int i = 0; i < kChunks; ++i)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) x[i][e] = ex2_approx_ftz(fmaf(x[i][e] - origin.shift, scale_log2, -origin.reference));
+            for (int e = 0; e < 4; ++e) x[i][e] = ex2_approx_ftz(fmaf(x[i][e] - origin.shift, scale_log2, -origin.row_max));
     }
 
     // This lane's sum. In four chains: each addition rounds, and short chains round least.
@@ -84,7 +84,7 @@ struct RowSlice {
     // last.
     __device__ __forceinline__ void advance(int& column) const {
         column += step;
-        keep_in_register(column);
+        launder(column);
     }
 };
 

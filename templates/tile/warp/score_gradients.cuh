@@ -72,7 +72,7 @@ __device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const f
 template <int kRowTiles, class Tile>
 __device__ __forceinline__ void store_operand(const Tile& tile, int first_key, int first_query, const u32 (&a)[kRowTiles][4]) {
     int lane = lane_index();
-    keep_in_register(lane);  // or the compiler would keep the addresses of all queries of a tile in registers
+    launder(lane);  // or the compiler would keep the addresses of all queries of a tile in registers
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll

@@ -1,199 +1,199 @@
-// Online softmax in base 2: Milakov and Gimelshein 2018, in the form of FlashAttention-2, algorithm 1, with one change: a row's
-// reference follows its maximum only when that has outgrown it by 2^kHeadroom. Rescaling is rare then, and the usual step needs
-// neither the exact maximum nor an exchange between lanes.
+// Online softmax in base 2 (Milakov and Gimelshein 2018) as in FlashAttention-2, algorithm 1, with conditional rescaling: the row max stays
+// stale until a score exceeds it by kHeadroom. So rescaling is rare, and the usual step needs neither the exact maximum nor an exchange
+// between lanes.
 
-// Sums of one lane over its columns of a row tile: of rows lane/4 and lane/4 + 8. They change once a tile, and wait in shared memory
-// until then: registers are what limits the tiles.
+// One lane's sums over its columns of a row tile, for the rows lane/4 and lane/4 + 8. They change once a tile, and stay in shared memory in
+// between, because registers limit the tile sizes.
 struct RowSums {
-    float sum[2], lost[2];  // lost: what the additions to `sum` rounded away (Dekker 1971); over many tiles it adds up
+    float row_sum[2], compensation[2];  // what the additions to row_sum rounded away (Dekker 1971)
 
-    __device__ __forceinline__ static RowSums load(SharedAddress place) {
-        const uint4 v = load_shared_v4(place);
+    __device__ __forceinline__ static RowSums load(SharedAddress slot) {
+        const uint4 v = load_shared_v4(slot);
         return {{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}};
     }
-    __device__ __forceinline__ void store(SharedAddress place) const {
-        store_shared_v4(place, {__float_as_uint(sum[0]), __float_as_uint(sum[1]), __float_as_uint(lost[0]), __float_as_uint(lost[1])});
+    __device__ __forceinline__ void store(SharedAddress slot) const {
+        store_shared_v4(slot, {__float_as_uint(row_sum[0]), __float_as_uint(row_sum[1]), __float_as_uint(compensation[0]),
+                               __float_as_uint(compensation[1])});
     }
 };
 
-// The state of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4; the four lanes of a row hold the same origin,
-// and each the sum over its own columns until `finish` adds them up.
+// The statistics of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4. The quad of lanes that holds a row has the same row max; each
+// lane sums its own columns, and `finish` adds the four sums up.
 template <int kRowTiles, int kThreads>
 struct OnlineSoftmax {
     static constexpr int kBytes = kRowTiles * kThreads * 16;
-    float reference[kRowTiles][2];  // scale_log2 * maximum of the scores when they last outgrew it, rounded
-    float shift[kRowTiles][2];      // of a row that is huge, or 0; only where `huge`
-    float partial[kRowTiles][2];    // sums of exp2(scale_log2 * (score - shift) - reference) since the last `add_partial`
-    bool huge;                      // a row of the warp is
-    SharedAddress sums;             // this thread's place for the sums of row tile 0; those of the others follow
-    float scale_log2, natural;
+    float row_max[kRowTiles][2];  // scale_log2 * the maximum of S when it was last updated, rounded
+    float shift[kRowTiles][2];      // see Origin; valid if `huge`
+    float partial[kRowTiles][2];    // row sums of P since the last add_partial
+    bool huge;                      // a row of the warp is huge
+    SharedAddress slots;             // this thread's RowSums of row tile 0; those of the others follow
+    float scale_log2, ln2_hi;
 
     // `memory` is kBytes of shared memory.
-    __device__ __forceinline__ OnlineSoftmax(float scale_log2, float natural, SharedAddress memory)
-        : huge(false), sums(memory + thread_index() * 16), scale_log2(scale_log2), natural(natural) {
+    __device__ __forceinline__ OnlineSoftmax(float scale_log2, float ln2_hi, SharedAddress memory)
+        : huge(false), slots(memory + thread_index() * 16), scale_log2(scale_log2), ln2_hi(ln2_hi) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                reference[i][h] = kNoReference;
+                row_max[i][h] = kInitialRowMax;
                 shift[i][h] = 0.0f;
                 partial[i][h] = 0.0f;
             }
-            RowSums{}.store(place(i));
+            RowSums{}.store(slot(i));
         }
     }
 
-    __device__ __forceinline__ SharedAddress place(int row_tile) const { return sums + row_tile * kThreads * 16; }
+    __device__ __forceinline__ SharedAddress slot(int row_tile) const { return slots + row_tile * kThreads * 16; }
 
-    // Whether a score of this warp exceeds what its row's reference allows for. `masked`: rows may see their first key, however low its score.
+    // Whether a score of this warp exceeds its row max by more than kHeadroom. `masked`: rows may meet their first visible key, however low
+    // its score.
     template <int kKeyTiles>
-    __device__ __forceinline__ bool outgrown_by(const float (&scores)[kRowTiles][kKeyTiles][4], bool masked) const {
+    __device__ __forceinline__ bool needs_rescale(const float (&S)[kRowTiles][kKeyTiles][4], bool masked) const {
         bool any = huge;
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float maximum = lane_maximum(scores[i], h);
-                any |= fmaf(maximum, scale_log2, -reference[i][h]) > kHeadroom;
+                const float maximum = lane_max(S[i], h);
+                any |= fmaf(maximum, scale_log2, -row_max[i][h]) > kHeadroom;
                 if (masked) any |= is_huge(maximum, maximum * scale_log2);
             }
         return vote_sync_any(any);
     }
 
-    // Lets the references follow these scores, never down. `factor`: what sums and outputs have to be multiplied with. Scores of a huge warp are
-    // shifted.
+    // Raises the row max to that of S, never lowers it. `factor` then rescales row sums and O. In a warp with huge rows S is shifted.
     template <int kKeyTiles>
-    __device__ __forceinline__ void follow(float (&scores)[kRowTiles][kKeyTiles][4], float (&factor)[kRowTiles][2]) {
+    __device__ __forceinline__ void update_row_max(float (&S)[kRowTiles][kKeyTiles][4], float (&factor)[kRowTiles][2]) {
         float maximum[kRowTiles][2];
         bool far = false;
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                maximum[i][h] = row_maximum(lane_maximum(scores[i], h));
+                maximum[i][h] = quad_max(lane_max(S[i], h));
                 far |= is_huge(maximum[i][h], mul_rn(maximum[i][h], scale_log2));
             }
         huge |= vote_sync_any(far);
         if (unlikely(huge)) {
-            follow_huge(scores, maximum, factor);
+            update_huge_row_max(S, maximum, factor);
         } else {
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    const float next = fmaxf(reference[i][h], mul_rn(maximum[i][h], scale_log2));
-                    factor[i][h] = ex2_approx_ftz(reference[i][h] - next);
-                    reference[i][h] = next;
+                    const float next = fmaxf(row_max[i][h], mul_rn(maximum[i][h], scale_log2));
+                    factor[i][h] = ex2_approx_ftz(row_max[i][h] - next);
+                    row_max[i][h] = next;
                 }
         }
     }
     template <int kKeyTiles>
-    __device__ __forceinline__ void follow_huge(float (&scores)[kRowTiles][kKeyTiles][4], const float (&maximum)[kRowTiles][2],
+    __device__ __forceinline__ void update_huge_row_max(float (&S)[kRowTiles][kKeyTiles][4], const float (&maximum)[kRowTiles][2],
                                                 float (&factor)[kRowTiles][2]) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                Origin origin{shift[i][h], reference[i][h]};
-                factor[i][h] = move_origin(origin, maximum[i][h], scale_log2, natural);
+                Origin origin{shift[i][h], row_max[i][h]};
+                factor[i][h] = move_origin(origin, maximum[i][h], scale_log2, ln2_hi);
                 shift[i][h] = origin.shift;
-                reference[i][h] = origin.reference;
+                row_max[i][h] = origin.row_max;
 #pragma unroll
                 for (int j = 0; j < kKeyTiles; ++j) {
-                    scores[i][j][h * 2] -= shift[i][h];
-                    scores[i][j][h * 2 + 1] -= shift[i][h];
+                    S[i][j][h * 2] -= shift[i][h];
+                    S[i][j][h * 2 + 1] -= shift[i][h];
                 }
             }
     }
 
-    // Takes the first scores for the reference.
+    // The row max of the first S.
     template <int kKeyTiles>
-    __device__ __forceinline__ void start(float (&scores)[kRowTiles][kKeyTiles][4]) {
+    __device__ __forceinline__ void start(float (&S)[kRowTiles][kKeyTiles][4]) {
         float factor[kRowTiles][2];
-        follow(scores, factor);
+        update_row_max(S, factor);
     }
 
-    // Lets the references follow these scores, and rescales what was summed before.
+    // Updates the row max, and rescales row sums and O.
     template <int kKeyTiles, int kOutTiles>
-    __device__ __forceinline__ void rescale(float (&scores)[kRowTiles][kKeyTiles][4], float (&out)[kRowTiles][kOutTiles][4]) {
+    __device__ __forceinline__ void rescale(float (&S)[kRowTiles][kKeyTiles][4], float (&O)[kRowTiles][kOutTiles][4]) {
         float factor[kRowTiles][2];
-        follow(scores, factor);
+        update_row_max(S, factor);
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            RowSums row = RowSums::load(place(i));
+            RowSums row = RowSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float factor_of_sum = fmaf(factor[i][h], kEx2Lean, factor[i][h]);  // 1 for a factor of 1
+                const float factor_of_sum = fmaf(factor[i][h], kEx2Bias, factor[i][h]);  // 1 stays 1
                 partial[i][h] *= factor_of_sum;
-                row.sum[h] *= factor_of_sum;
-                row.lost[h] *= factor_of_sum;
+                row.row_sum[h] *= factor_of_sum;
+                row.compensation[h] *= factor_of_sum;
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
 #pragma unroll
-                    for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= factor[i][h];
+                    for (int e = h * 2; e < h * 2 + 2; ++e) O[i][j][e] *= factor[i][h];
             }
-            row.store(place(i));
+            row.store(slot(i));
         }
     }
 
-    // Probabilities of a chunk of 16 keys, relative to the reference, as the operand of the product with V: two neighbouring column tiles of
-    // the accumulator layout are one such operand, rounded to Element. Adds them to the partial sums.
+    // P = exp2(S * scale_log2 - row_max) of a chunk of 16 keys, rounded to Element, as the operand of P V: two neighbouring column tiles of
+    // the accumulator layout make one operand. Adds P to the partial sums.
     template <class Element, int kKeyTiles>
-    __device__ __forceinline__ void probabilities(u32 (&p)[kRowTiles][4], const float (&scores)[kRowTiles][kKeyTiles][4], int chunk) {
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kRowTiles][4], const float (&S)[kRowTiles][kKeyTiles][4], int chunk) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float* pair = scores[i][chunk * 2 + e / 2] + e % 2 * 2;
-                const float low = ex2_approx_ftz(fmaf(pair[0], scale_log2, -reference[i][e % 2]));
-                const float high = ex2_approx_ftz(fmaf(pair[1], scale_log2, -reference[i][e % 2]));
+                const float* pair = S[i][chunk * 2 + e / 2] + e % 2 * 2;
+                const float low = ex2_approx_ftz(fmaf(pair[0], scale_log2, -row_max[i][e % 2]));
+                const float high = ex2_approx_ftz(fmaf(pair[1], scale_log2, -row_max[i][e % 2]));
                 partial[i][e % 2] += low;
                 partial[i][e % 2] += high;
-                p[i][e] = cvt_rn_x2<Element>(low, high);
+                P[i][e] = cvt_rn_x2<Element>(low, high);
             }
     }
 
-    // Moves the partial sums to those in shared memory.
+    // Adds the partial sums to those in shared memory.
     __device__ __forceinline__ void add_partial() {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            RowSums row = RowSums::load(place(i));
+            RowSums row = RowSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float before = row.sum[h];
-                row.sum[h] = before + partial[i][h];
-                row.lost[h] += partial[i][h] - (row.sum[h] - before);
+                const float before = row.row_sum[h];
+                row.row_sum[h] = before + partial[i][h];
+                row.compensation[h] += partial[i][h] - (row.row_sum[h] - before);
                 partial[i][h] = 0.0f;
             }
-            row.store(place(i));
+            row.store(slot(i));
         }
     }
 
-    // Normalises the output, and returns the natural log-sum-exp of the scaled scores of one row: lane t of a row's four computes that of
-    // row [t / 2][t % 2], as far as there is one. natural + natural_low turns a reference into a scaled score: scale / scale_log2,
-    // about ln 2. A row that saw no key gets 0 and -inf.
+    // Normalises O, and returns lse of one row: lane t of a quad computes that of row [t / 2][t % 2], if there is one. ln2_hi + ln2_lo is
+    // scale / scale_log2, about ln 2. A row that sees no key gets O = 0 and lse = -inf.
     template <int kOutTiles>
-    __device__ __forceinline__ float finish(float (&out)[kRowTiles][kOutTiles][4], float natural_low) {
+    __device__ __forceinline__ float finish(float (&O)[kRowTiles][kOutTiles][4], float ln2_lo) {
         add_partial();
         const int own = lane_index() % (kRowTiles * 2);
         float own_total = 0.0f;
         Origin own_origin{};
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            const RowSums row = RowSums::load(place(i));
+            const RowSums row = RowSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float total = row_sum(row.sum[h] + row.lost[h]), inverse = normaliser(total);
+                const float total = quad_sum(row.row_sum[h] + row.compensation[h]), inverse = normaliser(total);
                 if (own == i * 2 + h) {
                     own_total = total;
-                    own_origin = {shift[i][h], reference[i][h]};
+                    own_origin = {shift[i][h], row_max[i][h]};
                 }
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
 #pragma unroll
-                    for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= inverse;
+                    for (int e = h * 2; e < h * 2 + 2; ++e) O[i][j][e] *= inverse;
             }
         }
-        return log_sum_exp(own_origin, own_total, scale_log2, natural, natural_low);
+        return log_sum_exp(own_origin, own_total, scale_log2, ln2_hi, ln2_lo);
     }
 };

@@ -36,36 +36,36 @@ struct BackwardInputs {
     // By one thread: loads all that the consumers read.
     template <class Parameters>
     __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work) const {
-        StageOrder<kStages> order;
+        PipelineState<kStages> state;
         bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
 #pragma unroll 1
         for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
             const int row = next.tile * Lse::kRows;
-            const SharedAddress queries_full = query_pipeline.full(order.stage), d_out_full = d_out_pipeline.full(order.stage);
+            const SharedAddress queries_full = query_pipeline.full(state.stage), d_out_full = d_out_pipeline.full(state.stage);
             auto load_lse = [&] {
-                cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
+                cp_async_bulk_load(lse(state.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
             };
             auto load_delta = [&] {
-                cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
+                cp_async_bulk_load(delta(state.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
             };
-            query_pipeline.wait_empty(order);
-            query_pipeline.announce(order, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
+            query_pipeline.producer_acquire(state);
+            query_pipeline.producer_expect(state, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
             if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
             if (!first) load_lse();  // before the tile: copies end in the order of their issue
-            query_tile(order.stage).load(p.q_map, queries_full, row, next.head, work.batch);
+            query_tile(state.stage).load(p.q_map, queries_full, row, next.head, work.batch);
 
-            d_out_pipeline.wait_empty(order);
-            d_out_pipeline.announce(order, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
+            d_out_pipeline.producer_acquire(state);
+            d_out_pipeline.producer_expect(state, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
             if (!first) load_delta();
-            d_out_tile(order.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+            d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
 
             if (first) {
                 griddepcontrol_wait();
                 load_lse();
                 load_delta();
             }
-            order.advance();
+            state.advance();
             first = false;
         }
     }

@@ -1,20 +1,20 @@
 // The two matrix products of attention, for one warpgroup and its 64 query rows: S = Q K^T and O += P V. Both are issued, not waited for.
 
-// scores = Q K^T over kColumns columns, for the rows of Q from `row` on.
+// S = Q K^T over kColumns columns, for the rows of Q from `row` on.
 template <class Element, int kColumns, class QueryTile, class KeyTile, int kKeyTiles>
-__device__ __forceinline__ void gemm_scores(float (&scores)[kKeyTiles][4], QueryTile queries, int row, KeyTile keys) {
-    keep_in_register(queries.base);  // else the operands of all steps, which change rarely, would be kept in registers
-    keep_in_register(keys.base);
+__device__ __forceinline__ void gemm_scores(float (&S)[kKeyTiles][4], QueryTile queries, int row, KeyTile keys) {
+    launder(queries.base);  // else the descriptors of all steps, which change rarely, would occupy registers
+    launder(keys.base);
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step)
-        wgmma_ss<Element, kKeyTiles * 8>(scores, queries.columns(row, step), keys.columns(0, step), step > 0);
+        wgmma_ss<Element, kKeyTiles * 8>(S, queries.columns(row, step), keys.columns(0, step), step > 0);
 }
 
-// out += P V.
+// O += P V.
 template <class Element, class ValueTile, int kSteps, int kOutTiles>
-__device__ __forceinline__ void gemm_output(float (&out)[kOutTiles][4], const u32 (&probabilities)[kSteps][4], ValueTile values) {
-    keep_in_register(values.base);
+__device__ __forceinline__ void gemm_output(float (&O)[kOutTiles][4], const u32 (&P)[kSteps][4], ValueTile values) {
+    launder(values.base);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-        wgmma_rs<Element, kOutTiles * 8>(out, probabilities[step], values.rows(step), 1);
+        wgmma_rs<Element, kOutTiles * 8>(O, P[step], values.rows(step), 1);
 }

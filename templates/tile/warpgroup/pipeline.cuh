@@ -1,12 +1,13 @@
-// Stages of shared memory that producers fill, by asynchronous copies or themselves, and consumers use up: two mbarriers for each stage say whose it is.
+// A pipeline of stages in shared memory between producers, which fill them, and consumers, which use them up: a full and an empty mbarrier
+// for each stage. The names are those of CUTLASS's PipelineTmaAsync.
 
 __device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
     while (!mbarrier_try_wait_parity(barrier, parity)) {}
 }
 
-// The stage that is next, and the parity of its phase.
+// Which stage a producer or a consumer comes to next, and the parity of that stage's phase.
 template <int kStages>
-struct StageOrder {
+struct PipelineState {
     u32 stage = 0, parity = 0;
 
     __device__ __forceinline__ void advance() {
@@ -25,7 +26,7 @@ struct Pipeline {
     __device__ __forceinline__ SharedAddress full(u32 stage) const { return barriers + stage * 16; }
     __device__ __forceinline__ SharedAddress empty(u32 stage) const { return barriers + stage * 16 + 8; }
 
-    // By one thread. `producers` threads announce or hand over each stage, `consumers` release it.
+    // One thread calls this. `producers` threads expect bytes in each stage or commit it; `consumers` threads release it.
     __device__ __forceinline__ void initialise(int producers, int consumers) const {
 #pragma unroll
         for (int stage = 0; stage < kStages; ++stage) {
@@ -33,17 +34,19 @@ struct Pipeline {
             mbarrier_init(empty(stage), consumers);
         }
     }
-    // A producer: waits until the stage is free; announces the bytes that will land in it, or hands over what it wrote itself.
-    __device__ __forceinline__ void wait_empty(const StageOrder<kStages>& next) const { wait(empty(next.stage), next.parity ^ 1); }
-    __device__ __forceinline__ void announce(const StageOrder<kStages>& next, u32 bytes) const {
-        mbarrier_arrive_expect_tx(full(next.stage), bytes);
+    // A producer waits until the stage is empty. Then it says how many bytes its copies will bring, or commits what it has written itself.
+    __device__ __forceinline__ void producer_acquire(const PipelineState<kStages>& state) const {
+        wait(empty(state.stage), state.parity ^ 1);
     }
-    __device__ __forceinline__ void hand_over(u32 stage, bool elected) const {
+    __device__ __forceinline__ void producer_expect(const PipelineState<kStages>& state, u32 bytes) const {
+        mbarrier_arrive_expect_tx(full(state.stage), bytes);
+    }
+    __device__ __forceinline__ void producer_commit(u32 stage, bool elected) const {
         if (elected) mbarrier_arrive(full(stage));
     }
-    // The consumers: wait until the stage is filled; give it back.
-    __device__ __forceinline__ void wait_full(const StageOrder<kStages>& next) const { wait(full(next.stage), next.parity); }
-    __device__ __forceinline__ void release(u32 stage, bool elected) const {
+    // A consumer waits until the stage is full, and releases it.
+    __device__ __forceinline__ void consumer_wait(const PipelineState<kStages>& state) const { wait(full(state.stage), state.parity); }
+    __device__ __forceinline__ void consumer_release(u32 stage, bool elected) const {
         if (elected) mbarrier_arrive(empty(stage));
     }
 };

@@ -70,7 +70,7 @@ struct QueryGradientShare {
     }
     // `sum`: of this tile of queries; `warp`: among those of both warpgroups.
     __device__ __forceinline__ void add_to(float* sum, int warp) const {
-        keep_in_register(warp);  // else places in memory, which are needed once a tile, would be kept in registers
+        launder(warp);  // else places in memory, which are needed once a tile, would be kept in registers
         const int warpgroup = warp / 4;
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) add_of_unit<kTiles>(i * kTiles, sum, first_unit(warpgroup) + i, warp % 4, 0);
@@ -83,8 +83,8 @@ struct QueryGradientShare {
     __device__ __forceinline__ void gemm_of_unit(int first, DScoresTile dS, int first_query, KeyTile keys, int unit) {
         float(&product)[kCount][4] = reinterpret_cast<float(&)[kCount][4]>(dQ[first]);
         if (Sums::kTransposed) keys.base += unit * KeyTile::kPanelBytes;
-        keep_in_register(dS.base);
-        keep_in_register(keys.base);
+        launder(dS.base);
+        launder(keys.base);
 #pragma unroll
         for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step) {
             if constexpr (Sums::kTransposed)

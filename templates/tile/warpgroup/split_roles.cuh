@@ -2,15 +2,15 @@
 // and P^T, the second one dP^T and dS^T. P and dS pass through shared memory, in tiles with a row for each query.
 
 // S^T or dP^T of the tile in a stage, once it is there. Issued, not waited for. stages.operand(tile) is how a product takes a tile.
-template <class Element, int kWarpgroup, int kColumns, int kColumnsV, class Stages, class Order, int kTiles>
-__device__ __forceinline__ void issue_scores(float (&scores)[kTiles][4], const Stages& stages, const Order& order) {
-    (kWarpgroup == 0 ? stages.query_pipeline : stages.d_out_pipeline).wait_full(order);
-    keep_in_registers(scores);
+template <class Element, int kWarpgroup, int kColumns, int kColumnsV, class Stages, class State, int kTiles>
+__device__ __forceinline__ void issue_scores(float (&scores)[kTiles][4], const Stages& stages, const State& state) {
+    (kWarpgroup == 0 ? stages.query_pipeline : stages.d_out_pipeline).consumer_wait(state);
+    launder(scores);
     wgmma_fence();
     if constexpr (kWarpgroup == 0)
-        gemm_scores<Element, kColumns>(scores, stages.operand(stages.key_tile()), 0, stages.operand(stages.query_tile(order.stage)));
+        gemm_scores<Element, kColumns>(scores, stages.operand(stages.key_tile()), 0, stages.operand(stages.query_tile(state.stage)));
     else
-        gemm_scores<Element, kColumnsV>(scores, stages.operand(stages.value_tile()), 0, stages.operand(stages.d_out_tile(order.stage)));
+        gemm_scores<Element, kColumnsV>(scores, stages.operand(stages.value_tile()), 0, stages.operand(stages.d_out_tile(state.stage)));
     wgmma_commit_group();
 }
 

@@ -8,7 +8,7 @@ __device__ __forceinline__ void store_columns(const TensorMap& map, const float 
                                               int tile_row, int row, int head, int batch) {
     const SharedAddress rows = tile.base + kFirst / 64 * Tile::kPanelBytes + tile_row * 128;
     int lane = lane_index();
-    keep_in_register(lane);  // else places, which are needed once, would be kept in registers
+    launder(lane);  // else places, which are needed once, would be kept in registers
 #pragma unroll
     for (int j = 0; j < kTiles; j += 2) {
         u32 r[4];

@@ -13,7 +13,7 @@ __device__ __forceinline__ void round_to_operand(u32 (&operand)[kTiles / 2][4], 
 // product += operand * rows, over 16 queries a step, those from kBegin to kEnd. Issued, not waited for.
 template <class Element, int kBegin, int kEnd, class RowTile, int kSteps, int kTiles>
 __device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], const u32 (&operand)[kSteps][4], RowTile rows) {
-    keep_in_register(rows.base);
+    launder(rows.base);
 #pragma unroll
     for (int step = kBegin; step < kEnd; ++step) wgmma_rs<Element, kTiles * 8>(product, operand[step], rows.rows(step), 1);
 }

@@ -18,7 +18,7 @@ struct TurnKeeper {
         for (int stage = 0; stage < kStages; ++stage) mbarrier_init(turn(stage), 1);
     }
     // The consumers, before they add to the tile in this stage.
-    __device__ __forceinline__ void wait_turn(const StageOrder<kStages>& order) const { wait(turn(order.stage), order.parity); }
+    __device__ __forceinline__ void wait_turn(const PipelineState<kStages>& state) const { wait(turn(state.stage), state.parity); }
 
     // The keeper, for the whole walk. p.d_q_turns, [batch, heads_q, query_tiles, kCounters], counts the key tiles that have added; this
     // block has `counter`. wait_added(order, last) returns once the consumers have given back what follows their additions to that tile.
@@ -26,16 +26,16 @@ struct TurnKeeper {
     __device__ __forceinline__ void keep(const Parameters& p, const Chain& chain, const KeyWork& work, int counter,
                                          const WaitAdded& wait_added) const {
         griddepcontrol_wait();  // for counters of zero
-        StageOrder<kStages> order;
+        PipelineState<kStages> state;
 #pragma unroll 1
         for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
             const u32 own = find_turn<kBlockQ, kBlockKv>(chain, next.tile, work.first_key / kBlockKv, p.len_q);
             u32* of_tile = p.d_q_turns + next.index * kCounters + counter;
             while (ld_acquire_gpu(of_tile) != own) {}
-            mbarrier_arrive(turn(order.stage));
-            wait_added(order, next.left == 1);
+            mbarrier_arrive(turn(state.stage));
+            wait_added(state, next.left == 1);
             st_release_gpu(of_tile, own + 1);
-            order.advance();
+            state.advance();
         }
     }
 };

@@ -18,8 +18,8 @@ __device__ __forceinline__ Tile columns_from(Tile tile) {
 // product += P^T dO or dS^T Q: keys as rows, over all queries of the tiles.
 template <class Element, int kTiles, class ScoreTile, class RowTile>
 __device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], ScoreTile scores, RowTile rows) {
-    keep_in_register(scores.base);
-    keep_in_register(rows.base);
+    launder(scores.base);
+    launder(rows.base);
 #pragma unroll
     for (int step = 0; step < ScoreTile::kPanelBytes / 128 / 16; ++step)
         wgmma_ss_trans_ab<Element, kTiles * 8>(product, scores.rows(step), rows.rows(step), 1);
@@ -28,8 +28,8 @@ __device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], S
 // product = dS K, or product += dS K if kAdd: queries as rows, over all keys of the tiles.
 template <class Element, bool kAdd = false, int kTiles, class ScoreTile, class KeyTile>
 __device__ __forceinline__ void gemm_over_keys(float (&product)[kTiles][4], ScoreTile d_scores, KeyTile keys) {
-    keep_in_register(d_scores.base);
-    keep_in_register(keys.base);
+    launder(d_scores.base);
+    launder(keys.base);
 #pragma unroll
     for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step)
         wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), kAdd || step > 0);

@@ -7,11 +7,19 @@
 // in tiles of 128. dK and dV stay in registers; dQ is summed up in global memory.
 //
 //   problem     backward_bf16_d64_causal
-//   config      block_q 128, block_kv 128, step_q 32, warps 8, column_groups 1, rows_dq 16, stages 2, hoisted kv, blocks_per_sm 1
+//   config      block_q 128, block_kv 128, step_q 32, warps 8, column_groups 1, rows_dq 16, stages 2, hoisted kv,
+//            blocks_per_sm 1
 //   target      sm_90a
 //   _preprocess  <<<query_tiles * heads_q * batch, 256, 0 bytes>>>
 //   launch       <<<key_tiles * heads_kv * batch, 256, 133120 bytes>>>
 //   _postprocess <<<query_tiles * heads_q * batch, 256, 16384 bytes>>>
+//   parts    atoms/ptx: types, register, index, shared_memory, shared_pair, barrier, cp_async, ldmatrix, mma_sync, cvt,
+//              cvt_f32, ex2, mul, shfl_sync, vote_sync, red
+//            tile/warp: shared_tile, exact_rows, load, load_tile, gemm, column_group, score_gradients, gradient_sum,
+//              epilogue, backward_beside
+//            tile/common: shared_regions, tile_scheduler, sequences, score_chain, softmax_rows, lse, row_statistics
+
+// ==== atoms/ptx/types.cuh ============================================================================================
 
 // Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
 
@@ -26,31 +34,35 @@ struct Fp16 { u16 bits; };
 // A function: NVRTC has no constant expression for infinity without headers.
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 
+// ==== atoms/ptx/register.cuh =========================================================================================
+
 // Hints to the compiler about registers: no instructions.
 
-// Hides where a value came from, so that the compiler keeps it in a register and does not compute it anew at each use.
+// Launders a value: hides its origin from the optimiser, which then keeps it in a register and does not compute it anew at each use.
 template <class T>
-__device__ __forceinline__ void keep_in_register(T*& pointer) {
+__device__ __forceinline__ void launder(T*& pointer) {
     asm volatile("" : "+l"(pointer));
 }
-__device__ __forceinline__ void keep_in_register(int& value) { asm volatile("" : "+r"(value)); }
-__device__ __forceinline__ void keep_in_register(u32& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void launder(int& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void launder(u32& value) { asm volatile("" : "+r"(value)); }
 
-// Marks a fragment as read and written here: what the compiler does with it stays before, or comes after.
+// Launders a fragment, which counts as read and written here: what the compiler does with it stays before, or comes after.
 template <int kTiles>
-__device__ __forceinline__ void keep_in_registers(float (&fragment)[kTiles][4]) {
+__device__ __forceinline__ void launder(float (&fragment)[kTiles][4]) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(fragment[i][j])::"memory");
 }
 template <int kTiles>
-__device__ __forceinline__ void keep_in_registers(u32 (&fragment)[kTiles][4]) {
+__device__ __forceinline__ void launder(u32 (&fragment)[kTiles][4]) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(fragment[i][j])::"memory");
 }
+
+// ==== atoms/ptx/index.cuh ============================================================================================
 
 // Who a thread is. PTX ISA, "Special Registers": %tid, %ctaid.
 
@@ -60,8 +72,11 @@ __device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.
 
 __device__ __forceinline__ int lane_index() { return thread_index() % 32; }
 
-// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
+// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform
+// registers.
 __device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
+
+// ==== atoms/ptx/shared_memory.cuh ====================================================================================
 
 // Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
 
@@ -101,11 +116,15 @@ __device__ __forceinline__ void store_shared_v4(SharedAddress address, const uin
                  : "memory");
 }
 
+// ==== atoms/ptx/shared_pair.cuh ======================================================================================
+
 // Reads of two neighbouring fp32 values in shared memory. PTX ISA, "ld" (.v2).
 
 __device__ __forceinline__ void load_shared_pair(float& first, float& second, SharedAddress address) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
 }
+
+// ==== atoms/ptx/barrier.cuh ==========================================================================================
 
 // Barriers. PTX ISA, "bar, barrier" and "bar.warp.sync".
 
@@ -114,6 +133,8 @@ __device__ __forceinline__ void barrier_sync() { __syncthreads(); }
 
 // The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
 __device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
+
+// ==== atoms/ptx/cp_async.cuh =========================================================================================
 
 // Asynchronous copies from global to shared memory. PTX ISA, "cp.async" and its completion by groups (sm_80).
 
@@ -138,6 +159,8 @@ __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// ==== atoms/ptx/ldmatrix.cuh =========================================================================================
+
 // Warp-wide loads of four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix" (sm_75).
 //
 // Lane 8*i + r gives the address of row r (16 bytes) of matrix i; fragment[i] is the caller's part of matrix i:
@@ -157,6 +180,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragment)[4], SharedAddr
                  : "r"(row)
                  : "memory");
 }
+
+// ==== atoms/ptx/mma_sync.cuh =========================================================================================
 
 // Warp-wide matrix product d += a * b, 16x16 times 16x8, fp32 accumulation. PTX ISA, "mma.sync" m16n8k16 (sm_80).
 //
@@ -183,6 +208,8 @@ __device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// ==== atoms/ptx/cvt.cuh ==============================================================================================
+
 // Conversion of two fp32 values to a pair of 16-bit elements, to nearest even. PTX ISA, "cvt" (.bf16x2: sm_80).
 
 // `low` goes to the low half of the result.
@@ -203,6 +230,8 @@ __device__ __forceinline__ u32 cvt_rn_x2<Fp16>(float low, float high) {
     return pair;
 }
 
+// ==== atoms/ptx/cvt_f32.cuh ==========================================================================================
+
 // Conversion of a pair of 16-bit elements to two fp32 values, which is exact. PTX ISA, "cvt".
 
 // `low` comes from the low half of the pair.
@@ -220,6 +249,8 @@ __device__ __forceinline__ void cvt_f32_x2<Fp16>(float& low, float& high, u32 pa
     asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}" : "=f"(low), "=f"(high) : "r"(pair));
 }
 
+// ==== atoms/ptx/ex2.cuh ==============================================================================================
+
 // Powers of 2. PTX ISA, "ex2" (error below 2 ulp; ex2(-inf) = +0).
 
 __device__ __forceinline__ float ex2_approx_ftz(float x) {
@@ -228,6 +259,8 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
+// ==== atoms/ptx/mul.cuh ==============================================================================================
+
 // Products. PTX ISA, "mul".
 
 // Rounded by itself: never fused with the addition that follows.
@@ -235,6 +268,8 @@ __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, 
 
 // The upper 64 of the product's 128 bits.
 __device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
+
+// ==== atoms/ptx/shfl_sync.cuh ========================================================================================
 
 // Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
 
@@ -247,10 +282,14 @@ __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
 __device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
 __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
+// ==== atoms/ptx/vote_sync.cuh ========================================================================================
+
 // Votes of a warp. PTX ISA, "vote.sync".
 
 // Whether `predicate` holds for any of the 32 lanes. All take part.
 __device__ __forceinline__ bool vote_sync_any(bool predicate) { return __any_sync(0xffffffff, predicate); }
+
+// ==== atoms/ptx/red.cuh ==============================================================================================
 
 // Additions of fp32 numbers to global memory that give nothing back. PTX ISA, "red"; .v4.f32: sm_90.
 
@@ -271,8 +310,11 @@ using Element = Bf16;
 // ---- what these kernels are specialised for ---------------------------------------------------------------------------
 
 constexpr int kHeadDim = 64, kHeadDimV = 64;
+constexpr bool kCausal = true;
 constexpr int kBlockQ = 128, kBlockKv = 128, kStepQ = 32;
 constexpr int kWarps = 8, kStages = 2, kBlocksPerSm = 1;
+constexpr bool kHoistK = true;   // K is kept in registers, as V is
+constexpr bool kHoistV = true;
 constexpr int kColumnGroups = 1;  // warps that share keys: each has a part of the columns of S^T, dK and dV
 constexpr int kRowsDq = 16;  // of dQ that a warp computes
 constexpr bool kVectorReductions = true;
@@ -357,8 +399,8 @@ struct Parameters {
     i64 d_v_head;
     i64 d_v_row;
     u64 heads_kv_reciprocal;
-    u64 section_heads_reciprocal;
-    u64 section_blocks_reciprocal;
+    u64 l2_group_heads_reciprocal;
+    u64 l2_group_blocks_reciprocal;
     int heads_q;
     int heads_kv;
     int group;
@@ -366,8 +408,8 @@ struct Parameters {
     int len_kv;
     int query_tiles;
     int key_tiles;
-    int section_heads;
-    int section_blocks;
+    int l2_group_heads;
+    int l2_group_blocks;
     float scale;
     float scale_log2;
 };
@@ -386,6 +428,8 @@ struct SumParameters {
     float scale;
 };
 // ---- tile operations --------------------------------------------------------------------------------------------------
+
+// ==== tile/warp/shared_tile.cuh ======================================================================================
 
 // A tile in shared memory and its swizzle: where element (row, column) lies.
 
@@ -411,6 +455,8 @@ struct SharedTile {
     __device__ __forceinline__ static constexpr u32 distance(int rows, int chunks) { return rows * kRowBytes + chunks * 16; }
 };
 
+// ==== tile/common/shared_regions.cuh =================================================================================
+
 // How a kernel divides its shared memory: regions one after the other. Together they take just what the launch gives the block.
 
 struct SharedRegions {
@@ -427,44 +473,53 @@ struct SharedRegions {
     }
 };
 
-// Which work a block does: block index -> (query tile, head, batch), and which key steps that takes.
+// ==== tile/common/tile_scheduler.cuh =================================================================================
+
+// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile, and which key steps a work tile takes.
 
 // n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
-struct Work {
+struct WorkTile {
     int query_tile, head, batch;
 };
 
-// The order of the blocks. Heads come in sections whose K and V fit into the L2 together. Within a section all heads' last query tiles come
-// first: under a causal mask they have the most keys, and a launch should not end with the longest blocks. A section of one
-// head has its query tiles next to each other.
-struct Order {
-    int query_tiles, section_heads, section_blocks;
-    u64 section_heads_reciprocal, section_blocks_reciprocal;
+// L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
+// longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
+// tiles of the head follow each other.
+struct TileScheduler {
+    int tiles, l2_group_heads, l2_group_blocks;
+    u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
+
+    template <class Parameters>
+    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int tiles) {
+        return {tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+    }
 };
 
-__device__ __forceinline__ Work find_work(int block, const Order& order, int heads, u64 heads_reciprocal) {
-    const int section = divide(block, order.section_blocks_reciprocal), within = block - section * order.section_blocks;
-    const int tile = divide(within, order.section_heads_reciprocal);
-    const int head_and_batch = section * order.section_heads + within - tile * order.section_heads;
+__device__ __forceinline__ WorkTile find_work_tile(int block, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
+    const int group = divide(block, scheduler.l2_group_blocks_reciprocal), within = block - group * scheduler.l2_group_blocks;
+    const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
+    const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
-    return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
+    return {scheduler.tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none. Each query that sees keys
-// sees one of [full, end), unless that is empty: what a row needs when it sees its first key is done there.
+// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) need the mask, and no query sees the others. Steps
+// are visited from the last to the first, so a row meets its first visible key in a step of [full, end), unless that range is empty.
 struct KeySteps {
     int full, end;
 };
 
 template <bool kCausal, int kBlockQ, int kStepKv>
-__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int diagonal) {
-    // The first query sees keys [0, seen_by_first), the last one [0, seen_by_last).
-    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + diagonal)) : len_kv;
-    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + diagonal)) : len_kv;
+__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int causal_offset) {
+    // The first query of the tile sees the keys [0, seen_by_first), the last one [0, seen_by_last).
+    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + causal_offset)) : len_kv;
+    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + causal_offset)) : len_kv;
     return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
 }
+
+// ==== tile/common/sequences.cuh ======================================================================================
 
 // Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
 // another layout of sequences is another struct with the same functions.
@@ -498,6 +553,8 @@ struct DenseSequences {
         return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
     }
 };
+
+// ==== tile/common/score_chain.cuh ====================================================================================
 
 // Which scores count. A kernel asks one chain of links; each link is a struct with the functions of `SequenceEnd`, and what a link leaves
 // alone costs nothing.
@@ -568,68 +625,80 @@ struct ScoreChain : Links... {
     }
 };
 
-// What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
+// The chain of a plain problem: keys up to len_kv, and a causal mask, aligned bottom-right, if kCausal.
+template <bool kCausal>
+__device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
+    if constexpr (kCausal)
+        return ScoreChain<SequenceEnd, Causal>{{len_q, len_kv}, {len_kv - len_q}};
+    else
+        return ScoreChain<SequenceEnd, NoMask>{{len_q, len_kv}, {}};
+}
 
-// How far above its reference a score may lie before a reference that follows the maximum does so: fp16 still holds a probability of 2^8.
+// ==== tile/common/softmax_rows.cuh ===================================================================================
+
+// What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
+
+// Conditional rescaling: the row max stays stale until a scaled score exceeds it by this much. P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
-// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
-constexpr float kNoReference = -3.0e38f;
+// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and any finite score exceeds it.
+constexpr float kInitialRowMax = -3.0e38f;
 
-// One fused multiply-add computes the exponent of a score S, S * scale_log2 - reference, where the reference is the scaled maximum, rounded. The
-// larger the maximum, the more that rounding is worth, in the end more than all the range of an exponent. So the scores of a huge row are first
-// shifted by the maximum itself: its exponent is (S - shift) * scale_log2. Other rows have a shift of 0, and huge ones a reference of 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
+// maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
+// itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
-    float shift, reference;
+    float shift, row_max;
 };
 
-// Scaled maxima from here on are huge. Below, rounding one changes an exponent by at most 2^-12: the maximum's own probability still rounds to 1 in fp16.
+// A row is huge if its scaled maximum is at least this large. Below it, rounding the maximum changes an exponent by at most 2^-12, and exp2
+// of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a maximum is huge. That of a row that sees no key, -inf, is not.
+// Whether a row with this maximum, also given scaled, is huge. A row that sees no key, with a maximum of -inf, is not.
 __device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
 
-// The origin for a maximum. One that fp32 cannot hold once it is scaled makes the row NaN, as in plain PyTorch.
-__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float natural) {
+// The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
+__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
     const float scaled = mul_rn(maximum, scale_log2);
     if (!is_huge(maximum, scaled)) return {0.0f, scaled};
-    return {fmaf(0.0f, mul_rn(maximum, natural) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
 }
 
-// Says that a condition hardly ever holds: what depends on it then lies apart from the code that is run all the time, and costs that nothing.
+// Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
 __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
 
-// Moves a row's origin to `maximum` if that lies above it. Returns by what the row's sums and output have to be multiplied.
-__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float natural) {
-    const bool unseen = origin.reference == kNoReference;
-    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.reference);
+// Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
+__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
+    const bool unseen = origin.row_max == kInitialRowMax;
+    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
     if (!(height > 0.0f)) return 1.0f;
     const Origin before = origin;
-    origin = origin_at(maximum, scale_log2, natural);
-    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.reference - origin.reference));
+    origin = origin_at(maximum, scale_log2, ln2_hi);
+    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
 }
 
-// The highest of this lane's scores of row lane/4 + h*8. In two chains: one would be twice as long.
+// The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
 template <int kKeyTiles>
-__device__ __forceinline__ float lane_maximum(const float (&scores)[kKeyTiles][4], int h) {
-    float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
+__device__ __forceinline__ float lane_max(const float (&S)[kKeyTiles][4], int h) {
+    float chain[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
 #pragma unroll
-    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
+    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
     return fmaxf(chain[0], chain[1]);
 }
 
-// Of the four lanes' values, the highest, and the sum.
-__device__ __forceinline__ float row_maximum(float value) {
+// Reductions over the quad of lanes that holds a row.
+__device__ __forceinline__ float quad_max(float value) {
     value = fmaxf(value, shfl_sync_bfly(value, 1));
     return fmaxf(value, shfl_sync_bfly(value, 2));
 }
-__device__ __forceinline__ float row_sum(float value) {
+__device__ __forceinline__ float quad_sum(float value) {
     value += shfl_sync_bfly(value, 1);
     return value + shfl_sync_bfly(value, 2);
 }
 
-// What a row's output is multiplied with in the end: 1 / total, to 1 ulp; 0 for a row that saw no key. A guess that is good to 5 %, and Newton's
-// method three times: a division would bring a branch, and rcp.approx differ from machine to machine.
+// The factor that normalises a row of O: 1 / total, to 1 ulp, and 0 for a row that sees no key. Newton's method, three times, refines a
+// guess that is good to 5 %: a division would bring a branch, and rcp.approx is not the same on every GPU.
 __device__ __forceinline__ float normaliser(float total) {
     float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
 #pragma unroll
@@ -637,57 +706,63 @@ __device__ __forceinline__ float normaliser(float total) {
     return total == 0.0f ? 0.0f : y;
 }
 
-// The log-sum-exp of a row, from what the softmax has summed up.
+// ==== tile/common/lse.cuh ============================================================================================
 
-// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
-// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
-constexpr float kEx2Lean = 5.0e-8f;
+// The log-sum-exp of a row, from its row max and row sum.
 
-// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90): it is too small by this much. A single value may
+// ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+constexpr float kEx2Bias = 5.0e-8f;
+
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
+// least.
 __device__ __forceinline__ float log_near_one(float x) {
-    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f,  -0x1.538254p-3f,
+                            0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
     float q = kQ[0];
 #pragma unroll
     for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// What turns a reference into a scaled score, in two floats.
+// The factor from a row max to a scaled score, in two floats: ln2_hi and ln2_lo, or the softmax scale.
 struct Unit {
     float high, low;
 
-    // Of a reference that is a score itself, not yet scaled: the scale, which is scale_log2 * (natural + natural_low).
-    __device__ __forceinline__ static Unit of_score(float scale_log2, float natural, float natural_low) {
-        const float high = mul_rn(scale_log2, natural);
-        return {high, fmaf(scale_log2, natural, -high) + scale_log2 * natural_low};
+    // For a row max that is a score itself, not scaled yet: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
+        const float high = mul_rn(scale_log2, ln2_hi);
+        return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
     }
 };
 
-// log(total) + reference * (unit.high + unit.low), to about one rounding. fp32 needs some care for that: the two terms are taken
-// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float reference, float total, const Unit& unit) {
+// log(total) + row_max * (unit.high + unit.low), to about one rounding. fp32 takes some care for that: each term is split into a main part
+// and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float row_max, float total, const Unit& unit) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
     const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
-    const float a = mul_rn(reference, unit.high), b = mul_rn(exponent, kLn2);
+    const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
     const float sum = a + b, b_in_sum = sum - a;
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(reference, unit.high, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = reference * unit.low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = row_max * unit.low + exponent * kLn2Low;
+    const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
     return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
-// The log-sum-exp of a row's scaled scores. natural + natural_low is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
-__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float natural, float natural_low) {
+// The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
-    const Unit unit = huge ? Unit::of_score(scale_log2, natural, natural_low) : Unit{natural, natural_low};
-    const float value = log_sum_exp(huge ? origin.shift : origin.reference, total, unit);
+    const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
+    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, unit);
     return total == 0.0f ? -infinity() : value;
 }
+
+// ==== tile/common/row_statistics.cuh =================================================================================
 
 // What the backward pass needs of each query row and is computed once before it: row_lse, the log-sum-exp in base 2, and row_delta,
 // rowsum(dO * O) - d_lse. Both are padded to whole query tiles; in the padding P and dS are 0.
@@ -772,6 +847,8 @@ __device__ __forceinline__ void write_zeros(float* first) {
     for (int i = thread_index() * 4; i < kCount; i += kThreads * 4) *reinterpret_cast<uint4*>(first + i) = uint4{0, 0, 0, 0};
 }
 
+// ==== tile/warp/exact_rows.cuh =======================================================================================
+
 // Rows of which the forward pass has not saved enough, so that the first kernel goes through their keys once more:
 // - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
 //   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
@@ -850,7 +927,7 @@ __device__ __forceinline__ void multiply_rows(float (&product)[4], const Rows<El
 #pragma unroll
     for (int e = 0; e < 4; ++e) product[e] = 0.0f;
     int column = 0;
-    keep_in_register(column);  // narrow rows have a loop, too: without one the assembler mixes two products, and has not registers enough
+    launder(column);  // narrow rows have a loop, too: without one the assembler mixes two products, and has not registers enough
 #pragma unroll 1
     for (; column < kWidth; column += 32) {
         u32 low[4], high[4], b[4];
@@ -926,18 +1003,20 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
     }
 }
 
+// ==== tile/warp/load.cuh =============================================================================================
+
 // Copies of tiles between global and shared memory, 16 bytes a thread and step, rows and columns past the end left out.
 
-// How kThreads threads cover a tile: kLanes neighbours take a row together, a chunk each and the same chunk of every further group of
-// kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
+// How kThreads threads partition the copy of a tile: kLanes neighbours take a row together, each one chunk, and the same chunk of every
+// further group of kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
 template <int kThreads, class Tile>
-struct Cover {
+struct CopyPartition {
     static constexpr int kLanes = Tile::kSwizzle, kGroups = Tile::kChunks / kLanes;
     static constexpr int kRowsPerPass = kThreads / kLanes;
     static constexpr int kPasses = (Tile::kRowCount + kRowsPerPass - 1) / kRowsPerPass;
     int row, chunk;  // of this thread in the first pass
 
-    __device__ __forceinline__ explicit Cover(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
+    __device__ __forceinline__ explicit CopyPartition(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
 
     __device__ __forceinline__ bool has_row(int pass) const {
         return Tile::kRowCount % kRowsPerPass == 0 || pass * kRowsPerPass + row < Tile::kRowCount;
@@ -956,22 +1035,23 @@ struct Cover {
 // are not read: tiles hold zeros there.
 template <class Tile, int kThreads, int kColumnsValid, class Element>
 struct TileReader {
-    using Passes = Cover<kThreads, Tile>;
-    Passes cover;
+    using Passes = CopyPartition<kThreads, Tile>;
+    Passes partition;
     const Element* source;
     i64 row_stride;
 
     // `rows` points at the first row of the first tile to be copied.
     __device__ __forceinline__ TileReader(const Element* rows, i64 row_stride)
-        : cover(thread_index()),
-          source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8),
+        : partition(thread_index()),
+          source(rows + (partition.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + partition.chunk * 8),
           row_stride(row_stride) {}
 
     // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
     __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
         pass_by_pass([&](int pass, int group, const Element* chunk) {
-            const int row = pass * Passes::kRowsPerPass + cover.row;
-            cp_async_16(cover.address(tile, pass, group), chunk, begin <= row && row < end && cover.has_column(group, kColumnsValid));
+            const int row = pass * Passes::kRowsPerPass + partition.row;
+            const bool valid = begin <= row && row < end && partition.has_column(group, kColumnsValid);
+            cp_async_16(partition.address(tile, pass, group), chunk, valid);
         });
     }
 
@@ -980,11 +1060,11 @@ struct TileReader {
     __device__ __forceinline__ void load(const Tile& tile) {
         pass_by_pass([&](int pass, int group, const Element* chunk) {
             const int first = pass * Passes::kRowsPerPass;
-            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + cover.row < kBegin)) return;
+            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + partition.row < kBegin)) return;
             if ((group + 1) * Passes::kLanes * 8 <= kColumnsValid)
-                cp_async_16(cover.address(tile, pass, group), chunk);
+                cp_async_16(partition.address(tile, pass, group), chunk);
             else
-                cp_async_16(cover.address(tile, pass, group), chunk, cover.has_column(group, kColumnsValid));
+                cp_async_16(partition.address(tile, pass, group), chunk, partition.has_column(group, kColumnsValid));
         });
     }
 
@@ -994,9 +1074,9 @@ struct TileReader {
         for (int pass = Passes::kPasses - 1; pass >= 0; --pass) {
 #pragma unroll
             for (int group = 0; group < Passes::kGroups; ++group)
-                if (cover.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
+                if (partition.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
             source -= Passes::kRowsPerPass * row_stride;
-            keep_in_register(source);
+            launder(source);
         }
         source += (Passes::kPasses * Passes::kRowsPerPass - Tile::kRowCount) * row_stride;
     }
@@ -1005,17 +1085,21 @@ struct TileReader {
 // Writes the tile's valid rows and columns to memory. `thread` is the caller's among the kThreads that do it.
 template <int kThreads, int kColumnsValid, class Element, class Tile>
 __device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int rows_valid, const Tile& tile, int thread) {
-    const Cover<kThreads, Tile> cover(thread);
-    Element* destination = rows + cover.row * row_stride + cover.chunk * 8;
+    const CopyPartition<kThreads, Tile> partition(thread);
+    Element* destination = rows + partition.row * row_stride + partition.chunk * 8;
 #pragma unroll
-    for (int pass = 0; pass < cover.kPasses; ++pass) {
+    for (int pass = 0; pass < partition.kPasses; ++pass) {
 #pragma unroll
-        for (int group = 0; group < cover.kGroups; ++group)
-            if (cover.has_row(pass) && pass * cover.kRowsPerPass + cover.row < rows_valid && cover.has_column(group, kColumnsValid))
-                *reinterpret_cast<uint4*>(destination + group * cover.kLanes * 8) = load_shared_v4(cover.address(tile, pass, group));
-        destination += cover.kRowsPerPass * row_stride;
+        for (int group = 0; group < partition.kGroups; ++group)
+            if (partition.has_row(pass) && pass * partition.kRowsPerPass + partition.row < rows_valid &&
+                partition.has_column(group, kColumnsValid))
+                *reinterpret_cast<uint4*>(destination + group * partition.kLanes * 8) =
+                    load_shared_v4(partition.address(tile, pass, group));
+        destination += partition.kRowsPerPass * row_stride;
     }
 }
+
+// ==== tile/warp/load_tile.cuh ========================================================================================
 
 // Copies of a tile from global to shared memory, where both its rows and its columns may reach past the end of what there is.
 
@@ -1024,20 +1108,22 @@ __device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int ro
 // last one may reach beyond `columns_valid`.
 template <int kThreads, class Tile, class Element>
 __device__ __forceinline__ void load_tile(const Tile& tile, const Element* source, i64 row_stride, int rows_valid, int columns_valid) {
-    const Cover<kThreads, Tile> cover(thread_index());
-    const Element* chunk = source + cover.row * row_stride + cover.chunk * 8;
+    const CopyPartition<kThreads, Tile> partition(thread_index());
+    const Element* chunk = source + partition.row * row_stride + partition.chunk * 8;
 #pragma unroll
-    for (int pass = 0; pass < cover.kPasses; ++pass) {
-        const bool valid = pass * cover.kRowsPerPass + cover.row < rows_valid;
+    for (int pass = 0; pass < partition.kPasses; ++pass) {
+        const bool valid = pass * partition.kRowsPerPass + partition.row < rows_valid;
 #pragma unroll
-        for (int group = 0; group < cover.kGroups; ++group)
-            if (cover.has_row(pass))
-                cp_async_16(cover.address(tile, pass, group), chunk + group * cover.kLanes * 8,
-                            valid && cover.has_column(group, columns_valid));
-        chunk += cover.kRowsPerPass * row_stride;
-        keep_in_register(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
+        for (int group = 0; group < partition.kGroups; ++group)
+            if (partition.has_row(pass))
+                cp_async_16(partition.address(tile, pass, group), chunk + group * partition.kLanes * 8,
+                            valid && partition.has_column(group, columns_valid));
+        chunk += partition.kRowsPerPass * row_stride;
+        launder(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
     }
 }
+
+// ==== tile/warp/gemm.cuh =============================================================================================
 
 // The two matrix products of attention, for one warp: S = Q K^T and O += P V.
 //
@@ -1060,10 +1146,10 @@ struct LaneOffsets {
 #pragma unroll
         for (int i = 0; i < kOffsets; ++i) {
             offset[i] = rows.at(lane % 16, lane / 16 ^ i * 2);
-            keep_in_register(offset[i]);
+            launder(offset[i]);
         }
         to_keys = rows.at(lane / 16 * 8 + lane % 8, lane / 8 % 2) - offset[0];
-        keep_in_register(to_keys);
+        launder(to_keys);
     }
     __device__ __forceinline__ SharedAddress at(SharedAddress tile, int rows, int chunks) const {
         return offset[chunks / 2 % kOffsets] + tile + Rows::distance(rows, chunks / Rows::kSwizzle * Rows::kSwizzle);
@@ -1114,9 +1200,21 @@ struct QueryInRegisters {
     }
 };
 
-// scores = Q K^T for key column tiles [first, first + kCount), which are an even number. The tile at `keys` holds one key a row.
+// One of the two.
+template <bool kInRegisters, int kRowTiles, int kColumns>
+struct LeftOperandOf {
+    using Type = QueryInRegisters<kRowTiles, kColumns>;
+};
+template <int kRowTiles, int kColumns>
+struct LeftOperandOf<false, kRowTiles, kColumns> {
+    using Type = const QueryInShared<kColumns>&;
+};
+template <bool kInRegisters, int kRowTiles, int kColumns>
+using LeftOperand = typename LeftOperandOf<kInRegisters, kRowTiles, kColumns>::Type;
+
+// S = Q K^T for the column tiles [first, first + kCount), an even number of them. The tile at `keys` holds one key a row.
 template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>
-__device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first, const Query& query,
+__device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4], int first, const Query& query,
                                             SharedAddress keys, const LaneOffsets<kColumns>& offsets) {
     const SharedAddress own_keys = keys + offsets.to_keys;
 #pragma unroll
@@ -1124,7 +1222,7 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
 #pragma unroll
         for (int j = first; j < first + kCount; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) scores[i][j][e] = 0.0f;
+            for (int e = 0; e < 4; ++e) S[i][j][e] = 0.0f;
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step) {
         u32 a[kRowTiles][4];
@@ -1136,16 +1234,16 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
             ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i) {
-                mma_sync_m16n8k16<Element>(scores[i][j], a[i], b[0], b[1]);
-                mma_sync_m16n8k16<Element>(scores[i][j + 1], a[i], b[2], b[3]);
+                mma_sync_m16n8k16<Element>(S[i][j], a[i], b[0], b[1]);
+                mma_sync_m16n8k16<Element>(S[i][j + 1], a[i], b[2], b[3]);
             }
         }
     }
 }
 
-// out += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
+// O += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
 template <class Element, int kRowTiles, int kOutTiles, int kColumns>
-__device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4], const u32 (&probabilities)[kRowTiles][4], int chunk,
+__device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4], const u32 (&P)[kRowTiles][4], int chunk,
                                             SharedAddress values, const LaneOffsets<kColumns>& offsets) {
 #pragma unroll
     for (int j = 0; j < kOutTiles; j += 2) {
@@ -1153,11 +1251,13 @@ __device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4
         ldmatrix_x4_trans(b, offsets.at(values, chunk * 16, j));
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            mma_sync_m16n8k16<Element>(out[i][j], probabilities[i], b[0], b[1]);
-            mma_sync_m16n8k16<Element>(out[i][j + 1], probabilities[i], b[2], b[3]);
+            mma_sync_m16n8k16<Element>(O[i][j], P[i], b[0], b[1]);
+            mma_sync_m16n8k16<Element>(O[i][j + 1], P[i], b[2], b[3]);
         }
     }
 }
+
+// ==== tile/warp/column_group.cuh =====================================================================================
 
 // Products of which a warp computes only some columns: groups of warps divide them, and share what lies to the left of the product.
 
@@ -1220,6 +1320,8 @@ __device__ __forceinline__ void store_columns(const Tile& tile, int first_row, c
                     store_shared(tile.at(first_row + i * 16 + h * 8 + lane / 4, columns.pair(j / 2) * 2 + j % 2) + lane % 4 * 4,
                                  cvt_rn_x2<Element>(product[i][j][h * 2] * scale, product[i][j][h * 2 + 1] * scale));
 }
+
+// ==== tile/warp/score_gradients.cuh ==================================================================================
 
 // From S^T and dP^T of a warp to P^T and dS^T. Their rows are keys, their columns queries: a lane holds two neighbouring queries of each
 // column tile of 8, whose statistics it reads from shared memory.
@@ -1295,13 +1397,15 @@ __device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const f
 template <int kRowTiles, class Tile>
 __device__ __forceinline__ void store_operand(const Tile& tile, int first_key, int first_query, const u32 (&a)[kRowTiles][4]) {
     int lane = lane_index();
-    keep_in_register(lane);  // or the compiler would keep the addresses of all queries of a tile in registers
+    launder(lane);  // or the compiler would keep the addresses of all queries of a tile in registers
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int r = 0; r < 4; ++r)
             store_shared(tile.at(first_key + i * 16 + r % 2 * 8 + lane / 4, first_query / 8 + r / 2) + lane % 4 * 4, a[i][r]);
 }
+
+// ==== tile/warp/gradient_sum.cuh =====================================================================================
 
 // dQ on its way through global memory: fp32 sums, to which the blocks of all key tiles add. The sums of a query tile lie as warps hold
 // them: the accumulators of 16 rows x 8 columns one after the other, row by row of those, so that the lanes of a warp touch neighbouring
@@ -1350,6 +1454,8 @@ __device__ __forceinline__ void load_gradient(float (&d)[4], const float* sum, f
     }
 }
 
+// ==== tile/warp/epilogue.cuh =========================================================================================
+
 // From a warp's registers to memory: the output, through shared memory, and lse.
 
 // Rounds the warp's rows and writes the valid ones to memory, by way of `tile`, which no other warp uses.
@@ -1357,7 +1463,7 @@ template <int kColumnsValid, class Element, int kRowTiles, int kOutTiles>
 __device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int rows_valid, const float (&out)[kRowTiles][kOutTiles][4],
                                              const SharedTile<kRowTiles * 16, kOutTiles * 8>& tile) {
     int lane = lane_index();
-    keep_in_register(lane);
+    launder(lane);
     barrier_warp_sync();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -1378,66 +1484,93 @@ __device__ __forceinline__ void store_lse(float* lse, int rows_valid, float valu
     if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
 }
 
-using QueryTile = SharedTile<kBlockQ, kColumns>;
-using GradientTile = SharedTile<kBlockQ, kColumnsV>;  // of dO
-using KeyTile = SharedTile<kBlockKv, kColumns>;
-using ValueTile = SharedTile<kBlockKv, kColumnsV>;
-using ScoreTile = SharedTile<kBlockKv, kBlockQ>;  // of P^T or dS^T: a row a key
-using SumTile = SharedTile<16, kColumns>;         // of a warp of the last kernel
-using Chain = ScoreChain<SequenceEnd, Causal>;
+// ==== tile/warp/backward_beside.cuh ==================================================================================
 
-__device__ __forceinline__ Chain make_chain(int len_q, int len_kv) {
-    return {{len_q, len_kv}, {len_kv - len_q}};
-}
+// The two kernels beside the main one of the generic backward pass, which have a block for each query tile of each head: one before it
+// writes what it needs of each query and zeroes the sums of dQ, one after it scales and rounds these.
 
-// The query tile of a block of the first kernel or the last. `place`: among those of all heads.
 struct QueryTileWork {
     int batch, head, first_query;
-    i64 place;
+    i64 index;  // among the query tiles of all heads
+
+    template <int kBlockQ, class Parameters>
+    __device__ __forceinline__ static QueryTileWork find(const Parameters& p, const DenseSequences& sequences) {
+        const int heads_before = divide(block_index(), p.query_tiles_reciprocal), batch = divide(heads_before, p.heads_q_reciprocal);
+        const int head = heads_before - batch * p.heads_q, tile = block_index() - heads_before * p.query_tiles;
+        return {batch, head, tile * kBlockQ, sequences.first_tile(batch, head) + tile};
+    }
 };
-template <class AnyParameters>
-__device__ __forceinline__ QueryTileWork find_query_tile(const AnyParameters& p, const DenseSequences& sequences) {
-    const int heads_before = divide(block_index(), p.query_tiles_reciprocal), batch = divide(heads_before, p.heads_q_reciprocal);
-    const int head = heads_before - batch * p.heads_q, tile = block_index() - heads_before * p.query_tiles;
-    return {batch, head, tile * kBlockQ, sequences.first_tile(batch, head) + tile};
-}
 
-// ---- row_lse, row_delta, row_shift; d_q_sum = 0 -----------------------------------------------------------------------
-
-extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
-attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
+// row_lse, row_delta, row_shift; d_q_sum = 0. clear(tile) zeroes what else the main kernel counts up of a query tile.
+template <class Element, int kThreads, int kBlockQ, int kHeadDim, int kHeadDimV, int kColumns, class Parameters, class Chain, class Clear>
+__device__ __forceinline__ void preprocess(const Parameters& p, const Chain& chain, const Clear& clear) {
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
-    const auto [batch, head, first_query, place] = find_query_tile(p, sequences);
-    const int len_q = sequences.len_q(batch), len_kv = sequences.len_kv(batch), queries = len_q - first_query;
+    const auto [batch, head, first_query, tile] = QueryTileWork::find<kBlockQ>(p, sequences);
+    const int len_kv = sequences.len_kv(batch), queries = sequences.len_q(batch) - first_query;
     const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
     const Element* out = sequences.query_row(p.out, of_out, batch, head, first_query);
     const Element* d_out = sequences.query_row(p.d_out, of_d_out, batch, head, first_query);
     const i64 row = sequences.first_row(batch, head) + first_query;
     const float *lse = p.lse + row, *d_lse = p.d_lse == nullptr ? nullptr : p.d_lse + row;
-    float *row_lse = p.row_lse + place * kBlockQ, *row_delta = p.row_delta + place * kBlockQ, *row_shift = p.row_shift + place * kBlockQ;
-    write_zeros<kRowThreads, kBlockQ * kColumns>(p.d_q_sum + place * (kBlockQ * kColumns));
-    write_row_statistics<kRowThreads, kBlockQ, kHeadDimV>(row_lse, row_delta, out, p.out_row, d_out, p.d_out_row, lse, d_lse, queries);
+    float *row_lse = p.row_lse + tile * kBlockQ, *row_delta = p.row_delta + tile * kBlockQ, *row_shift = p.row_shift + tile * kBlockQ;
+    write_zeros<kThreads, kBlockQ * kColumns>(p.d_q_sum + tile * (kBlockQ * kColumns));
+    clear(tile);
+    write_row_statistics<kThreads, kBlockQ, kHeadDimV>(row_lse, row_delta, out, p.out_row, d_out, p.d_out_row, lse, d_lse, queries);
 
     const bool huge = any_huge_row<kBlockQ>(lse, queries);
-    if (thread_index() == 0) p.huge_tiles[place] = huge;
+    if (thread_index() == 0) p.huge_tiles[tile] = huge;
     if (!unlikely(huge || len_kv <= kFewKeys)) return;
     barrier_sync();  // row_lse and row_delta are written: those of some rows are replaced
-    write_exact_rows<kRowThreads, kBlockQ, kHeadDim, kHeadDimV>(row_lse, row_delta, row_shift, p, sequences, batch, head, first_query, huge,
-                                                                make_chain(len_q, len_kv));
+    write_exact_rows<kThreads, kBlockQ, kHeadDim, kHeadDimV>(row_lse, row_delta, row_shift, p, sequences, batch, head, first_query, huge,
+                                                             chain);
+}
+
+// dQ = scale * d_q_sum. A warp has 16 rows of the block's query tile.
+template <class Element, int kThreads, int kBlockQ, int kHeadDim, int kColumns, bool kVectorReductions, class Parameters>
+__device__ __forceinline__ void postprocess(const Parameters& p) {
+    using SumTile = SharedTile<16, kColumns>;  // of a warp
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    const auto [batch, head, first_query, tile] = QueryTileWork::find<kBlockQ>(p, sequences);
+    const int warp = warp_index(), first_row = first_query + warp * 16;
+    const float* sums = p.d_q_sum + tile * (kBlockQ * kColumns);
+    SharedRegions regions;
+    const SharedAddress tiles = regions.take(kThreads / 32 * SumTile::kBytes);
+
+    float dQ[1][kColumns / 8][4];
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) load_gradient<kVectorReductions>(dQ[0][j], sums + gradient_place<kColumns>(warp, j), p.scale);
+    const Strides of_d_q{p.d_q_batch, p.d_q_head, p.d_q_row};
+    Element* rows = sequences.query_row(p.d_q, of_d_q, batch, head, first_row);
+    store_output<kHeadDim>(rows, p.d_q_row, sequences.len_q(batch) - first_row, dQ, SumTile{tiles + warp * SumTile::kBytes});
+}
+
+using QueryTile = SharedTile<kBlockQ, kColumns>;
+using GradientTile = SharedTile<kBlockQ, kColumnsV>;  // of dO
+using KeyTile = SharedTile<kBlockKv, kColumns>;
+using ValueTile = SharedTile<kBlockKv, kColumnsV>;
+using ScoreTile = SharedTile<kBlockKv, kBlockQ>;  // of P^T or dS^T: a row a key
+
+// ---- row_lse, row_delta, row_shift; d_q_sum = 0 -----------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
+attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
+    const auto clear = [&](i64 tile) {
+    };
+    preprocess<Element, kRowThreads, kBlockQ, kHeadDim, kHeadDimV, kColumns>(p, make_chain<kCausal>(p.len_q, p.len_kv), clear);
 }
 
 // ---- dK, dV; d_q_sum += dS K ------------------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_90a(const __grid_constant__ Parameters p) {
-    const Order order{p.key_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
-    const Work work = find_work(block_index(), order, p.heads_kv, p.heads_kv_reciprocal);
+    const WorkTile work = find_work_tile(block_index(), TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
     const int batch = work.batch, head_kv = work.head;
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     const int len_q = sequences.len_q(batch), len_kv = sequences.len_kv(batch);
-    const int key_tile_index = p.key_tiles - 1 - work.query_tile;  // the first keys come first: under a causal mask most queries see them
+    // Where additions to dQ have an order the last keys come first, because they add first. Else the first keys do: most queries see them.
+    const int key_tile_index = p.key_tiles - 1 - work.query_tile;
     const int first_key = key_tile_index * kBlockKv, keys = len_kv - first_key;
-    const Chain chain = make_chain(len_q, len_kv);
+    const auto chain = make_chain<kCausal>(len_q, len_kv);
     const QueryTileRange tiles = chain.query_tiles<kBlockQ>(first_key, first_key + kBlockKv, len_q);
     const Strides of_q{p.q_batch, p.q_head, p.q_row}, of_k{p.k_batch, p.k_head, p.k_row}, of_v{p.v_batch, p.v_head, p.v_row};
     const Strides of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
@@ -1488,10 +1621,12 @@ attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_9
     const QueryInShared<kColumnsV> values_in_shared{offsets.values(), value_tile.base + first_row * ValueTile::kRowBytes};
     float d_k[kRowTiles][key_columns.kOwn * 2][4] = {}, d_v[kRowTiles][value_columns.kOwn * 2][4] = {};
 
-    cp_async_wait_group<0>();
-    barrier_sync();  // K and V are here
-    const QueryInRegisters<kRowTiles, kColumns> keys_operand(keys_in_shared);
-    const QueryInRegisters<kRowTiles, kColumnsV> values_operand(values_in_shared);
+    if constexpr (kHoistV) {
+        cp_async_wait_group<0>();
+        barrier_sync();  // K and V are here
+    }
+    const LeftOperand<kHoistK, kRowTiles, kColumns> keys_operand(keys_in_shared);
+    const LeftOperand<kHoistV, kRowTiles, kColumnsV> values_operand(values_in_shared);
     int head = head_kv * p.group, tile = tiles.begin;
     SharedAddress stage = ring;
     for (int remaining = tiles.count() * p.group; remaining > 0; --remaining) {
@@ -1559,20 +1694,7 @@ attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_9
 
 // ---- dQ = scale * d_q_sum ---------------------------------------------------------------------------------------------
 
-// A warp has 16 rows of the block's query tile.
 extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
 attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
-    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
-    const auto [batch, head, first_query, place] = find_query_tile(p, sequences);
-    const int warp = warp_index(), first_row = first_query + warp * 16;
-    const float* sums = p.d_q_sum + place * (kBlockQ * kColumns);
-    SharedRegions regions;
-    const SharedAddress places = regions.take(kSumThreads / 32 * SumTile::kBytes);
-
-    float d_q[1][kColumns / 8][4];
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) load_gradient<kVectorReductions>(d_q[0][j], sums + gradient_place<kColumns>(warp, j), p.scale);
-    const Strides of_d_q{p.d_q_batch, p.d_q_head, p.d_q_row};
-    Element* rows = sequences.query_row(p.d_q, of_d_q, batch, head, first_row);
-    store_output<kHeadDim>(rows, p.d_q_row, sequences.len_q(batch) - first_row, d_q, SumTile{places + warp * SumTile::kBytes});
+    postprocess<Element, kSumThreads, kBlockQ, kHeadDim, kColumns, kVectorReductions>(p);
 }

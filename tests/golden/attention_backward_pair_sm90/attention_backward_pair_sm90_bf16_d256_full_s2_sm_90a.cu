@@ -15,6 +15,17 @@
 //   _preprocess  <<<ceil(len_q / 64) * heads_q * batch, 128>>>
 //   launch       <<<ceil(len_kv / 128) * 2 * heads_kv * batch, 384, 230520 bytes>>>
 //   _postprocess <<<ceil(len_q / 64) * heads_q * batch, 512, 32768 bytes>>>
+//   parts    atoms/ptx: types, register, index, shared_memory, shared_pair, barrier, named_barrier, mbarrier,
+//              cp_async_bulk_tensor, cp_async_bulk, setmaxnreg, wgmma, wgmma_transposed, stmatrix, stmatrix_trans, red,
+//              cvt, cvt_f32, ex2, mul, shfl_sync, vote_sync, mma_sync, griddepcontrol, named_barrier_unaligned,
+//              ldmatrix, cluster, barrier_cluster, mbarrier_cluster, cp_async_bulk_send
+//            tile/common: shared_regions, tile_scheduler, sequences, score_chain, softmax_rows, lse, row_statistics,
+//              key_work
+//            tile/warp: exact_rows, score_gradients
+//            tile/warpgroup: pipeline, panel_tile, gemm, transposed_operand, wide_products, backward_beside,
+//              backward_inputs, store_columns, split_roles, block_pair, pair_consumer
+
+// ==== atoms/ptx/types.cuh ============================================================================================
 
 // Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
 
@@ -29,31 +40,35 @@ struct Fp16 { u16 bits; };
 // A function: NVRTC has no constant expression for infinity without headers.
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 
+// ==== atoms/ptx/register.cuh =========================================================================================
+
 // Hints to the compiler about registers: no instructions.
 
-// Hides where a value came from, so that the compiler keeps it in a register and does not compute it anew at each use.
+// Launders a value: hides its origin from the optimiser, which then keeps it in a register and does not compute it anew at each use.
 template <class T>
-__device__ __forceinline__ void keep_in_register(T*& pointer) {
+__device__ __forceinline__ void launder(T*& pointer) {
     asm volatile("" : "+l"(pointer));
 }
-__device__ __forceinline__ void keep_in_register(int& value) { asm volatile("" : "+r"(value)); }
-__device__ __forceinline__ void keep_in_register(u32& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void launder(int& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void launder(u32& value) { asm volatile("" : "+r"(value)); }
 
-// Marks a fragment as read and written here: what the compiler does with it stays before, or comes after.
+// Launders a fragment, which counts as read and written here: what the compiler does with it stays before, or comes after.
 template <int kTiles>
-__device__ __forceinline__ void keep_in_registers(float (&fragment)[kTiles][4]) {
+__device__ __forceinline__ void launder(float (&fragment)[kTiles][4]) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(fragment[i][j])::"memory");
 }
 template <int kTiles>
-__device__ __forceinline__ void keep_in_registers(u32 (&fragment)[kTiles][4]) {
+__device__ __forceinline__ void launder(u32 (&fragment)[kTiles][4]) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(fragment[i][j])::"memory");
 }
+
+// ==== atoms/ptx/index.cuh ============================================================================================
 
 // Who a thread is. PTX ISA, "Special Registers": %tid, %ctaid.
 
@@ -63,8 +78,11 @@ __device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.
 
 __device__ __forceinline__ int lane_index() { return thread_index() % 32; }
 
-// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
+// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform
+// registers.
 __device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
+
+// ==== atoms/ptx/shared_memory.cuh ====================================================================================
 
 // Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
 
@@ -104,11 +122,15 @@ __device__ __forceinline__ void store_shared_v4(SharedAddress address, const uin
                  : "memory");
 }
 
+// ==== atoms/ptx/shared_pair.cuh ======================================================================================
+
 // Reads of two neighbouring fp32 values in shared memory. PTX ISA, "ld" (.v2).
 
 __device__ __forceinline__ void load_shared_pair(float& first, float& second, SharedAddress address) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
 }
+
+// ==== atoms/ptx/barrier.cuh ==========================================================================================
 
 // Barriers. PTX ISA, "bar, barrier" and "bar.warp.sync".
 
@@ -117,6 +139,8 @@ __device__ __forceinline__ void barrier_sync() { __syncthreads(); }
 
 // The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
 __device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
+
+// ==== atoms/ptx/named_barrier.cuh ====================================================================================
 
 // Barriers of some of a block's warps, by number: 1 to 15. PTX ISA, "bar, barrier". Number 0 is barrier_sync's.
 
@@ -129,6 +153,8 @@ __device__ __forceinline__ void bar_sync(int number, int threads) {
 __device__ __forceinline__ void bar_arrive(int number, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
+
+// ==== atoms/ptx/mbarrier.cuh =========================================================================================
 
 // Barriers in shared memory that count arrivals and bytes of asynchronous copies. PTX ISA, "mbarrier" (sm_90). 8 bytes each.
 //
@@ -171,6 +197,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(SharedAddress barrier, 
     return complete != 0;
 }
 
+// ==== atoms/ptx/cp_async_bulk_tensor.cuh =============================================================================
+
 // Asynchronous copies of boxes of a tensor between global and shared memory (TMA). PTX ISA, "cp.async.bulk.tensor", "Tensors" (sm_90).
 //
 // The box, its swizzle and the tensor's sizes and strides are in the map. What lies outside of the tensor is read as zeros, and
@@ -185,18 +213,20 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap& map) {
 }
 
 // Reads the box at coordinates (column, row, head, batch); its bytes, those outside of the tensor included, count at `barrier`.
-__device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, SharedAddress barrier, int column,
-                                                          int row, int head, int batch) {
+__device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, SharedAddress barrier,
+                                                          int column, int row, int head, int batch) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
-        "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::  //
+        "r"(destination), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
         : "memory");
 }
 
-// Writes the box at these coordinates, none of them negative: to a store (not to a load) that is an illegal instruction on sm_90. Shared memory was written before a fence_proxy_async, and stays as it is until the group has read it.
-__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head, int batch) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(source), "r"(column),
-                 "r"(row), "r"(head), "r"(batch)
+// Writes the box at these coordinates, none of them negative: to a store (not to a load) that is an illegal instruction on sm_90. Shared
+// memory was written before a fence_proxy_async, and stays as it is until the group has read it.
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head,
+                                                           int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::  //
+                 "l"(&map), "r"(source), "r"(column), "r"(row), "r"(head), "r"(batch)
                  : "memory");
 }
 
@@ -212,6 +242,8 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
 // Between ordinary writes to shared memory and asynchronous reads of it: by the writers, before those who read learn of it.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// ==== atoms/ptx/cp_async_bulk.cuh ====================================================================================
+
 // Asynchronous copies of contiguous bytes from global to shared memory. PTX ISA, "cp.async.bulk" (sm_90).
 
 // Reads `bytes` bytes, which count at `barrier`. Both addresses and the size are multiples of 16.
@@ -220,6 +252,8 @@ __device__ __forceinline__ void cp_async_bulk_load(SharedAddress destination, co
                  "l"(__cvta_generic_to_global(source)), "r"(bytes), "r"(barrier)
                  : "memory");
 }
+
+// ==== atoms/ptx/setmaxnreg.cuh =======================================================================================
 
 // Registers of a warpgroup. PTX ISA, "setmaxnreg" (sm_90a). All its warps take part; kRegisters is a multiple of 8 from 24 to 256.
 
@@ -235,16 +269,18 @@ __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// ==== atoms/ptx/wgmma.cuh ============================================================================================
+
 // Asynchronous matrix products of a warpgroup, d (+)= a * b: 64x16 times 16xkN, fp32 accumulation. PTX ISA, "wgmma" (sm_90a).
 //
-// Warp w of the four holds rows 16w to 16w+15 of d and of a, each laid out as in mma_sync.cuh: d[j] is the column tile of 8 columns from 8j.
-// Registers must not be touched between a product and the wait for it.
+// Warp w of the four holds rows 16w to 16w+15 of d and of a, each laid out as in mma_sync.cuh: d[j] is the column tile of 8 columns from
+// 8j. Registers must not be touched between a product and the wait for it.
 
-// Where a matrix lies in shared memory, in tiles with 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0 to 13
-// the address, 16 to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes).
-// Columns of the shared dimension contiguous (K-major): rows of 128 bytes, groups of 8 of them 1024 bytes apart; no leading offset.
-// Columns of the other dimension contiguous (MN-major): groups of 8 rows of the shared dimension 1024 bytes apart; panels of 64 columns
-// `panel_bytes` apart. The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
+// Where a matrix lies in shared memory, in tiles with 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0 to 13 the address, 16
+// to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes). Columns of
+// the shared dimension contiguous (K-major): rows of 128 bytes, groups of 8 of them 1024 bytes apart; no leading offset. Columns of the
+// other dimension contiguous (MN-major): groups of 8 rows of the shared dimension 1024 bytes apart; panels of 64 columns `panel_bytes`
+// apart. The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
 __device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
     return u64{0x40000040u} << 32 | ((panel_bytes >> 4 << 16 | address >> 4) + (offset >> 4));
 }
@@ -269,6 +305,8 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// ==== atoms/ptx/wgmma_transposed.cuh =================================================================================
+
 // Products of a warpgroup, both operands from shared memory and not both of them K-major: see wgmma.cuh.
 // PTX ISA, "wgmma.mma_async", imm-trans-a and imm-trans-b (16-bit elements alone).
 
@@ -284,6 +322,8 @@ __device__ __forceinline__ void wgmma_ss_trans_b(float (&d)[kN / 8][4], u64 a, u
 template <class Element, int kN>
 __device__ __forceinline__ void wgmma_ss_trans_ab(float (&d)[kN / 8][4], u64 a, u64 b, int accumulate);
 
+// ==== atoms/ptx/stmatrix.cuh =========================================================================================
+
 // Stores four 8x8 matrices of 16-bit elements from a warp's registers to shared memory. PTX ISA, "stmatrix" (sm_90).
 //
 // Lane l gives the address of row l % 8 of matrix l / 8, 16 bytes. Its r[i] holds row l / 4, columns 2 * (l % 4) and the next, of matrix i.
@@ -292,6 +332,8 @@ __device__ __forceinline__ void stmatrix_x4(SharedAddress row, u32 r0, u32 r1, u
                  : "memory");
 }
 
+// ==== atoms/ptx/stmatrix_trans.cuh ===================================================================================
+
 // Transposed stores of four 8x8 matrices of 16-bit elements from a warp's registers to shared memory. PTX ISA, "stmatrix" .trans (sm_90).
 //
 // Lane l gives the address of row l % 8 of matrix l / 8, 16 bytes. Its r[i] holds column l / 4, rows 2 * (l % 4) and the next, of matrix i.
@@ -299,6 +341,8 @@ __device__ __forceinline__ void stmatrix_x4_trans(SharedAddress row, u32 r0, u32
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
                  : "memory");
 }
+
+// ==== atoms/ptx/red.cuh ==============================================================================================
 
 // Additions of fp32 numbers to global memory that give nothing back. PTX ISA, "red"; .v4.f32: sm_90.
 
@@ -313,6 +357,8 @@ __device__ __forceinline__ void red_add_f32_v4(float* address, const float (&val
                  ::"l"(__cvta_generic_to_global(address)), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3])
                  : "memory");
 }
+
+// ==== atoms/ptx/cvt.cuh ==============================================================================================
 
 // Conversion of two fp32 values to a pair of 16-bit elements, to nearest even. PTX ISA, "cvt" (.bf16x2: sm_80).
 
@@ -334,6 +380,8 @@ __device__ __forceinline__ u32 cvt_rn_x2<Fp16>(float low, float high) {
     return pair;
 }
 
+// ==== atoms/ptx/cvt_f32.cuh ==========================================================================================
+
 // Conversion of a pair of 16-bit elements to two fp32 values, which is exact. PTX ISA, "cvt".
 
 // `low` comes from the low half of the pair.
@@ -351,6 +399,8 @@ __device__ __forceinline__ void cvt_f32_x2<Fp16>(float& low, float& high, u32 pa
     asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}" : "=f"(low), "=f"(high) : "r"(pair));
 }
 
+// ==== atoms/ptx/ex2.cuh ==============================================================================================
+
 // Powers of 2. PTX ISA, "ex2" (error below 2 ulp; ex2(-inf) = +0).
 
 __device__ __forceinline__ float ex2_approx_ftz(float x) {
@@ -359,6 +409,8 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
+// ==== atoms/ptx/mul.cuh ==============================================================================================
+
 // Products. PTX ISA, "mul".
 
 // Rounded by itself: never fused with the addition that follows.
@@ -366,6 +418,8 @@ __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, 
 
 // The upper 64 of the product's 128 bits.
 __device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
+
+// ==== atoms/ptx/shfl_sync.cuh ========================================================================================
 
 // Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
 
@@ -378,10 +432,14 @@ __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
 __device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
 __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
+// ==== atoms/ptx/vote_sync.cuh ========================================================================================
+
 // Votes of a warp. PTX ISA, "vote.sync".
 
 // Whether `predicate` holds for any of the 32 lanes. All take part.
 __device__ __forceinline__ bool vote_sync_any(bool predicate) { return __any_sync(0xffffffff, predicate); }
+
+// ==== atoms/ptx/mma_sync.cuh =========================================================================================
 
 // Warp-wide matrix product d += a * b, 16x16 times 16x8, fp32 accumulation. PTX ISA, "mma.sync" m16n8k16 (sm_80).
 //
@@ -408,6 +466,8 @@ __device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// ==== atoms/ptx/griddepcontrol.cuh ===================================================================================
+
 // Launches that overlap: one that depends on the launch before it may begin while that is under way. PTX ISA, "griddepcontrol" (sm_90).
 
 // The launch that depends on this one may begin once all blocks have called this or ended. It says nothing of what they have written.
@@ -416,6 +476,8 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() { asm volatil
 // Returns once the launch before has ended, and all that it wrote is there; at once where the two do not overlap.
 __device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// ==== atoms/ptx/named_barrier_unaligned.cuh ==========================================================================
+
 // A barrier of some of a block's warps that they reach in code of their own. PTX ISA, "bar, barrier": bar.sync is barrier.sync.aligned,
 // which all of them are to reach at one instruction.
 
@@ -423,6 +485,8 @@ __device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcon
 __device__ __forceinline__ void barrier_sync_unaligned(int number, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
+
+// ==== atoms/ptx/ldmatrix.cuh =========================================================================================
 
 // Warp-wide loads of four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix" (sm_75).
 //
@@ -443,6 +507,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragment)[4], SharedAddr
                  : "r"(row)
                  : "memory");
 }
+
+// ==== atoms/ptx/cluster.cuh ==========================================================================================
 
 // Blocks of a cluster, which run at the same time and reach each other's shared memory. PTX ISA, "Special Registers", "mapa" (sm_90).
 //
@@ -468,6 +534,8 @@ __device__ __forceinline__ ClusterAddress mapa_shared_cluster(SharedAddress addr
 // descriptor has no room for.
 __device__ __forceinline__ SharedAddress offset_in_block(SharedAddress address) { return address & 0xffffff; }
 
+// ==== atoms/ptx/barrier_cluster.cuh ==================================================================================
+
 // The barrier of all threads of a cluster. PTX ISA, "barrier.cluster" (sm_90). Each thread arrives, then waits; those that have ended count
 // as arrived. Lanes of a warp need not come together. An arrival costs a fence of the whole GPU (MEMBAR.GPU), a wait the contents of the
 // L1 (CCTL.IVALL): this is for a kernel's begin and end.
@@ -481,6 +549,8 @@ __device__ __forceinline__ void barrier_cluster_sync() {
     barrier_cluster_arrive();
     barrier_cluster_wait();
 }
+
+// ==== atoms/ptx/mbarrier_cluster.cuh =================================================================================
 
 // Arrivals at mbarriers of other blocks of the cluster, and the wait that goes with them. PTX ISA, "mbarrier.arrive", "mbarrier.try_wait"
 // (sm_90).
@@ -515,6 +585,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity_acquire_cluster(SharedA
         : "memory");
     return complete != 0;
 }
+
+// ==== atoms/ptx/cp_async_bulk_send.cuh ===============================================================================
 
 // Asynchronous copies from a block's shared memory to another one's of its cluster. PTX ISA, "cp.async.bulk" (sm_90).
 
@@ -591,6 +663,7 @@ using Element = Bf16;
 // ---- what these kernels are specialised for ---------------------------------------------------------------------------
 
 constexpr int kHeadDim = 256, kHeadDimV = 256;
+constexpr bool kCausal = false;
 constexpr int kBlockQ = 64, kBlockKv = 64, kWarpgroups = 2;
 constexpr int kStages = 2;
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
@@ -647,8 +720,8 @@ struct Parameters {
     const float* row_shift;
     float* d_q_sum;
     u64 heads_kv_reciprocal;
-    u64 section_heads_reciprocal;
-    u64 section_blocks_reciprocal;
+    u64 l2_group_heads_reciprocal;
+    u64 l2_group_blocks_reciprocal;
     int heads_q;
     int len_q;
     int len_kv;
@@ -656,8 +729,8 @@ struct Parameters {
     int heads_kv;
     int group;
     int key_tiles;
-    int section_heads;
-    int section_blocks;
+    int l2_group_heads;
+    int l2_group_blocks;
     float scale_log2;
     float scale;
 };
@@ -673,6 +746,8 @@ struct SumParameters {
     float scale;
 };
 // ---- tile operations --------------------------------------------------------------------------------------------------
+
+// ==== tile/common/shared_regions.cuh =================================================================================
 
 // How a kernel divides its shared memory: regions one after the other. Together they take just what the launch gives the block.
 
@@ -690,44 +765,53 @@ struct SharedRegions {
     }
 };
 
-// Which work a block does: block index -> (query tile, head, batch), and which key steps that takes.
+// ==== tile/common/tile_scheduler.cuh =================================================================================
+
+// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile, and which key steps a work tile takes.
 
 // n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
-struct Work {
+struct WorkTile {
     int query_tile, head, batch;
 };
 
-// The order of the blocks. Heads come in sections whose K and V fit into the L2 together. Within a section all heads' last query tiles come
-// first: under a causal mask they have the most keys, and a launch should not end with the longest blocks. A section of one
-// head has its query tiles next to each other.
-struct Order {
-    int query_tiles, section_heads, section_blocks;
-    u64 section_heads_reciprocal, section_blocks_reciprocal;
+// L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
+// longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
+// tiles of the head follow each other.
+struct TileScheduler {
+    int tiles, l2_group_heads, l2_group_blocks;
+    u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
+
+    template <class Parameters>
+    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int tiles) {
+        return {tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+    }
 };
 
-__device__ __forceinline__ Work find_work(int block, const Order& order, int heads, u64 heads_reciprocal) {
-    const int section = divide(block, order.section_blocks_reciprocal), within = block - section * order.section_blocks;
-    const int tile = divide(within, order.section_heads_reciprocal);
-    const int head_and_batch = section * order.section_heads + within - tile * order.section_heads;
+__device__ __forceinline__ WorkTile find_work_tile(int block, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
+    const int group = divide(block, scheduler.l2_group_blocks_reciprocal), within = block - group * scheduler.l2_group_blocks;
+    const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
+    const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
-    return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
+    return {scheduler.tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none. Each query that sees keys
-// sees one of [full, end), unless that is empty: what a row needs when it sees its first key is done there.
+// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) need the mask, and no query sees the others. Steps
+// are visited from the last to the first, so a row meets its first visible key in a step of [full, end), unless that range is empty.
 struct KeySteps {
     int full, end;
 };
 
 template <bool kCausal, int kBlockQ, int kStepKv>
-__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int diagonal) {
-    // The first query sees keys [0, seen_by_first), the last one [0, seen_by_last).
-    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + diagonal)) : len_kv;
-    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + diagonal)) : len_kv;
+__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int causal_offset) {
+    // The first query of the tile sees the keys [0, seen_by_first), the last one [0, seen_by_last).
+    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + causal_offset)) : len_kv;
+    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + causal_offset)) : len_kv;
     return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
 }
+
+// ==== tile/common/sequences.cuh ======================================================================================
 
 // Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
 // another layout of sequences is another struct with the same functions.
@@ -761,6 +845,8 @@ struct DenseSequences {
         return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
     }
 };
+
+// ==== tile/common/score_chain.cuh ====================================================================================
 
 // Which scores count. A kernel asks one chain of links; each link is a struct with the functions of `SequenceEnd`, and what a link leaves
 // alone costs nothing.
@@ -831,68 +917,80 @@ struct ScoreChain : Links... {
     }
 };
 
-// What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
+// The chain of a plain problem: keys up to len_kv, and a causal mask, aligned bottom-right, if kCausal.
+template <bool kCausal>
+__device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
+    if constexpr (kCausal)
+        return ScoreChain<SequenceEnd, Causal>{{len_q, len_kv}, {len_kv - len_q}};
+    else
+        return ScoreChain<SequenceEnd, NoMask>{{len_q, len_kv}, {}};
+}
 
-// How far above its reference a score may lie before a reference that follows the maximum does so: fp16 still holds a probability of 2^8.
+// ==== tile/common/softmax_rows.cuh ===================================================================================
+
+// What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
+
+// Conditional rescaling: the row max stays stale until a scaled score exceeds it by this much. P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
-// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
-constexpr float kNoReference = -3.0e38f;
+// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and any finite score exceeds it.
+constexpr float kInitialRowMax = -3.0e38f;
 
-// One fused multiply-add computes the exponent of a score S, S * scale_log2 - reference, where the reference is the scaled maximum, rounded. The
-// larger the maximum, the more that rounding is worth, in the end more than all the range of an exponent. So the scores of a huge row are first
-// shifted by the maximum itself: its exponent is (S - shift) * scale_log2. Other rows have a shift of 0, and huge ones a reference of 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
+// maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
+// itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
-    float shift, reference;
+    float shift, row_max;
 };
 
-// Scaled maxima from here on are huge. Below, rounding one changes an exponent by at most 2^-12: the maximum's own probability still rounds to 1 in fp16.
+// A row is huge if its scaled maximum is at least this large. Below it, rounding the maximum changes an exponent by at most 2^-12, and exp2
+// of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a maximum is huge. That of a row that sees no key, -inf, is not.
+// Whether a row with this maximum, also given scaled, is huge. A row that sees no key, with a maximum of -inf, is not.
 __device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
 
-// The origin for a maximum. One that fp32 cannot hold once it is scaled makes the row NaN, as in plain PyTorch.
-__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float natural) {
+// The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
+__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
     const float scaled = mul_rn(maximum, scale_log2);
     if (!is_huge(maximum, scaled)) return {0.0f, scaled};
-    return {fmaf(0.0f, mul_rn(maximum, natural) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
 }
 
-// Says that a condition hardly ever holds: what depends on it then lies apart from the code that is run all the time, and costs that nothing.
+// Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
 __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
 
-// Moves a row's origin to `maximum` if that lies above it. Returns by what the row's sums and output have to be multiplied.
-__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float natural) {
-    const bool unseen = origin.reference == kNoReference;
-    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.reference);
+// Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
+__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
+    const bool unseen = origin.row_max == kInitialRowMax;
+    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
     if (!(height > 0.0f)) return 1.0f;
     const Origin before = origin;
-    origin = origin_at(maximum, scale_log2, natural);
-    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.reference - origin.reference));
+    origin = origin_at(maximum, scale_log2, ln2_hi);
+    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
 }
 
-// The highest of this lane's scores of row lane/4 + h*8. In two chains: one would be twice as long.
+// The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
 template <int kKeyTiles>
-__device__ __forceinline__ float lane_maximum(const float (&scores)[kKeyTiles][4], int h) {
-    float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
+__device__ __forceinline__ float lane_max(const float (&S)[kKeyTiles][4], int h) {
+    float chain[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
 #pragma unroll
-    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
+    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
     return fmaxf(chain[0], chain[1]);
 }
 
-// Of the four lanes' values, the highest, and the sum.
-__device__ __forceinline__ float row_maximum(float value) {
+// Reductions over the quad of lanes that holds a row.
+__device__ __forceinline__ float quad_max(float value) {
     value = fmaxf(value, shfl_sync_bfly(value, 1));
     return fmaxf(value, shfl_sync_bfly(value, 2));
 }
-__device__ __forceinline__ float row_sum(float value) {
+__device__ __forceinline__ float quad_sum(float value) {
     value += shfl_sync_bfly(value, 1);
     return value + shfl_sync_bfly(value, 2);
 }
 
-// What a row's output is multiplied with in the end: 1 / total, to 1 ulp; 0 for a row that saw no key. A guess that is good to 5 %, and Newton's
-// method three times: a division would bring a branch, and rcp.approx differ from machine to machine.
+// The factor that normalises a row of O: 1 / total, to 1 ulp, and 0 for a row that sees no key. Newton's method, three times, refines a
+// guess that is good to 5 %: a division would bring a branch, and rcp.approx is not the same on every GPU.
 __device__ __forceinline__ float normaliser(float total) {
     float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
 #pragma unroll
@@ -900,57 +998,63 @@ __device__ __forceinline__ float normaliser(float total) {
     return total == 0.0f ? 0.0f : y;
 }
 
-// The log-sum-exp of a row, from what the softmax has summed up.
+// ==== tile/common/lse.cuh ============================================================================================
 
-// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
-// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
-constexpr float kEx2Lean = 5.0e-8f;
+// The log-sum-exp of a row, from its row max and row sum.
 
-// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90): it is too small by this much. A single value may
+// ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+constexpr float kEx2Bias = 5.0e-8f;
+
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
+// least.
 __device__ __forceinline__ float log_near_one(float x) {
-    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f,  -0x1.538254p-3f,
+                            0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
     float q = kQ[0];
 #pragma unroll
     for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// What turns a reference into a scaled score, in two floats.
+// The factor from a row max to a scaled score, in two floats: ln2_hi and ln2_lo, or the softmax scale.
 struct Unit {
     float high, low;
 
-    // Of a reference that is a score itself, not yet scaled: the scale, which is scale_log2 * (natural + natural_low).
-    __device__ __forceinline__ static Unit of_score(float scale_log2, float natural, float natural_low) {
-        const float high = mul_rn(scale_log2, natural);
-        return {high, fmaf(scale_log2, natural, -high) + scale_log2 * natural_low};
+    // For a row max that is a score itself, not scaled yet: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
+        const float high = mul_rn(scale_log2, ln2_hi);
+        return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
     }
 };
 
-// log(total) + reference * (unit.high + unit.low), to about one rounding. fp32 needs some care for that: the two terms are taken
-// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float reference, float total, const Unit& unit) {
+// log(total) + row_max * (unit.high + unit.low), to about one rounding. fp32 takes some care for that: each term is split into a main part
+// and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float row_max, float total, const Unit& unit) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
     const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
-    const float a = mul_rn(reference, unit.high), b = mul_rn(exponent, kLn2);
+    const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
     const float sum = a + b, b_in_sum = sum - a;
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(reference, unit.high, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = reference * unit.low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = row_max * unit.low + exponent * kLn2Low;
+    const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
     return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
-// The log-sum-exp of a row's scaled scores. natural + natural_low is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
-__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float natural, float natural_low) {
+// The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
-    const Unit unit = huge ? Unit::of_score(scale_log2, natural, natural_low) : Unit{natural, natural_low};
-    const float value = log_sum_exp(huge ? origin.shift : origin.reference, total, unit);
+    const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
+    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, unit);
     return total == 0.0f ? -infinity() : value;
 }
+
+// ==== tile/common/row_statistics.cuh =================================================================================
 
 // What the backward pass needs of each query row and is computed once before it: row_lse, the log-sum-exp in base 2, and row_delta,
 // rowsum(dO * O) - d_lse. Both are padded to whole query tiles; in the padding P and dS are 0.
@@ -1035,6 +1139,8 @@ __device__ __forceinline__ void write_zeros(float* first) {
     for (int i = thread_index() * 4; i < kCount; i += kThreads * 4) *reinterpret_cast<uint4*>(first + i) = uint4{0, 0, 0, 0};
 }
 
+// ==== tile/warp/exact_rows.cuh =======================================================================================
+
 // Rows of which the forward pass has not saved enough, so that the first kernel goes through their keys once more:
 // - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
 //   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
@@ -1113,7 +1219,7 @@ __device__ __forceinline__ void multiply_rows(float (&product)[4], const Rows<El
 #pragma unroll
     for (int e = 0; e < 4; ++e) product[e] = 0.0f;
     int column = 0;
-    keep_in_register(column);  // narrow rows have a loop, too: without one the assembler mixes two products, and has not registers enough
+    launder(column);  // narrow rows have a loop, too: without one the assembler mixes two products, and has not registers enough
 #pragma unroll 1
     for (; column < kWidth; column += 32) {
         u32 low[4], high[4], b[4];
@@ -1189,15 +1295,18 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
     }
 }
 
-// Stages of shared memory that producers fill, by asynchronous copies or themselves, and consumers use up: two mbarriers for each stage say whose it is.
+// ==== tile/warpgroup/pipeline.cuh ====================================================================================
+
+// A pipeline of stages in shared memory between producers, which fill them, and consumers, which use them up: a full and an empty mbarrier
+// for each stage. The names are those of CUTLASS's PipelineTmaAsync.
 
 __device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
     while (!mbarrier_try_wait_parity(barrier, parity)) {}
 }
 
-// The stage that is next, and the parity of its phase.
+// Which stage a producer or a consumer comes to next, and the parity of that stage's phase.
 template <int kStages>
-struct StageOrder {
+struct PipelineState {
     u32 stage = 0, parity = 0;
 
     __device__ __forceinline__ void advance() {
@@ -1216,7 +1325,7 @@ struct Pipeline {
     __device__ __forceinline__ SharedAddress full(u32 stage) const { return barriers + stage * 16; }
     __device__ __forceinline__ SharedAddress empty(u32 stage) const { return barriers + stage * 16 + 8; }
 
-    // By one thread. `producers` threads announce or hand over each stage, `consumers` release it.
+    // One thread calls this. `producers` threads expect bytes in each stage or commit it; `consumers` threads release it.
     __device__ __forceinline__ void initialise(int producers, int consumers) const {
 #pragma unroll
         for (int stage = 0; stage < kStages; ++stage) {
@@ -1224,20 +1333,24 @@ struct Pipeline {
             mbarrier_init(empty(stage), consumers);
         }
     }
-    // A producer: waits until the stage is free; announces the bytes that will land in it, or hands over what it wrote itself.
-    __device__ __forceinline__ void wait_empty(const StageOrder<kStages>& next) const { wait(empty(next.stage), next.parity ^ 1); }
-    __device__ __forceinline__ void announce(const StageOrder<kStages>& next, u32 bytes) const {
-        mbarrier_arrive_expect_tx(full(next.stage), bytes);
+    // A producer waits until the stage is empty. Then it says how many bytes its copies will bring, or commits what it has written itself.
+    __device__ __forceinline__ void producer_acquire(const PipelineState<kStages>& state) const {
+        wait(empty(state.stage), state.parity ^ 1);
     }
-    __device__ __forceinline__ void hand_over(u32 stage, bool elected) const {
+    __device__ __forceinline__ void producer_expect(const PipelineState<kStages>& state, u32 bytes) const {
+        mbarrier_arrive_expect_tx(full(state.stage), bytes);
+    }
+    __device__ __forceinline__ void producer_commit(u32 stage, bool elected) const {
         if (elected) mbarrier_arrive(full(stage));
     }
-    // The consumers: wait until the stage is filled; give it back.
-    __device__ __forceinline__ void wait_full(const StageOrder<kStages>& next) const { wait(full(next.stage), next.parity); }
-    __device__ __forceinline__ void release(u32 stage, bool elected) const {
+    // A consumer waits until the stage is full, and releases it.
+    __device__ __forceinline__ void consumer_wait(const PipelineState<kStages>& state) const { wait(full(state.stage), state.parity); }
+    __device__ __forceinline__ void consumer_release(u32 stage, bool elected) const {
         if (elected) mbarrier_arrive(empty(stage));
     }
 };
+
+// ==== tile/warpgroup/panel_tile.cuh ==================================================================================
 
 // A tile in shared memory as tensor copies with 128-byte swizzle write it and wgmma reads it: panels of 64 columns, one after the other,
 // each kRows rows of 128 bytes. Within a panel the 16-byte chunks of row r are permuted: chunk c lies at c xor r % 8.
@@ -1262,26 +1375,30 @@ struct PanelTile {
     __device__ __forceinline__ SharedAddress at(int row, int chunk) const { return base + row * 128 + ((chunk ^ row % 8) * 16); }
 };
 
+// ==== tile/warpgroup/gemm.cuh ========================================================================================
+
 // The two matrix products of attention, for one warpgroup and its 64 query rows: S = Q K^T and O += P V. Both are issued, not waited for.
 
-// scores = Q K^T over kColumns columns, for the rows of Q from `row` on.
+// S = Q K^T over kColumns columns, for the rows of Q from `row` on.
 template <class Element, int kColumns, class QueryTile, class KeyTile, int kKeyTiles>
-__device__ __forceinline__ void gemm_scores(float (&scores)[kKeyTiles][4], QueryTile queries, int row, KeyTile keys) {
-    keep_in_register(queries.base);  // else the operands of all steps, which change rarely, would be kept in registers
-    keep_in_register(keys.base);
+__device__ __forceinline__ void gemm_scores(float (&S)[kKeyTiles][4], QueryTile queries, int row, KeyTile keys) {
+    launder(queries.base);  // else the descriptors of all steps, which change rarely, would occupy registers
+    launder(keys.base);
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step)
-        wgmma_ss<Element, kKeyTiles * 8>(scores, queries.columns(row, step), keys.columns(0, step), step > 0);
+        wgmma_ss<Element, kKeyTiles * 8>(S, queries.columns(row, step), keys.columns(0, step), step > 0);
 }
 
-// out += P V.
+// O += P V.
 template <class Element, class ValueTile, int kSteps, int kOutTiles>
-__device__ __forceinline__ void gemm_output(float (&out)[kOutTiles][4], const u32 (&probabilities)[kSteps][4], ValueTile values) {
-    keep_in_register(values.base);
+__device__ __forceinline__ void gemm_output(float (&O)[kOutTiles][4], const u32 (&P)[kSteps][4], ValueTile values) {
+    launder(values.base);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-        wgmma_rs<Element, kOutTiles * 8>(out, probabilities[step], values.rows(step), 1);
+        wgmma_rs<Element, kOutTiles * 8>(O, P[step], values.rows(step), 1);
 }
+
+// ==== tile/warp/score_gradients.cuh ==================================================================================
 
 // From S^T and dP^T of a warp to P^T and dS^T. Their rows are keys, their columns queries: a lane holds two neighbouring queries of each
 // column tile of 8, whose statistics it reads from shared memory.
@@ -1357,13 +1474,15 @@ __device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const f
 template <int kRowTiles, class Tile>
 __device__ __forceinline__ void store_operand(const Tile& tile, int first_key, int first_query, const u32 (&a)[kRowTiles][4]) {
     int lane = lane_index();
-    keep_in_register(lane);  // or the compiler would keep the addresses of all queries of a tile in registers
+    launder(lane);  // or the compiler would keep the addresses of all queries of a tile in registers
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int r = 0; r < 4; ++r)
             store_shared(tile.at(first_key + i * 16 + r % 2 * 8 + lane / 4, first_query / 8 + r / 2) + lane % 4 * 4, a[i][r]);
 }
+
+// ==== tile/warpgroup/transposed_operand.cuh ==========================================================================
 
 // A transposed accumulator, with keys or columns of the head as rows and queries as columns, on its way to other products: as an operand in
 // registers, and through shared memory as a tile with a row for each query.
@@ -1380,7 +1499,7 @@ __device__ __forceinline__ void round_to_operand(u32 (&operand)[kTiles / 2][4], 
 // product += operand * rows, over 16 queries a step, those from kBegin to kEnd. Issued, not waited for.
 template <class Element, int kBegin, int kEnd, class RowTile, int kSteps, int kTiles>
 __device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], const u32 (&operand)[kSteps][4], RowTile rows) {
-    keep_in_register(rows.base);
+    launder(rows.base);
 #pragma unroll
     for (int step = kBegin; step < kEnd; ++step) wgmma_rs<Element, kTiles * 8>(product, operand[step], rows.rows(step), 1);
 }
@@ -1394,6 +1513,8 @@ __device__ __forceinline__ void store_transposed(const Tile& tile, int first_col
     for (int step = 0; step < kSteps; ++step)
         stmatrix_x4_trans(own + step * 16 * 128, operand[step][0], operand[step][1], operand[step][2], operand[step][3]);
 }
+
+// ==== tile/warpgroup/wide_products.cuh ===============================================================================
 
 // Products of a backward pass whose head dim is too wide for the accumulators of one warpgroup: two warpgroups divide the columns of dV,
 // dK and dQ, by panels of 64. All operands are tiles in shared memory. P and dS have a row for each query.
@@ -1415,8 +1536,8 @@ __device__ __forceinline__ Tile columns_from(Tile tile) {
 // product += P^T dO or dS^T Q: keys as rows, over all queries of the tiles.
 template <class Element, int kTiles, class ScoreTile, class RowTile>
 __device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], ScoreTile scores, RowTile rows) {
-    keep_in_register(scores.base);
-    keep_in_register(rows.base);
+    launder(scores.base);
+    launder(rows.base);
 #pragma unroll
     for (int step = 0; step < ScoreTile::kPanelBytes / 128 / 16; ++step)
         wgmma_ss_trans_ab<Element, kTiles * 8>(product, scores.rows(step), rows.rows(step), 1);
@@ -1425,8 +1546,8 @@ __device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], S
 // product = dS K, or product += dS K if kAdd: queries as rows, over all keys of the tiles.
 template <class Element, bool kAdd = false, int kTiles, class ScoreTile, class KeyTile>
 __device__ __forceinline__ void gemm_over_keys(float (&product)[kTiles][4], ScoreTile d_scores, KeyTile keys) {
-    keep_in_register(d_scores.base);
-    keep_in_register(keys.base);
+    launder(d_scores.base);
+    launder(keys.base);
 #pragma unroll
     for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step)
         wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), kAdd || step > 0);
@@ -1510,6 +1631,8 @@ struct PanelGradient : PanelSums<kColumns> {
     }
 };
 
+// ==== tile/warpgroup/backward_beside.cuh =============================================================================
+
 // The two kernels beside the main one of a backward pass, which have a block for each query tile of each head: one before it writes what it
 // needs of each query and zeroes the sums of dQ, one after it rounds these.
 
@@ -1575,6 +1698,8 @@ __device__ __forceinline__ void postprocess(const Parameters& p) {
     cp_async_bulk_wait_group_read<0>();
 }
 
+// ==== tile/common/key_work.cuh =======================================================================================
+
 // Which work a block of a backward pass does: a key tile of a key/value head, and the query tiles that see any of its keys, those of all
 // `group` query heads that share it. The block owns dK and dV of its keys.
 
@@ -1586,8 +1711,7 @@ struct KeyWork {
     // where additions to dQ have an order the last ones do, because they add first.
     template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
     __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int block = block_index()) {
-        const Order order{p.key_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
-        const Work work = find_work(block, order, p.heads_kv, p.heads_kv_reciprocal);
+        const WorkTile work = find_work_tile(block, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
         const int first_key = (kLastFirst ? work.query_tile : p.key_tiles - 1 - work.query_tile) * kBlockKv;
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
     }
@@ -1609,6 +1733,8 @@ struct QueryWalk {
         if (tile == work.tiles.end) tile = work.tiles.begin, ++head, index += p.query_tiles - work.tiles.count();
     }
 };
+
+// ==== tile/warpgroup/backward_inputs.cuh =============================================================================
 
 // What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
 // pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
@@ -1648,40 +1774,42 @@ struct BackwardInputs {
     // By one thread: loads all that the consumers read.
     template <class Parameters>
     __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work) const {
-        StageOrder<kStages> order;
+        PipelineState<kStages> state;
         bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
 #pragma unroll 1
         for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
             const int row = next.tile * Lse::kRows;
-            const SharedAddress queries_full = query_pipeline.full(order.stage), d_out_full = d_out_pipeline.full(order.stage);
+            const SharedAddress queries_full = query_pipeline.full(state.stage), d_out_full = d_out_pipeline.full(state.stage);
             auto load_lse = [&] {
-                cp_async_bulk_load(lse(order.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
+                cp_async_bulk_load(lse(state.stage), p.row_lse + next.index * Lse::kFloats, Lse::kBytes, queries_full);
             };
             auto load_delta = [&] {
-                cp_async_bulk_load(delta(order.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
+                cp_async_bulk_load(delta(state.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
             };
-            query_pipeline.wait_empty(order);
-            query_pipeline.announce(order, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
+            query_pipeline.producer_acquire(state);
+            query_pipeline.producer_expect(state, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
             if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
             if (!first) load_lse();  // before the tile: copies end in the order of their issue
-            query_tile(order.stage).load(p.q_map, queries_full, row, next.head, work.batch);
+            query_tile(state.stage).load(p.q_map, queries_full, row, next.head, work.batch);
 
-            d_out_pipeline.wait_empty(order);
-            d_out_pipeline.announce(order, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
+            d_out_pipeline.producer_acquire(state);
+            d_out_pipeline.producer_expect(state, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
             if (!first) load_delta();
-            d_out_tile(order.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+            d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
 
             if (first) {
                 griddepcontrol_wait();
                 load_lse();
                 load_delta();
             }
-            order.advance();
+            state.advance();
             first = false;
         }
     }
 };
+
+// ==== tile/warpgroup/store_columns.cuh ===============================================================================
 
 // From a warp's accumulator of some of a gradient's columns to memory, by way of a tile of the same shape in shared memory: what dK and dV
 // are gradients of has a place there, which nobody reads any more.
@@ -1693,7 +1821,7 @@ __device__ __forceinline__ void store_columns(const TensorMap& map, const float 
                                               int tile_row, int row, int head, int batch) {
     const SharedAddress rows = tile.base + kFirst / 64 * Tile::kPanelBytes + tile_row * 128;
     int lane = lane_index();
-    keep_in_register(lane);  // else places, which are needed once, would be kept in registers
+    launder(lane);  // else places, which are needed once, would be kept in registers
 #pragma unroll
     for (int j = 0; j < kTiles; j += 2) {
         u32 r[4];
@@ -1714,19 +1842,21 @@ __device__ __forceinline__ void store_columns(const TensorMap& map, const float 
     cp_async_bulk_commit_group();
 }
 
+// ==== tile/warpgroup/split_roles.cuh =================================================================================
+
 // Two consumers that divide the work on scores, each with all keys of a block as rows of its accumulator: the first warpgroup computes S^T
 // and P^T, the second one dP^T and dS^T. P and dS pass through shared memory, in tiles with a row for each query.
 
 // S^T or dP^T of the tile in a stage, once it is there. Issued, not waited for. stages.operand(tile) is how a product takes a tile.
-template <class Element, int kWarpgroup, int kColumns, int kColumnsV, class Stages, class Order, int kTiles>
-__device__ __forceinline__ void issue_scores(float (&scores)[kTiles][4], const Stages& stages, const Order& order) {
-    (kWarpgroup == 0 ? stages.query_pipeline : stages.d_out_pipeline).wait_full(order);
-    keep_in_registers(scores);
+template <class Element, int kWarpgroup, int kColumns, int kColumnsV, class Stages, class State, int kTiles>
+__device__ __forceinline__ void issue_scores(float (&scores)[kTiles][4], const Stages& stages, const State& state) {
+    (kWarpgroup == 0 ? stages.query_pipeline : stages.d_out_pipeline).consumer_wait(state);
+    launder(scores);
     wgmma_fence();
     if constexpr (kWarpgroup == 0)
-        gemm_scores<Element, kColumns>(scores, stages.operand(stages.key_tile()), 0, stages.operand(stages.query_tile(order.stage)));
+        gemm_scores<Element, kColumns>(scores, stages.operand(stages.key_tile()), 0, stages.operand(stages.query_tile(state.stage)));
     else
-        gemm_scores<Element, kColumnsV>(scores, stages.operand(stages.value_tile()), 0, stages.operand(stages.d_out_tile(order.stage)));
+        gemm_scores<Element, kColumnsV>(scores, stages.operand(stages.value_tile()), 0, stages.operand(stages.d_out_tile(state.stage)));
     wgmma_commit_group();
 }
 
@@ -1751,6 +1881,8 @@ __device__ __forceinline__ void store_score_gradients(const ScoreTile& tile, con
     store_transposed(tile, warp * 16, dS);
     fence_proxy_async();
 }
+
+// ==== tile/warpgroup/block_pair.cuh ==================================================================================
 
 // Two blocks of a cluster that walk over the same queries, each with its own keys. They exchange dS of each query tile, so that each block
 // computes half of the columns of dQ, over the keys of both, and adds half as much to memory.
@@ -1822,7 +1954,154 @@ struct DScoresExchange {
     __device__ __forceinline__ void wait_arrived(u32 parity) const { wait(arrived, parity); }
 };
 
-using Chain = ScoreChain<SequenceEnd, NoMask>;
+// ==== tile/warpgroup/pair_consumer.cuh ===============================================================================
+
+// A consumer of the backward kernel for pairs of blocks: one of two warpgroups of a block, each with a quarter of the columns of dQ.
+
+// A warpgroup, with all keys of the block. The first one computes P^T, the second one dS^T. Of the products that follow each has its
+// columns.
+template <class Traits, class Parameters, int kWarpgroup>
+struct PairConsumer {
+    using Element = typename Traits::Element;
+    using Stages = typename Traits::Stages;
+    using DQ = typename Traits::DQ;
+    static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
+    using KeyTile = typename Traits::KeyTile;
+    static constexpr int kConsumers = 2 * 128;         // threads
+    static constexpr int kPReady = 1, kPFree = 2;      // named barriers of the consumers
+    static constexpr int kDScoresReady = 3;            // named barrier of the consumers and the warp that sends dS
+    using Exchange = decltype(static_cast<const Stages*>(nullptr)->exchange());
+    using Share = ColumnShare<kColumns, kWarpgroup>;
+    using ShareV = ColumnShare<kColumnsV, kWarpgroup>;
+
+    const Parameters& p;
+    const Stages& stages;
+    const KeyWork& work;
+    const Exchange exchange;
+    const int warp, lane, panel;  // warp: of this warpgroup; panel: of dQ
+    QueryWalk next;
+    PipelineState<kStages> state;
+    u32 parity = 0;  // of the exchange that is next
+    i64 pending = -1;  // the tile that dQ is of, which is still to be added, and the stage it was in
+    PipelineState<kStages> pending_state;
+    float S[1][kBlockQ / 8][4];  // S^T or dP^T
+    float dQ[8][4];
+    u32 P[kBlockQ / 16][4];  // of the first warpgroup
+    float dK[Share::kColumns / 8][4] = {}, dV[ShareV::kColumns / 8][4] = {};
+
+    __device__ __forceinline__ PairConsumer(const Parameters& p, const Stages& stages, const KeyWork& work)
+        : p(p), stages(stages), work(work), exchange(stages.exchange()), warp(warp_index() % 4), lane(lane_index()),
+          panel(cluster_ctarank() * kWarpgroups + kWarpgroup), next(work, p) {}
+
+    // By each warp: its lanes may have read row_lse or row_delta.
+    __device__ __forceinline__ void release(const Pipeline<kStages>& pipeline, u32 stage) const {
+        barrier_warp_sync();
+        pipeline.consumer_release(stage, lane == 0);
+    }
+    // S^T or dP^T of the tile that is next.
+    __device__ __forceinline__ void issue_next_scores() {
+        issue_scores<Element, kWarpgroup, kColumns, kColumnsV>(S[0], stages, state);
+    }
+    __device__ __forceinline__ void compute_p() {
+        round_probabilities<Element, kBlockQ>(P, S, p, stages, state.stage, work.tiles, next, work.first_key + warp * 16,
+                                              Traits::make_chain(p.len_q, p.len_kv));
+    }
+    __device__ __forceinline__ void store_p() {
+        store_transposed(stages.p_tile(), warp * 16, P);
+        fence_proxy_async();
+    }
+    // The consumers and the warp that sends dS meet once all of it is written.
+    __device__ __forceinline__ static void wait_d_scores() { barrier_sync_unaligned(kDScoresReady, kConsumers + 32); }
+    // Adds dQ to the sum in memory. This takes as long as a product does: it is done behind products of the next tile.
+    __device__ __forceinline__ void add_d_q() {
+        if (pending < 0) return;
+        if constexpr (Traits::kDeterministic) stages.keeper.wait_turn(pending_state);
+        DQ::add(p.d_q_sum + pending * DQ::kFloats, panel, warp, dQ);
+    }
+    // dS^T and dV of the tile that is next, whose P^T and dP^T are there. kFirst: there is no tile before it.
+    template <bool kFirst>
+    __device__ __forceinline__ void differentiate_scores() {
+        (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).consumer_wait(state);
+        barrier_sync_unaligned(kPReady, kConsumers);
+        launder(dV);
+        wgmma_fence();
+        const auto d_out = stages.operand(stages.d_out_tile(state.stage));
+        gemm_over_queries<Element>(dV, stages.operand(stages.p_tile()), columns_from<ShareV::kFirst>(d_out));
+        wgmma_commit_group();
+        if constexpr (kWarpgroup == 1) {
+            if constexpr (!kFirst) exchange.wait_arrived(parity ^ 1);
+            store_score_gradients<Element>(stages.d_s_tile(), S[0], stages.p_tile(), stages.delta(state.stage), warp);
+        }
+        if constexpr (Traits::kDeterministic) add_d_q();  // before dO goes back, which tells the keeper
+        wgmma_wait_group<0>();
+        launder(dV);
+        release(stages.d_out_pipeline, state.stage);
+        wait_d_scores();
+    }
+    // dQ and dK of a tile, and S^T or dP^T of the one after it. kLast: there is none.
+    template <bool kLast>
+    __device__ __forceinline__ void step() {
+        const PipelineState<kStages> own = state;
+        const i64 index = next.index;
+        state.advance();
+        next.advance(work, p);
+        if constexpr (!kLast) issue_next_scores();
+        launder(dK);
+        wgmma_fence();
+        const auto queries = stages.operand(stages.query_tile(own.stage));
+        gemm_over_queries<Element>(dK, stages.operand(stages.d_s_tile()), columns_from<Share::kFirst>(queries));
+        wgmma_commit_group();
+        if constexpr (!Traits::kDeterministic) add_d_q();
+        wgmma_wait_group<1>();
+        if constexpr (!kLast) {
+            launder(S[0]);
+            if constexpr (kWarpgroup == 0) compute_p();  // while the product of dK is under way
+        }
+        exchange.take(parity, kWarpgroup == 1 && thread_index() == (kWarpgroup + 1) * 128);
+        parity ^= 1;
+        wgmma_fence();
+        const KeyTile keys{stages.keys + panel * KeyTile::kPanelBytes};
+        gemm_over_keys<Element>(dQ, stages.operand(stages.d_s_tile()), stages.operand(keys));
+        gemm_over_keys<Element, true>(dQ, stages.operand(exchange.tile()), stages.operand(exchange.keys(kWarpgroup)));
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
+        launder(dK);
+        launder(dQ);
+        pending = index, pending_state = own;
+        if constexpr (kLast) add_d_q();
+        release(stages.query_pipeline, own.stage);
+        if constexpr (!kLast) {
+            if constexpr (kWarpgroup == 0) {
+                bar_sync(kPFree, kConsumers);
+                store_p();
+            } else {
+                bar_arrive(kPFree, kConsumers);
+            }
+            differentiate_scores<false>();
+        }
+    }
+    __device__ __forceinline__ void run() {
+        if (next.left > 0) {
+            issue_next_scores();
+            wgmma_wait_group<0>();
+            launder(S[0]);
+            if constexpr (kWarpgroup == 0) {
+                compute_p();
+                store_p();
+            }
+            differentiate_scores<true>();
+#pragma unroll 1
+            while (next.left > 1) step<false>();
+            step<true>();
+        }
+        barrier_sync_unaligned(kPReady, kConsumers);  // nobody reads K and V any more
+        const int row = warp * 16, key = work.first_key + row;
+        store_columns<Element, ShareV::kFirst>(p.d_v_map, dV, 1.0f, stages.value_tile(), row, key, work.head_kv, work.batch);
+        store_columns<Element, Share::kFirst>(p.d_k_map, dK, p.scale, stages.key_tile(), row, key, work.head_kv, work.batch);
+        if (lane == 0) cp_async_bulk_wait_group_read<0>();
+    }
+};
+
 using Lse = RowLse<kBlockQ>;
 using KeyTile = PanelTile<kBlockKv, kColumns>;
 using ValueTile = PanelTile<kBlockKv, kColumnsV>;
@@ -1834,16 +2113,6 @@ using OtherKeys = PanelTile<kBlockKv, 128>;  // of the other block, the columns 
 using Exchange = DScoresExchange<ScoreTile, OtherKeys>;
 using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
 
-constexpr int kConsumers = kWarpgroups * 128;         // threads
-constexpr int kPReady = 1, kPFree = 2;                // barriers of the consumers
-constexpr int kDScoresReady = 3;                      // of the consumers and the warp that sends dS
-
-constexpr bool kOrdered = false;  // whether additions to dQ are
-
-__device__ __forceinline__ Chain make_chain(int len_q, int len_kv) {
-    return {{len_q, len_kv}, {}};
-}
-
 // ---- row_lse, row_delta, row_shift; d_q_sum = 0 -------------------------------------------------------------------------
 
 constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
@@ -1851,7 +2120,7 @@ constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
 extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
 attention_backward_pair_sm90_bf16_d256_full_s2_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
     griddepcontrol_launch_dependents();
-    preprocess<kRowThreads, kBlockQ, kHeadDim, kHeadDimV, DQ::kFloats>(p, make_chain(p.len_q, p.len_kv));
+    preprocess<kRowThreads, kBlockQ, kHeadDim, kHeadDimV, DQ::kFloats>(p, make_chain<kCausal>(p.len_q, p.len_kv));
 }
 
 // ---- dK, dV and the sum of dQ -------------------------------------------------------------------------------------------
@@ -1875,137 +2144,19 @@ struct Stages : Inputs {
     __device__ __forceinline__ Exchange exchange() const { return {dS, P, other_keys, barriers}; }
 };
 
-// A warpgroup, with all keys of the block. The first one computes P^T, the second one dS^T. Of the products that follow each has its
-// columns.
-template <int kWarpgroup>
-struct Consumer {
-    using Share = ColumnShare<kColumns, kWarpgroup>;
-    using ShareV = ColumnShare<kColumnsV, kWarpgroup>;
+// What a consumer needs to know of this kernel.
+struct Traits {
+    using Element = ::Element;
+    using Stages = ::Stages;
+    using DQ = ::DQ;
+    using KeyTile = ::KeyTile;
+    static constexpr int kColumns = ::kColumns, kColumnsV = ::kColumnsV, kBlockQ = ::kBlockQ, kStages = ::kStages;
+    static constexpr bool kDeterministic = false;
 
-    const Parameters& p;
-    const Stages& stages;
-    const KeyWork& work;
-    const Exchange exchange;
-    const int warp, lane, panel;  // warp: of this warpgroup; panel: of dQ
-    QueryWalk next;
-    StageOrder<kStages> order;
-    u32 parity = 0;  // of the exchange that is next
-    i64 pending = -1;  // the tile that dQ is of, which is still to be added, and the stage it was in
-    StageOrder<kStages> pending_order;
-    float scores[1][kBlockQ / 8][4];  // S^T or dP^T
-    float dQ[8][4];
-    u32 P[kBlockQ / 16][4];  // of the first warpgroup
-    float dK[Share::kColumns / 8][4] = {}, dV[ShareV::kColumns / 8][4] = {};
-
-    __device__ __forceinline__ Consumer(const Parameters& p, const Stages& stages, const KeyWork& work)
-        : p(p), stages(stages), work(work), exchange(stages.exchange()), warp(warp_index() % 4), lane(lane_index()),
-          panel(cluster_ctarank() * kWarpgroups + kWarpgroup), next(work, p) {}
-
-    // By each warp: its lanes may have read row_lse or row_delta.
-    __device__ __forceinline__ void release(const Pipeline<kStages>& pipeline, u32 stage) const {
-        barrier_warp_sync();
-        pipeline.release(stage, lane == 0);
-    }
-    // S^T or dP^T of the tile that is next.
-    __device__ __forceinline__ void issue_next_scores() {
-        issue_scores<Element, kWarpgroup, kColumns, kColumnsV>(scores[0], stages, order);
-    }
-    __device__ __forceinline__ void compute_p() {
-        round_probabilities<Element, kBlockQ>(P, scores, p, stages, order.stage, work.tiles, next, work.first_key + warp * 16,
-                                              make_chain(p.len_q, p.len_kv));
-    }
-    __device__ __forceinline__ void store_p() {
-        store_transposed(stages.p_tile(), warp * 16, P);
-        fence_proxy_async();
-    }
-    // Adds dQ to the sum in memory. This takes as long as a product does: it is done behind products of the next tile.
-    __device__ __forceinline__ void add_d_q() {
-        if (pending < 0) return;
-        DQ::add(p.d_q_sum + pending * DQ::kFloats, panel, warp, dQ);
-    }
-    // dS^T and dV of the tile that is next, whose P^T and dP^T are there. kFirst: there is no tile before it.
-    template <bool kFirst>
-    __device__ __forceinline__ void differentiate_scores() {
-        (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).wait_full(order);
-        barrier_sync_unaligned(kPReady, kConsumers);
-        keep_in_registers(dV);
-        wgmma_fence();
-        const DOutTile d_out = stages.operand(stages.d_out_tile(order.stage));
-        gemm_over_queries<Element>(dV, stages.operand(stages.p_tile()), columns_from<ShareV::kFirst>(d_out));
-        wgmma_commit_group();
-        if constexpr (kWarpgroup == 1) {
-            if constexpr (!kFirst) exchange.wait_arrived(parity ^ 1);
-            store_score_gradients<Element>(stages.d_s_tile(), scores[0], stages.p_tile(), stages.delta(order.stage), warp);
-        }
-        if constexpr (kOrdered) add_d_q();  // before dO goes back, which tells the keeper
-        wgmma_wait_group<0>();
-        keep_in_registers(dV);
-        release(stages.d_out_pipeline, order.stage);
-        barrier_sync_unaligned(kDScoresReady, kConsumers + 32);
-    }
-    // dQ and dK of a tile, and S^T or dP^T of the one after it. kLast: there is none.
-    template <bool kLast>
-    __device__ __forceinline__ void step() {
-        const StageOrder<kStages> own = order;
-        const i64 index = next.index;
-        order.advance();
-        next.advance(work, p);
-        if constexpr (!kLast) issue_next_scores();
-        keep_in_registers(dK);
-        wgmma_fence();
-        const QueryTile queries = stages.operand(stages.query_tile(own.stage));
-        gemm_over_queries<Element>(dK, stages.operand(stages.d_s_tile()), columns_from<Share::kFirst>(queries));
-        wgmma_commit_group();
-        if constexpr (!kOrdered) add_d_q();
-        wgmma_wait_group<1>();
-        if constexpr (!kLast) {
-            keep_in_registers(scores[0]);
-            if constexpr (kWarpgroup == 0) compute_p();  // while the product of dK is under way
-        }
-        exchange.take(parity, kWarpgroup == 1 && thread_index() == (kWarpgroup + 1) * 128);
-        parity ^= 1;
-        wgmma_fence();
-        const KeyTile keys{stages.keys + panel * KeyTile::kPanelBytes};
-        gemm_over_keys<Element>(dQ, stages.operand(stages.d_s_tile()), stages.operand(keys));
-        gemm_over_keys<Element, true>(dQ, stages.operand(exchange.tile()), stages.operand(exchange.keys(kWarpgroup)));
-        wgmma_commit_group();
-        wgmma_wait_group<0>();
-        keep_in_registers(dK);
-        keep_in_registers(dQ);
-        pending = index, pending_order = own;
-        if constexpr (kLast) add_d_q();
-        release(stages.query_pipeline, own.stage);
-        if constexpr (!kLast) {
-            if constexpr (kWarpgroup == 0) {
-                bar_sync(kPFree, kConsumers);
-                store_p();
-            } else {
-                bar_arrive(kPFree, kConsumers);
-            }
-            differentiate_scores<false>();
-        }
-    }
-    __device__ __forceinline__ void run() {
-        if (next.left > 0) {
-            issue_next_scores();
-            wgmma_wait_group<0>();
-            keep_in_registers(scores[0]);
-            if constexpr (kWarpgroup == 0) {
-                compute_p();
-                store_p();
-            }
-            differentiate_scores<true>();
-#pragma unroll 1
-            while (next.left > 1) step<false>();
-            step<true>();
-        }
-        barrier_sync_unaligned(kPReady, kConsumers);  // nobody reads K and V any more
-        const int row = warp * 16, key = work.first_key + row;
-        store_columns<Element, ShareV::kFirst>(p.d_v_map, dV, 1.0f, stages.value_tile(), row, key, work.head_kv, work.batch);
-        store_columns<Element, Share::kFirst>(p.d_k_map, dK, p.scale, stages.key_tile(), row, key, work.head_kv, work.batch);
-        if (lane == 0) cp_async_bulk_wait_group_read<0>();
-    }
+    __device__ __forceinline__ static auto make_chain(int len_q, int len_kv) { return ::make_chain<kCausal>(len_q, len_kv); }
 };
+
+using FirstConsumer = PairConsumer<Traits, Parameters, 0>;
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(2, 1, 1)
 attention_backward_pair_sm90_bf16_d256_full_s2_sm_90a(const __grid_constant__ Parameters p) {
@@ -2017,17 +2168,18 @@ attention_backward_pair_sm90_bf16_d256_full_s2_sm_90a(const __grid_constant__ Pa
         stages.initialise(kWarpgroups * 4);
     }
     barrier_cluster_sync();
-    const KeyWork work = find_pair_work<kBlockQ, kBlockKv, false>(p, make_chain(p.len_q, p.len_kv));
+    constexpr bool kLastFirst = false;
+    const KeyWork work = find_pair_work<kBlockQ, kBlockKv, kLastFirst>(p, make_chain<kCausal>(p.len_q, p.len_kv));
     const int warp = warp_index();
     if (warp < 4) {
         setmaxnreg_dec<kProducerRegisters>();
         if (thread_index() == 0) stages.produce(p, work);
-        else if (warp == 1) stages.exchange().run(p, work, [] { barrier_sync_unaligned(kDScoresReady, kConsumers + 32); });
+        else if (warp == 1) stages.exchange().run(p, work, [] { FirstConsumer::wait_d_scores(); });
     } else {
         setmaxnreg_inc<kConsumerRegisters>();
         griddepcontrol_wait();  // for row_shift, and for zeros to add to
-        if (warp < 8) Consumer<0>(p, stages, work).run();
-        else Consumer<1>(p, stages, work).run();
+        if (warp < 8) FirstConsumer(p, stages, work).run();
+        else PairConsumer<Traits, Parameters, 1>(p, stages, work).run();
     }
     barrier_warp_sync();
     barrier_cluster_sync();  // nobody reaches for a block that has ended

@@ -11,6 +11,12 @@
 //   launch   <<<ceil(len_q / 128) * heads_q * batch, 128, 32768 bytes>>>
 //   _softmax <<<ceil(len_q * heads_q * batch / rows of a block), 256, 64 bytes>>>
 //   _output  <<<ceil(len_q / 128) * heads_q * batch, 128, 49152 bytes>>>
+//   parts    atoms/ptx: types, register, index, shared_memory, barrier, cp_async, ldmatrix, mma_sync, cvt, ex2, mul,
+//              shfl_sync
+//            tile/warp: shared_tile, rows, load, load_tile, tile_pipeline, gemm, store_scores, row_slice, epilogue
+//            tile/common: shared_regions, tile_scheduler, softmax_rows, lse
+
+// ==== atoms/ptx/types.cuh ============================================================================================
 
 // Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
 
@@ -25,31 +31,35 @@ struct Fp16 { u16 bits; };
 // A function: NVRTC has no constant expression for infinity without headers.
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 
+// ==== atoms/ptx/register.cuh =========================================================================================
+
 // Hints to the compiler about registers: no instructions.
 
-// Hides where a value came from, so that the compiler keeps it in a register and does not compute it anew at each use.
+// Launders a value: hides its origin from the optimiser, which then keeps it in a register and does not compute it anew at each use.
 template <class T>
-__device__ __forceinline__ void keep_in_register(T*& pointer) {
+__device__ __forceinline__ void launder(T*& pointer) {
     asm volatile("" : "+l"(pointer));
 }
-__device__ __forceinline__ void keep_in_register(int& value) { asm volatile("" : "+r"(value)); }
-__device__ __forceinline__ void keep_in_register(u32& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void launder(int& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void launder(u32& value) { asm volatile("" : "+r"(value)); }
 
-// Marks a fragment as read and written here: what the compiler does with it stays before, or comes after.
+// Launders a fragment, which counts as read and written here: what the compiler does with it stays before, or comes after.
 template <int kTiles>
-__device__ __forceinline__ void keep_in_registers(float (&fragment)[kTiles][4]) {
+__device__ __forceinline__ void launder(float (&fragment)[kTiles][4]) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(fragment[i][j])::"memory");
 }
 template <int kTiles>
-__device__ __forceinline__ void keep_in_registers(u32 (&fragment)[kTiles][4]) {
+__device__ __forceinline__ void launder(u32 (&fragment)[kTiles][4]) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(fragment[i][j])::"memory");
 }
+
+// ==== atoms/ptx/index.cuh ============================================================================================
 
 // Who a thread is. PTX ISA, "Special Registers": %tid, %ctaid.
 
@@ -59,8 +69,11 @@ __device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.
 
 __device__ __forceinline__ int lane_index() { return thread_index() % 32; }
 
-// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
+// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform
+// registers.
 __device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
+
+// ==== atoms/ptx/shared_memory.cuh ====================================================================================
 
 // Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
 
@@ -100,6 +113,8 @@ __device__ __forceinline__ void store_shared_v4(SharedAddress address, const uin
                  : "memory");
 }
 
+// ==== atoms/ptx/barrier.cuh ==========================================================================================
+
 // Barriers. PTX ISA, "bar, barrier" and "bar.warp.sync".
 
 // All threads of the block arrive; what they wrote to shared memory before is visible to all of them after.
@@ -107,6 +122,8 @@ __device__ __forceinline__ void barrier_sync() { __syncthreads(); }
 
 // The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
 __device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
+
+// ==== atoms/ptx/cp_async.cuh =========================================================================================
 
 // Asynchronous copies from global to shared memory. PTX ISA, "cp.async" and its completion by groups (sm_80).
 
@@ -131,6 +148,8 @@ __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// ==== atoms/ptx/ldmatrix.cuh =========================================================================================
+
 // Warp-wide loads of four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix" (sm_75).
 //
 // Lane 8*i + r gives the address of row r (16 bytes) of matrix i; fragment[i] is the caller's part of matrix i:
@@ -150,6 +169,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragment)[4], SharedAddr
                  : "r"(row)
                  : "memory");
 }
+
+// ==== atoms/ptx/mma_sync.cuh =========================================================================================
 
 // Warp-wide matrix product d += a * b, 16x16 times 16x8, fp32 accumulation. PTX ISA, "mma.sync" m16n8k16 (sm_80).
 //
@@ -176,6 +197,8 @@ __device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// ==== atoms/ptx/cvt.cuh ==============================================================================================
+
 // Conversion of two fp32 values to a pair of 16-bit elements, to nearest even. PTX ISA, "cvt" (.bf16x2: sm_80).
 
 // `low` goes to the low half of the result.
@@ -196,6 +219,8 @@ __device__ __forceinline__ u32 cvt_rn_x2<Fp16>(float low, float high) {
     return pair;
 }
 
+// ==== atoms/ptx/ex2.cuh ==============================================================================================
+
 // Powers of 2. PTX ISA, "ex2" (error below 2 ulp; ex2(-inf) = +0).
 
 __device__ __forceinline__ float ex2_approx_ftz(float x) {
@@ -204,6 +229,8 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
+// ==== atoms/ptx/mul.cuh ==============================================================================================
+
 // Products. PTX ISA, "mul".
 
 // Rounded by itself: never fused with the addition that follows.
@@ -211,6 +238,8 @@ __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, 
 
 // The upper 64 of the product's 128 bits.
 __device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
+
+// ==== atoms/ptx/shfl_sync.cuh ========================================================================================
 
 // Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
 
@@ -254,14 +283,14 @@ struct Parameters {
     i64 score_row;
     u64 heads_q_reciprocal;
     u64 group_reciprocal;
-    u64 section_heads_reciprocal;
-    u64 section_blocks_reciprocal;
+    u64 l2_group_heads_reciprocal;
+    u64 l2_group_blocks_reciprocal;
     int heads_q;
     int len_q;
     int len_kv;
     int query_tiles;
-    int section_heads;
-    int section_blocks;
+    int l2_group_heads;
+    int l2_group_blocks;
 };
 struct SoftmaxParameters {
     const float* S;
@@ -274,8 +303,8 @@ struct SoftmaxParameters {
     int len_kv;
     int row_warps;
     float scale_log2;
-    float natural;
-    float natural_low;
+    float ln2_hi;
+    float ln2_lo;
 };
 struct OutputParameters {
     const Element* P;
@@ -292,16 +321,18 @@ struct OutputParameters {
     i64 out_row;
     u64 heads_q_reciprocal;
     u64 group_reciprocal;
-    u64 section_heads_reciprocal;
-    u64 section_blocks_reciprocal;
+    u64 l2_group_heads_reciprocal;
+    u64 l2_group_blocks_reciprocal;
     int heads_q;
     int len_q;
     int len_kv;
     int query_tiles;
-    int section_heads;
-    int section_blocks;
+    int l2_group_heads;
+    int l2_group_blocks;
 };
 // ---- tile operations --------------------------------------------------------------------------------------------------
+
+// ==== tile/warp/shared_tile.cuh ======================================================================================
 
 // A tile in shared memory and its swizzle: where element (row, column) lies.
 
@@ -327,6 +358,8 @@ struct SharedTile {
     __device__ __forceinline__ static constexpr u32 distance(int rows, int chunks) { return rows * kRowBytes + chunks * 16; }
 };
 
+// ==== tile/common/shared_regions.cuh =================================================================================
+
 // How a kernel divides its shared memory: regions one after the other. Together they take just what the launch gives the block.
 
 struct SharedRegions {
@@ -343,44 +376,53 @@ struct SharedRegions {
     }
 };
 
-// Which work a block does: block index -> (query tile, head, batch), and which key steps that takes.
+// ==== tile/common/tile_scheduler.cuh =================================================================================
+
+// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile, and which key steps a work tile takes.
 
 // n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
-struct Work {
+struct WorkTile {
     int query_tile, head, batch;
 };
 
-// The order of the blocks. Heads come in sections whose K and V fit into the L2 together. Within a section all heads' last query tiles come
-// first: under a causal mask they have the most keys, and a launch should not end with the longest blocks. A section of one
-// head has its query tiles next to each other.
-struct Order {
-    int query_tiles, section_heads, section_blocks;
-    u64 section_heads_reciprocal, section_blocks_reciprocal;
+// L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
+// longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
+// tiles of the head follow each other.
+struct TileScheduler {
+    int tiles, l2_group_heads, l2_group_blocks;
+    u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
+
+    template <class Parameters>
+    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int tiles) {
+        return {tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+    }
 };
 
-__device__ __forceinline__ Work find_work(int block, const Order& order, int heads, u64 heads_reciprocal) {
-    const int section = divide(block, order.section_blocks_reciprocal), within = block - section * order.section_blocks;
-    const int tile = divide(within, order.section_heads_reciprocal);
-    const int head_and_batch = section * order.section_heads + within - tile * order.section_heads;
+__device__ __forceinline__ WorkTile find_work_tile(int block, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
+    const int group = divide(block, scheduler.l2_group_blocks_reciprocal), within = block - group * scheduler.l2_group_blocks;
+    const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
+    const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
-    return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
+    return {scheduler.tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none. Each query that sees keys
-// sees one of [full, end), unless that is empty: what a row needs when it sees its first key is done there.
+// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) need the mask, and no query sees the others. Steps
+// are visited from the last to the first, so a row meets its first visible key in a step of [full, end), unless that range is empty.
 struct KeySteps {
     int full, end;
 };
 
 template <bool kCausal, int kBlockQ, int kStepKv>
-__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int diagonal) {
-    // The first query sees keys [0, seen_by_first), the last one [0, seen_by_last).
-    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + diagonal)) : len_kv;
-    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + diagonal)) : len_kv;
+__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int causal_offset) {
+    // The first query of the tile sees the keys [0, seen_by_first), the last one [0, seen_by_last).
+    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + causal_offset)) : len_kv;
+    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + causal_offset)) : len_kv;
     return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
 }
+
+// ==== tile/warp/rows.cuh =============================================================================================
 
 // Where the rows of a sequence lie in global memory: dense tensors here; packed or paged ones would differ only in this file.
 
@@ -390,18 +432,20 @@ __device__ __forceinline__ Element* sequence_rows(Element* base, int batch, i64 
     return base + batch * batch_stride + head * head_stride;
 }
 
+// ==== tile/warp/load.cuh =============================================================================================
+
 // Copies of tiles between global and shared memory, 16 bytes a thread and step, rows and columns past the end left out.
 
-// How kThreads threads cover a tile: kLanes neighbours take a row together, a chunk each and the same chunk of every further group of
-// kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
+// How kThreads threads partition the copy of a tile: kLanes neighbours take a row together, each one chunk, and the same chunk of every
+// further group of kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
 template <int kThreads, class Tile>
-struct Cover {
+struct CopyPartition {
     static constexpr int kLanes = Tile::kSwizzle, kGroups = Tile::kChunks / kLanes;
     static constexpr int kRowsPerPass = kThreads / kLanes;
     static constexpr int kPasses = (Tile::kRowCount + kRowsPerPass - 1) / kRowsPerPass;
     int row, chunk;  // of this thread in the first pass
 
-    __device__ __forceinline__ explicit Cover(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
+    __device__ __forceinline__ explicit CopyPartition(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
 
     __device__ __forceinline__ bool has_row(int pass) const {
         return Tile::kRowCount % kRowsPerPass == 0 || pass * kRowsPerPass + row < Tile::kRowCount;
@@ -420,22 +464,23 @@ struct Cover {
 // are not read: tiles hold zeros there.
 template <class Tile, int kThreads, int kColumnsValid, class Element>
 struct TileReader {
-    using Passes = Cover<kThreads, Tile>;
-    Passes cover;
+    using Passes = CopyPartition<kThreads, Tile>;
+    Passes partition;
     const Element* source;
     i64 row_stride;
 
     // `rows` points at the first row of the first tile to be copied.
     __device__ __forceinline__ TileReader(const Element* rows, i64 row_stride)
-        : cover(thread_index()),
-          source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8),
+        : partition(thread_index()),
+          source(rows + (partition.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + partition.chunk * 8),
           row_stride(row_stride) {}
 
     // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
     __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
         pass_by_pass([&](int pass, int group, const Element* chunk) {
-            const int row = pass * Passes::kRowsPerPass + cover.row;
-            cp_async_16(cover.address(tile, pass, group), chunk, begin <= row && row < end && cover.has_column(group, kColumnsValid));
+            const int row = pass * Passes::kRowsPerPass + partition.row;
+            const bool valid = begin <= row && row < end && partition.has_column(group, kColumnsValid);
+            cp_async_16(partition.address(tile, pass, group), chunk, valid);
         });
     }
 
@@ -444,11 +489,11 @@ struct TileReader {
     __device__ __forceinline__ void load(const Tile& tile) {
         pass_by_pass([&](int pass, int group, const Element* chunk) {
             const int first = pass * Passes::kRowsPerPass;
-            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + cover.row < kBegin)) return;
+            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + partition.row < kBegin)) return;
             if ((group + 1) * Passes::kLanes * 8 <= kColumnsValid)
-                cp_async_16(cover.address(tile, pass, group), chunk);
+                cp_async_16(partition.address(tile, pass, group), chunk);
             else
-                cp_async_16(cover.address(tile, pass, group), chunk, cover.has_column(group, kColumnsValid));
+                cp_async_16(partition.address(tile, pass, group), chunk, partition.has_column(group, kColumnsValid));
         });
     }
 
@@ -458,9 +503,9 @@ struct TileReader {
         for (int pass = Passes::kPasses - 1; pass >= 0; --pass) {
 #pragma unroll
             for (int group = 0; group < Passes::kGroups; ++group)
-                if (cover.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
+                if (partition.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
             source -= Passes::kRowsPerPass * row_stride;
-            keep_in_register(source);
+            launder(source);
         }
         source += (Passes::kPasses * Passes::kRowsPerPass - Tile::kRowCount) * row_stride;
     }
@@ -469,17 +514,21 @@ struct TileReader {
 // Writes the tile's valid rows and columns to memory. `thread` is the caller's among the kThreads that do it.
 template <int kThreads, int kColumnsValid, class Element, class Tile>
 __device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int rows_valid, const Tile& tile, int thread) {
-    const Cover<kThreads, Tile> cover(thread);
-    Element* destination = rows + cover.row * row_stride + cover.chunk * 8;
+    const CopyPartition<kThreads, Tile> partition(thread);
+    Element* destination = rows + partition.row * row_stride + partition.chunk * 8;
 #pragma unroll
-    for (int pass = 0; pass < cover.kPasses; ++pass) {
+    for (int pass = 0; pass < partition.kPasses; ++pass) {
 #pragma unroll
-        for (int group = 0; group < cover.kGroups; ++group)
-            if (cover.has_row(pass) && pass * cover.kRowsPerPass + cover.row < rows_valid && cover.has_column(group, kColumnsValid))
-                *reinterpret_cast<uint4*>(destination + group * cover.kLanes * 8) = load_shared_v4(cover.address(tile, pass, group));
-        destination += cover.kRowsPerPass * row_stride;
+        for (int group = 0; group < partition.kGroups; ++group)
+            if (partition.has_row(pass) && pass * partition.kRowsPerPass + partition.row < rows_valid &&
+                partition.has_column(group, kColumnsValid))
+                *reinterpret_cast<uint4*>(destination + group * partition.kLanes * 8) =
+                    load_shared_v4(partition.address(tile, pass, group));
+        destination += partition.kRowsPerPass * row_stride;
     }
 }
+
+// ==== tile/warp/load_tile.cuh ========================================================================================
 
 // Copies of a tile from global to shared memory, where both its rows and its columns may reach past the end of what there is.
 
@@ -488,20 +537,22 @@ __device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int ro
 // last one may reach beyond `columns_valid`.
 template <int kThreads, class Tile, class Element>
 __device__ __forceinline__ void load_tile(const Tile& tile, const Element* source, i64 row_stride, int rows_valid, int columns_valid) {
-    const Cover<kThreads, Tile> cover(thread_index());
-    const Element* chunk = source + cover.row * row_stride + cover.chunk * 8;
+    const CopyPartition<kThreads, Tile> partition(thread_index());
+    const Element* chunk = source + partition.row * row_stride + partition.chunk * 8;
 #pragma unroll
-    for (int pass = 0; pass < cover.kPasses; ++pass) {
-        const bool valid = pass * cover.kRowsPerPass + cover.row < rows_valid;
+    for (int pass = 0; pass < partition.kPasses; ++pass) {
+        const bool valid = pass * partition.kRowsPerPass + partition.row < rows_valid;
 #pragma unroll
-        for (int group = 0; group < cover.kGroups; ++group)
-            if (cover.has_row(pass))
-                cp_async_16(cover.address(tile, pass, group), chunk + group * cover.kLanes * 8,
-                            valid && cover.has_column(group, columns_valid));
-        chunk += cover.kRowsPerPass * row_stride;
-        keep_in_register(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
+        for (int group = 0; group < partition.kGroups; ++group)
+            if (partition.has_row(pass))
+                cp_async_16(partition.address(tile, pass, group), chunk + group * partition.kLanes * 8,
+                            valid && partition.has_column(group, columns_valid));
+        chunk += partition.kRowsPerPass * row_stride;
+        launder(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
     }
 }
+
+// ==== tile/warp/tile_pipeline.cuh ====================================================================================
 
 // The loop of a matrix product over its tiles: while one is used, the next ones are on their way.
 
@@ -525,6 +576,8 @@ __device__ __forceinline__ void for_each_tile(int tiles, SharedAddress ring, int
     }
 }
 
+// ==== tile/warp/gemm.cuh =============================================================================================
+
 // The two matrix products of attention, for one warp: S = Q K^T and O += P V.
 //
 // A warp owns kRowTiles * 16 query rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
@@ -546,10 +599,10 @@ struct LaneOffsets {
 #pragma unroll
         for (int i = 0; i < kOffsets; ++i) {
             offset[i] = rows.at(lane % 16, lane / 16 ^ i * 2);
-            keep_in_register(offset[i]);
+            launder(offset[i]);
         }
         to_keys = rows.at(lane / 16 * 8 + lane % 8, lane / 8 % 2) - offset[0];
-        keep_in_register(to_keys);
+        launder(to_keys);
     }
     __device__ __forceinline__ SharedAddress at(SharedAddress tile, int rows, int chunks) const {
         return offset[chunks / 2 % kOffsets] + tile + Rows::distance(rows, chunks / Rows::kSwizzle * Rows::kSwizzle);
@@ -600,9 +653,21 @@ struct QueryInRegisters {
     }
 };
 
-// scores = Q K^T for key column tiles [first, first + kCount), which are an even number. The tile at `keys` holds one key a row.
+// One of the two.
+template <bool kInRegisters, int kRowTiles, int kColumns>
+struct LeftOperandOf {
+    using Type = QueryInRegisters<kRowTiles, kColumns>;
+};
+template <int kRowTiles, int kColumns>
+struct LeftOperandOf<false, kRowTiles, kColumns> {
+    using Type = const QueryInShared<kColumns>&;
+};
+template <bool kInRegisters, int kRowTiles, int kColumns>
+using LeftOperand = typename LeftOperandOf<kInRegisters, kRowTiles, kColumns>::Type;
+
+// S = Q K^T for the column tiles [first, first + kCount), an even number of them. The tile at `keys` holds one key a row.
 template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>
-__device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first, const Query& query,
+__device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4], int first, const Query& query,
                                             SharedAddress keys, const LaneOffsets<kColumns>& offsets) {
     const SharedAddress own_keys = keys + offsets.to_keys;
 #pragma unroll
@@ -610,7 +675,7 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
 #pragma unroll
         for (int j = first; j < first + kCount; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) scores[i][j][e] = 0.0f;
+            for (int e = 0; e < 4; ++e) S[i][j][e] = 0.0f;
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step) {
         u32 a[kRowTiles][4];
@@ -622,16 +687,16 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
             ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i) {
-                mma_sync_m16n8k16<Element>(scores[i][j], a[i], b[0], b[1]);
-                mma_sync_m16n8k16<Element>(scores[i][j + 1], a[i], b[2], b[3]);
+                mma_sync_m16n8k16<Element>(S[i][j], a[i], b[0], b[1]);
+                mma_sync_m16n8k16<Element>(S[i][j + 1], a[i], b[2], b[3]);
             }
         }
     }
 }
 
-// out += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
+// O += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
 template <class Element, int kRowTiles, int kOutTiles, int kColumns>
-__device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4], const u32 (&probabilities)[kRowTiles][4], int chunk,
+__device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4], const u32 (&P)[kRowTiles][4], int chunk,
                                             SharedAddress values, const LaneOffsets<kColumns>& offsets) {
 #pragma unroll
     for (int j = 0; j < kOutTiles; j += 2) {
@@ -639,11 +704,13 @@ __device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4
         ldmatrix_x4_trans(b, offsets.at(values, chunk * 16, j));
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            mma_sync_m16n8k16<Element>(out[i][j], probabilities[i], b[0], b[1]);
-            mma_sync_m16n8k16<Element>(out[i][j + 1], probabilities[i], b[2], b[3]);
+            mma_sync_m16n8k16<Element>(O[i][j], P[i], b[0], b[1]);
+            mma_sync_m16n8k16<Element>(O[i][j + 1], P[i], b[2], b[3]);
         }
     }
 }
+
+// ==== tile/warp/store_scores.cuh =====================================================================================
 
 // From a warp's accumulators to S in global memory, in fp32 as they are: neither scaled nor masked.
 
@@ -677,68 +744,71 @@ __device__ __forceinline__ void store_scores(float* rows, i64 row_stride, int ro
         }
 }
 
-// What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
+// ==== tile/common/softmax_rows.cuh ===================================================================================
 
-// How far above its reference a score may lie before a reference that follows the maximum does so: fp16 still holds a probability of 2^8.
+// What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
+
+// Conditional rescaling: the row max stays stale until a scaled score exceeds it by this much. P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
-// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
-constexpr float kNoReference = -3.0e38f;
+// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and any finite score exceeds it.
+constexpr float kInitialRowMax = -3.0e38f;
 
-// One fused multiply-add computes the exponent of a score S, S * scale_log2 - reference, where the reference is the scaled maximum, rounded. The
-// larger the maximum, the more that rounding is worth, in the end more than all the range of an exponent. So the scores of a huge row are first
-// shifted by the maximum itself: its exponent is (S - shift) * scale_log2. Other rows have a shift of 0, and huge ones a reference of 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
+// maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
+// itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
-    float shift, reference;
+    float shift, row_max;
 };
 
-// Scaled maxima from here on are huge. Below, rounding one changes an exponent by at most 2^-12: the maximum's own probability still rounds to 1 in fp16.
+// A row is huge if its scaled maximum is at least this large. Below it, rounding the maximum changes an exponent by at most 2^-12, and exp2
+// of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a maximum is huge. That of a row that sees no key, -inf, is not.
+// Whether a row with this maximum, also given scaled, is huge. A row that sees no key, with a maximum of -inf, is not.
 __device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
 
-// The origin for a maximum. One that fp32 cannot hold once it is scaled makes the row NaN, as in plain PyTorch.
-__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float natural) {
+// The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
+__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
     const float scaled = mul_rn(maximum, scale_log2);
     if (!is_huge(maximum, scaled)) return {0.0f, scaled};
-    return {fmaf(0.0f, mul_rn(maximum, natural) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
 }
 
-// Says that a condition hardly ever holds: what depends on it then lies apart from the code that is run all the time, and costs that nothing.
+// Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
 __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
 
-// Moves a row's origin to `maximum` if that lies above it. Returns by what the row's sums and output have to be multiplied.
-__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float natural) {
-    const bool unseen = origin.reference == kNoReference;
-    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.reference);
+// Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
+__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
+    const bool unseen = origin.row_max == kInitialRowMax;
+    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
     if (!(height > 0.0f)) return 1.0f;
     const Origin before = origin;
-    origin = origin_at(maximum, scale_log2, natural);
-    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.reference - origin.reference));
+    origin = origin_at(maximum, scale_log2, ln2_hi);
+    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
 }
 
-// The highest of this lane's scores of row lane/4 + h*8. In two chains: one would be twice as long.
+// The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
 template <int kKeyTiles>
-__device__ __forceinline__ float lane_maximum(const float (&scores)[kKeyTiles][4], int h) {
-    float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
+__device__ __forceinline__ float lane_max(const float (&S)[kKeyTiles][4], int h) {
+    float chain[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
 #pragma unroll
-    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
+    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
     return fmaxf(chain[0], chain[1]);
 }
 
-// Of the four lanes' values, the highest, and the sum.
-__device__ __forceinline__ float row_maximum(float value) {
+// Reductions over the quad of lanes that holds a row.
+__device__ __forceinline__ float quad_max(float value) {
     value = fmaxf(value, shfl_sync_bfly(value, 1));
     return fmaxf(value, shfl_sync_bfly(value, 2));
 }
-__device__ __forceinline__ float row_sum(float value) {
+__device__ __forceinline__ float quad_sum(float value) {
     value += shfl_sync_bfly(value, 1);
     return value + shfl_sync_bfly(value, 2);
 }
 
-// What a row's output is multiplied with in the end: 1 / total, to 1 ulp; 0 for a row that saw no key. A guess that is good to 5 %, and Newton's
-// method three times: a division would bring a branch, and rcp.approx differ from machine to machine.
+// The factor that normalises a row of O: 1 / total, to 1 ulp, and 0 for a row that sees no key. Newton's method, three times, refines a
+// guess that is good to 5 %: a division would bring a branch, and rcp.approx is not the same on every GPU.
 __device__ __forceinline__ float normaliser(float total) {
     float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
 #pragma unroll
@@ -746,57 +816,63 @@ __device__ __forceinline__ float normaliser(float total) {
     return total == 0.0f ? 0.0f : y;
 }
 
-// The log-sum-exp of a row, from what the softmax has summed up.
+// ==== tile/common/lse.cuh ============================================================================================
 
-// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
-// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
-constexpr float kEx2Lean = 5.0e-8f;
+// The log-sum-exp of a row, from its row max and row sum.
 
-// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90): it is too small by this much. A single value may
+// ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+constexpr float kEx2Bias = 5.0e-8f;
+
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
+// least.
 __device__ __forceinline__ float log_near_one(float x) {
-    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f,  -0x1.538254p-3f,
+                            0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
     float q = kQ[0];
 #pragma unroll
     for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// What turns a reference into a scaled score, in two floats.
+// The factor from a row max to a scaled score, in two floats: ln2_hi and ln2_lo, or the softmax scale.
 struct Unit {
     float high, low;
 
-    // Of a reference that is a score itself, not yet scaled: the scale, which is scale_log2 * (natural + natural_low).
-    __device__ __forceinline__ static Unit of_score(float scale_log2, float natural, float natural_low) {
-        const float high = mul_rn(scale_log2, natural);
-        return {high, fmaf(scale_log2, natural, -high) + scale_log2 * natural_low};
+    // For a row max that is a score itself, not scaled yet: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
+        const float high = mul_rn(scale_log2, ln2_hi);
+        return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
     }
 };
 
-// log(total) + reference * (unit.high + unit.low), to about one rounding. fp32 needs some care for that: the two terms are taken
-// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float reference, float total, const Unit& unit) {
+// log(total) + row_max * (unit.high + unit.low), to about one rounding. fp32 takes some care for that: each term is split into a main part
+// and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float row_max, float total, const Unit& unit) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
     const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
-    const float a = mul_rn(reference, unit.high), b = mul_rn(exponent, kLn2);
+    const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
     const float sum = a + b, b_in_sum = sum - a;
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(reference, unit.high, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = reference * unit.low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = row_max * unit.low + exponent * kLn2Low;
+    const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
     return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
-// The log-sum-exp of a row's scaled scores. natural + natural_low is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
-__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float natural, float natural_low) {
+// The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
-    const Unit unit = huge ? Unit::of_score(scale_log2, natural, natural_low) : Unit{natural, natural_low};
-    const float value = log_sum_exp(huge ? origin.shift : origin.reference, total, unit);
+    const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
+    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, unit);
     return total == 0.0f ? -infinity() : value;
 }
+
+// ==== tile/warp/row_slice.cuh ========================================================================================
 
 // A row of S, or a slice of one that is longer, in the registers of the warps that share the row; and what they find out together.
 
@@ -854,7 +930,7 @@ struct RowSlice {
 #pragma unroll
         for (int i = 0; i < kChunks; ++i)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) x[i][e] = ex2_approx_ftz(fmaf(x[i][e] - origin.shift, scale_log2, -origin.reference));
+            for (int e = 0; e < 4; ++e) x[i][e] = ex2_approx_ftz(fmaf(x[i][e] - origin.shift, scale_log2, -origin.row_max));
     }
 
     // This lane's sum. In four chains: each addition rounds, and short chains round least.
@@ -884,7 +960,7 @@ struct RowSlice {
     // last.
     __device__ __forceinline__ void advance(int& column) const {
         column += step;
-        keep_in_register(column);
+        launder(column);
     }
 };
 
@@ -916,6 +992,8 @@ __device__ __forceinline__ float reduce_row(float value, SharedAddress partial, 
     return reduce_warp<Combine>(lane_index() < row_warps ? __uint_as_float(load_shared(of_row + lane_index() * 4)) : Combine::nothing());
 }
 
+// ==== tile/warp/epilogue.cuh =========================================================================================
+
 // From a warp's registers to memory: the output, through shared memory, and lse.
 
 // Rounds the warp's rows and writes the valid ones to memory, by way of `tile`, which no other warp uses.
@@ -923,7 +1001,7 @@ template <int kColumnsValid, class Element, int kRowTiles, int kOutTiles>
 __device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int rows_valid, const float (&out)[kRowTiles][kOutTiles][4],
                                              const SharedTile<kRowTiles * 16, kOutTiles * 8>& tile) {
     int lane = lane_index();
-    keep_in_register(lane);
+    launder(lane);
     barrier_warp_sync();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -960,8 +1038,7 @@ __device__ __forceinline__ int visible_key_tiles(int first_query, int len_q, int
 // A block computes kBlockQ rows of one head's S, a warp kRowsPerWarp of them, tile by tile of kBlockKv keys.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a(const __grid_constant__ Parameters p) {
-    const Order order{p.query_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
-    const Work work = find_work(block_index(), order, p.heads_q, p.heads_q_reciprocal);
+    const WorkTile work = find_work_tile(block_index(), TileScheduler::of(p, p.query_tiles), p.heads_q, p.heads_q_reciprocal);
     const int head_kv = divide(work.head, p.group_reciprocal);
     const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
     const int first_row = warp_index() * kRowsPerWarp;  // of this warp in the tile
@@ -1019,7 +1096,7 @@ standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_softmax
         row_max = fmaxf(row_max, slice.maximum());
     }
     row_max = reduce_row<Maximum>(row_max, maxima, warp, row_warp, p.row_warps);
-    const Origin origin = row_max == -infinity() ? Origin{} : origin_at(row_max, p.scale_log2, p.natural);  // -inf - (-inf) would be NaN
+    const Origin origin = row_max == -infinity() ? Origin{} : origin_at(row_max, p.scale_log2, p.ln2_hi);  // -inf - (-inf) would be NaN
 
     float row_sum = 0.0f;
     for (int i = 0, first = 0; i < slices; ++i, first += slice.columns()) {
@@ -1038,7 +1115,7 @@ standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_softmax
         slice.store(P + first, width - first, inverse);
     }
     if (p.lse != nullptr && exists && row_warp == 0 && lane_index() == 0)
-        p.lse[row] = log_sum_exp(origin, row_sum, p.scale_log2, p.natural, p.natural_low);
+        p.lse[row] = log_sum_exp(origin, row_sum, p.scale_log2, p.ln2_hi, p.ln2_lo);
 }
 
 // ---- O = P V ----------------------------------------------------------------------------------------------------------
@@ -1047,8 +1124,7 @@ standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_softmax
 // columns.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_output(const __grid_constant__ OutputParameters p) {
-    const Order order{p.query_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
-    const Work work = find_work(block_index(), order, p.heads_q, p.heads_q_reciprocal);
+    const WorkTile work = find_work_tile(block_index(), TileScheduler::of(p, p.query_tiles), p.heads_q, p.heads_q_reciprocal);
     const int head_kv = divide(work.head, p.group_reciprocal);
     const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
     const int first_row = warp_index() * kRowsPerWarp;  // of this warp in the tile

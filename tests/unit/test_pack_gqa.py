@@ -30,7 +30,7 @@ from tests.support.made_records import make
 
 H200, SM90 = find_device("h200"), find_family("attention_forward_sm90")
 PROBLEM = Problem(Dtype.BF16, 128)
-PACKED = AttentionForwardSm90Config(2, 128, turns=False, packed_heads=8)
+PACKED = AttentionForwardSm90Config(2, 128, ping_pong=False, pack_gqa=8)
 PACKED_SPEC = KernelSpec(SM90, PROBLEM, PACKED, H200.target)
 TOOLCHAIN = ("13.0", "13.0")
 
@@ -52,7 +52,7 @@ def grouped(group: int, len_q: int, batch: int = 4) -> Workload:
 def test_heads_are_packed_where_that_saves_tiles(workload: Workload, packed: set[int]) -> None:
     ranked = ranking.ranked(PROBLEM, workload, H200, [SM90])
     assert {SM90.group_unit(c.config) for c in ranked} == packed
-    assert {dataclasses.replace(c.config, packed_heads=1) for c in ranked} == {c.config for c in ranked if SM90.group_unit(c.config) == 1}  # type: ignore[call-arg]
+    assert {dataclasses.replace(c.config, pack_gqa=1) for c in ranked} == {c.config for c in ranked if SM90.group_unit(c.config) == 1}  # type: ignore[call-arg]
 
 
 def test_the_model_packs_short_queries() -> None:
@@ -63,7 +63,7 @@ def test_the_model_packs_short_queries() -> None:
 
 def test_a_record_speaks_for_workloads_that_its_kernel_takes() -> None:
     best = make(1e-3, grouped(16, 64), problem=PROBLEM, spec=PACKED_SPEC.to_json())
-    plain_spec = KernelSpec(SM90, PROBLEM, dataclasses.replace(PACKED, packed_heads=1), H200.target)
+    plain_spec = KernelSpec(SM90, PROBLEM, dataclasses.replace(PACKED, pack_gqa=1), H200.target)
     plain = make(2e-3, grouped(16, 32), problem=PROBLEM, spec=plain_spec.to_json())
     fastest: Any = {record.key.workload: {TOOLCHAIN: record} for record in (best, plain)}
     for group, expected in ((16, best), (24, best), (12, plain), (20, plain)):
@@ -86,17 +86,17 @@ def test_an_imported_kernel_is_left_out_where_it_does_not_fit() -> None:
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:
-    message = "config w2_bk128.* cannot take .*: packed_heads must divide the 12 query heads of a key/value head; got 8"
+    message = "config w2_bk128.* cannot take .*: pack_gqa must divide the 12 query heads of a key/value head; got 8"
     with pytest.raises(ArgumentError, match=message):
         SM90.require_workload(PACKED, grouped(12, 60))
     tensors = Tensors.random(PROBLEM, Workload(1, 12, 1, 5, 5), torch.Generator())
     with pytest.raises(ArgumentError, match=message):
         debug.run_blocks(PACKED_SPEC, tensors)
-    by_hand = Request(cells_of(128, causal=False, seqlens=[64], batch=1, heads=12, kv_heads=1), settings={"packed_heads": "8"})
-    with pytest.raises(ArgumentError, match="packed_heads must divide the 12 query heads"):
+    by_hand = Request(cells_of(128, causal=False, seqlens=[64], batch=1, heads=12, kv_heads=1), settings={"pack_gqa": "8"})
+    with pytest.raises(ArgumentError, match="pack_gqa must divide the 12 query heads"):
         dry_run(by_hand, H200)
     refused = dry_run(dataclasses.replace(by_hand, settings={}), H200)["cells"][0]["refused"]
-    assert refused[PACKED.name] == ["packed_heads must divide the 12 query heads of a key/value head; got 8"]
+    assert refused[PACKED.name] == ["pack_gqa must divide the 12 query heads of a key/value head; got 8"]
 
 
 def test_verification_has_groups_for_every_config() -> None:

@@ -1,13 +1,21 @@
-// attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_foutput_bps1_sm_90a
+// attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fpv_bps1_sm_90a
 //
 // Attention forward, FlashAttention-2 (Dao 2023), algorithm 1:
 //   out = softmax(scale * Q K^T + causal mask) V,  lse = log(sum(exp(scale * Q K^T))) for each row.
-// A block computes 128 query rows of one head, 32 a warp, and walks over the keys in steps of 32.
+// A block computes 128 query rows of one head, 32 in each warp.
+// It walks over the keys in steps of 32.
 //
 //   problem  bf16_d64_causal
-//   config   block_q 128, block_kv 128, step_kv 32, warps 4, stages 2, query registers, first output, blocks_per_sm 1
+//   config   block_q 128, block_kv 128, step_kv 32, warps 4, stages 2, query registers, first_product pv, blocks_per_sm
+//            1
 //   target   sm_90a
 //   launch   <<<ceil(len_q / 128) * heads_q * batch, 128, 86016 bytes>>>
+//   parts    atoms/ptx: types, register, index, shared_memory, barrier, cp_async, ldmatrix, mma_sync, cvt, ex2, mul,
+//              shfl_sync, vote_sync
+//            tile/warp: shared_tile, rows, load, key_value_reader, gemm, softmax, epilogue
+//            tile/common: shared_regions, tile_scheduler, mask, softmax_rows, lse
+
+// ==== atoms/ptx/types.cuh ============================================================================================
 
 // Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
 
@@ -22,31 +30,35 @@ struct Fp16 { u16 bits; };
 // A function: NVRTC has no constant expression for infinity without headers.
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 
+// ==== atoms/ptx/register.cuh =========================================================================================
+
 // Hints to the compiler about registers: no instructions.
 
-// Hides where a value came from, so that the compiler keeps it in a register and does not compute it anew at each use.
+// Launders a value: hides its origin from the optimiser, which then keeps it in a register and does not compute it anew at each use.
 template <class T>
-__device__ __forceinline__ void keep_in_register(T*& pointer) {
+__device__ __forceinline__ void launder(T*& pointer) {
     asm volatile("" : "+l"(pointer));
 }
-__device__ __forceinline__ void keep_in_register(int& value) { asm volatile("" : "+r"(value)); }
-__device__ __forceinline__ void keep_in_register(u32& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void launder(int& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void launder(u32& value) { asm volatile("" : "+r"(value)); }
 
-// Marks a fragment as read and written here: what the compiler does with it stays before, or comes after.
+// Launders a fragment, which counts as read and written here: what the compiler does with it stays before, or comes after.
 template <int kTiles>
-__device__ __forceinline__ void keep_in_registers(float (&fragment)[kTiles][4]) {
+__device__ __forceinline__ void launder(float (&fragment)[kTiles][4]) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(fragment[i][j])::"memory");
 }
 template <int kTiles>
-__device__ __forceinline__ void keep_in_registers(u32 (&fragment)[kTiles][4]) {
+__device__ __forceinline__ void launder(u32 (&fragment)[kTiles][4]) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(fragment[i][j])::"memory");
 }
+
+// ==== atoms/ptx/index.cuh ============================================================================================
 
 // Who a thread is. PTX ISA, "Special Registers": %tid, %ctaid.
 
@@ -56,8 +68,11 @@ __device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.
 
 __device__ __forceinline__ int lane_index() { return thread_index() % 32; }
 
-// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform registers.
+// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform
+// registers.
 __device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
+
+// ==== atoms/ptx/shared_memory.cuh ====================================================================================
 
 // Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
 
@@ -97,6 +112,8 @@ __device__ __forceinline__ void store_shared_v4(SharedAddress address, const uin
                  : "memory");
 }
 
+// ==== atoms/ptx/barrier.cuh ==========================================================================================
+
 // Barriers. PTX ISA, "bar, barrier" and "bar.warp.sync".
 
 // All threads of the block arrive; what they wrote to shared memory before is visible to all of them after.
@@ -104,6 +121,8 @@ __device__ __forceinline__ void barrier_sync() { __syncthreads(); }
 
 // The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
 __device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
+
+// ==== atoms/ptx/cp_async.cuh =========================================================================================
 
 // Asynchronous copies from global to shared memory. PTX ISA, "cp.async" and its completion by groups (sm_80).
 
@@ -128,6 +147,8 @@ __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// ==== atoms/ptx/ldmatrix.cuh =========================================================================================
+
 // Warp-wide loads of four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix" (sm_75).
 //
 // Lane 8*i + r gives the address of row r (16 bytes) of matrix i; fragment[i] is the caller's part of matrix i:
@@ -147,6 +168,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragment)[4], SharedAddr
                  : "r"(row)
                  : "memory");
 }
+
+// ==== atoms/ptx/mma_sync.cuh =========================================================================================
 
 // Warp-wide matrix product d += a * b, 16x16 times 16x8, fp32 accumulation. PTX ISA, "mma.sync" m16n8k16 (sm_80).
 //
@@ -173,6 +196,8 @@ __device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// ==== atoms/ptx/cvt.cuh ==============================================================================================
+
 // Conversion of two fp32 values to a pair of 16-bit elements, to nearest even. PTX ISA, "cvt" (.bf16x2: sm_80).
 
 // `low` goes to the low half of the result.
@@ -193,6 +218,8 @@ __device__ __forceinline__ u32 cvt_rn_x2<Fp16>(float low, float high) {
     return pair;
 }
 
+// ==== atoms/ptx/ex2.cuh ==============================================================================================
+
 // Powers of 2. PTX ISA, "ex2" (error below 2 ulp; ex2(-inf) = +0).
 
 __device__ __forceinline__ float ex2_approx_ftz(float x) {
@@ -201,6 +228,8 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
+// ==== atoms/ptx/mul.cuh ==============================================================================================
+
 // Products. PTX ISA, "mul".
 
 // Rounded by itself: never fused with the addition that follows.
@@ -208,6 +237,8 @@ __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, 
 
 // The upper 64 of the product's 128 bits.
 __device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
+
+// ==== atoms/ptx/shfl_sync.cuh ========================================================================================
 
 // Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
 
@@ -219,6 +250,8 @@ __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
 // The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
 __device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
 __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
+
+// ==== atoms/ptx/vote_sync.cuh ========================================================================================
 
 // Votes of a warp. PTX ISA, "vote.sync".
 
@@ -234,9 +267,7 @@ constexpr int kBlockQ = 128, kBlockKv = 128, kStepKv = 32;
 constexpr int kWarps = 4, kStages = 2, kBlocksPerSm = 1;
 constexpr bool kCausal = true;
 
-constexpr int kThreads = kWarps * 32;
-constexpr int kSteps = kBlockKv / kStepKv;  // of a tile
-constexpr int kRowsPerWarp = kBlockQ / kWarps, kRowTiles = kRowsPerWarp / 16;
+constexpr int kThreads = kWarps * 32, kSteps = kBlockKv / kStepKv, kRowsPerWarp = kBlockQ / kWarps, kRowTiles = kRowsPerWarp / 16;
 constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix product takes them
 
 // Strides in elements. lse is [batch, heads_q, len_q], dense, or null.
@@ -260,20 +291,22 @@ struct Parameters {
     i64 out_row;
     u64 heads_q_reciprocal;
     u64 group_reciprocal;
-    u64 section_heads_reciprocal;
-    u64 section_blocks_reciprocal;
+    u64 l2_group_heads_reciprocal;
+    u64 l2_group_blocks_reciprocal;
     int heads_q;
     int len_q;
     int len_kv;
     int query_tiles;
-    int section_heads;
-    int section_blocks;
+    int l2_group_heads;
+    int l2_group_blocks;
     float scale_log2;
-    float natural;
-    float natural_low;
+    float ln2_hi;
+    float ln2_lo;
 };
 
 // ---- tile operations --------------------------------------------------------------------------------------------------
+
+// ==== tile/warp/shared_tile.cuh ======================================================================================
 
 // A tile in shared memory and its swizzle: where element (row, column) lies.
 
@@ -299,6 +332,8 @@ struct SharedTile {
     __device__ __forceinline__ static constexpr u32 distance(int rows, int chunks) { return rows * kRowBytes + chunks * 16; }
 };
 
+// ==== tile/common/shared_regions.cuh =================================================================================
+
 // How a kernel divides its shared memory: regions one after the other. Together they take just what the launch gives the block.
 
 struct SharedRegions {
@@ -315,44 +350,53 @@ struct SharedRegions {
     }
 };
 
-// Which work a block does: block index -> (query tile, head, batch), and which key steps that takes.
+// ==== tile/common/tile_scheduler.cuh =================================================================================
+
+// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile, and which key steps a work tile takes.
 
 // n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
-struct Work {
+struct WorkTile {
     int query_tile, head, batch;
 };
 
-// The order of the blocks. Heads come in sections whose K and V fit into the L2 together. Within a section all heads' last query tiles come
-// first: under a causal mask they have the most keys, and a launch should not end with the longest blocks. A section of one
-// head has its query tiles next to each other.
-struct Order {
-    int query_tiles, section_heads, section_blocks;
-    u64 section_heads_reciprocal, section_blocks_reciprocal;
+// L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
+// longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
+// tiles of the head follow each other.
+struct TileScheduler {
+    int tiles, l2_group_heads, l2_group_blocks;
+    u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
+
+    template <class Parameters>
+    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int tiles) {
+        return {tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+    }
 };
 
-__device__ __forceinline__ Work find_work(int block, const Order& order, int heads, u64 heads_reciprocal) {
-    const int section = divide(block, order.section_blocks_reciprocal), within = block - section * order.section_blocks;
-    const int tile = divide(within, order.section_heads_reciprocal);
-    const int head_and_batch = section * order.section_heads + within - tile * order.section_heads;
+__device__ __forceinline__ WorkTile find_work_tile(int block, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
+    const int group = divide(block, scheduler.l2_group_blocks_reciprocal), within = block - group * scheduler.l2_group_blocks;
+    const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
+    const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
-    return {order.query_tiles - 1 - tile, head_and_batch - batch * heads, batch};
+    return {scheduler.tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Key steps [0, full) are seen whole by every query of the tile, [full, end) need masking, the rest is seen by none. Each query that sees keys
-// sees one of [full, end), unless that is empty: what a row needs when it sees its first key is done there.
+// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) need the mask, and no query sees the others. Steps
+// are visited from the last to the first, so a row meets its first visible key in a step of [full, end), unless that range is empty.
 struct KeySteps {
     int full, end;
 };
 
 template <bool kCausal, int kBlockQ, int kStepKv>
-__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int diagonal) {
-    // The first query sees keys [0, seen_by_first), the last one [0, seen_by_last).
-    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + diagonal)) : len_kv;
-    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + diagonal)) : len_kv;
+__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int causal_offset) {
+    // The first query of the tile sees the keys [0, seen_by_first), the last one [0, seen_by_last).
+    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + causal_offset)) : len_kv;
+    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + causal_offset)) : len_kv;
     return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
 }
+
+// ==== tile/warp/rows.cuh =============================================================================================
 
 // Where the rows of a sequence lie in global memory: dense tensors here; packed or paged ones would differ only in this file.
 
@@ -362,18 +406,20 @@ __device__ __forceinline__ Element* sequence_rows(Element* base, int batch, i64 
     return base + batch * batch_stride + head * head_stride;
 }
 
+// ==== tile/warp/load.cuh =============================================================================================
+
 // Copies of tiles between global and shared memory, 16 bytes a thread and step, rows and columns past the end left out.
 
-// How kThreads threads cover a tile: kLanes neighbours take a row together, a chunk each and the same chunk of every further group of
-// kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
+// How kThreads threads partition the copy of a tile: kLanes neighbours take a row together, each one chunk, and the same chunk of every
+// further group of kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
 template <int kThreads, class Tile>
-struct Cover {
+struct CopyPartition {
     static constexpr int kLanes = Tile::kSwizzle, kGroups = Tile::kChunks / kLanes;
     static constexpr int kRowsPerPass = kThreads / kLanes;
     static constexpr int kPasses = (Tile::kRowCount + kRowsPerPass - 1) / kRowsPerPass;
     int row, chunk;  // of this thread in the first pass
 
-    __device__ __forceinline__ explicit Cover(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
+    __device__ __forceinline__ explicit CopyPartition(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
 
     __device__ __forceinline__ bool has_row(int pass) const {
         return Tile::kRowCount % kRowsPerPass == 0 || pass * kRowsPerPass + row < Tile::kRowCount;
@@ -392,22 +438,23 @@ struct Cover {
 // are not read: tiles hold zeros there.
 template <class Tile, int kThreads, int kColumnsValid, class Element>
 struct TileReader {
-    using Passes = Cover<kThreads, Tile>;
-    Passes cover;
+    using Passes = CopyPartition<kThreads, Tile>;
+    Passes partition;
     const Element* source;
     i64 row_stride;
 
     // `rows` points at the first row of the first tile to be copied.
     __device__ __forceinline__ TileReader(const Element* rows, i64 row_stride)
-        : cover(thread_index()),
-          source(rows + (cover.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + cover.chunk * 8),
+        : partition(thread_index()),
+          source(rows + (partition.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + partition.chunk * 8),
           row_stride(row_stride) {}
 
     // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
     __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
         pass_by_pass([&](int pass, int group, const Element* chunk) {
-            const int row = pass * Passes::kRowsPerPass + cover.row;
-            cp_async_16(cover.address(tile, pass, group), chunk, begin <= row && row < end && cover.has_column(group, kColumnsValid));
+            const int row = pass * Passes::kRowsPerPass + partition.row;
+            const bool valid = begin <= row && row < end && partition.has_column(group, kColumnsValid);
+            cp_async_16(partition.address(tile, pass, group), chunk, valid);
         });
     }
 
@@ -416,11 +463,11 @@ struct TileReader {
     __device__ __forceinline__ void load(const Tile& tile) {
         pass_by_pass([&](int pass, int group, const Element* chunk) {
             const int first = pass * Passes::kRowsPerPass;
-            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + cover.row < kBegin)) return;
+            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + partition.row < kBegin)) return;
             if ((group + 1) * Passes::kLanes * 8 <= kColumnsValid)
-                cp_async_16(cover.address(tile, pass, group), chunk);
+                cp_async_16(partition.address(tile, pass, group), chunk);
             else
-                cp_async_16(cover.address(tile, pass, group), chunk, cover.has_column(group, kColumnsValid));
+                cp_async_16(partition.address(tile, pass, group), chunk, partition.has_column(group, kColumnsValid));
         });
     }
 
@@ -430,9 +477,9 @@ struct TileReader {
         for (int pass = Passes::kPasses - 1; pass >= 0; --pass) {
 #pragma unroll
             for (int group = 0; group < Passes::kGroups; ++group)
-                if (cover.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
+                if (partition.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
             source -= Passes::kRowsPerPass * row_stride;
-            keep_in_register(source);
+            launder(source);
         }
         source += (Passes::kPasses * Passes::kRowsPerPass - Tile::kRowCount) * row_stride;
     }
@@ -441,17 +488,55 @@ struct TileReader {
 // Writes the tile's valid rows and columns to memory. `thread` is the caller's among the kThreads that do it.
 template <int kThreads, int kColumnsValid, class Element, class Tile>
 __device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int rows_valid, const Tile& tile, int thread) {
-    const Cover<kThreads, Tile> cover(thread);
-    Element* destination = rows + cover.row * row_stride + cover.chunk * 8;
+    const CopyPartition<kThreads, Tile> partition(thread);
+    Element* destination = rows + partition.row * row_stride + partition.chunk * 8;
 #pragma unroll
-    for (int pass = 0; pass < cover.kPasses; ++pass) {
+    for (int pass = 0; pass < partition.kPasses; ++pass) {
 #pragma unroll
-        for (int group = 0; group < cover.kGroups; ++group)
-            if (cover.has_row(pass) && pass * cover.kRowsPerPass + cover.row < rows_valid && cover.has_column(group, kColumnsValid))
-                *reinterpret_cast<uint4*>(destination + group * cover.kLanes * 8) = load_shared_v4(cover.address(tile, pass, group));
-        destination += cover.kRowsPerPass * row_stride;
+        for (int group = 0; group < partition.kGroups; ++group)
+            if (partition.has_row(pass) && pass * partition.kRowsPerPass + partition.row < rows_valid &&
+                partition.has_column(group, kColumnsValid))
+                *reinterpret_cast<uint4*>(destination + group * partition.kLanes * 8) =
+                    load_shared_v4(partition.address(tile, pass, group));
+        destination += partition.kRowsPerPass * row_stride;
     }
 }
+
+// ==== tile/warp/key_value_reader.cuh =================================================================================
+
+// Loads K and V for a block of the generic forward kernel, from the last tile to the first, into stages that hold a tile of K and one of V.
+
+// A stage holds the values of a tile, and the keys one step before them: what the steps of the tile need, since S is computed one step
+// ahead. A load is one group of copies, empty where there is no tile, so that the number of groups under way never depends on the data.
+template <class KeyTile, class ValueTile, int kStepKv, int kThreads, int kHeadDim, int kHeadDimV, class Element>
+struct KeyValueReader {
+    static constexpr int kBlockKv = KeyTile::kRowCount;
+    int tile;  // that was loaded last
+    TileReader<KeyTile, kThreads, kHeadDim, Element> keys;
+    TileReader<ValueTile, kThreads, kHeadDimV, Element> values;
+
+    // `k` and `v` point at the first rows of the sequence; `last` is its last tile, or -1 if there is none.
+    __device__ __forceinline__ KeyValueReader(const Element* k, i64 k_row, const Element* v, i64 v_row, int last)
+        : tile(last), keys(k + (last * kBlockKv - kStepKv) * k_row, k_row), values(v + last * kBlockKv * v_row, v_row) {}
+
+    // The last tile, which comes first and may end early. The caller commits the group.
+    __device__ __forceinline__ void load_last(SharedAddress stage, int len_kv) {
+        const int rows_valid = len_kv - tile * kBlockKv;
+        keys.load(KeyTile{stage}, tile == 0 ? kStepKv : 0, rows_valid + kStepKv);
+        values.load(ValueTile{stage + KeyTile::kBytes}, 0, rows_valid);
+    }
+    // The tile before, and its group. All others are whole; only the keys one step before the first tile do not exist.
+    __device__ __forceinline__ void load_next(SharedAddress stage) {
+        if (--tile > 0)
+            keys.load(KeyTile{stage});
+        else if (tile == 0 && kBlockKv > kStepKv)
+            keys.template load<kStepKv>(KeyTile{stage});
+        if (tile >= 0) values.load(ValueTile{stage + KeyTile::kBytes});
+        cp_async_commit_group();
+    }
+};
+
+// ==== tile/warp/gemm.cuh =============================================================================================
 
 // The two matrix products of attention, for one warp: S = Q K^T and O += P V.
 //
@@ -474,10 +559,10 @@ struct LaneOffsets {
 #pragma unroll
         for (int i = 0; i < kOffsets; ++i) {
             offset[i] = rows.at(lane % 16, lane / 16 ^ i * 2);
-            keep_in_register(offset[i]);
+            launder(offset[i]);
         }
         to_keys = rows.at(lane / 16 * 8 + lane % 8, lane / 8 % 2) - offset[0];
-        keep_in_register(to_keys);
+        launder(to_keys);
     }
     __device__ __forceinline__ SharedAddress at(SharedAddress tile, int rows, int chunks) const {
         return offset[chunks / 2 % kOffsets] + tile + Rows::distance(rows, chunks / Rows::kSwizzle * Rows::kSwizzle);
@@ -528,9 +613,21 @@ struct QueryInRegisters {
     }
 };
 
-// scores = Q K^T for key column tiles [first, first + kCount), which are an even number. The tile at `keys` holds one key a row.
+// One of the two.
+template <bool kInRegisters, int kRowTiles, int kColumns>
+struct LeftOperandOf {
+    using Type = QueryInRegisters<kRowTiles, kColumns>;
+};
+template <int kRowTiles, int kColumns>
+struct LeftOperandOf<false, kRowTiles, kColumns> {
+    using Type = const QueryInShared<kColumns>&;
+};
+template <bool kInRegisters, int kRowTiles, int kColumns>
+using LeftOperand = typename LeftOperandOf<kInRegisters, kRowTiles, kColumns>::Type;
+
+// S = Q K^T for the column tiles [first, first + kCount), an even number of them. The tile at `keys` holds one key a row.
 template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>
-__device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first, const Query& query,
+__device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4], int first, const Query& query,
                                             SharedAddress keys, const LaneOffsets<kColumns>& offsets) {
     const SharedAddress own_keys = keys + offsets.to_keys;
 #pragma unroll
@@ -538,7 +635,7 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
 #pragma unroll
         for (int j = first; j < first + kCount; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) scores[i][j][e] = 0.0f;
+            for (int e = 0; e < 4; ++e) S[i][j][e] = 0.0f;
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step) {
         u32 a[kRowTiles][4];
@@ -550,16 +647,16 @@ __device__ __forceinline__ void gemm_scores(float (&scores)[kRowTiles][kKeyTiles
             ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i) {
-                mma_sync_m16n8k16<Element>(scores[i][j], a[i], b[0], b[1]);
-                mma_sync_m16n8k16<Element>(scores[i][j + 1], a[i], b[2], b[3]);
+                mma_sync_m16n8k16<Element>(S[i][j], a[i], b[0], b[1]);
+                mma_sync_m16n8k16<Element>(S[i][j + 1], a[i], b[2], b[3]);
             }
         }
     }
 }
 
-// out += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
+// O += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
 template <class Element, int kRowTiles, int kOutTiles, int kColumns>
-__device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4], const u32 (&probabilities)[kRowTiles][4], int chunk,
+__device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4], const u32 (&P)[kRowTiles][4], int chunk,
                                             SharedAddress values, const LaneOffsets<kColumns>& offsets) {
 #pragma unroll
     for (int j = 0; j < kOutTiles; j += 2) {
@@ -567,93 +664,99 @@ __device__ __forceinline__ void gemm_output(float (&out)[kRowTiles][kOutTiles][4
         ldmatrix_x4_trans(b, offsets.at(values, chunk * 16, j));
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            mma_sync_m16n8k16<Element>(out[i][j], probabilities[i], b[0], b[1]);
-            mma_sync_m16n8k16<Element>(out[i][j + 1], probabilities[i], b[2], b[3]);
+            mma_sync_m16n8k16<Element>(O[i][j], P[i], b[0], b[1]);
+            mma_sync_m16n8k16<Element>(O[i][j + 1], P[i], b[2], b[3]);
         }
     }
 }
 
-// Which scores count: sets the others to -inf. Score modifications (biases, windows, soft caps) would have their place here.
+// ==== tile/common/mask.cuh ===========================================================================================
 
-// `first_row` and `first_key` are the positions of scores[0][0] of this warp; kHeads rows, of as many heads, are of one query. A key counts if
-// it is below min(len_kv, query + 1 + diagonal): for a causal mask aligned bottom-right, diagonal = len_kv - len_q.
-template <bool kCausal, int kHeads = 1, int kRowTiles, int kKeyTiles>
-__device__ __forceinline__ void mask_scores(float (&scores)[kRowTiles][kKeyTiles][4], int first_row, int first_key, int len_kv, int diagonal) {
+// The mask of the forward kernels: S = -inf where a query does not see a key.
+
+// `first_row` and `first_key` are the positions of S[0][0] of this warp. Under PackGQA kPackGqa rows, one of each head, belong to a query.
+// A query sees the keys below min(len_kv, query + 1 + causal_offset); bottom-right alignment takes causal_offset = len_kv - len_q.
+template <bool kCausal, int kPackGqa = 1, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_row, int first_key, int len_kv,
+                                            int causal_offset) {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int query = (first_row + i * 16 + e / 2 * 8 + lane / 4) / kHeads;
-            const int end = kCausal ? min(len_kv, query + 1 + diagonal) : len_kv;
+            const int query = (first_row + i * 16 + e / 2 * 8 + lane / 4) / kPackGqa;
+            const int end = kCausal ? min(len_kv, query + 1 + causal_offset) : len_kv;
 #pragma unroll
             for (int j = 0; j < kKeyTiles; ++j)
-                if (first_key + j * 8 + lane % 4 * 2 + e % 2 >= end) scores[i][j][e] = -infinity();
+                if (first_key + j * 8 + lane % 4 * 2 + e % 2 >= end) S[i][j][e] = -infinity();
         }
 }
 
-// What every form of the online softmax needs of a row, whose scores four neighbouring lanes hold.
+// ==== tile/common/softmax_rows.cuh ===================================================================================
 
-// How far above its reference a score may lie before a reference that follows the maximum does so: fp16 still holds a probability of 2^8.
+// What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
+
+// Conditional rescaling: the row max stays stale until a scaled score exceeds it by this much. P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
-// The reference of a row that has seen no key yet: its scores are all -inf, and -inf - (-inf) would be NaN. Any finite score outgrows it.
-constexpr float kNoReference = -3.0e38f;
+// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and any finite score exceeds it.
+constexpr float kInitialRowMax = -3.0e38f;
 
-// One fused multiply-add computes the exponent of a score S, S * scale_log2 - reference, where the reference is the scaled maximum, rounded. The
-// larger the maximum, the more that rounding is worth, in the end more than all the range of an exponent. So the scores of a huge row are first
-// shifted by the maximum itself: its exponent is (S - shift) * scale_log2. Other rows have a shift of 0, and huge ones a reference of 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
+// maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
+// itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
-    float shift, reference;
+    float shift, row_max;
 };
 
-// Scaled maxima from here on are huge. Below, rounding one changes an exponent by at most 2^-12: the maximum's own probability still rounds to 1 in fp16.
+// A row is huge if its scaled maximum is at least this large. Below it, rounding the maximum changes an exponent by at most 2^-12, and exp2
+// of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a maximum is huge. That of a row that sees no key, -inf, is not.
+// Whether a row with this maximum, also given scaled, is huge. A row that sees no key, with a maximum of -inf, is not.
 __device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
 
-// The origin for a maximum. One that fp32 cannot hold once it is scaled makes the row NaN, as in plain PyTorch.
-__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float natural) {
+// The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
+__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
     const float scaled = mul_rn(maximum, scale_log2);
     if (!is_huge(maximum, scaled)) return {0.0f, scaled};
-    return {fmaf(0.0f, mul_rn(maximum, natural) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
 }
 
-// Says that a condition hardly ever holds: what depends on it then lies apart from the code that is run all the time, and costs that nothing.
+// Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
 __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
 
-// Moves a row's origin to `maximum` if that lies above it. Returns by what the row's sums and output have to be multiplied.
-__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float natural) {
-    const bool unseen = origin.reference == kNoReference;
-    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.reference);
+// Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
+__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
+    const bool unseen = origin.row_max == kInitialRowMax;
+    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
     if (!(height > 0.0f)) return 1.0f;
     const Origin before = origin;
-    origin = origin_at(maximum, scale_log2, natural);
-    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.reference - origin.reference));
+    origin = origin_at(maximum, scale_log2, ln2_hi);
+    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
 }
 
-// The highest of this lane's scores of row lane/4 + h*8. In two chains: one would be twice as long.
+// The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
 template <int kKeyTiles>
-__device__ __forceinline__ float lane_maximum(const float (&scores)[kKeyTiles][4], int h) {
-    float chain[2] = {fmaxf(scores[0][h * 2], scores[0][h * 2 + 1]), fmaxf(scores[1][h * 2], scores[1][h * 2 + 1])};
+__device__ __forceinline__ float lane_max(const float (&S)[kKeyTiles][4], int h) {
+    float chain[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
 #pragma unroll
-    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(scores[j][h * 2], scores[j][h * 2 + 1]));
+    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
     return fmaxf(chain[0], chain[1]);
 }
 
-// Of the four lanes' values, the highest, and the sum.
-__device__ __forceinline__ float row_maximum(float value) {
+// Reductions over the quad of lanes that holds a row.
+__device__ __forceinline__ float quad_max(float value) {
     value = fmaxf(value, shfl_sync_bfly(value, 1));
     return fmaxf(value, shfl_sync_bfly(value, 2));
 }
-__device__ __forceinline__ float row_sum(float value) {
+__device__ __forceinline__ float quad_sum(float value) {
     value += shfl_sync_bfly(value, 1);
     return value + shfl_sync_bfly(value, 2);
 }
 
-// What a row's output is multiplied with in the end: 1 / total, to 1 ulp; 0 for a row that saw no key. A guess that is good to 5 %, and Newton's
-// method three times: a division would bring a branch, and rcp.approx differ from machine to machine.
+// The factor that normalises a row of O: 1 / total, to 1 ulp, and 0 for a row that sees no key. Newton's method, three times, refines a
+// guess that is good to 5 %: a division would bring a branch, and rcp.approx is not the same on every GPU.
 __device__ __forceinline__ float normaliser(float total) {
     float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
 #pragma unroll
@@ -661,257 +764,265 @@ __device__ __forceinline__ float normaliser(float total) {
     return total == 0.0f ? 0.0f : y;
 }
 
-// The log-sum-exp of a row, from what the softmax has summed up.
+// ==== tile/common/lse.cuh ============================================================================================
 
-// By how much ex2.approx is too small on average, relatively, for arguments from -16 to -1 (measured on sm_90). For one value that
-// is nothing; it is put right where it adds up: in the sum, and in the factor that rescales the sum.
-constexpr float kEx2Lean = 5.0e-8f;
+// The log-sum-exp of a row, from its row max and row sum.
 
-// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error least.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90): it is too small by this much. A single value may
+// ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+constexpr float kEx2Bias = 5.0e-8f;
+
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
+// least.
 __device__ __forceinline__ float log_near_one(float x) {
-    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f, -0x1.538254p-3f, 0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f,  -0x1.538254p-3f,
+                            0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
     float q = kQ[0];
 #pragma unroll
     for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// What turns a reference into a scaled score, in two floats.
+// The factor from a row max to a scaled score, in two floats: ln2_hi and ln2_lo, or the softmax scale.
 struct Unit {
     float high, low;
 
-    // Of a reference that is a score itself, not yet scaled: the scale, which is scale_log2 * (natural + natural_low).
-    __device__ __forceinline__ static Unit of_score(float scale_log2, float natural, float natural_low) {
-        const float high = mul_rn(scale_log2, natural);
-        return {high, fmaf(scale_log2, natural, -high) + scale_log2 * natural_low};
+    // For a row max that is a score itself, not scaled yet: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
+        const float high = mul_rn(scale_log2, ln2_hi);
+        return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
     }
 };
 
-// log(total) + reference * (unit.high + unit.low), to about one rounding. fp32 needs some care for that: the two terms are taken
-// apart into what is rounded once, in the end, and small corrections. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float reference, float total, const Unit& unit) {
+// log(total) + row_max * (unit.high + unit.low), to about one rounding. fp32 takes some care for that: each term is split into a main part
+// and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float row_max, float total, const Unit& unit) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
     const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
-    const float a = mul_rn(reference, unit.high), b = mul_rn(exponent, kLn2);
+    const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
     const float sum = a + b, b_in_sum = sum - a;
     const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(reference, unit.high, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = reference * unit.low + exponent * kLn2Low;
-    const float lean = kEx2Lean * (1.0f - inverse);  // the 2^0 = 1 of the score that became the reference is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + lean;
+    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = row_max * unit.low + exponent * kLn2Low;
+    const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
     return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
-// The log-sum-exp of a row's scaled scores. natural + natural_low is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
-__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float natural, float natural_low) {
+// The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
-    const Unit unit = huge ? Unit::of_score(scale_log2, natural, natural_low) : Unit{natural, natural_low};
-    const float value = log_sum_exp(huge ? origin.shift : origin.reference, total, unit);
+    const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
+    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, unit);
     return total == 0.0f ? -infinity() : value;
 }
 
-// Online softmax in base 2: Milakov and Gimelshein 2018, in the form of FlashAttention-2, algorithm 1, with one change: a row's
-// reference follows its maximum only when that has outgrown it by 2^kHeadroom. Rescaling is rare then, and the usual step needs
-// neither the exact maximum nor an exchange between lanes.
+// ==== tile/warp/softmax.cuh ==========================================================================================
 
-// Sums of one lane over its columns of a row tile: of rows lane/4 and lane/4 + 8. They change once a tile, and wait in shared memory
-// until then: registers are what limits the tiles.
+// Online softmax in base 2 (Milakov and Gimelshein 2018) as in FlashAttention-2, algorithm 1, with conditional rescaling: the row max stays
+// stale until a score exceeds it by kHeadroom. So rescaling is rare, and the usual step needs neither the exact maximum nor an exchange
+// between lanes.
+
+// One lane's sums over its columns of a row tile, for the rows lane/4 and lane/4 + 8. They change once a tile, and stay in shared memory in
+// between, because registers limit the tile sizes.
 struct RowSums {
-    float sum[2], lost[2];  // lost: what the additions to `sum` rounded away (Dekker 1971); over many tiles it adds up
+    float row_sum[2], compensation[2];  // what the additions to row_sum rounded away (Dekker 1971)
 
-    __device__ __forceinline__ static RowSums load(SharedAddress place) {
-        const uint4 v = load_shared_v4(place);
+    __device__ __forceinline__ static RowSums load(SharedAddress slot) {
+        const uint4 v = load_shared_v4(slot);
         return {{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}};
     }
-    __device__ __forceinline__ void store(SharedAddress place) const {
-        store_shared_v4(place, {__float_as_uint(sum[0]), __float_as_uint(sum[1]), __float_as_uint(lost[0]), __float_as_uint(lost[1])});
+    __device__ __forceinline__ void store(SharedAddress slot) const {
+        store_shared_v4(slot, {__float_as_uint(row_sum[0]), __float_as_uint(row_sum[1]), __float_as_uint(compensation[0]),
+                               __float_as_uint(compensation[1])});
     }
 };
 
-// The state of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4; the four lanes of a row hold the same origin,
-// and each the sum over its own columns until `finish` adds them up.
+// The statistics of a warp's rows. [i][h] belongs to row i*16 + h*8 + lane/4. The quad of lanes that holds a row has the same row max; each
+// lane sums its own columns, and `finish` adds the four sums up.
 template <int kRowTiles, int kThreads>
 struct OnlineSoftmax {
     static constexpr int kBytes = kRowTiles * kThreads * 16;
-    float reference[kRowTiles][2];  // scale_log2 * maximum of the scores when they last outgrew it, rounded
-    float shift[kRowTiles][2];      // of a row that is huge, or 0; only where `huge`
-    float partial[kRowTiles][2];    // sums of exp2(scale_log2 * (score - shift) - reference) since the last `add_partial`
-    bool huge;                      // a row of the warp is
-    SharedAddress sums;             // this thread's place for the sums of row tile 0; those of the others follow
-    float scale_log2, natural;
+    float row_max[kRowTiles][2];  // scale_log2 * the maximum of S when it was last updated, rounded
+    float shift[kRowTiles][2];      // see Origin; valid if `huge`
+    float partial[kRowTiles][2];    // row sums of P since the last add_partial
+    bool huge;                      // a row of the warp is huge
+    SharedAddress slots;             // this thread's RowSums of row tile 0; those of the others follow
+    float scale_log2, ln2_hi;
 
     // `memory` is kBytes of shared memory.
-    __device__ __forceinline__ OnlineSoftmax(float scale_log2, float natural, SharedAddress memory)
-        : huge(false), sums(memory + thread_index() * 16), scale_log2(scale_log2), natural(natural) {
+    __device__ __forceinline__ OnlineSoftmax(float scale_log2, float ln2_hi, SharedAddress memory)
+        : huge(false), slots(memory + thread_index() * 16), scale_log2(scale_log2), ln2_hi(ln2_hi) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                reference[i][h] = kNoReference;
+                row_max[i][h] = kInitialRowMax;
                 shift[i][h] = 0.0f;
                 partial[i][h] = 0.0f;
             }
-            RowSums{}.store(place(i));
+            RowSums{}.store(slot(i));
         }
     }
 
-    __device__ __forceinline__ SharedAddress place(int row_tile) const { return sums + row_tile * kThreads * 16; }
+    __device__ __forceinline__ SharedAddress slot(int row_tile) const { return slots + row_tile * kThreads * 16; }
 
-    // Whether a score of this warp exceeds what its row's reference allows for. `masked`: rows may see their first key, however low its score.
+    // Whether a score of this warp exceeds its row max by more than kHeadroom. `masked`: rows may meet their first visible key, however low
+    // its score.
     template <int kKeyTiles>
-    __device__ __forceinline__ bool outgrown_by(const float (&scores)[kRowTiles][kKeyTiles][4], bool masked) const {
+    __device__ __forceinline__ bool needs_rescale(const float (&S)[kRowTiles][kKeyTiles][4], bool masked) const {
         bool any = huge;
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float maximum = lane_maximum(scores[i], h);
-                any |= fmaf(maximum, scale_log2, -reference[i][h]) > kHeadroom;
+                const float maximum = lane_max(S[i], h);
+                any |= fmaf(maximum, scale_log2, -row_max[i][h]) > kHeadroom;
                 if (masked) any |= is_huge(maximum, maximum * scale_log2);
             }
         return vote_sync_any(any);
     }
 
-    // Lets the references follow these scores, never down. `factor`: what sums and outputs have to be multiplied with. Scores of a huge warp are
-    // shifted.
+    // Raises the row max to that of S, never lowers it. `factor` then rescales row sums and O. In a warp with huge rows S is shifted.
     template <int kKeyTiles>
-    __device__ __forceinline__ void follow(float (&scores)[kRowTiles][kKeyTiles][4], float (&factor)[kRowTiles][2]) {
+    __device__ __forceinline__ void update_row_max(float (&S)[kRowTiles][kKeyTiles][4], float (&factor)[kRowTiles][2]) {
         float maximum[kRowTiles][2];
         bool far = false;
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                maximum[i][h] = row_maximum(lane_maximum(scores[i], h));
+                maximum[i][h] = quad_max(lane_max(S[i], h));
                 far |= is_huge(maximum[i][h], mul_rn(maximum[i][h], scale_log2));
             }
         huge |= vote_sync_any(far);
         if (unlikely(huge)) {
-            follow_huge(scores, maximum, factor);
+            update_huge_row_max(S, maximum, factor);
         } else {
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    const float next = fmaxf(reference[i][h], mul_rn(maximum[i][h], scale_log2));
-                    factor[i][h] = ex2_approx_ftz(reference[i][h] - next);
-                    reference[i][h] = next;
+                    const float next = fmaxf(row_max[i][h], mul_rn(maximum[i][h], scale_log2));
+                    factor[i][h] = ex2_approx_ftz(row_max[i][h] - next);
+                    row_max[i][h] = next;
                 }
         }
     }
     template <int kKeyTiles>
-    __device__ __forceinline__ void follow_huge(float (&scores)[kRowTiles][kKeyTiles][4], const float (&maximum)[kRowTiles][2],
+    __device__ __forceinline__ void update_huge_row_max(float (&S)[kRowTiles][kKeyTiles][4], const float (&maximum)[kRowTiles][2],
                                                 float (&factor)[kRowTiles][2]) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                Origin origin{shift[i][h], reference[i][h]};
-                factor[i][h] = move_origin(origin, maximum[i][h], scale_log2, natural);
+                Origin origin{shift[i][h], row_max[i][h]};
+                factor[i][h] = move_origin(origin, maximum[i][h], scale_log2, ln2_hi);
                 shift[i][h] = origin.shift;
-                reference[i][h] = origin.reference;
+                row_max[i][h] = origin.row_max;
 #pragma unroll
                 for (int j = 0; j < kKeyTiles; ++j) {
-                    scores[i][j][h * 2] -= shift[i][h];
-                    scores[i][j][h * 2 + 1] -= shift[i][h];
+                    S[i][j][h * 2] -= shift[i][h];
+                    S[i][j][h * 2 + 1] -= shift[i][h];
                 }
             }
     }
 
-    // Takes the first scores for the reference.
+    // The row max of the first S.
     template <int kKeyTiles>
-    __device__ __forceinline__ void start(float (&scores)[kRowTiles][kKeyTiles][4]) {
+    __device__ __forceinline__ void start(float (&S)[kRowTiles][kKeyTiles][4]) {
         float factor[kRowTiles][2];
-        follow(scores, factor);
+        update_row_max(S, factor);
     }
 
-    // Lets the references follow these scores, and rescales what was summed before.
+    // Updates the row max, and rescales row sums and O.
     template <int kKeyTiles, int kOutTiles>
-    __device__ __forceinline__ void rescale(float (&scores)[kRowTiles][kKeyTiles][4], float (&out)[kRowTiles][kOutTiles][4]) {
+    __device__ __forceinline__ void rescale(float (&S)[kRowTiles][kKeyTiles][4], float (&O)[kRowTiles][kOutTiles][4]) {
         float factor[kRowTiles][2];
-        follow(scores, factor);
+        update_row_max(S, factor);
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            RowSums row = RowSums::load(place(i));
+            RowSums row = RowSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float factor_of_sum = fmaf(factor[i][h], kEx2Lean, factor[i][h]);  // 1 for a factor of 1
+                const float factor_of_sum = fmaf(factor[i][h], kEx2Bias, factor[i][h]);  // 1 stays 1
                 partial[i][h] *= factor_of_sum;
-                row.sum[h] *= factor_of_sum;
-                row.lost[h] *= factor_of_sum;
+                row.row_sum[h] *= factor_of_sum;
+                row.compensation[h] *= factor_of_sum;
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
 #pragma unroll
-                    for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= factor[i][h];
+                    for (int e = h * 2; e < h * 2 + 2; ++e) O[i][j][e] *= factor[i][h];
             }
-            row.store(place(i));
+            row.store(slot(i));
         }
     }
 
-    // Probabilities of a chunk of 16 keys, relative to the reference, as the operand of the product with V: two neighbouring column tiles of
-    // the accumulator layout are one such operand, rounded to Element. Adds them to the partial sums.
+    // P = exp2(S * scale_log2 - row_max) of a chunk of 16 keys, rounded to Element, as the operand of P V: two neighbouring column tiles of
+    // the accumulator layout make one operand. Adds P to the partial sums.
     template <class Element, int kKeyTiles>
-    __device__ __forceinline__ void probabilities(u32 (&p)[kRowTiles][4], const float (&scores)[kRowTiles][kKeyTiles][4], int chunk) {
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kRowTiles][4], const float (&S)[kRowTiles][kKeyTiles][4], int chunk) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float* pair = scores[i][chunk * 2 + e / 2] + e % 2 * 2;
-                const float low = ex2_approx_ftz(fmaf(pair[0], scale_log2, -reference[i][e % 2]));
-                const float high = ex2_approx_ftz(fmaf(pair[1], scale_log2, -reference[i][e % 2]));
+                const float* pair = S[i][chunk * 2 + e / 2] + e % 2 * 2;
+                const float low = ex2_approx_ftz(fmaf(pair[0], scale_log2, -row_max[i][e % 2]));
+                const float high = ex2_approx_ftz(fmaf(pair[1], scale_log2, -row_max[i][e % 2]));
                 partial[i][e % 2] += low;
                 partial[i][e % 2] += high;
-                p[i][e] = cvt_rn_x2<Element>(low, high);
+                P[i][e] = cvt_rn_x2<Element>(low, high);
             }
     }
 
-    // Moves the partial sums to those in shared memory.
+    // Adds the partial sums to those in shared memory.
     __device__ __forceinline__ void add_partial() {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            RowSums row = RowSums::load(place(i));
+            RowSums row = RowSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float before = row.sum[h];
-                row.sum[h] = before + partial[i][h];
-                row.lost[h] += partial[i][h] - (row.sum[h] - before);
+                const float before = row.row_sum[h];
+                row.row_sum[h] = before + partial[i][h];
+                row.compensation[h] += partial[i][h] - (row.row_sum[h] - before);
                 partial[i][h] = 0.0f;
             }
-            row.store(place(i));
+            row.store(slot(i));
         }
     }
 
-    // Normalises the output, and returns the natural log-sum-exp of the scaled scores of one row: lane t of a row's four computes that of
-    // row [t / 2][t % 2], as far as there is one. natural + natural_low turns a reference into a scaled score: scale / scale_log2,
-    // about ln 2. A row that saw no key gets 0 and -inf.
+    // Normalises O, and returns lse of one row: lane t of a quad computes that of row [t / 2][t % 2], if there is one. ln2_hi + ln2_lo is
+    // scale / scale_log2, about ln 2. A row that sees no key gets O = 0 and lse = -inf.
     template <int kOutTiles>
-    __device__ __forceinline__ float finish(float (&out)[kRowTiles][kOutTiles][4], float natural_low) {
+    __device__ __forceinline__ float finish(float (&O)[kRowTiles][kOutTiles][4], float ln2_lo) {
         add_partial();
         const int own = lane_index() % (kRowTiles * 2);
         float own_total = 0.0f;
         Origin own_origin{};
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            const RowSums row = RowSums::load(place(i));
+            const RowSums row = RowSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float total = row_sum(row.sum[h] + row.lost[h]), inverse = normaliser(total);
+                const float total = quad_sum(row.row_sum[h] + row.compensation[h]), inverse = normaliser(total);
                 if (own == i * 2 + h) {
                     own_total = total;
-                    own_origin = {shift[i][h], reference[i][h]};
+                    own_origin = {shift[i][h], row_max[i][h]};
                 }
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
 #pragma unroll
-                    for (int e = h * 2; e < h * 2 + 2; ++e) out[i][j][e] *= inverse;
+                    for (int e = h * 2; e < h * 2 + 2; ++e) O[i][j][e] *= inverse;
             }
         }
-        return log_sum_exp(own_origin, own_total, scale_log2, natural, natural_low);
+        return log_sum_exp(own_origin, own_total, scale_log2, ln2_hi, ln2_lo);
     }
 };
+
+// ==== tile/warp/epilogue.cuh =========================================================================================
 
 // From a warp's registers to memory: the output, through shared memory, and lse.
 
@@ -920,7 +1031,7 @@ template <int kColumnsValid, class Element, int kRowTiles, int kOutTiles>
 __device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int rows_valid, const float (&out)[kRowTiles][kOutTiles][4],
                                              const SharedTile<kRowTiles * 16, kOutTiles * 8>& tile) {
     int lane = lane_index();
-    keep_in_register(lane);
+    launder(lane);
     barrier_warp_sync();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
@@ -951,113 +1062,99 @@ using ValueStep = SharedTile<kStepKv, kColumnsV>;
 using OutTile = SharedTile<kRowsPerWarp, kColumnsV>;  // of a warp
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_foutput_bps1_sm_90a(const __grid_constant__ Parameters p) {
-    const Order order{p.query_tiles, p.section_heads, p.section_blocks, p.section_heads_reciprocal, p.section_blocks_reciprocal};
-    const Work work = find_work(block_index(), order, p.heads_q, p.heads_q_reciprocal);
+attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fpv_bps1_sm_90a(const __grid_constant__ Parameters p) {
+    const WorkTile work = find_work_tile(block_index(), TileScheduler::of(p, p.query_tiles), p.heads_q, p.heads_q_reciprocal);
     const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
     const int head_kv = divide(work.head, p.group_reciprocal);
-    const int diagonal = p.len_kv - p.len_q;
-    const KeySteps steps = find_key_steps<kCausal, kBlockQ, kStepKv>(first_query, p.len_kv, diagonal);
+    const int causal_offset = p.len_kv - p.len_q;
+    const KeySteps steps = find_key_steps<kCausal, kBlockQ, kStepKv>(first_query, p.len_kv, causal_offset);
 
     const Element* q = sequence_rows(p.q, work.batch, p.q_batch, work.head, p.q_head) + first_query * p.q_row;
     const Element* k = sequence_rows(p.k, work.batch, p.k_batch, head_kv, p.k_head);
     const Element* v = sequence_rows(p.v, work.batch, p.v_batch, head_kv, p.v_head);
 
-    // Shared memory: for each warp a place for its queries and later its output; a ring of stages; sums of the softmax.
-    // A stage holds the values of a tile, and the keys one step before them: what a step needs.
+    // Shared memory: Q, whose rows each warp later uses for its rows of O; a ring of stages for K and V; row sums.
     constexpr int kOutBytes = kWarps * OutTile::kBytes, kQueryBytes = QueryTile::kBytes > kOutBytes ? QueryTile::kBytes : kOutBytes;
     constexpr int kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
     using Softmax = OnlineSoftmax<kRowTiles, kThreads>;
     SharedRegions regions;
     const QueryTile query_tile{regions.take(kQueryBytes)};
-    const SharedAddress ring = regions.take(kStages * kStageBytes), sums = regions.take(Softmax::kBytes), last_stage = ring + (kStages - 1) * kStageBytes;
+    const SharedAddress ring = regions.take(kStages * kStageBytes), sums = regions.take(Softmax::kBytes);
+    const SharedAddress last_stage = ring + (kStages - 1) * kStageBytes;
 
-    // Keys are visited from the last to the first, so that those that need masking come first. Each load is a group of copies, empty
-    // where there is nothing to load, so that the number of groups under way never depends on the data.
-    int step = steps.end - 1, tile = step >= 0 ? step / kSteps : -1;
+    // Keys are visited from the last to the first, so that those that need the mask come first.
+    int step = steps.end - 1, last_tile = step >= 0 ? step / kSteps : -1;
     TileReader<QueryTile, kThreads, kHeadDim, Element> queries_in(q, p.q_row);
     TileReader<KeyStep, kThreads, kHeadDim, Element> first_keys_in(k + step * kStepKv * p.k_row, p.k_row);
-    TileReader<KeyTile, kThreads, kHeadDim, Element> keys_in(k + (tile * kBlockKv - kStepKv) * p.k_row, p.k_row);
-    TileReader<ValueTile, kThreads, kHeadDimV, Element> values_in(v + tile * kBlockKv * p.v_row, p.v_row);
+    KeyValueReader<KeyTile, ValueTile, kStepKv, kThreads, kHeadDim, kHeadDimV, Element> keys_and_values(k, p.k_row, v, p.v_row, last_tile);
     queries_in.load(query_tile, 0, queries);
     if (step >= 0) first_keys_in.load(KeyStep{last_stage}, 0, p.len_kv - step * kStepKv);
     cp_async_commit_group();
-    if (step >= 0) {
-        const int rows_valid = p.len_kv - tile * kBlockKv;
-        keys_in.load(KeyTile{ring}, tile == 0 ? kStepKv : 0, rows_valid + kStepKv);
-        values_in.load(ValueTile{ring + KeyTile::kBytes}, 0, rows_valid);
-    }
+    if (step >= 0) keys_and_values.load_last(ring, p.len_kv);
     cp_async_commit_group();
-    // All tiles but the last, which came first, are whole; only the keys one step before the first tile do not exist.
-    auto load_next_tile = [&](SharedAddress stage) {
-        if (--tile > 0)
-            keys_in.load(KeyTile{stage});
-        else if (tile == 0 && kSteps > 1)
-            keys_in.load<kStepKv>(KeyTile{stage});
-        if (tile >= 0) values_in.load(ValueTile{stage + KeyTile::kBytes});
-        cp_async_commit_group();
-    };
 #pragma unroll
-    for (int stage = 1; stage < kStages - 1; ++stage) load_next_tile(ring + stage * kStageBytes);
+    for (int stage = 1; stage < kStages - 1; ++stage) keys_and_values.load_next(ring + stage * kStageBytes);
 
     const int first_row = warp_index() * kRowsPerWarp;
     const OperandOffsets<kColumns, kColumnsV> offsets;
     const QueryInShared<kColumns> query_in_shared{offsets.keys(), query_tile.base + first_row * QueryTile::kRowBytes};
-    Softmax softmax(p.scale_log2, p.natural, sums);
-    float accumulator[kRowTiles][kColumnsV / 8][4] = {};
-    float scores[kRowTiles][kStepKv / 8][4];
+    Softmax softmax(p.scale_log2, p.ln2_hi, sums);
+    float O[kRowTiles][kColumnsV / 8][4] = {};
+    float S[kRowTiles][kStepKv / 8][4];
 
     cp_async_wait_group<kStages - 1>();
-    barrier_sync();  // the queries and the first keys are here
+    barrier_sync();  // Q and the first keys are here
     const QueryInRegisters<kRowTiles, kColumns> query(query_in_shared);
     SharedAddress stage = last_stage;  // in use
     int step_in_tile = step % kSteps;
     auto next_stage = [&] {
         cp_async_wait_group<kStages - 2>();
         barrier_sync();  // the next stage is here, and nobody reads the one in use any more
-        load_next_tile(stage);
+        keys_and_values.load_next(stage);
         stage = stage == last_stage ? ring : stage + kStageBytes;
     };
     if (step >= 0) {
-        gemm_scores<Element, kStepKv / 8>(scores, 0, query, stage, offsets.keys());
-        if (step >= steps.full) mask_scores<kCausal>(scores, first_query + first_row, step * kStepKv, p.len_kv, diagonal);
-        softmax.start(scores);
+        gemm_scores<Element, kStepKv / 8>(S, 0, query, stage, offsets.keys());
+        if (step >= steps.full) mask_scores<kCausal>(S, first_query + first_row, step * kStepKv, p.len_kv, causal_offset);
+        softmax.start(S);
         next_stage();
     }
 
-    // Turns the scores of this step into probabilities and multiplies them with V, chunk by chunk of 16 keys; scores of the next step
-    // take the place of those that are used up. The tensor cores have work that way while exponentials are under way.
+    // P = exp2(S - row_max) and O += P V of this step, in chunks of 16 keys; S of the next step takes the registers of those that are used
+    // up. So the tensor cores have work while exponentials are under way.
     int first_masked = steps.full;
-    keep_in_register(first_masked);  // as a branch, masking stays apart from the products; mixed with them, it would need more registers
+    launder(first_masked);  // as a branch, masking stays apart from the products; mixed with them, it would need more registers
     auto run_step = [&](bool has_next, bool next_masked) {
         const SharedAddress keys = stage + step_in_tile * KeyStep::kBytes;
         const SharedAddress values = stage + KeyTile::kBytes + step_in_tile * ValueStep::kBytes;
 #pragma unroll
         for (int chunk = 0; chunk < kStepKv / 16; ++chunk) {
-            u32 probabilities[kRowTiles][4];
-            softmax.probabilities<Element>(probabilities, scores, chunk);
-            gemm_output<Element>(accumulator, probabilities, chunk, values, offsets.values());
-            if (has_next) gemm_scores<Element, 2>(scores, chunk * 2, query, keys, offsets.keys());
+            u32 P[kRowTiles][4];
+            softmax.exp2_and_sum<Element>(P, S, chunk);
+            gemm_output<Element>(O, P, chunk, values, offsets.values());
+            if (has_next) gemm_scores<Element, 2>(S, chunk * 2, query, keys, offsets.keys());
         }
         if (!has_next) return;
         const bool masked = next_masked && step > first_masked;
-        if (masked) mask_scores<kCausal>(scores, first_query + first_row, (step - 1) * kStepKv, p.len_kv, diagonal);
-        if (softmax.outgrown_by(scores, masked)) softmax.rescale(scores, accumulator);
+        if (masked) mask_scores<kCausal>(S, first_query + first_row, (step - 1) * kStepKv, p.len_kv, causal_offset);
+        if (softmax.needs_rescale(S, masked)) softmax.rescale(S, O);
         if (--step_in_tile < 0) {
             step_in_tile = kSteps - 1;
             softmax.add_partial();
             next_stage();
         }
     };
-    // Two loops, because the assembler makes a better one of that without masking.
+    // Two loops: without the mask the assembler makes a better one.
     for (; step > steps.full; --step) run_step(/*has_next=*/true, /*next_masked=*/true);
     for (; step > 0; --step) run_step(/*has_next=*/true, /*next_masked=*/false);
     if (step == 0) run_step(/*has_next=*/false, /*next_masked=*/false);
 
     Element* out = sequence_rows(p.out, work.batch, p.out_batch, work.head, p.out_head) + (first_query + first_row) * p.out_row;
-    const float lse = softmax.finish(accumulator, p.natural_low);
-    if (p.lse != nullptr)
-        store_lse<kRowTiles>(p.lse + (static_cast<i64>(work.batch) * p.heads_q + work.head) * p.len_q + first_query + first_row, queries - first_row, lse);
+    const float lse = softmax.finish(O, p.ln2_lo);
+    if (p.lse != nullptr) {
+        float* of_head = p.lse + (static_cast<i64>(work.batch) * p.heads_q + work.head) * p.len_q;
+        store_lse<kRowTiles>(of_head + first_query + first_row, queries - first_row, lse);
+    }
     const OutTile out_tile{query_tile.base + first_row * QueryTile::kRowBytes};
-    store_output<kHeadDimV>(out, p.out_row, queries - first_row, accumulator, out_tile);
+    store_output<kHeadDimV>(out, p.out_row, queries - first_row, O, out_tile);
 }

@@ -1,0 +1,179 @@
+// A consumer of the warp-specialised forward kernel: one warpgroup and its 64 rows of every work tile of this block. S, P and O stay in
+// registers.
+
+template <class Traits, class Parameters>
+struct ForwardConsumer {
+    using Element = typename Traits::Element;
+    using Work = WorkTileInfo<Traits>;
+    static constexpr int kBlockKv = Traits::kBlockKv, kPackGqa = Traits::kPackGqa;
+    static constexpr int kQueries = 64 / kPackGqa;  // in a consumer's rows
+    static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
+    static_assert(!Traits::kPingPong || Traits::kWarpgroups > 1, "ping-pong scheduling takes two consumers");
+    using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
+
+    const Parameters& p;
+    const ForwardStorage<Traits>& smem;
+    const int warpgroup;
+    const bool elected;
+    PipelineState<Traits::kQueryStages> q_state;
+    PipelineState<kWorkSlots<Traits>> slot;
+    PipelineState<Traits::kStages> k_state, v_state;
+    PipelineState<1> statistics_state;
+    OnlineSoftmax<Element, Traits::kStaleRowMax> softmax;
+    float S[1][kBlockKv / 8][4], O[Traits::kColumnsV / 8][4] = {};
+    Fragment P[2];                            // one is multiplied with V while softmax writes the other
+    SharedAddress current = 0, finished = 0;  // slots of the work tile in work, and of the one whose O is to be stored
+    int first_query, n_block, first_masked;   // of the work tile in work
+    float normalisers[2];
+    bool o_complete = false;  // O is the finished work tile's
+    int v_stage_in_use = -1;
+
+    __device__ __forceinline__ ForwardConsumer(const Parameters& p, const ForwardStorage<Traits>& smem, int warpgroup)
+        : p(p), smem(smem), warpgroup(warpgroup), elected(thread_index() % 128 == 0), softmax(p.scale_log2, p.ln2_hi) {}
+
+    // One iteration of FlashAttention-3, algorithm 2 (lines 8 to 15): S = Q K^T of this block runs beside O += P V of the block before, and
+    // softmax runs under that product. The first block of a work tile overlaps the last product of the tile before: the pipeline never
+    // drains. Returns false at the end of the work; P_prev is then left to `drain`.
+    __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
+        const bool new_tile = --n_block < 0;
+        if (new_tile && !wait_for_work()) return false;
+        wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
+        issue_qk();             // lines 8, 9: S = Q K^T
+        wgmma_wait_group<1>();  // lines 14, 15, put off to here: O += P V of the iteration before is complete
+        retire_pv();            // rescale O, release V
+        issue_pv(P_prev);       // lines 10, 11: O += P V
+        arrive_ping_pong();
+        if (new_tile) {
+            finish_tile();
+            begin_tile();
+            softmax.restart();
+        }
+        wgmma_wait_group<1>();  // line 12: S is here
+        v_stage_in_use = v_state.stage;
+        v_state.advance();
+        make_p(P_next, new_tile);  // line 13: row_max, P, row_sum
+        if (new_tile) softmax.needs_rescale = false;
+        return true;
+    }
+    // The last block of all has no Q K^T beside its P V (lines 18 to 20).
+    __device__ __forceinline__ void drain(Fragment& P_last) {
+        wgmma_wait_group<0>();
+        retire_pv();
+        issue_pv(P_last);
+        finish_tile();
+        if (p.lse != nullptr) hand_statistics_over({});  // the LSE writer finds the end of the work in the next slot
+        wgmma_wait_group<0>();
+        v_stage_in_use = -1;
+        retire_pv();
+        if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
+    }
+    __device__ __forceinline__ void run() {
+        if (!wait_for_work()) return;
+        begin_tile();
+        if (Traits::kPingPong && warpgroup == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
+        issue_qk();  // lines 3 to 6
+        wgmma_wait_group<0>();
+        make_p(P[0], true);
+        softmax.needs_rescale = false;
+#pragma unroll 1
+        for (;;) {
+            if (!iterate(P[0], P[1])) return drain(P[0]);
+            if (!iterate(P[1], P[0])) return drain(P[1]);
+        }
+    }
+
+    // ---- the steps of an iteration ----
+
+    __device__ __forceinline__ void wait_ping_pong() const {
+        if (Traits::kPingPong) bar_sync(kFirstBarrier + warpgroup, kPingPongThreads);
+    }
+    __device__ __forceinline__ void arrive_ping_pong() const {
+        if (Traits::kPingPong) bar_arrive(kFirstBarrier + (warpgroup + 1) % Traits::kWarpgroups, kPingPongThreads);
+    }
+
+    __device__ __forceinline__ void issue_qk() {
+        smem.k_pipeline.consumer_wait(k_state);
+        wgmma_fence();
+        gemm_scores<Element, Traits::kColumns>(S[0], smem.query_tile(q_state.stage), warpgroup * 64, smem.key_tile(k_state.stage));
+        wgmma_commit_group();
+    }
+    __device__ __forceinline__ void issue_pv(Fragment& P_used) {
+        smem.v_pipeline.consumer_wait(v_state);
+        launder(O);
+        launder(P_used);
+        wgmma_fence();
+        gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
+        wgmma_commit_group();
+    }
+    // S is here: masks it, and computes P. Blocks that every row sees whole take no mask; one branch, and not two loops, since O, P and the
+    // pipelines go from one work tile to the next within the same loop.
+    __device__ __forceinline__ void make_p(Fragment& P_made, bool new_tile) {
+        launder(S[0]);
+        smem.k_pipeline.consumer_release(k_state.stage, elected);
+        k_state.advance();
+        const bool masked = n_block >= first_masked;
+        if (masked) {
+            const int row = first_query * kPackGqa + first_row();
+            mask_scores<Traits::kCausal, kPackGqa>(S, row, n_block * kBlockKv, p.len_kv, p.len_kv - p.len_q);
+        }
+        if (n_block == 0) release_q();
+        softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
+    }
+    // Every warp releases Q for itself, because its lanes have also read work slots that the producer may write next.
+    __device__ __forceinline__ void release_q() {
+        barrier_warp_sync();
+        smem.q_pipeline.consumer_release(q_state.stage, lane_index() == 0);
+        q_state.advance();
+    }
+    // The P V before has completed: releases its V stage, and stores O if that was the tile's last one, else rescales it if need be.
+    __device__ __forceinline__ void retire_pv() {
+        launder(O);
+        if (v_stage_in_use >= 0) smem.v_pipeline.consumer_release(v_stage_in_use, elected);
+        if (o_complete) {
+            const Work work = Work::load(finished);
+            const int row = first_row();
+            const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
+            store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, work.first(row), work.second(row), work.batch);
+            o_complete = false;
+        } else if (softmax.needs_rescale) {
+            softmax.rescale(O);
+        }
+    }
+
+    // ---- from one work tile to the next ----
+
+    // Waits for the next work tile's Q. Returns false at the end of the work.
+    __device__ __forceinline__ bool wait_for_work() const {
+        smem.q_pipeline.consumer_wait(q_state);
+        return shfl_sync_first(Work::load(smem.work_slot(slot.stage)).n_blocks) > 0;
+    }
+    __device__ __forceinline__ void begin_tile() {
+        current = smem.work_slot(slot.stage);
+        slot.advance();
+        const Work work = Work::load(current);
+        first_query = work.first_query;
+        n_block = shfl_sync_first(work.n_blocks) - 1;
+        const int own_query = first_query + warpgroup * kQueries;
+        first_masked = find_key_steps<Traits::kCausal, kQueries, kBlockKv>(own_query, p.len_kv, p.len_kv - p.len_q).full;
+    }
+    __device__ __forceinline__ void finish_tile() {
+        const RowSums statistics = softmax.finish(normalisers);
+        if (p.lse != nullptr) hand_statistics_over(statistics);
+        finished = current;
+        o_complete = true;
+    }
+    __device__ __forceinline__ void hand_statistics_over(const RowSums& statistics) {
+        const Pipeline<1> pipeline = smem.statistics_pipeline(warpgroup);
+        pipeline.producer_acquire(statistics_state);
+        statistics.store(smem.statistics_of(warpgroup));
+        barrier_warp_sync();
+        pipeline.producer_commit(statistics_state.stage, lane_index() == 0);
+        statistics_state.advance();
+    }
+    // This warp's first row within a tile. It is computed anew at each use: a register that kept it would be missing elsewhere.
+    __device__ __forceinline__ static int first_row() {
+        int thread = thread_index();
+        launder(thread);
+        return thread / 32 * 16 - 64;
+    }
+};

@@ -1,0 +1,55 @@
+// The producer of the warp-specialised forward kernel: one thread that loads Q, K and V by tensor copies (FlashAttention-3, algorithm 1).
+
+// Loads in the order in which consumers ask for tiles, for all work tiles of this block: K and V blocks from the last to the first, V one
+// block behind K, and Q together with the first K block.
+template <class Traits, class Parameters>
+__device__ __forceinline__ void produce(const Parameters& p, const ForwardStorage<Traits>& smem) {
+    using Storage = ForwardStorage<Traits>;
+    using Work = WorkTileInfo<Traits>;
+    PipelineState<Traits::kQueryStages> q_state;
+    PipelineState<kWorkSlots<Traits>> slot;
+    PipelineState<Traits::kStages> k_state, v_state;
+    int v_block = -1, v_head = 0, v_batch = 0;
+    auto load_v = [&] {
+        if (v_block < 0) return;
+        smem.v_pipeline.producer_acquire(v_state);
+        smem.v_pipeline.producer_expect(v_state, Storage::ValueTile::kBytes);
+        smem.value_tile(v_state.stage).load(p.v_map, smem.v_pipeline.full(v_state.stage), v_block * Traits::kBlockKv, v_head, v_batch);
+        v_state.advance();
+    };
+    prefetch_tensormap(p.q_map);
+    prefetch_tensormap(p.k_map);
+    prefetch_tensormap(p.v_map);
+    int index = block_index();
+#pragma unroll 1
+    while (index < p.tiles) {
+        const Work work = Work::find(p, index);
+        const int head_kv = divide(work.first_head, p.group_reciprocal);
+        int next = index;
+#pragma unroll 1
+        for (int n_block = work.n_blocks - 1; n_block >= 0; --n_block) {
+            smem.k_pipeline.producer_acquire(k_state);
+            smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
+            const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);
+            smem.key_tile(k_state.stage).load(p.k_map, k_full, n_block * Traits::kBlockKv, head_kv, work.batch);
+            k_state.advance();
+            if (n_block == work.n_blocks - 1) {
+                smem.q_pipeline.producer_acquire(q_state);
+                work.store(smem.work_slot(slot.stage));
+                slot.advance();
+                smem.q_pipeline.producer_expect(q_state, Storage::QueryTile::kBytes);
+                const SharedAddress q_full = smem.q_pipeline.full(q_state.stage);
+                smem.query_tile(q_state.stage).load(p.q_map, q_full, work.first(), work.second(), work.batch);
+                q_state.advance();
+            }
+            if (n_block == min(1, work.n_blocks - 1)) next = next_work_tile<Traits>(p, index);
+            load_v();
+            v_block = n_block, v_head = head_kv, v_batch = work.batch;
+        }
+        index = next;
+    }
+    load_v();
+    smem.q_pipeline.producer_acquire(q_state);
+    Work{}.store(smem.work_slot(slot.stage));
+    smem.q_pipeline.producer_commit(q_state.stage, true);
+}

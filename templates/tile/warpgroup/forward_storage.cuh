@@ -1,0 +1,92 @@
+// What the roles of the warp-specialised forward kernel share: the work tiles of a block, and its shared memory.
+
+// A Q tile, and how many K blocks its rows see. n_blocks >= 1 even if every key is masked, so that the epilogue runs; n_blocks == 0 marks
+// the end of the work. Row r of the tile is query first_query + r / kPackGqa of head first_head + r % kPackGqa.
+template <class Traits>
+struct WorkTileInfo {
+    static constexpr int kBytes = 16, kPackGqa = Traits::kPackGqa;
+    int first_query, first_head, batch, n_blocks;
+
+    template <class Parameters>
+    __device__ __forceinline__ static WorkTileInfo find(const Parameters& p, int index) {
+        const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.query_tiles), p.head_sets, p.head_sets_reciprocal);
+        const int first_query = work.query_tile * Traits::kQueries;
+        constexpr int kQueries = Traits::kQueries, kBlockKv = Traits::kBlockKv;
+        const KeySteps blocks = find_key_steps<Traits::kCausal, kQueries, kBlockKv>(first_query, p.len_kv, p.len_kv - p.len_q);
+        return {first_query, work.head * kPackGqa, work.batch, max(blocks.end, 1)};
+    }
+    // The coordinates of a row in the tensor maps of Q and O. Under PackGQA heads come before queries there.
+    __device__ __forceinline__ int first(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
+    __device__ __forceinline__ int second(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
+
+    __device__ __forceinline__ static WorkTileInfo load(SharedAddress slot) {
+        const uint4 v = load_shared_v4(slot);
+        return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w)};
+    }
+    __device__ __forceinline__ void store(SharedAddress slot) const {
+        store_shared_v4(slot, {static_cast<u32>(first_query), static_cast<u32>(first_head), static_cast<u32>(batch),
+                               static_cast<u32>(n_blocks)});
+    }
+};
+
+// The persistent tile scheduler: which work tile this block takes after `index`. The dynamic one is asked as late as possible, so that
+// blocks that run ahead take more tiles.
+template <class Traits, class Parameters>
+__device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
+    if (!Traits::kDynamic) return index + p.launched_blocks;
+    const int claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
+    if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the launch's last claim, for the launch after it
+    return claims + p.launched_blocks;
+}
+
+// Work tiles that are alive at once: Q is on its way, in work, O is not stored yet. The producer writes their descriptors to slots in turn.
+template <class Traits>
+constexpr int kWorkSlots = Traits::kQueryStages + 2;
+
+// Shared memory: tiles, pipelines and work descriptors. A row's softmax statistics are 8 bytes, handed from consumers to LSE writers.
+template <class Traits>
+struct ForwardStorage {
+    using QueryTile = typename Traits::QueryTile;
+    using KeyTile = typename Traits::KeyTile;
+    using ValueTile = typename Traits::ValueTile;
+    static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages, kWarpgroups = Traits::kWarpgroups;
+    static constexpr int kOutBytes = Traits::kOutPanels * PanelTile<16, 64>::kBytes;  // for each consumer warp
+    static constexpr int kStatisticsBytes = 64 * 8;                                  // for each consumer
+    static_assert(sizeof(RowSums) * 32 == kStatisticsBytes, "32 pairs of rows");
+    static_assert(sizeof(WorkTileInfo<Traits>) == WorkTileInfo<Traits>::kBytes, "a descriptor is stored as one vector");
+
+    SharedAddress queries, keys, values, out, statistics;
+    Pipeline<kQueryStages> q_pipeline;
+    Pipeline<kStages> k_pipeline, v_pipeline;
+    Pipeline<1> statistics_pipelines;  // one behind the other, one for each consumer, which is its producer
+    SharedAddress work_slots;
+
+    // All threads call this, since each claims the regions; the pipelines are initialised by one, for all after the next barrier.
+    __device__ __forceinline__ explicit ForwardStorage(SharedRegions& regions) {
+        queries = regions.take(kQueryStages * QueryTile::kBytes);
+        keys = regions.take(kStages * KeyTile::kBytes);
+        values = regions.take(kStages * ValueTile::kBytes);
+        out = regions.take(kWarpgroups * 4 * kOutBytes);
+        statistics = regions.take(kWarpgroups * kStatisticsBytes);
+        q_pipeline.barriers = regions.take(Pipeline<kQueryStages>::kBytes);
+        k_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+        v_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+        statistics_pipelines.barriers = regions.take(kWarpgroups * Pipeline<1>::kBytes);
+        work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
+    }
+    __device__ __forceinline__ void initialise() const {
+        q_pipeline.initialise(1, kWarpgroups * 4);
+        k_pipeline.initialise(1, kWarpgroups);
+        v_pipeline.initialise(1, kWarpgroups);
+        for (int i = 0; i < kWarpgroups; ++i) statistics_pipeline(i).initialise(4, 1);
+        fence_mbarrier_init();
+    }
+    __device__ __forceinline__ Pipeline<1> statistics_pipeline(int warpgroup) const {
+        return {statistics_pipelines.barriers + warpgroup * Pipeline<1>::kBytes};
+    }
+    __device__ __forceinline__ SharedAddress statistics_of(int warpgroup) const { return statistics + warpgroup * kStatisticsBytes; }
+    __device__ __forceinline__ SharedAddress work_slot(u32 slot) const { return work_slots + slot * WorkTileInfo<Traits>::kBytes; }
+    __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {queries + stage * QueryTile::kBytes}; }
+    __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {keys + stage * KeyTile::kBytes}; }
+    __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {values + stage * ValueTile::kBytes}; }
+};

@@ -1,0 +1,148 @@
+// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of an early key block, and later
+// blocks do not look for a new maximum. The row sum, which is needed anyway, tells when that row max has become too low: only then the
+// block is recomputed with the true row max, and O and the row sum are rescaled. From there on every block of the work tile updates the row
+// max, so that no input costs more than one block computed twice. Each warp decides by its own rows alone, because results must not depend
+// on who was first.
+
+// Upper bound of a lane's partial row sum over one block: above it some P could overflow Element. bf16 holds any P; 2^72 leaves the fp32 O
+// 2^41 for the values of V over 16384 such keys.
+template <class Element>
+__device__ __forceinline__ float sum_limit();
+template <>
+__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p72f; }
+template <>
+__device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
+
+// The statistics of a thread's two rows, lane/4 + h*8 of its warp's 16. The quad of lanes that holds a row has the same row max; each lane
+// sums its own columns, and `finish` adds the four sums up.
+template <class Element, bool kStaleRowMax>
+struct OnlineSoftmax {
+    float row_max[2];       // scale_log2 * the maximum of S when it was last updated, rounded
+    float shift[2];           // see Origin; valid if `huge`
+    float row_sum[2], compensation[2];    // what the additions to row_sum rounded away (Dekker 1971)
+    float factor[2];          // that rescales O, if needs_rescale
+    bool needs_rescale;            // the last block updated a row max; the same in the whole warp
+    bool recomputed;              // a block of this work tile was, or a row of the warp is huge
+    bool huge;                // a row of the warp is huge
+    float scale_log2, ln2_hi;
+
+    __device__ __forceinline__ OnlineSoftmax(float scale_log2, float ln2_hi)
+        : needs_rescale(false), scale_log2(scale_log2), ln2_hi(ln2_hi) {
+        restart();
+    }
+
+    // A new work tile begins.
+    __device__ __forceinline__ void restart() {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            row_max[h] = kInitialRowMax;
+            shift[h] = 0.0f;
+            row_sum[h] = compensation[h] = 0.0f;
+        }
+        recomputed = huge = false;
+    }
+
+    // Updates the row max where S exceeds it by more than kHeadroom. In a warp with huge rows S is shifted.
+    template <int kKeyTiles>
+    __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
+        float maximum[2], highest[2];
+        bool above = false, far = false;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            maximum[h] = quad_max(lane_max(S, h));
+            highest[h] = mul_rn(maximum[h], scale_log2);
+            above |= highest[h] - row_max[h] > kHeadroom;
+            far |= is_huge(maximum[h], highest[h]);
+        }
+        huge |= vote_sync_any(far);
+        needs_rescale = vote_sync_any(above);
+        if (unlikely(huge)) {
+            update_huge_row_max(S, maximum);
+        } else if (needs_rescale) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float next = fmaxf(row_max[h], highest[h]);
+                rescale_sum(h, ex2_approx_ftz(row_max[h] - next));
+                row_max[h] = next;
+            }
+        }
+    }
+    template <int kKeyTiles>
+    __device__ __forceinline__ void update_huge_row_max(float (&S)[kKeyTiles][4], const float (&maximum)[2]) {
+        needs_rescale = recomputed = true;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            Origin origin{shift[h], row_max[h]};
+            rescale_sum(h, move_origin(origin, maximum[h], scale_log2, ln2_hi));
+            shift[h] = origin.shift;
+            row_max[h] = origin.row_max;
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j) {
+                S[j][h * 2] -= shift[h];
+                S[j][h * 2 + 1] -= shift[h];
+            }
+        }
+    }
+    __device__ __forceinline__ void rescale_sum(int h, float by) {
+        factor[h] = by;
+        const float factor_of_sum = fmaf(by, kEx2Bias, by);  // 1 stays 1
+        row_sum[h] *= factor_of_sum;
+        compensation[h] *= factor_of_sum;
+    }
+
+    // P = exp2(S * scale_log2 - row_max) of a key block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
+    // accumulator layout make one operand. Adds P to the row sums. `begins`: rows may meet their first visible key here.
+    template <int kKeyTiles>
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool begins) {
+        bool updates_row_max = !kStaleRowMax || begins || recomputed;
+        needs_rescale = false;
+        float partial[2][2];
+#pragma unroll 1
+        for (;;) {  // a loop, so that the code of the exponentials is there once
+            if (updates_row_max) update_row_max(S);
+            partial[0][0] = partial[0][1] = partial[1][0] = partial[1][1] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const float low = ex2_approx_ftz(fmaf(S[j][h * 2], scale_log2, -row_max[h]));
+                    const float high = ex2_approx_ftz(fmaf(S[j][h * 2 + 1], scale_log2, -row_max[h]));
+                    partial[h][0] += low;
+                    partial[h][1] += high;
+                    P[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(low, high);
+                }
+#pragma unroll
+            for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
+            if (!kStaleRowMax || updates_row_max) break;
+            const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
+            if (!vote_sync_any(!fits)) break;
+            updates_row_max = recomputed = true;
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float before = row_sum[h];
+            row_sum[h] = before + partial[h][0];
+            compensation[h] += partial[h][0] - (row_sum[h] - before);
+        }
+    }
+
+    template <int kOutTiles>
+    __device__ __forceinline__ void rescale(float (&O)[kOutTiles][4]) const {
+#pragma unroll
+        for (int j = 0; j < kOutTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) O[j][e] *= factor[e / 2];
+    }
+
+    // The factors that normalise O, and the row statistics from which the LSE writer computes lse.
+    __device__ __forceinline__ RowSums finish(float (&inverse)[2]) const {
+        RowSums sums;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            sums.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
+            inverse[h] = normaliser(sums.rows[h].total);
+            if (unlikely(huge) && shift[h] != 0.0f) sums.rows[h] = {-sums.rows[h].total, shift[h]};
+        }
+        return sums;
+    }
+};

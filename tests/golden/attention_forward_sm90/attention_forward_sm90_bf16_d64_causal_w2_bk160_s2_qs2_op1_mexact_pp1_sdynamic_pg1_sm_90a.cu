@@ -1,0 +1,1407 @@
+// attention_forward_sm90_bf16_d64_causal_w2_bk160_s2_qs2_op1_mexact_pp1_sdynamic_pg1_sm_90a
+//
+// Attention forward for Hopper, as in FlashAttention-3 (Shah et al. 2024), algorithms 1 and 2:
+//   out = softmax(scale * Q K^T + causal mask) V,  lse = log(sum(exp(scale * Q K^T))) for each row.
+// The first warpgroup is the producer: one thread loads tiles by tensor copies, and a warp for each consumer writes lse.
+// Each of the other 2 warpgroups, the consumers, computes 64 rows of O. Blocks are persistent, and the pipeline of
+// a consumer does not drain between the work tiles of its block.
+//
+//   problem  bf16_d64_causal
+//   config   warpgroups 2, block_kv 160, stages 2, query_stages 2, out_panels 1, row_max exact, ping_pong true,
+//            scheduler dynamic, pack_gqa 1
+//   target   sm_90a
+//   launch   <<<min(work tiles, SMs * 1), 384, 132288 bytes>>>
+//            work tiles: ceil(len_q / 128) * heads_q * batch
+//   parts    atoms/ptx: types, register, index, shared_memory, barrier, named_barrier, mbarrier, cp_async_bulk_tensor,
+//              setmaxnreg, wgmma, stmatrix, atomic, cvt, ex2, mul, shfl_sync, vote_sync
+//            tile/common: shared_regions, tile_scheduler, mask, softmax_rows, lse
+//            tile/warpgroup: pipeline, panel_tile, gemm, row_sums, stale_softmax, epilogue, forward_storage,
+//              forward_producer, forward_lse, forward_consumer
+
+// ==== atoms/ptx/types.cuh ============================================================================================
+
+// Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+struct Bf16 { u16 bits; };
+struct Fp16 { u16 bits; };
+
+// A function: NVRTC has no constant expression for infinity without headers.
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+
+// ==== atoms/ptx/register.cuh =========================================================================================
+
+// Hints to the compiler about registers: no instructions.
+
+// Launders a value: hides its origin from the optimiser, which then keeps it in a register and does not compute it anew at each use.
+template <class T>
+__device__ __forceinline__ void launder(T*& pointer) {
+    asm volatile("" : "+l"(pointer));
+}
+__device__ __forceinline__ void launder(int& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void launder(u32& value) { asm volatile("" : "+r"(value)); }
+
+// Launders a fragment, which counts as read and written here: what the compiler does with it stays before, or comes after.
+template <int kTiles>
+__device__ __forceinline__ void launder(float (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(fragment[i][j])::"memory");
+}
+template <int kTiles>
+__device__ __forceinline__ void launder(u32 (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(fragment[i][j])::"memory");
+}
+
+// ==== atoms/ptx/index.cuh ============================================================================================
+
+// Who a thread is. PTX ISA, "Special Registers": %tid, %ctaid.
+
+__device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
+
+__device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.x); }
+
+__device__ __forceinline__ int lane_index() { return thread_index() % 32; }
+
+// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform
+// registers.
+__device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
+
+// ==== atoms/ptx/shared_memory.cuh ====================================================================================
+
+// Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
+
+using SharedAddress = u32;  // byte address in the shared window
+
+// The block's dynamic shared memory, aligned to 1024 bytes. The only shared variable of a kernel.
+__device__ __forceinline__ SharedAddress shared_memory() {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
+}
+
+// Bytes after each region that nobody may touch, and what watches over regions: only the host has them.
+constexpr u32 kRedZone = 0;
+__device__ __forceinline__ void claim_region(SharedAddress, int) {}
+
+__device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ u32 load_shared(SharedAddress address) {
+    u32 value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_shared(SharedAddress address, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_v4(SharedAddress address, const uint4& value) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+
+// ==== atoms/ptx/barrier.cuh ==========================================================================================
+
+// Barriers. PTX ISA, "bar, barrier" and "bar.warp.sync".
+
+// All threads of the block arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_sync() { __syncthreads(); }
+
+// The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
+
+// ==== atoms/ptx/named_barrier.cuh ====================================================================================
+
+// Barriers of some of a block's warps, by number: 1 to 15. PTX ISA, "bar, barrier". Number 0 is barrier_sync's.
+
+// Waits until `threads` have arrived, with those that do not wait; whole warps take part.
+__device__ __forceinline__ void bar_sync(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// Arrives without waiting.
+__device__ __forceinline__ void bar_arrive(int number, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// ==== atoms/ptx/mbarrier.cuh =========================================================================================
+
+// Barriers in shared memory that count arrivals and bytes of asynchronous copies. PTX ISA, "mbarrier" (sm_90). 8 bytes each.
+//
+// A phase is complete once all arrivals and all announced bytes have come; then the next one begins. Phases are told apart by their
+// parity: the first one has parity 0, and waiting for parity 1 at the very beginning returns at once.
+
+// Sets a barrier up for phases of `arrivals`. One thread does it; see fence_mbarrier_init.
+__device__ __forceinline__ void mbarrier_init(SharedAddress barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Between the initialisation of barriers and a barrier_sync: makes them known to asynchronous copies.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// One arrival; what this thread wrote before is visible to those that wait.
+__device__ __forceinline__ void mbarrier_arrive(SharedAddress barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// One arrival that announces `bytes` of asynchronous copies, which must land as well.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(SharedAddress barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Whether the phase of this parity is complete. May block for a while before it says no.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(SharedAddress barrier, u32 parity) {
+    u32 complete;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(complete)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return complete != 0;
+}
+
+// ==== atoms/ptx/cp_async_bulk_tensor.cuh =============================================================================
+
+// Asynchronous copies of boxes of a tensor between global and shared memory (TMA). PTX ISA, "cp.async.bulk.tensor", "Tensors" (sm_90).
+//
+// The box, its swizzle and the tensor's sizes and strides are in the map. What lies outside of the tensor is read as zeros, and
+// not written. A box in shared memory begins at a multiple of 1024 bytes, and has its first coordinate contiguous.
+
+struct alignas(64) TensorMap {
+    unsigned char opaque[128];  // made by the driver: cuTensorMapEncodeTiled
+};
+
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Reads the box at coordinates (column, row, head, batch); its bytes, those outside of the tensor included, count at `barrier`.
+__device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, SharedAddress barrier,
+                                                          int column, int row, int head, int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::  //
+        "r"(destination), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+        : "memory");
+}
+
+// Writes the box at these coordinates, none of them negative: to a store (not to a load) that is an illegal instruction on sm_90. Shared
+// memory was written before a fence_proxy_async, and stays as it is until the group has read it.
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head,
+                                                           int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::  //
+                 "l"(&map), "r"(source), "r"(column), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
+
+// Closes this thread's group of the stores issued since the last commit.
+__device__ __forceinline__ void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until all but kPending of this thread's groups have read their shared memory.
+template <int kPending>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// Between ordinary writes to shared memory and asynchronous reads of it: by the writers, before those who read learn of it.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ==== atoms/ptx/setmaxnreg.cuh =======================================================================================
+
+// Registers of a warpgroup. PTX ISA, "setmaxnreg" (sm_90a). All its warps take part; kRegisters is a multiple of 8 from 24 to 256.
+
+// Gives registers back.
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Takes more; waits until other warpgroups have given back enough.
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// ==== atoms/ptx/wgmma.cuh ============================================================================================
+
+// Asynchronous matrix products of a warpgroup, d (+)= a * b: 64x16 times 16xkN, fp32 accumulation. PTX ISA, "wgmma" (sm_90a).
+//
+// Warp w of the four holds rows 16w to 16w+15 of d and of a, each laid out as in mma_sync.cuh: d[j] is the column tile of 8 columns from
+// 8j. Registers must not be touched between a product and the wait for it.
+
+// Where a matrix lies in shared memory, in tiles with 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0 to 13 the address, 16
+// to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes). Columns of
+// the shared dimension contiguous (K-major): rows of 128 bytes, groups of 8 of them 1024 bytes apart; no leading offset. Columns of the
+// other dimension contiguous (MN-major): groups of 8 rows of the shared dimension 1024 bytes apart; panels of 64 columns `panel_bytes`
+// apart. The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
+__device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
+    return u64{0x40000040u} << 32 | ((panel_bytes >> 4 << 16 | address >> 4) + (offset >> 4));
+}
+
+// Both from shared memory, K-major. `accumulate` 0: d is only written.
+template <class Element, int kN>
+__device__ __forceinline__ void wgmma_ss(float (&d)[kN / 8][4], u64 a, u64 b, int accumulate);
+
+// a from registers, as in mma_sync.cuh; b from shared memory, MN-major.
+template <class Element, int kN>
+__device__ __forceinline__ void wgmma_rs(float (&d)[kN / 8][4], const u32 (&a)[4], u64 b, int accumulate);
+
+// Before the first product, and after ordinary instructions wrote registers of the next ones.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Closes the group of products issued since the last commit.
+__device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until all but the kPending latest groups are complete.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait_group() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// ==== atoms/ptx/stmatrix.cuh =========================================================================================
+
+// Stores four 8x8 matrices of 16-bit elements from a warp's registers to shared memory. PTX ISA, "stmatrix" (sm_90).
+//
+// Lane l gives the address of row l % 8 of matrix l / 8, 16 bytes. Its r[i] holds row l / 4, columns 2 * (l % 4) and the next, of matrix i.
+__device__ __forceinline__ void stmatrix_x4(SharedAddress row, u32 r0, u32 r1, u32 r2, u32 r3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+                 : "memory");
+}
+
+// ==== atoms/ptx/atomic.cuh ===========================================================================================
+
+// Words of global memory by which blocks wait for each other. PTX ISA, "Memory Consistency Model"; "ld", "st" and "atom" with
+// .acquire, .release and .gpu (sm_70).
+
+// What was written before a release of this word, by any thread of the GPU, is seen after a load that reads the released value.
+__device__ __forceinline__ u32 ld_acquire_gpu(const u32* address) {
+    u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void st_release_gpu(u32* address, u32 value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
+}
+
+// Adds, both an acquire and a release. The word as it was before.
+__device__ __forceinline__ u32 atom_add_acq_rel_gpu(u32* address, u32 value) {
+    u32 before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(address)), "r"(value)
+                 : "memory");
+    return before;
+}
+
+// ==== atoms/ptx/cvt.cuh ==============================================================================================
+
+// Conversion of two fp32 values to a pair of 16-bit elements, to nearest even. PTX ISA, "cvt" (.bf16x2: sm_80).
+
+// `low` goes to the low half of the result.
+template <class Element>
+__device__ __forceinline__ u32 cvt_rn_x2(float low, float high);
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Bf16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Fp16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// ==== atoms/ptx/ex2.cuh ==============================================================================================
+
+// Powers of 2. PTX ISA, "ex2" (error below 2 ulp; ex2(-inf) = +0).
+
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// ==== atoms/ptx/mul.cuh ==============================================================================================
+
+// Products. PTX ISA, "mul".
+
+// Rounded by itself: never fused with the addition that follows.
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+
+// The upper 64 of the product's 128 bits.
+__device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
+
+// ==== atoms/ptx/shfl_sync.cuh ========================================================================================
+
+// Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
+
+// The value of lane (own lane xor `lane_mask`). All 32 lanes take part.
+__device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
+    return __shfl_xor_sync(0xffffffff, value, lane_mask);
+}
+
+// The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
+__device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
+__device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
+
+// ==== atoms/ptx/vote_sync.cuh ========================================================================================
+
+// Votes of a warp. PTX ISA, "vote.sync".
+
+// Whether `predicate` holds for any of the 32 lanes. All take part.
+__device__ __forceinline__ bool vote_sync_any(bool predicate) { return __any_sync(0xffffffff, predicate); }
+
+template <>
+__device__ __forceinline__ void wgmma_ss<Bf16, 160>(float (&d)[20][4], u64 a, u64 b, int accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %82, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n160k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+        "}, %80, %81, p, 1, 1, 0, 0;\n"
+        "}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+          "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+          "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3]),
+          "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]), "+f"(d[17][2]), "+f"(d[17][3]),
+          "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]), "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3])
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
+template <>
+__device__ __forceinline__ void wgmma_rs<Bf16, 64>(float (&d)[8][4], const u32 (&a)[4], u64 b, int accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
+        "}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+// ---- tile operations --------------------------------------------------------------------------------------------------
+
+// ==== tile/common/shared_regions.cuh =================================================================================
+
+// How a kernel divides its shared memory: regions one after the other. Together they take just what the launch gives the block.
+
+struct SharedRegions {
+    SharedAddress next;
+
+    __device__ __forceinline__ SharedRegions() : next(shared_memory()) {}
+
+    // The address of a new region. Regions that need an alignment come before those whose `bytes` are no multiple of it.
+    __device__ __forceinline__ SharedAddress take(int bytes) {
+        const SharedAddress region = next;
+        next += bytes + kRedZone;
+        claim_region(region, bytes);
+        return region;
+    }
+};
+
+// ==== tile/common/tile_scheduler.cuh =================================================================================
+
+// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile, and which key steps a work tile takes.
+
+// n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
+__device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
+
+struct WorkTile {
+    int query_tile, head, batch;
+};
+
+// L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
+// longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
+// tiles of the head follow each other.
+struct TileScheduler {
+    int tiles, l2_group_heads, l2_group_blocks;
+    u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
+
+    template <class Parameters>
+    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int tiles) {
+        return {tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+    }
+};
+
+__device__ __forceinline__ WorkTile find_work_tile(int block, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
+    const int group = divide(block, scheduler.l2_group_blocks_reciprocal), within = block - group * scheduler.l2_group_blocks;
+    const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
+    const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
+    const int batch = divide(head_and_batch, heads_reciprocal);
+    return {scheduler.tiles - 1 - tile, head_and_batch - batch * heads, batch};
+}
+
+// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) need the mask, and no query sees the others. Steps
+// are visited from the last to the first, so a row meets its first visible key in a step of [full, end), unless that range is empty.
+struct KeySteps {
+    int full, end;
+};
+
+template <bool kCausal, int kBlockQ, int kStepKv>
+__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int causal_offset) {
+    // The first query of the tile sees the keys [0, seen_by_first), the last one [0, seen_by_last).
+    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + causal_offset)) : len_kv;
+    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + causal_offset)) : len_kv;
+    return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
+}
+
+// ==== tile/warpgroup/pipeline.cuh ====================================================================================
+
+// A pipeline of stages in shared memory between producers, which fill them, and consumers, which use them up: a full and an empty mbarrier
+// for each stage. The names are those of CUTLASS's PipelineTmaAsync.
+
+__device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
+    while (!mbarrier_try_wait_parity(barrier, parity)) {}
+}
+
+// Which stage a producer or a consumer comes to next, and the parity of that stage's phase.
+template <int kStages>
+struct PipelineState {
+    u32 stage = 0, parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == kStages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+template <int kStages>
+struct Pipeline {
+    static constexpr int kBytes = kStages * 16;
+    SharedAddress barriers;
+
+    __device__ __forceinline__ SharedAddress full(u32 stage) const { return barriers + stage * 16; }
+    __device__ __forceinline__ SharedAddress empty(u32 stage) const { return barriers + stage * 16 + 8; }
+
+    // One thread calls this. `producers` threads expect bytes in each stage or commit it; `consumers` threads release it.
+    __device__ __forceinline__ void initialise(int producers, int consumers) const {
+#pragma unroll
+        for (int stage = 0; stage < kStages; ++stage) {
+            mbarrier_init(full(stage), producers);
+            mbarrier_init(empty(stage), consumers);
+        }
+    }
+    // A producer waits until the stage is empty. Then it says how many bytes its copies will bring, or commits what it has written itself.
+    __device__ __forceinline__ void producer_acquire(const PipelineState<kStages>& state) const {
+        wait(empty(state.stage), state.parity ^ 1);
+    }
+    __device__ __forceinline__ void producer_expect(const PipelineState<kStages>& state, u32 bytes) const {
+        mbarrier_arrive_expect_tx(full(state.stage), bytes);
+    }
+    __device__ __forceinline__ void producer_commit(u32 stage, bool elected) const {
+        if (elected) mbarrier_arrive(full(stage));
+    }
+    // A consumer waits until the stage is full, and releases it.
+    __device__ __forceinline__ void consumer_wait(const PipelineState<kStages>& state) const { wait(full(state.stage), state.parity); }
+    __device__ __forceinline__ void consumer_release(u32 stage, bool elected) const {
+        if (elected) mbarrier_arrive(empty(stage));
+    }
+};
+
+// ==== tile/warpgroup/panel_tile.cuh ==================================================================================
+
+// A tile in shared memory as tensor copies with 128-byte swizzle write it and wgmma reads it: panels of 64 columns, one after the other,
+// each kRows rows of 128 bytes. Within a panel the 16-byte chunks of row r are permuted: chunk c lies at c xor r % 8.
+
+template <int kRows, int kColumns>
+struct PanelTile {
+    static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
+    SharedAddress base;
+
+    // Loads rows from `row` on, all columns. What lies outside of the tensor becomes zeros.
+    __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int row, int head, int batch) const {
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel)
+            cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, row, head, batch);
+    }
+    // The operand of 16 columns, rows from `row` on (a multiple of 8), where columns are the shared dimension of the product.
+    __device__ __forceinline__ u64 columns(int row, int step) const {
+        return matrix_descriptor(base, row * 128 + step / 4 * kPanelBytes + step % 4 * 32);
+    }
+    // The operand of 16 rows, all columns, where rows are the shared dimension.
+    __device__ __forceinline__ u64 rows(int step) const { return matrix_descriptor(base, step * 16 * 128, kPanelBytes); }
+    __device__ __forceinline__ SharedAddress at(int row, int chunk) const { return base + row * 128 + ((chunk ^ row % 8) * 16); }
+};
+
+// ==== tile/warpgroup/gemm.cuh ========================================================================================
+
+// The two matrix products of attention, for one warpgroup and its 64 query rows: S = Q K^T and O += P V. Both are issued, not waited for.
+
+// S = Q K^T over kColumns columns, for the rows of Q from `row` on.
+template <class Element, int kColumns, class QueryTile, class KeyTile, int kKeyTiles>
+__device__ __forceinline__ void gemm_scores(float (&S)[kKeyTiles][4], QueryTile queries, int row, KeyTile keys) {
+    launder(queries.base);  // else the descriptors of all steps, which change rarely, would occupy registers
+    launder(keys.base);
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step)
+        wgmma_ss<Element, kKeyTiles * 8>(S, queries.columns(row, step), keys.columns(0, step), step > 0);
+}
+
+// O += P V.
+template <class Element, class ValueTile, int kSteps, int kOutTiles>
+__device__ __forceinline__ void gemm_output(float (&O)[kOutTiles][4], const u32 (&P)[kSteps][4], ValueTile values) {
+    launder(values.base);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+        wgmma_rs<Element, kOutTiles * 8>(O, P[step], values.rows(step), 1);
+}
+
+// ==== tile/common/mask.cuh ===========================================================================================
+
+// The mask of the forward kernels: S = -inf where a query does not see a key.
+
+// `first_row` and `first_key` are the positions of S[0][0] of this warp. Under PackGQA kPackGqa rows, one of each head, belong to a query.
+// A query sees the keys below min(len_kv, query + 1 + causal_offset); bottom-right alignment takes causal_offset = len_kv - len_q.
+template <bool kCausal, int kPackGqa = 1, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_row, int first_key, int len_kv,
+                                            int causal_offset) {
+    const int lane = lane_index();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int query = (first_row + i * 16 + e / 2 * 8 + lane / 4) / kPackGqa;
+            const int end = kCausal ? min(len_kv, query + 1 + causal_offset) : len_kv;
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j)
+                if (first_key + j * 8 + lane % 4 * 2 + e % 2 >= end) S[i][j][e] = -infinity();
+        }
+}
+
+// ==== tile/common/softmax_rows.cuh ===================================================================================
+
+// What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
+
+// Conditional rescaling: the row max stays stale until a scaled score exceeds it by this much. P is then at most 2^8, which fp16 holds.
+constexpr float kHeadroom = 8.0f;
+
+// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and any finite score exceeds it.
+constexpr float kInitialRowMax = -3.0e38f;
+
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
+// maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
+// itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+struct Origin {
+    float shift, row_max;
+};
+
+// A row is huge if its scaled maximum is at least this large. Below it, rounding the maximum changes an exponent by at most 2^-12, and exp2
+// of the maximum's own exponent still rounds to 1 in fp16.
+constexpr float kHuge = 0x1p13f;
+
+// Whether a row with this maximum, also given scaled, is huge. A row that sees no key, with a maximum of -inf, is not.
+__device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
+
+// The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
+__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
+    const float scaled = mul_rn(maximum, scale_log2);
+    if (!is_huge(maximum, scaled)) return {0.0f, scaled};
+    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+}
+
+// Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
+__device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
+
+// Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
+__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
+    const bool unseen = origin.row_max == kInitialRowMax;
+    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
+    if (!(height > 0.0f)) return 1.0f;
+    const Origin before = origin;
+    origin = origin_at(maximum, scale_log2, ln2_hi);
+    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
+}
+
+// The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
+template <int kKeyTiles>
+__device__ __forceinline__ float lane_max(const float (&S)[kKeyTiles][4], int h) {
+    float chain[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
+#pragma unroll
+    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
+    return fmaxf(chain[0], chain[1]);
+}
+
+// Reductions over the quad of lanes that holds a row.
+__device__ __forceinline__ float quad_max(float value) {
+    value = fmaxf(value, shfl_sync_bfly(value, 1));
+    return fmaxf(value, shfl_sync_bfly(value, 2));
+}
+__device__ __forceinline__ float quad_sum(float value) {
+    value += shfl_sync_bfly(value, 1);
+    return value + shfl_sync_bfly(value, 2);
+}
+
+// The factor that normalises a row of O: 1 / total, to 1 ulp, and 0 for a row that sees no key. Newton's method, three times, refines a
+// guess that is good to 5 %: a division would bring a branch, and rcp.approx is not the same on every GPU.
+__device__ __forceinline__ float normaliser(float total) {
+    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
+#pragma unroll
+    for (int i = 0; i < 3; ++i) y = fmaf(y, fmaf(-total, y, 1.0f), y);
+    return total == 0.0f ? 0.0f : y;
+}
+
+// ==== tile/common/lse.cuh ============================================================================================
+
+// The log-sum-exp of a row, from its row max and row sum.
+
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90): it is too small by this much. A single value may
+// ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+constexpr float kEx2Bias = 5.0e-8f;
+
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
+// least.
+__device__ __forceinline__ float log_near_one(float x) {
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f,  -0x1.538254p-3f,
+                            0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    float q = kQ[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
+    return fmaf(mul_rn(q, x), x, x);
+}
+
+// The factor from a row max to a scaled score, in two floats: ln2_hi and ln2_lo, or the softmax scale.
+struct Unit {
+    float high, low;
+
+    // For a row max that is a score itself, not scaled yet: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
+        const float high = mul_rn(scale_log2, ln2_hi);
+        return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
+    }
+};
+
+// log(total) + row_max * (unit.high + unit.low), to about one rounding. fp32 takes some care for that: each term is split into a main part
+// and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float row_max, float total, const Unit& unit) {
+    constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
+    // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
+    const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
+    const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
+    const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
+    const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
+    const float sum = a + b, b_in_sum = sum - a;
+    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
+    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = row_max * unit.low + exponent * kLn2Low;
+    const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
+    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
+    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+}
+
+// The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
+    const bool huge = origin.shift != 0.0f;
+    const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
+    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, unit);
+    return total == 0.0f ? -infinity() : value;
+}
+
+// ==== tile/warpgroup/row_sums.cuh ====================================================================================
+
+// The row statistics that a consumer hands to its LSE writer: row sum and row max, through shared memory.
+
+// A huge row has its shift in the place of row_max, and its total with the sign turned (see Origin).
+struct RowSum {
+    float total, row_max;
+
+    __device__ __forceinline__ Origin origin() const { return total < 0.0f ? Origin{row_max, 0.0f} : Origin{0.0f, row_max}; }
+};
+
+// Two rows of a warp's 16, eight apart. A warpgroup has 32 such pairs, in the order of its warps and rows.
+struct RowSums {
+    RowSum rows[2];
+
+    // All threads of the consumer call this, for the rows lane/4 and lane/4 + 8 of their warps; the quad of a row holds the same values.
+    __device__ __forceinline__ void store(SharedAddress sums) const {
+        if (lane_index() % 4) return;
+        const int pair = thread_index() / 32 % 4 * 8 + lane_index() / 4;
+        store_shared_v4(sums + pair * 16, {__float_as_uint(rows[0].total), __float_as_uint(rows[0].row_max), __float_as_uint(rows[1].total),
+                                           __float_as_uint(rows[1].row_max)});
+    }
+    // The LSE writer's lanes take one pair each, whose first row is first_row_of_pair().
+    __device__ __forceinline__ static RowSums load(SharedAddress sums) {
+        const uint4 v = load_shared_v4(sums + lane_index() * 16);
+        return {{{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}}};
+    }
+    __device__ __forceinline__ static int first_row_of_pair() { return lane_index() / 8 * 16 + lane_index() % 8; }
+};
+
+// ==== tile/warpgroup/stale_softmax.cuh ===============================================================================
+
+// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of an early key block, and later
+// blocks do not look for a new maximum. The row sum, which is needed anyway, tells when that row max has become too low: only then the
+// block is recomputed with the true row max, and O and the row sum are rescaled. From there on every block of the work tile updates the row
+// max, so that no input costs more than one block computed twice. Each warp decides by its own rows alone, because results must not depend
+// on who was first.
+
+// Upper bound of a lane's partial row sum over one block: above it some P could overflow Element. bf16 holds any P; 2^72 leaves the fp32 O
+// 2^41 for the values of V over 16384 such keys.
+template <class Element>
+__device__ __forceinline__ float sum_limit();
+template <>
+__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p72f; }
+template <>
+__device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
+
+// The statistics of a thread's two rows, lane/4 + h*8 of its warp's 16. The quad of lanes that holds a row has the same row max; each lane
+// sums its own columns, and `finish` adds the four sums up.
+template <class Element, bool kStaleRowMax>
+struct OnlineSoftmax {
+    float row_max[2];       // scale_log2 * the maximum of S when it was last updated, rounded
+    float shift[2];           // see Origin; valid if `huge`
+    float row_sum[2], compensation[2];    // what the additions to row_sum rounded away (Dekker 1971)
+    float factor[2];          // that rescales O, if needs_rescale
+    bool needs_rescale;            // the last block updated a row max; the same in the whole warp
+    bool recomputed;              // a block of this work tile was, or a row of the warp is huge
+    bool huge;                // a row of the warp is huge
+    float scale_log2, ln2_hi;
+
+    __device__ __forceinline__ OnlineSoftmax(float scale_log2, float ln2_hi)
+        : needs_rescale(false), scale_log2(scale_log2), ln2_hi(ln2_hi) {
+        restart();
+    }
+
+    // A new work tile begins.
+    __device__ __forceinline__ void restart() {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            row_max[h] = kInitialRowMax;
+            shift[h] = 0.0f;
+            row_sum[h] = compensation[h] = 0.0f;
+        }
+        recomputed = huge = false;
+    }
+
+    // Updates the row max where S exceeds it by more than kHeadroom. In a warp with huge rows S is shifted.
+    template <int kKeyTiles>
+    __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
+        float maximum[2], highest[2];
+        bool above = false, far = false;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            maximum[h] = quad_max(lane_max(S, h));
+            highest[h] = mul_rn(maximum[h], scale_log2);
+            above |= highest[h] - row_max[h] > kHeadroom;
+            far |= is_huge(maximum[h], highest[h]);
+        }
+        huge |= vote_sync_any(far);
+        needs_rescale = vote_sync_any(above);
+        if (unlikely(huge)) {
+            update_huge_row_max(S, maximum);
+        } else if (needs_rescale) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const float next = fmaxf(row_max[h], highest[h]);
+                rescale_sum(h, ex2_approx_ftz(row_max[h] - next));
+                row_max[h] = next;
+            }
+        }
+    }
+    template <int kKeyTiles>
+    __device__ __forceinline__ void update_huge_row_max(float (&S)[kKeyTiles][4], const float (&maximum)[2]) {
+        needs_rescale = recomputed = true;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            Origin origin{shift[h], row_max[h]};
+            rescale_sum(h, move_origin(origin, maximum[h], scale_log2, ln2_hi));
+            shift[h] = origin.shift;
+            row_max[h] = origin.row_max;
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j) {
+                S[j][h * 2] -= shift[h];
+                S[j][h * 2 + 1] -= shift[h];
+            }
+        }
+    }
+    __device__ __forceinline__ void rescale_sum(int h, float by) {
+        factor[h] = by;
+        const float factor_of_sum = fmaf(by, kEx2Bias, by);  // 1 stays 1
+        row_sum[h] *= factor_of_sum;
+        compensation[h] *= factor_of_sum;
+    }
+
+    // P = exp2(S * scale_log2 - row_max) of a key block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
+    // accumulator layout make one operand. Adds P to the row sums. `begins`: rows may meet their first visible key here.
+    template <int kKeyTiles>
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool begins) {
+        bool updates_row_max = !kStaleRowMax || begins || recomputed;
+        needs_rescale = false;
+        float partial[2][2];
+#pragma unroll 1
+        for (;;) {  // a loop, so that the code of the exponentials is there once
+            if (updates_row_max) update_row_max(S);
+            partial[0][0] = partial[0][1] = partial[1][0] = partial[1][1] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const float low = ex2_approx_ftz(fmaf(S[j][h * 2], scale_log2, -row_max[h]));
+                    const float high = ex2_approx_ftz(fmaf(S[j][h * 2 + 1], scale_log2, -row_max[h]));
+                    partial[h][0] += low;
+                    partial[h][1] += high;
+                    P[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(low, high);
+                }
+#pragma unroll
+            for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
+            if (!kStaleRowMax || updates_row_max) break;
+            const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
+            if (!vote_sync_any(!fits)) break;
+            updates_row_max = recomputed = true;
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float before = row_sum[h];
+            row_sum[h] = before + partial[h][0];
+            compensation[h] += partial[h][0] - (row_sum[h] - before);
+        }
+    }
+
+    template <int kOutTiles>
+    __device__ __forceinline__ void rescale(float (&O)[kOutTiles][4]) const {
+#pragma unroll
+        for (int j = 0; j < kOutTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) O[j][e] *= factor[e / 2];
+    }
+
+    // The factors that normalise O, and the row statistics from which the LSE writer computes lse.
+    __device__ __forceinline__ RowSums finish(float (&inverse)[2]) const {
+        RowSums sums;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            sums.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
+            inverse[h] = normaliser(sums.rows[h].total);
+            if (unlikely(huge) && shift[h] != 0.0f) sums.rows[h] = {-sums.rows[h].total, shift[h]};
+        }
+        return sums;
+    }
+};
+
+// ==== tile/warpgroup/epilogue.cuh ====================================================================================
+
+// The epilogue of a consumer warp: from O in registers through a ring of panels in shared memory, 64 columns each, to global memory by
+// tensor copies.
+
+// Rounds O * normalisers and stores the warp's 16 rows from `row` on; the copies leave out rows and columns outside of the tensor. `ring`
+// has kPanels panels of 16 rows, which no other warp uses, and which the copies may still read on return. O is zero then.
+template <class Element, int kPanels, int kOutTiles>
+__device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kOutTiles][4], const float (&normalisers)[2],
+                                             SharedAddress ring, int row, int head, int batch) {
+    // Each call begins with the ring's first panel, which the last copy of the call before may still read, unless that call ended with the
+    // last one.
+    constexpr int kFirstPending = (kOutTiles + 7) / 8 % kPanels == 0 ? kPanels - 1 : 0;
+    int lane = lane_index();
+    launder(lane);  // else addresses in the ring, which are needed once a work tile, would occupy registers
+#pragma unroll
+    for (int panel = 0; panel * 8 < kOutTiles; ++panel) {
+        const PanelTile<16, 64> box{ring + panel % kPanels * PanelTile<16, 64>::kBytes};
+        if (panel == 0) {
+            if (lane == 0) cp_async_bulk_wait_group_read<kFirstPending>();
+        } else {
+            if (lane == 0) cp_async_bulk_wait_group_read<kPanels - 1>();
+        }
+        barrier_warp_sync();
+#pragma unroll
+        for (int chunk = 0; chunk < 8; chunk += 2) {
+            const int j = panel * 8 + chunk;
+            if (j >= kOutTiles) break;
+            u32 r[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float (&pair)[4] = O[j + i / 2];
+                r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * normalisers[i % 2], pair[i % 2 * 2 + 1] * normalisers[i % 2]);
+                pair[i % 2 * 2] = pair[i % 2 * 2 + 1] = 0.0f;
+            }
+            stmatrix_x4(box.at(lane % 16, chunk + lane / 16), r[0], r[1], r[2], r[3]);
+        }
+        fence_proxy_async();
+        barrier_warp_sync();
+        if (lane == 0) {
+            cp_async_bulk_tensor_store(map, box.base, panel * 64, row, head, batch);
+            cp_async_bulk_commit_group();
+        }
+    }
+}
+
+// ==== tile/warpgroup/forward_storage.cuh =============================================================================
+
+// What the roles of the warp-specialised forward kernel share: the work tiles of a block, and its shared memory.
+
+// A Q tile, and how many K blocks its rows see. n_blocks >= 1 even if every key is masked, so that the epilogue runs; n_blocks == 0 marks
+// the end of the work. Row r of the tile is query first_query + r / kPackGqa of head first_head + r % kPackGqa.
+template <class Traits>
+struct WorkTileInfo {
+    static constexpr int kBytes = 16, kPackGqa = Traits::kPackGqa;
+    int first_query, first_head, batch, n_blocks;
+
+    template <class Parameters>
+    __device__ __forceinline__ static WorkTileInfo find(const Parameters& p, int index) {
+        const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.query_tiles), p.head_sets, p.head_sets_reciprocal);
+        const int first_query = work.query_tile * Traits::kQueries;
+        constexpr int kQueries = Traits::kQueries, kBlockKv = Traits::kBlockKv;
+        const KeySteps blocks = find_key_steps<Traits::kCausal, kQueries, kBlockKv>(first_query, p.len_kv, p.len_kv - p.len_q);
+        return {first_query, work.head * kPackGqa, work.batch, max(blocks.end, 1)};
+    }
+    // The coordinates of a row in the tensor maps of Q and O. Under PackGQA heads come before queries there.
+    __device__ __forceinline__ int first(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
+    __device__ __forceinline__ int second(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
+
+    __device__ __forceinline__ static WorkTileInfo load(SharedAddress slot) {
+        const uint4 v = load_shared_v4(slot);
+        return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w)};
+    }
+    __device__ __forceinline__ void store(SharedAddress slot) const {
+        store_shared_v4(slot, {static_cast<u32>(first_query), static_cast<u32>(first_head), static_cast<u32>(batch),
+                               static_cast<u32>(n_blocks)});
+    }
+};
+
+// The persistent tile scheduler: which work tile this block takes after `index`. The dynamic one is asked as late as possible, so that
+// blocks that run ahead take more tiles.
+template <class Traits, class Parameters>
+__device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
+    if (!Traits::kDynamic) return index + p.launched_blocks;
+    const int claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
+    if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the launch's last claim, for the launch after it
+    return claims + p.launched_blocks;
+}
+
+// Work tiles that are alive at once: Q is on its way, in work, O is not stored yet. The producer writes their descriptors to slots in turn.
+template <class Traits>
+constexpr int kWorkSlots = Traits::kQueryStages + 2;
+
+// Shared memory: tiles, pipelines and work descriptors. A row's softmax statistics are 8 bytes, handed from consumers to LSE writers.
+template <class Traits>
+struct ForwardStorage {
+    using QueryTile = typename Traits::QueryTile;
+    using KeyTile = typename Traits::KeyTile;
+    using ValueTile = typename Traits::ValueTile;
+    static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages, kWarpgroups = Traits::kWarpgroups;
+    static constexpr int kOutBytes = Traits::kOutPanels * PanelTile<16, 64>::kBytes;  // for each consumer warp
+    static constexpr int kStatisticsBytes = 64 * 8;                                  // for each consumer
+    static_assert(sizeof(RowSums) * 32 == kStatisticsBytes, "32 pairs of rows");
+    static_assert(sizeof(WorkTileInfo<Traits>) == WorkTileInfo<Traits>::kBytes, "a descriptor is stored as one vector");
+
+    SharedAddress queries, keys, values, out, statistics;
+    Pipeline<kQueryStages> q_pipeline;
+    Pipeline<kStages> k_pipeline, v_pipeline;
+    Pipeline<1> statistics_pipelines;  // one behind the other, one for each consumer, which is its producer
+    SharedAddress work_slots;
+
+    // All threads call this, since each claims the regions; the pipelines are initialised by one, for all after the next barrier.
+    __device__ __forceinline__ explicit ForwardStorage(SharedRegions& regions) {
+        queries = regions.take(kQueryStages * QueryTile::kBytes);
+        keys = regions.take(kStages * KeyTile::kBytes);
+        values = regions.take(kStages * ValueTile::kBytes);
+        out = regions.take(kWarpgroups * 4 * kOutBytes);
+        statistics = regions.take(kWarpgroups * kStatisticsBytes);
+        q_pipeline.barriers = regions.take(Pipeline<kQueryStages>::kBytes);
+        k_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+        v_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+        statistics_pipelines.barriers = regions.take(kWarpgroups * Pipeline<1>::kBytes);
+        work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
+    }
+    __device__ __forceinline__ void initialise() const {
+        q_pipeline.initialise(1, kWarpgroups * 4);
+        k_pipeline.initialise(1, kWarpgroups);
+        v_pipeline.initialise(1, kWarpgroups);
+        for (int i = 0; i < kWarpgroups; ++i) statistics_pipeline(i).initialise(4, 1);
+        fence_mbarrier_init();
+    }
+    __device__ __forceinline__ Pipeline<1> statistics_pipeline(int warpgroup) const {
+        return {statistics_pipelines.barriers + warpgroup * Pipeline<1>::kBytes};
+    }
+    __device__ __forceinline__ SharedAddress statistics_of(int warpgroup) const { return statistics + warpgroup * kStatisticsBytes; }
+    __device__ __forceinline__ SharedAddress work_slot(u32 slot) const { return work_slots + slot * WorkTileInfo<Traits>::kBytes; }
+    __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {queries + stage * QueryTile::kBytes}; }
+    __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {keys + stage * KeyTile::kBytes}; }
+    __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {values + stage * ValueTile::kBytes}; }
+};
+
+// ==== tile/warpgroup/forward_producer.cuh ============================================================================
+
+// The producer of the warp-specialised forward kernel: one thread that loads Q, K and V by tensor copies (FlashAttention-3, algorithm 1).
+
+// Loads in the order in which consumers ask for tiles, for all work tiles of this block: K and V blocks from the last to the first, V one
+// block behind K, and Q together with the first K block.
+template <class Traits, class Parameters>
+__device__ __forceinline__ void produce(const Parameters& p, const ForwardStorage<Traits>& smem) {
+    using Storage = ForwardStorage<Traits>;
+    using Work = WorkTileInfo<Traits>;
+    PipelineState<Traits::kQueryStages> q_state;
+    PipelineState<kWorkSlots<Traits>> slot;
+    PipelineState<Traits::kStages> k_state, v_state;
+    int v_block = -1, v_head = 0, v_batch = 0;
+    auto load_v = [&] {
+        if (v_block < 0) return;
+        smem.v_pipeline.producer_acquire(v_state);
+        smem.v_pipeline.producer_expect(v_state, Storage::ValueTile::kBytes);
+        smem.value_tile(v_state.stage).load(p.v_map, smem.v_pipeline.full(v_state.stage), v_block * Traits::kBlockKv, v_head, v_batch);
+        v_state.advance();
+    };
+    prefetch_tensormap(p.q_map);
+    prefetch_tensormap(p.k_map);
+    prefetch_tensormap(p.v_map);
+    int index = block_index();
+#pragma unroll 1
+    while (index < p.tiles) {
+        const Work work = Work::find(p, index);
+        const int head_kv = divide(work.first_head, p.group_reciprocal);
+        int next = index;
+#pragma unroll 1
+        for (int n_block = work.n_blocks - 1; n_block >= 0; --n_block) {
+            smem.k_pipeline.producer_acquire(k_state);
+            smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
+            const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);
+            smem.key_tile(k_state.stage).load(p.k_map, k_full, n_block * Traits::kBlockKv, head_kv, work.batch);
+            k_state.advance();
+            if (n_block == work.n_blocks - 1) {
+                smem.q_pipeline.producer_acquire(q_state);
+                work.store(smem.work_slot(slot.stage));
+                slot.advance();
+                smem.q_pipeline.producer_expect(q_state, Storage::QueryTile::kBytes);
+                const SharedAddress q_full = smem.q_pipeline.full(q_state.stage);
+                smem.query_tile(q_state.stage).load(p.q_map, q_full, work.first(), work.second(), work.batch);
+                q_state.advance();
+            }
+            if (n_block == min(1, work.n_blocks - 1)) next = next_work_tile<Traits>(p, index);
+            load_v();
+            v_block = n_block, v_head = head_kv, v_batch = work.batch;
+        }
+        index = next;
+    }
+    load_v();
+    smem.q_pipeline.producer_acquire(q_state);
+    Work{}.store(smem.work_slot(slot.stage));
+    smem.q_pipeline.producer_commit(q_state.stage, true);
+}
+
+// ==== tile/warpgroup/forward_lse.cuh =================================================================================
+
+// The LSE writer of the warp-specialised forward kernel. A consumer hands its row statistics over and goes on: logarithms between two work
+// tiles would leave the tensor cores idle.
+
+// One warp writes lse for the 64 rows of a consumer, in every work tile of this block.
+template <class Traits, class Parameters>
+__device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStorage<Traits>& smem, int warpgroup) {
+    constexpr int kPackGqa = Traits::kPackGqa;
+    const Pipeline<1> pipeline = smem.statistics_pipeline(warpgroup);
+    PipelineState<1> state;
+    PipelineState<kWorkSlots<Traits>> slot;
+#pragma unroll 1
+    for (;;) {
+        pipeline.consumer_wait(state);
+        const auto work = WorkTileInfo<Traits>::load(smem.work_slot(slot.stage));
+        if (work.n_blocks == 0) return;
+        slot.advance();
+        const RowSums statistics = RowSums::load(smem.statistics_of(warpgroup));
+        barrier_warp_sync();
+        pipeline.consumer_release(state.stage, lane_index() == 0);
+        state.advance();
+        const i64 first_head = static_cast<i64>(work.batch) * p.head_sets * kPackGqa + work.first_head;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int row = warpgroup * 64 + RowSums::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
+            const float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
+            if (query < p.len_q) p.lse[(first_head + row % kPackGqa) * p.len_q + query] = lse;
+        }
+    }
+}
+
+// ==== tile/warpgroup/forward_consumer.cuh ============================================================================
+
+// A consumer of the warp-specialised forward kernel: one warpgroup and its 64 rows of every work tile of this block. S, P and O stay in
+// registers.
+
+template <class Traits, class Parameters>
+struct ForwardConsumer {
+    using Element = typename Traits::Element;
+    using Work = WorkTileInfo<Traits>;
+    static constexpr int kBlockKv = Traits::kBlockKv, kPackGqa = Traits::kPackGqa;
+    static constexpr int kQueries = 64 / kPackGqa;  // in a consumer's rows
+    static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
+    static_assert(!Traits::kPingPong || Traits::kWarpgroups > 1, "ping-pong scheduling takes two consumers");
+    using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
+
+    const Parameters& p;
+    const ForwardStorage<Traits>& smem;
+    const int warpgroup;
+    const bool elected;
+    PipelineState<Traits::kQueryStages> q_state;
+    PipelineState<kWorkSlots<Traits>> slot;
+    PipelineState<Traits::kStages> k_state, v_state;
+    PipelineState<1> statistics_state;
+    OnlineSoftmax<Element, Traits::kStaleRowMax> softmax;
+    float S[1][kBlockKv / 8][4], O[Traits::kColumnsV / 8][4] = {};
+    Fragment P[2];                            // one is multiplied with V while softmax writes the other
+    SharedAddress current = 0, finished = 0;  // slots of the work tile in work, and of the one whose O is to be stored
+    int first_query, n_block, first_masked;   // of the work tile in work
+    float normalisers[2];
+    bool o_complete = false;  // O is the finished work tile's
+    int v_stage_in_use = -1;
+
+    __device__ __forceinline__ ForwardConsumer(const Parameters& p, const ForwardStorage<Traits>& smem, int warpgroup)
+        : p(p), smem(smem), warpgroup(warpgroup), elected(thread_index() % 128 == 0), softmax(p.scale_log2, p.ln2_hi) {}
+
+    // One iteration of FlashAttention-3, algorithm 2 (lines 8 to 15): S = Q K^T of this block runs beside O += P V of the block before, and
+    // softmax runs under that product. The first block of a work tile overlaps the last product of the tile before: the pipeline never
+    // drains. Returns false at the end of the work; P_prev is then left to `drain`.
+    __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
+        const bool new_tile = --n_block < 0;
+        if (new_tile && !wait_for_work()) return false;
+        wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
+        issue_qk();             // lines 8, 9: S = Q K^T
+        wgmma_wait_group<1>();  // lines 14, 15, put off to here: O += P V of the iteration before is complete
+        retire_pv();            // rescale O, release V
+        issue_pv(P_prev);       // lines 10, 11: O += P V
+        arrive_ping_pong();
+        if (new_tile) {
+            finish_tile();
+            begin_tile();
+            softmax.restart();
+        }
+        wgmma_wait_group<1>();  // line 12: S is here
+        v_stage_in_use = v_state.stage;
+        v_state.advance();
+        make_p(P_next, new_tile);  // line 13: row_max, P, row_sum
+        if (new_tile) softmax.needs_rescale = false;
+        return true;
+    }
+    // The last block of all has no Q K^T beside its P V (lines 18 to 20).
+    __device__ __forceinline__ void drain(Fragment& P_last) {
+        wgmma_wait_group<0>();
+        retire_pv();
+        issue_pv(P_last);
+        finish_tile();
+        if (p.lse != nullptr) hand_statistics_over({});  // the LSE writer finds the end of the work in the next slot
+        wgmma_wait_group<0>();
+        v_stage_in_use = -1;
+        retire_pv();
+        if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
+    }
+    __device__ __forceinline__ void run() {
+        if (!wait_for_work()) return;
+        begin_tile();
+        if (Traits::kPingPong && warpgroup == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
+        issue_qk();  // lines 3 to 6
+        wgmma_wait_group<0>();
+        make_p(P[0], true);
+        softmax.needs_rescale = false;
+#pragma unroll 1
+        for (;;) {
+            if (!iterate(P[0], P[1])) return drain(P[0]);
+            if (!iterate(P[1], P[0])) return drain(P[1]);
+        }
+    }
+
+    // ---- the steps of an iteration ----
+
+    __device__ __forceinline__ void wait_ping_pong() const {
+        if (Traits::kPingPong) bar_sync(kFirstBarrier + warpgroup, kPingPongThreads);
+    }
+    __device__ __forceinline__ void arrive_ping_pong() const {
+        if (Traits::kPingPong) bar_arrive(kFirstBarrier + (warpgroup + 1) % Traits::kWarpgroups, kPingPongThreads);
+    }
+
+    __device__ __forceinline__ void issue_qk() {
+        smem.k_pipeline.consumer_wait(k_state);
+        wgmma_fence();
+        gemm_scores<Element, Traits::kColumns>(S[0], smem.query_tile(q_state.stage), warpgroup * 64, smem.key_tile(k_state.stage));
+        wgmma_commit_group();
+    }
+    __device__ __forceinline__ void issue_pv(Fragment& P_used) {
+        smem.v_pipeline.consumer_wait(v_state);
+        launder(O);
+        launder(P_used);
+        wgmma_fence();
+        gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
+        wgmma_commit_group();
+    }
+    // S is here: masks it, and computes P. Blocks that every row sees whole take no mask; one branch, and not two loops, since O, P and the
+    // pipelines go from one work tile to the next within the same loop.
+    __device__ __forceinline__ void make_p(Fragment& P_made, bool new_tile) {
+        launder(S[0]);
+        smem.k_pipeline.consumer_release(k_state.stage, elected);
+        k_state.advance();
+        const bool masked = n_block >= first_masked;
+        if (masked) {
+            const int row = first_query * kPackGqa + first_row();
+            mask_scores<Traits::kCausal, kPackGqa>(S, row, n_block * kBlockKv, p.len_kv, p.len_kv - p.len_q);
+        }
+        if (n_block == 0) release_q();
+        softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
+    }
+    // Every warp releases Q for itself, because its lanes have also read work slots that the producer may write next.
+    __device__ __forceinline__ void release_q() {
+        barrier_warp_sync();
+        smem.q_pipeline.consumer_release(q_state.stage, lane_index() == 0);
+        q_state.advance();
+    }
+    // The P V before has completed: releases its V stage, and stores O if that was the tile's last one, else rescales it if need be.
+    __device__ __forceinline__ void retire_pv() {
+        launder(O);
+        if (v_stage_in_use >= 0) smem.v_pipeline.consumer_release(v_stage_in_use, elected);
+        if (o_complete) {
+            const Work work = Work::load(finished);
+            const int row = first_row();
+            const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
+            store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, work.first(row), work.second(row), work.batch);
+            o_complete = false;
+        } else if (softmax.needs_rescale) {
+            softmax.rescale(O);
+        }
+    }
+
+    // ---- from one work tile to the next ----
+
+    // Waits for the next work tile's Q. Returns false at the end of the work.
+    __device__ __forceinline__ bool wait_for_work() const {
+        smem.q_pipeline.consumer_wait(q_state);
+        return shfl_sync_first(Work::load(smem.work_slot(slot.stage)).n_blocks) > 0;
+    }
+    __device__ __forceinline__ void begin_tile() {
+        current = smem.work_slot(slot.stage);
+        slot.advance();
+        const Work work = Work::load(current);
+        first_query = work.first_query;
+        n_block = shfl_sync_first(work.n_blocks) - 1;
+        const int own_query = first_query + warpgroup * kQueries;
+        first_masked = find_key_steps<Traits::kCausal, kQueries, kBlockKv>(own_query, p.len_kv, p.len_kv - p.len_q).full;
+    }
+    __device__ __forceinline__ void finish_tile() {
+        const RowSums statistics = softmax.finish(normalisers);
+        if (p.lse != nullptr) hand_statistics_over(statistics);
+        finished = current;
+        o_complete = true;
+    }
+    __device__ __forceinline__ void hand_statistics_over(const RowSums& statistics) {
+        const Pipeline<1> pipeline = smem.statistics_pipeline(warpgroup);
+        pipeline.producer_acquire(statistics_state);
+        statistics.store(smem.statistics_of(warpgroup));
+        barrier_warp_sync();
+        pipeline.producer_commit(statistics_state.stage, lane_index() == 0);
+        statistics_state.advance();
+    }
+    // This warp's first row within a tile. It is computed anew at each use: a register that kept it would be missing elsewhere.
+    __device__ __forceinline__ static int first_row() {
+        int thread = thread_index();
+        launder(thread);
+        return thread / 32 * 16 - 64;
+    }
+};
+
+// ---- the kernel -------------------------------------------------------------------------------------------------------
+
+// lse is [batch, heads_q, len_q], dense, or null.
+struct Parameters {
+    TensorMap q_map;
+    TensorMap k_map;
+    TensorMap v_map;
+    TensorMap out_map;
+    float* lse;
+    u32* tile_counter;
+    u64 head_sets_reciprocal;
+    u64 group_reciprocal;
+    u64 l2_group_heads_reciprocal;
+    u64 l2_group_blocks_reciprocal;
+    int head_sets;
+    int len_q;
+    int len_kv;
+    int query_tiles;
+    int l2_group_heads;
+    int l2_group_blocks;
+    int tiles;
+    int launched_blocks;
+    float scale_log2;
+    float ln2_hi;
+    float ln2_lo;
+};
+
+// What this kernel is specialised for.
+struct Traits {
+    using Element = Bf16;
+    static constexpr int kHeadDim = 64, kHeadDimV = 64;
+    static constexpr bool kCausal = true;
+
+    static constexpr int kWarpgroups = 2, kBlockKv = 160;
+    static constexpr int kStages = 2, kQueryStages = 2, kOutPanels = 1;
+    static constexpr bool kStaleRowMax = false;  // stale row max, conditional rescaling
+    static constexpr bool kPingPong = true;  // consumers alternate between products and softmax
+    static constexpr bool kDynamic = true;  // work tiles are claimed from a counter
+    static constexpr int kPackGqa = 1;  // query heads of a group, interleaved along the rows of a Q tile
+
+    static constexpr int kBlockQ = kWarpgroups * 64, kQueries = kBlockQ / kPackGqa;
+    static constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // wgmma takes 16 at a time
+    using QueryTile = PanelTile<kBlockQ, kColumns>;
+    using KeyTile = PanelTile<kBlockKv, kColumns>;
+    using ValueTile = PanelTile<kBlockKv, kColumnsV>;
+};
+
+constexpr int kThreads = (Traits::kWarpgroups + 1) * 128, kBlocksPerSm = 1;
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+constexpr bool kMovesRegisters = kProducerRegisters != kConsumerRegisters;
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+attention_forward_sm90_bf16_d64_causal_w2_bk160_s2_qs2_op1_mexact_pp1_sdynamic_pg1_sm_90a(const __grid_constant__ Parameters p) {
+    SharedRegions regions;
+    const ForwardStorage<Traits> smem(regions);
+    if (thread_index() == 0) smem.initialise();
+    barrier_sync();
+    const int warp = warp_index(), warpgroup = warp / 4;
+    if (warpgroup == 0) {
+        if constexpr (kMovesRegisters) setmaxnreg_dec<kProducerRegisters>();
+        if (warp == 0) {
+            if (thread_index() == 0) produce(p, smem);
+        } else if (warp <= Traits::kWarpgroups && p.lse != nullptr) {
+            write_lse(p, smem, warp - 1);
+        }
+    } else {
+        if constexpr (kMovesRegisters) setmaxnreg_inc<kConsumerRegisters>();
+        ForwardConsumer<Traits, Parameters>(p, smem, warpgroup - 1).run();
+    }
+}
