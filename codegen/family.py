@@ -126,7 +126,7 @@ class Family(ABC):
         """Raises ArgumentError with the reasons if no kernel of this config can take a workload."""
         _require_none(self.config_refusals(config, workload), config, workload)
 
-    def worth_trying(self, config: Any, workload: Workload) -> bool:
+    def not_dominated(self, config: Any, workload: Workload) -> bool:
         """Whether a config that takes a workload may be the best for it; False where another does the same with less."""
         return True
 

@@ -66,7 +66,7 @@ class BoundCall:
         return make(size, dtype=torch.uint8, device=torch.device("cuda", self.index)) if size else None
 
 
-def addresses_of(names: Iterable[str], tensors: Mapping[str, torch.Tensor], without: Iterable[str] = ()) -> tuple[int, ...]:
+def addresses_of(names: Iterable[str], tensors: Mapping[str, torch.Tensor], excluded: Iterable[str] = ()) -> tuple[int, ...]:
     """Where these operands lie; 0 for those that are not there, and those that nobody wants."""
-    wanted = tensors.keys() - set(without)
+    wanted = tensors.keys() - set(excluded)
     return tuple(tensors[name].data_ptr() if name in wanted else 0 for name in names)

@@ -61,8 +61,8 @@ class Tensors(Mapping[str, torch.Tensor]):
 
     def without_optional_inputs(self) -> Tensors:
         """Without the inputs that a call may leave out."""
-        left_out = [operand.name for operand in self.operands if operand.optional and operand.role is Role.IN]
-        return Tensors(self.problem, self.workload, {name: tensor for name, tensor in self.items() if name not in left_out})
+        excluded = [operand.name for operand in self.operands if operand.optional and operand.role is Role.IN]
+        return Tensors(self.problem, self.workload, {name: tensor for name, tensor in self.items() if name not in excluded})
 
     @property
     def operands(self) -> tuple[Operand, ...]:

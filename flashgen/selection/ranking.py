@@ -29,7 +29,7 @@ def ranked(problem: Problem, workload: Workload, device: Device, among: Sequence
     found = []
     for family in families_for(problem, device.target) if among is None else among:
         for config in family.legal_configs(problem, device.target):
-            if family.config_refusals(config, workload) or not family.worth_trying(config, workload):
+            if family.config_refusals(config, workload) or not family.not_dominated(config, workload):
                 continue
             prediction = family.predict(problem, config, workload, device)
             found.append(Candidate(family, config, prediction.seconds, prediction.bound_by))

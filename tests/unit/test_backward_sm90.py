@@ -127,7 +127,7 @@ def test_pair_program() -> None:
 
 def test_one_key_tile_needs_no_pair() -> None:
     one = dataclasses.replace(WORKLOAD, len_kv=64)
-    assert [PAIR.worth_trying(AttentionBackwardPairSm90Config(), w) for w in (one, WORKLOAD)] == [False, True]
+    assert [PAIR.not_dominated(AttentionBackwardPairSm90Config(), w) for w in (one, WORKLOAD)] == [False, True]
 
 
 @pytest.mark.parametrize(("family", "width"), [(NARROW, 128), (WIDE, 256), (PAIR, 256)])

@@ -65,7 +65,7 @@ class AttentionBackwardPairSm90(AttentionBackwardWideSm90):
         """See Family."""
         yield AttentionBackwardPairSm90Config()
 
-    def worth_trying(self, config: Config, workload: Workload) -> bool:
+    def not_dominated(self, config: Config, workload: Workload) -> bool:
         """See Family. Where there is one key tile, half of the blocks would have nothing to do."""
         return workload.len_kv > self.block_kv
 

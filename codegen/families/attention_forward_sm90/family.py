@@ -211,7 +211,7 @@ class AttentionForwardSm90(Family):
             maps[name] = tensor_map_shape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, *box, 1))
         return maps
 
-    def worth_trying(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:
+    def not_dominated(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:
         """See Family. Packing more heads is for fewer tiles, by a tenth at least: their work is the same, and copies become smaller."""
         if config.pack_gqa == 1:
             return True

@@ -39,7 +39,7 @@ class HopperWeights:
     maximum:         the same, in addition, where the reference follows the maximum
     latency:         cycles of a step that do not depend on its size
     copies:          cycles of a step for each row of 64 columns of K and V that it copies
-    misaligned:      factor on these where rows do not begin at multiples of 32 bytes, the sectors of the L2
+    unaligned:      factor on these where rows do not begin at multiples of 32 bytes, the sectors of the L2
     joining:         exponent of the norm that joins tensor cores and the rest
     tile:            cycles of a tile for each column of queries and output, for 128 rows
     begin:           cycles of a tile that do not depend on its size
@@ -59,7 +59,7 @@ class HopperWeights:
     maximum: float = 1.213
     latency: float = 665.9
     copies: float = 1.998
-    misaligned: float = 1.945
+    unaligned: float = 1.945
     joining: float = 1.783
     tile: float = 2.623
     begin: float = 767.3
@@ -92,7 +92,7 @@ def predict(
     tensor = 2 * rows * beside * keys * (d + dv) / rate / w.tensor
     per_key = w.exponentials + (0.0 if config.stale_row_max else w.maximum)
     serial = w.scores * 2 * rows * keys * d / rate + config.warpgroups * beside * keys * per_key + w.latency
-    panels = sum(_panels(width, problem.dtype, w.misaligned) for width in (problem.head_dim, problem.head_dim_v))
+    panels = sum(_panels(width, problem.dtype, w.unaligned) for width in (problem.head_dim, problem.head_dim_v))
     copies = w.copies * keys * beside * panels
     step = (tensor**w.joining + serial**w.joining + copies**w.joining) ** (1 / w.joining)
     if config.ping_pong:
@@ -116,9 +116,9 @@ def predict(
     return Prediction((seconds**MEMORY_JOINING + memory**MEMORY_JOINING) ** (1 / MEMORY_JOINING), bound_by)
 
 
-def _panels(width: int, dtype: Dtype, misaligned: float) -> float:
+def _panels(width: int, dtype: Dtype, unaligned: float) -> float:
     """Panels of a row, as many times as long as copying them takes."""
-    return -(-width // PANEL) * (misaligned if width * dtype.bytes % SECTOR_BYTES else 1.0)
+    return -(-width // PANEL) * (unaligned if width * dtype.bytes % SECTOR_BYTES else 1.0)
 
 
 @lru_cache(maxsize=2**12)

@@ -92,7 +92,7 @@ __device__ __forceinline__ SharedAddress shared_memory() {
     return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
 }
 
-// Bytes after each region that nobody may touch, and what watches over regions: only the host has them.
+// Bytes after each region that nobody may touch, and what watches over regions: only the emulator has them.
 constexpr u32 kRedZone = 0;
 __device__ __forceinline__ void claim_region(SharedAddress, int) {}
 
@@ -271,8 +271,11 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 
 // Asynchronous matrix products of a warpgroup, d (+)= a * b: 64x16 times 16xkN, fp32 accumulation. PTX ISA, "wgmma" (sm_90a).
 //
-// Warp w of the four holds rows 16w to 16w+15 of d and of a, each laid out as in mma_sync.cuh: d[j] is the column tile of 8 columns from
-// 8j. Registers must not be touched between a product and the wait for it.
+// Warp w of the four holds rows 16w to 16w+15 of d and of a. Lane l holds, of d, for the column tile of 8 columns from 8j:
+//   d[j][0], d[j][1]: row l / 4, columns 2 (l % 4) and the next;  d[j][2], d[j][3]: row l / 4 + 8, the same columns.
+// Of a in registers, two column tiles of 8 as two elements a register:
+//   a[0], a[1]: rows l / 4 and l / 4 + 8 of the first one;  a[2], a[3]: of the second one. So two neighbouring tiles of d, rounded, are an a.
+// Registers must not be touched between a product and the wait for it.
 
 // Where a matrix lies in shared memory, in tiles with 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0 to 13 the address, 16
 // to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes). Columns of
@@ -287,7 +290,7 @@ __device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offs
 template <class Element, int kN>
 __device__ __forceinline__ void wgmma_ss(float (&d)[kN / 8][4], u64 a, u64 b, int accumulate);
 
-// a from registers, as in mma_sync.cuh; b from shared memory, MN-major.
+// a from registers; b from shared memory, MN-major.
 template <class Element, int kN>
 __device__ __forceinline__ void wgmma_rs(float (&d)[kN / 8][4], const u32 (&a)[4], u64 b, int accumulate);
 
