@@ -1,4 +1,4 @@
-// Words of global memory by which blocks wait for each other. PTX ISA, "Memory Consistency Model"; "ld", "st" and "atom" with
+// Words of global memory that blocks share. PTX ISA, "Memory Consistency Model"; "ld", "st" and "atom" with
 // .acquire, .release and .gpu (sm_70).
 
 // What was written before a release of this word, by any thread of the GPU, is seen after a load that reads the released value.

@@ -1,6 +1,6 @@
 // Hints to the compiler about registers: no instructions.
 
-// Launders a value: hides its origin from the optimiser, which then keeps it in a register and does not compute it anew at each use.
+// Launders a value: the compiler can no longer trace it to its origin, nor hoist above this point what is computed from it.
 template <class T>
 __device__ __forceinline__ void launder(T*& pointer) {
     asm volatile("" : "+l"(pointer));
@@ -8,7 +8,7 @@ __device__ __forceinline__ void launder(T*& pointer) {
 __device__ __forceinline__ void launder(int& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void launder(u32& value) { asm volatile("" : "+r"(value)); }
 
-// Launders a fragment, which counts as read and written here: what the compiler does with it stays before, or comes after.
+// Launders a fragment, as CUTLASS's warpgroup_fence_operand: the compiler moves no access to its registers across this point.
 template <int kTiles>
 __device__ __forceinline__ void launder(float (&fragment)[kTiles][4]) {
 #pragma unroll

@@ -8,7 +8,7 @@ __device__ __forceinline__ SharedAddress shared_memory() {
     return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
 }
 
-// Bytes after each region that nobody may touch, and what watches over regions: only the emulator has them.
+// Hooks of the emulator that runs these kernels on a CPU: bytes after each region that nobody may touch. On a GPU they do nothing.
 constexpr u32 kRedZone = 0;
 __device__ __forceinline__ void claim_region(SharedAddress, int) {}
 

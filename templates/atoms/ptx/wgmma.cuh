@@ -3,14 +3,17 @@
 // Warp w of the four holds rows 16w to 16w+15 of d and of a. Lane l holds, of d, for the column tile of 8 columns from 8j:
 //   d[j][0], d[j][1]: row l / 4, columns 2 (l % 4) and the next;  d[j][2], d[j][3]: row l / 4 + 8, the same columns.
 // Of a in registers, two column tiles of 8 as two elements a register:
-//   a[0], a[1]: rows l / 4 and l / 4 + 8 of the first one;  a[2], a[3]: of the second one. So two neighbouring tiles of d, rounded, are an a.
+//   a[0], a[1]: rows l / 4 and l / 4 + 8 of the first one;  a[2], a[3]: of the second one.
+// So two neighbouring tiles of d, rounded, make an a.
 // Registers must not be touched between a product and the wait for it.
 
 // Where a matrix lies in shared memory, in tiles with 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0 to 13 the address, 16
-// to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes). Columns of
-// the shared dimension contiguous (K-major): rows of 128 bytes, groups of 8 of them 1024 bytes apart; no leading offset. Columns of the
-// other dimension contiguous (MN-major): groups of 8 rows of the shared dimension 1024 bytes apart; panels of 64 columns `panel_bytes`
-// apart. The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
+// to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes).
+//   K-major (the contraction dimension is contiguous): rows of 128 bytes; groups of 8 rows are 1024 bytes apart (stride offset); the
+//   leading offset is ignored.
+//   MN-major (the other dimension is contiguous): groups of 8 steps of the contraction are 1024 bytes apart (stride offset); panels of 64
+//   columns are `panel_bytes` apart (leading offset).
+// The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
 __device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
     return u64{0x40000040u} << 32 | ((panel_bytes >> 4 << 16 | address >> 4) + (offset >> 4));
 }
@@ -23,7 +26,7 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[kN / 8][4], u64 a, u64 b, in
 template <class Element, int kN>
 __device__ __forceinline__ void wgmma_rs(float (&d)[kN / 8][4], const u32 (&a)[4], u64 b, int accumulate);
 
-// Before the first product, and after ordinary instructions wrote registers of the next ones.
+// Comes before the first product, and wherever ordinary instructions have written registers that the next product uses.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Closes the group of products issued since the last commit.

@@ -1,9 +1,11 @@
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// Conditional rescaling: the row max stays stale until a scaled score exceeds it by this much. P is then at most 2^8, which fp16 holds.
+// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if a scaled score exceeds it by more than this
+// (log2). P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
-// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and any finite score exceeds it.
+// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and every score of a row that is not huge
+// exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
@@ -33,6 +35,7 @@ __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expe
 // Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
 __device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
     const bool unseen = origin.row_max == kInitialRowMax;
+    // maximum + inf is NaN if the row has seen no key, with a maximum of -inf: then it stays as it is.
     const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
     if (!(height > 0.0f)) return 1.0f;
     const Origin before = origin;

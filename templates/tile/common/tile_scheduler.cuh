@@ -11,25 +11,27 @@ struct WorkTile {
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int tiles, l2_group_heads, l2_group_blocks;
+    int head_tiles, l2_group_heads, l2_group_blocks;
     u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
 
     template <class Parameters>
-    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int tiles) {
-        return {tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int head_tiles) {
+        return {head_tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
     }
 };
 
-__device__ __forceinline__ WorkTile find_work_tile(int block, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(block, scheduler.l2_group_blocks_reciprocal), within = block - group * scheduler.l2_group_blocks;
+// The work tile of number `index`. `heads`: of a batch entry, or sets of heads that share tiles; l2_group_heads divides them all.
+__device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
+    const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
     const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
-    return {scheduler.tiles - 1 - tile, head_and_batch - batch * heads, batch};
+    return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) need the mask, and no query sees the others. Steps
-// are visited from the last to the first, so a row meets its first visible key in a step of [full, end), unless that range is empty.
+// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) take the mask, and no query sees the others. Steps
+// are visited from the last to the first. Where the queries of a tile differ in their last visible key, the step of the first query's last
+// key counts as masked even if it is full: a row meets its first visible key there, and softmax must update its row max.
 struct KeySteps {
     int full, end;
 };

@@ -2,7 +2,7 @@
 // tensor copies.
 
 // Rounds O * normalisers and stores the warp's 16 rows from `row` on; the copies leave out rows and columns outside of the tensor. `ring`
-// has kPanels panels of 16 rows, which no other warp uses, and which the copies may still read on return. O is zero then.
+// has kPanels panels of 16 rows, which no other warp uses, and which the copies may still read on return. Sets O to zero.
 template <class Element, int kPanels, int kOutTiles>
 __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kOutTiles][4], const float (&normalisers)[2],
                                              SharedAddress ring, int row, int head, int batch) {

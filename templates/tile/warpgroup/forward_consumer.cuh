@@ -7,6 +7,7 @@ struct ForwardConsumer {
     using Work = WorkTileInfo<Traits>;
     static constexpr int kBlockKv = Traits::kBlockKv, kPackGqa = Traits::kPackGqa;
     static constexpr int kQueries = 64 / kPackGqa;  // in a consumer's rows
+    // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
     static_assert(!Traits::kPingPong || Traits::kWarpgroups > 1, "ping-pong scheduling takes two consumers");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
@@ -25,21 +26,22 @@ struct ForwardConsumer {
     SharedAddress current = 0, finished = 0;  // slots of the work tile in work, and of the one whose O is to be stored
     int first_query, n_block, first_masked;   // of the work tile in work
     float normalisers[2];
-    bool o_complete = false;  // O is the finished work tile's
-    int v_stage_in_use = -1;
+    bool store_pending = false;  // once the P V under way is complete, O is the finished work tile's, and retire_pv stores it
+    int v_stage_in_use = -1;     // that the P V under way reads
 
     __device__ __forceinline__ ForwardConsumer(const Parameters& p, const ForwardStorage<Traits>& smem, int warpgroup)
         : p(p), smem(smem), warpgroup(warpgroup), elected(thread_index() % 128 == 0), softmax(p.scale_log2, p.ln2_hi) {}
 
     // One iteration of FlashAttention-3, algorithm 2 (lines 8 to 15): S = Q K^T of this block runs beside O += P V of the block before, and
-    // softmax runs under that product. The first block of a work tile overlaps the last product of the tile before: the pipeline never
-    // drains. Returns false at the end of the work; P_prev is then left to `drain`.
+    // softmax runs under that product. P_prev is the paper's P_cur: P[0] and P[1] swap roles, in place of line 16. Blocks go from the last
+    // to the first. The first block of a work tile overlaps the last product of the tile before, so the pipeline never drains. Line 20 is
+    // finish_tile, and store_output in retire_pv. Returns false at the end of the work; P_prev is then left to `drain`.
     __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
         const bool new_tile = --n_block < 0;
         if (new_tile && !wait_for_work()) return false;
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
-        wgmma_wait_group<1>();  // lines 14, 15, put off to here: O += P V of the iteration before is complete
+        wgmma_wait_group<1>();  // lines 14, 15 of the iteration before: O += P V is complete
         retire_pv();            // rescale O, release V
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
@@ -51,11 +53,11 @@ struct ForwardConsumer {
         wgmma_wait_group<1>();  // line 12: S is here
         v_stage_in_use = v_state.stage;
         v_state.advance();
-        make_p(P_next, new_tile);  // line 13: row_max, P, row_sum
-        if (new_tile) softmax.needs_rescale = false;
+        make_p(P_next, new_tile);  // line 15 for K, line 13: row_max, P, row_sum
+        if (new_tile) softmax.needs_rescale = false;  // O of a new tile begins at zero
         return true;
     }
-    // The last block of all has no Q K^T beside its P V (lines 18 to 20).
+    // The last block of all has no Q K^T beside its P V (lines 18, 19).
     __device__ __forceinline__ void drain(Fragment& P_last) {
         wgmma_wait_group<0>();
         retire_pv();
@@ -63,14 +65,15 @@ struct ForwardConsumer {
         finish_tile();
         if (p.lse != nullptr) hand_statistics_over({});  // the LSE writer finds the end of the work in the next slot
         wgmma_wait_group<0>();
-        v_stage_in_use = -1;
+        v_stage_in_use = -1;  // nobody fills the stage again
         retire_pv();
+        // Shared memory must live until the copies of O have read it.
         if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
     }
     __device__ __forceinline__ void run() {
         if (!wait_for_work()) return;
         begin_tile();
-        if (Traits::kPingPong && warpgroup == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
+        if (Traits::kPingPong && warpgroup == 0) bar_arrive(kFirstBarrier, kPingPongThreads);  // nobody precedes consumer 0
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();
         make_p(P[0], true);
@@ -129,12 +132,12 @@ struct ForwardConsumer {
     __device__ __forceinline__ void retire_pv() {
         launder(O);
         if (v_stage_in_use >= 0) smem.v_pipeline.consumer_release(v_stage_in_use, elected);
-        if (o_complete) {
+        if (store_pending) {
             const Work work = Work::load(finished);
             const int row = first_row();
             const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
             store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, work.first(row), work.second(row), work.batch);
-            o_complete = false;
+            store_pending = false;
         } else if (softmax.needs_rescale) {
             softmax.rescale(O);
         }
@@ -160,7 +163,7 @@ struct ForwardConsumer {
         const RowSums statistics = softmax.finish(normalisers);
         if (p.lse != nullptr) hand_statistics_over(statistics);
         finished = current;
-        o_complete = true;
+        store_pending = true;
     }
     __device__ __forceinline__ void hand_statistics_over(const RowSums& statistics) {
         const Pipeline<1> pipeline = smem.statistics_pipeline(warpgroup);
@@ -170,7 +173,8 @@ struct ForwardConsumer {
         pipeline.producer_commit(statistics_state.stage, lane_index() == 0);
         statistics_state.advance();
     }
-    // This warp's first row within a tile. It is computed anew at each use: a register that kept it would be missing elsewhere.
+    // This warp's first row within a tile: 0 for warp 4 of the block, the first of all consumers'. It is computed anew at each use, because
+    // a register that kept it would be missing elsewhere.
     __device__ __forceinline__ static int first_row() {
         int thread = thread_index();
         launder(thread);

@@ -35,13 +35,14 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
             k_state.advance();
             if (n_block == work.n_blocks - 1) {
                 smem.q_pipeline.producer_acquire(q_state);
-                work.store(smem.work_slot(slot.stage));
+                work.store(smem.work_slot(slot.stage));  // those who wait for Q see it, by the arrival of producer_expect
                 slot.advance();
                 smem.q_pipeline.producer_expect(q_state, Storage::QueryTile::kBytes);
                 const SharedAddress q_full = smem.q_pipeline.full(q_state.stage);
                 smem.query_tile(q_state.stage).load(p.q_map, q_full, work.first(), work.second(), work.batch);
                 q_state.advance();
             }
+            // One block before the last: loads that are still to come hide the latency of the claim.
             if (n_block == min(1, work.n_blocks - 1)) next = next_work_tile<Traits>(p, index);
             load_v();
             v_block = n_block, v_head = head_kv, v_batch = work.batch;

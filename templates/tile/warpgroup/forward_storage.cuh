@@ -15,7 +15,7 @@ struct WorkTileInfo {
         const KeySteps blocks = find_key_steps<Traits::kCausal, kQueries, kBlockKv>(first_query, p.len_kv, p.len_kv - p.len_q);
         return {first_query, work.head * kPackGqa, work.batch, max(blocks.end, 1)};
     }
-    // The coordinates of a row in the tensor maps of Q and O. Under PackGQA heads come before queries there.
+    // Coordinates 1 and 2 of a row in the tensor maps of Q and O, behind the column: (query, head), or under PackGQA (head, query).
     __device__ __forceinline__ int first(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
     __device__ __forceinline__ int second(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
 
@@ -29,17 +29,19 @@ struct WorkTileInfo {
     }
 };
 
-// The persistent tile scheduler: which work tile this block takes after `index`. The dynamic one is asked as late as possible, so that
-// blocks that run ahead take more tiles.
+// The persistent tile scheduler: which work tile this block takes after `index`. The dynamic one is asked late, so that blocks that run
+// ahead take more tiles. Each work tile leads to one claim: after that of number `tiles` - 1 the launch makes no other.
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
     const int claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
-    if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the launch's last claim, for the launch after it
+    if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
     return claims + p.launched_blocks;
 }
 
-// Work tiles that are alive at once: Q is on its way, in work, O is not stored yet. The producer writes their descriptors to slots in turn.
+// Slots for the descriptors of work tiles. Up to kQueryStages tiles have a stage of Q or wait for one; one more has released Q while its
+// last P V runs, and one has O still to store. An LSE writer is no further behind: its consumer waits for it before it hands over the next
+// statistics.
 template <class Traits>
 constexpr int kWorkSlots = Traits::kQueryStages + 2;
 
@@ -58,7 +60,7 @@ struct ForwardStorage {
     SharedAddress queries, keys, values, out, statistics;
     Pipeline<kQueryStages> q_pipeline;
     Pipeline<kStages> k_pipeline, v_pipeline;
-    Pipeline<1> statistics_pipelines;  // one behind the other, one for each consumer, which is its producer
+    Pipeline<1> statistics_pipelines;  // the first one: each consumer fills one, and its LSE writer empties it
     SharedAddress work_slots;
 
     // All threads call this, since each claims the regions; the pipelines are initialised by one, for all after the next barrier.
@@ -75,6 +77,8 @@ struct ForwardStorage {
         work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
     }
     __device__ __forceinline__ void initialise() const {
+        // Each warp of a consumer releases Q, since its lanes also read the work slot. K and V are read by products alone, which complete
+        // for the whole warpgroup: one thread of a consumer releases them. Each warp commits its rows' statistics.
         q_pipeline.initialise(1, kWarpgroups * 4);
         k_pipeline.initialise(1, kWarpgroups);
         v_pipeline.initialise(1, kWarpgroups);

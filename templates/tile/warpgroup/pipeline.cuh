@@ -1,5 +1,6 @@
 // A pipeline of stages in shared memory between producers, which fill them, and consumers, which use them up: a full and an empty mbarrier
-// for each stage. The names are those of CUTLASS's PipelineTmaAsync.
+// for each stage. The names follow CUTLASS's
+// PipelineTmaAsync, but producer_acquire only waits, producer_expect announces the bytes, and both states begin with parity 0.
 
 __device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
     while (!mbarrier_try_wait_parity(barrier, parity)) {}
@@ -34,7 +35,7 @@ struct Pipeline {
             mbarrier_init(empty(stage), consumers);
         }
     }
-    // A producer waits until the stage is empty. Then it says how many bytes its copies will bring, or commits what it has written itself.
+    // A producer waits until the stage is empty. Then it says how many bytes its copies will bring, or commits what threads have written.
     __device__ __forceinline__ void producer_acquire(const PipelineState<kStages>& state) const {
         wait(empty(state.stage), state.parity ^ 1);
     }

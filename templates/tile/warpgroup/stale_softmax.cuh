@@ -4,8 +4,8 @@
 // max, so that no input costs more than one block computed twice. Each warp decides by its own rows alone, because results must not depend
 // on who was first.
 
-// Upper bound of a lane's partial row sum over one block: above it some P could overflow Element. bf16 holds any P; 2^72 leaves the fp32 O
-// 2^41 for the values of V over 16384 such keys.
+// A lane whose partial row sum over a stale block reaches this limit triggers the recomputation. Below 2^15 no P overflows fp16. bf16 holds
+// any P; 2^72 leaves the fp32 O 2^41 for the values of V over 16384 such keys.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
@@ -20,7 +20,7 @@ struct OnlineSoftmax {
     float row_max[2];       // scale_log2 * the maximum of S when it was last updated, rounded
     float shift[2];           // see Origin; valid if `huge`
     float row_sum[2], compensation[2];    // what the additions to row_sum rounded away (Dekker 1971)
-    float factor[2];          // that rescales O, if needs_rescale
+    float factor[2];          // rescales O, if needs_rescale
     bool needs_rescale;            // the last block updated a row max; the same in the whole warp
     bool recomputed;              // a block of this work tile was, or a row of the warp is huge
     bool huge;                // a row of the warp is huge
@@ -42,7 +42,8 @@ struct OnlineSoftmax {
         recomputed = huge = false;
     }
 
-    // Updates the row max where S exceeds it by more than kHeadroom. In a warp with huge rows S is shifted.
+    // If some row of the warp exceeds its row max by more than kHeadroom, raises the row max of all its rows that are higher. In a warp
+    // with a huge row it raises every row that is higher, and subtracts each row's shift from S.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
         float maximum[2], highest[2];

@@ -38,7 +38,7 @@ __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u
 
 // Hints to the compiler about registers: no instructions.
 
-// Launders a value: hides its origin from the optimiser, which then keeps it in a register and does not compute it anew at each use.
+// Launders a value: the compiler can no longer trace it to its origin, nor hoist above this point what is computed from it.
 template <class T>
 __device__ __forceinline__ void launder(T*& pointer) {
     asm volatile("" : "+l"(pointer));
@@ -46,7 +46,7 @@ __device__ __forceinline__ void launder(T*& pointer) {
 __device__ __forceinline__ void launder(int& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void launder(u32& value) { asm volatile("" : "+r"(value)); }
 
-// Launders a fragment, which counts as read and written here: what the compiler does with it stays before, or comes after.
+// Launders a fragment, as CUTLASS's warpgroup_fence_operand: the compiler moves no access to its registers across this point.
 template <int kTiles>
 __device__ __forceinline__ void launder(float (&fragment)[kTiles][4]) {
 #pragma unroll
@@ -88,7 +88,7 @@ __device__ __forceinline__ SharedAddress shared_memory() {
     return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
 }
 
-// Bytes after each region that nobody may touch, and what watches over regions: only the emulator has them.
+// Hooks of the emulator that runs these kernels on a CPU: bytes after each region that nobody may touch. On a GPU they do nothing.
 constexpr u32 kRedZone = 0;
 __device__ __forceinline__ void claim_region(SharedAddress, int) {}
 
@@ -488,25 +488,27 @@ struct WorkTile {
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int tiles, l2_group_heads, l2_group_blocks;
+    int head_tiles, l2_group_heads, l2_group_blocks;
     u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
 
     template <class Parameters>
-    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int tiles) {
-        return {tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int head_tiles) {
+        return {head_tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
     }
 };
 
-__device__ __forceinline__ WorkTile find_work_tile(int block, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(block, scheduler.l2_group_blocks_reciprocal), within = block - group * scheduler.l2_group_blocks;
+// The work tile of number `index`. `heads`: of a batch entry, or sets of heads that share tiles; l2_group_heads divides them all.
+__device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
+    const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
     const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
-    return {scheduler.tiles - 1 - tile, head_and_batch - batch * heads, batch};
+    return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) need the mask, and no query sees the others. Steps
-// are visited from the last to the first, so a row meets its first visible key in a step of [full, end), unless that range is empty.
+// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) take the mask, and no query sees the others. Steps
+// are visited from the last to the first. Where the queries of a tile differ in their last visible key, the step of the first query's last
+// key counts as masked even if it is full: a row meets its first visible key there, and softmax must update its row max.
 struct KeySteps {
     int full, end;
 };
@@ -638,10 +640,12 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// Conditional rescaling: the row max stays stale until a scaled score exceeds it by this much. P is then at most 2^8, which fp16 holds.
+// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if a scaled score exceeds it by more than this
+// (log2). P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
-// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and any finite score exceeds it.
+// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and every score of a row that is not huge
+// exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
@@ -671,6 +675,7 @@ __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expe
 // Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
 __device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
     const bool unseen = origin.row_max == kInitialRowMax;
+    // maximum + inf is NaN if the row has seen no key, with a maximum of -inf: then it stays as it is.
     const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
     if (!(height > 0.0f)) return 1.0f;
     const Origin before = origin;

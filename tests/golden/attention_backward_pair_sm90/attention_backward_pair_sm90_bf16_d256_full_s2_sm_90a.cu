@@ -44,7 +44,7 @@ __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u
 
 // Hints to the compiler about registers: no instructions.
 
-// Launders a value: hides its origin from the optimiser, which then keeps it in a register and does not compute it anew at each use.
+// Launders a value: the compiler can no longer trace it to its origin, nor hoist above this point what is computed from it.
 template <class T>
 __device__ __forceinline__ void launder(T*& pointer) {
     asm volatile("" : "+l"(pointer));
@@ -52,7 +52,7 @@ __device__ __forceinline__ void launder(T*& pointer) {
 __device__ __forceinline__ void launder(int& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void launder(u32& value) { asm volatile("" : "+r"(value)); }
 
-// Launders a fragment, which counts as read and written here: what the compiler does with it stays before, or comes after.
+// Launders a fragment, as CUTLASS's warpgroup_fence_operand: the compiler moves no access to its registers across this point.
 template <int kTiles>
 __device__ __forceinline__ void launder(float (&fragment)[kTiles][4]) {
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ __forceinline__ SharedAddress shared_memory() {
     return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
 }
 
-// Bytes after each region that nobody may touch, and what watches over regions: only the emulator has them.
+// Hooks of the emulator that runs these kernels on a CPU: bytes after each region that nobody may touch. On a GPU they do nothing.
 constexpr u32 kRedZone = 0;
 __device__ __forceinline__ void claim_region(SharedAddress, int) {}
 
@@ -144,7 +144,7 @@ __device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
 
 // Barriers of some of a block's warps, by number: 1 to 15. PTX ISA, "bar, barrier". Number 0 is barrier_sync's.
 
-// Waits until `threads` have arrived, with those that do not wait; whole warps take part.
+// Waits until `threads` threads of bar_sync and bar_arrive together have arrived. Whole warps call it.
 __device__ __forceinline__ void bar_sync(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -276,14 +276,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 // Warp w of the four holds rows 16w to 16w+15 of d and of a. Lane l holds, of d, for the column tile of 8 columns from 8j:
 //   d[j][0], d[j][1]: row l / 4, columns 2 (l % 4) and the next;  d[j][2], d[j][3]: row l / 4 + 8, the same columns.
 // Of a in registers, two column tiles of 8 as two elements a register:
-//   a[0], a[1]: rows l / 4 and l / 4 + 8 of the first one;  a[2], a[3]: of the second one. So two neighbouring tiles of d, rounded, are an a.
+//   a[0], a[1]: rows l / 4 and l / 4 + 8 of the first one;  a[2], a[3]: of the second one.
+// So two neighbouring tiles of d, rounded, make an a.
 // Registers must not be touched between a product and the wait for it.
 
 // Where a matrix lies in shared memory, in tiles with 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0 to 13 the address, 16
-// to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes). Columns of
-// the shared dimension contiguous (K-major): rows of 128 bytes, groups of 8 of them 1024 bytes apart; no leading offset. Columns of the
-// other dimension contiguous (MN-major): groups of 8 rows of the shared dimension 1024 bytes apart; panels of 64 columns `panel_bytes`
-// apart. The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
+// to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes).
+//   K-major (the contraction dimension is contiguous): rows of 128 bytes; groups of 8 rows are 1024 bytes apart (stride offset); the
+//   leading offset is ignored.
+//   MN-major (the other dimension is contiguous): groups of 8 steps of the contraction are 1024 bytes apart (stride offset); panels of 64
+//   columns are `panel_bytes` apart (leading offset).
+// The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
 __device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
     return u64{0x40000040u} << 32 | ((panel_bytes >> 4 << 16 | address >> 4) + (offset >> 4));
 }
@@ -296,7 +299,7 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[kN / 8][4], u64 a, u64 b, in
 template <class Element, int kN>
 __device__ __forceinline__ void wgmma_rs(float (&d)[kN / 8][4], const u32 (&a)[4], u64 b, int accumulate);
 
-// Before the first product, and after ordinary instructions wrote registers of the next ones.
+// Comes before the first product, and wherever ordinary instructions have written registers that the next product uses.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Closes the group of products issued since the last commit.
@@ -783,25 +786,27 @@ struct WorkTile {
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int tiles, l2_group_heads, l2_group_blocks;
+    int head_tiles, l2_group_heads, l2_group_blocks;
     u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
 
     template <class Parameters>
-    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int tiles) {
-        return {tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int head_tiles) {
+        return {head_tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
     }
 };
 
-__device__ __forceinline__ WorkTile find_work_tile(int block, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(block, scheduler.l2_group_blocks_reciprocal), within = block - group * scheduler.l2_group_blocks;
+// The work tile of number `index`. `heads`: of a batch entry, or sets of heads that share tiles; l2_group_heads divides them all.
+__device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
+    const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
     const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
-    return {scheduler.tiles - 1 - tile, head_and_batch - batch * heads, batch};
+    return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) need the mask, and no query sees the others. Steps
-// are visited from the last to the first, so a row meets its first visible key in a step of [full, end), unless that range is empty.
+// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) take the mask, and no query sees the others. Steps
+// are visited from the last to the first. Where the queries of a tile differ in their last visible key, the step of the first query's last
+// key counts as masked even if it is full: a row meets its first visible key there, and softmax must update its row max.
 struct KeySteps {
     int full, end;
 };
@@ -933,10 +938,12 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// Conditional rescaling: the row max stays stale until a scaled score exceeds it by this much. P is then at most 2^8, which fp16 holds.
+// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if a scaled score exceeds it by more than this
+// (log2). P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
-// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and any finite score exceeds it.
+// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and every score of a row that is not huge
+// exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
@@ -966,6 +973,7 @@ __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expe
 // Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
 __device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
     const bool unseen = origin.row_max == kInitialRowMax;
+    // maximum + inf is NaN if the row has seen no key, with a maximum of -inf: then it stays as it is.
     const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
     if (!(height > 0.0f)) return 1.0f;
     const Origin before = origin;
@@ -1301,7 +1309,8 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
 // ==== tile/warpgroup/pipeline.cuh ====================================================================================
 
 // A pipeline of stages in shared memory between producers, which fill them, and consumers, which use them up: a full and an empty mbarrier
-// for each stage. The names are those of CUTLASS's PipelineTmaAsync.
+// for each stage. The names follow CUTLASS's
+// PipelineTmaAsync, but producer_acquire only waits, producer_expect announces the bytes, and both states begin with parity 0.
 
 __device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
     while (!mbarrier_try_wait_parity(barrier, parity)) {}
@@ -1336,7 +1345,7 @@ struct Pipeline {
             mbarrier_init(empty(stage), consumers);
         }
     }
-    // A producer waits until the stage is empty. Then it says how many bytes its copies will bring, or commits what it has written itself.
+    // A producer waits until the stage is empty. Then it says how many bytes its copies will bring, or commits what threads have written.
     __device__ __forceinline__ void producer_acquire(const PipelineState<kStages>& state) const {
         wait(empty(state.stage), state.parity ^ 1);
     }
@@ -1369,11 +1378,11 @@ struct PanelTile {
         for (int panel = 0; panel < kPanels; ++panel)
             cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, row, head, batch);
     }
-    // The operand of 16 columns, rows from `row` on (a multiple of 8), where columns are the shared dimension of the product.
+    // The K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
     __device__ __forceinline__ u64 columns(int row, int step) const {
         return matrix_descriptor(base, row * 128 + step / 4 * kPanelBytes + step % 4 * 32);
     }
-    // The operand of 16 rows, all columns, where rows are the shared dimension.
+    // The MN-major operand of step `step` of the contraction: rows 16 * step and on, all columns.
     __device__ __forceinline__ u64 rows(int step) const { return matrix_descriptor(base, step * 16 * 128, kPanelBytes); }
     __device__ __forceinline__ SharedAddress at(int row, int chunk) const { return base + row * 128 + ((chunk ^ row % 8) * 16); }
 };

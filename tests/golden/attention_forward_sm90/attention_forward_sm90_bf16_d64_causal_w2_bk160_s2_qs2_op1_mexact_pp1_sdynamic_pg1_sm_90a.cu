@@ -1,10 +1,11 @@
 // attention_forward_sm90_bf16_d64_causal_w2_bk160_s2_qs2_op1_mexact_pp1_sdynamic_pg1_sm_90a
 //
 // Attention forward for Hopper, as in FlashAttention-3 (Shah et al. 2024), algorithms 1 and 2:
-//   out = softmax(scale * Q K^T + causal mask) V,  lse = log(sum(exp(scale * Q K^T))) for each row.
-// The first warpgroup is the producer: one thread loads tiles by tensor copies, and a warp for each consumer writes lse.
-// Each of the other 2 warpgroups, the consumers, computes 64 rows of O. Blocks are persistent, and the pipeline of
-// a consumer does not drain between the work tiles of its block.
+//   S = scale * Q K^T + causal mask,  out = softmax(S) V,  lse = log(sum(exp(S))) for each row.
+// The first warpgroup is the producer: one thread issues the TMA loads, and a warp for each consumer writes its lse.
+// Each of the other 2 warpgroups, the consumers, computes 64 rows of O.
+// A work tile is 128 rows of Q, with all keys that they see.
+// Blocks are persistent, and the pipeline of a consumer does not drain between the work tiles of its block.
 //
 //   problem  bf16_d64_causal
 //   config   warpgroups 2, block_kv 160, stages 2, query_stages 2, out_panels 1, row_max exact, ping_pong true,
@@ -37,7 +38,7 @@ __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u
 
 // Hints to the compiler about registers: no instructions.
 
-// Launders a value: hides its origin from the optimiser, which then keeps it in a register and does not compute it anew at each use.
+// Launders a value: the compiler can no longer trace it to its origin, nor hoist above this point what is computed from it.
 template <class T>
 __device__ __forceinline__ void launder(T*& pointer) {
     asm volatile("" : "+l"(pointer));
@@ -45,7 +46,7 @@ __device__ __forceinline__ void launder(T*& pointer) {
 __device__ __forceinline__ void launder(int& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void launder(u32& value) { asm volatile("" : "+r"(value)); }
 
-// Launders a fragment, which counts as read and written here: what the compiler does with it stays before, or comes after.
+// Launders a fragment, as CUTLASS's warpgroup_fence_operand: the compiler moves no access to its registers across this point.
 template <int kTiles>
 __device__ __forceinline__ void launder(float (&fragment)[kTiles][4]) {
 #pragma unroll
@@ -87,7 +88,7 @@ __device__ __forceinline__ SharedAddress shared_memory() {
     return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
 }
 
-// Bytes after each region that nobody may touch, and what watches over regions: only the emulator has them.
+// Hooks of the emulator that runs these kernels on a CPU: bytes after each region that nobody may touch. On a GPU they do nothing.
 constexpr u32 kRedZone = 0;
 __device__ __forceinline__ void claim_region(SharedAddress, int) {}
 
@@ -129,7 +130,7 @@ __device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
 
 // Barriers of some of a block's warps, by number: 1 to 15. PTX ISA, "bar, barrier". Number 0 is barrier_sync's.
 
-// Waits until `threads` have arrived, with those that do not wait; whole warps take part.
+// Waits until `threads` threads of bar_sync and bar_arrive together have arrived. Whole warps call it.
 __device__ __forceinline__ void bar_sync(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -250,14 +251,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 // Warp w of the four holds rows 16w to 16w+15 of d and of a. Lane l holds, of d, for the column tile of 8 columns from 8j:
 //   d[j][0], d[j][1]: row l / 4, columns 2 (l % 4) and the next;  d[j][2], d[j][3]: row l / 4 + 8, the same columns.
 // Of a in registers, two column tiles of 8 as two elements a register:
-//   a[0], a[1]: rows l / 4 and l / 4 + 8 of the first one;  a[2], a[3]: of the second one. So two neighbouring tiles of d, rounded, are an a.
+//   a[0], a[1]: rows l / 4 and l / 4 + 8 of the first one;  a[2], a[3]: of the second one.
+// So two neighbouring tiles of d, rounded, make an a.
 // Registers must not be touched between a product and the wait for it.
 
 // Where a matrix lies in shared memory, in tiles with 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0 to 13 the address, 16
-// to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes). Columns of
-// the shared dimension contiguous (K-major): rows of 128 bytes, groups of 8 of them 1024 bytes apart; no leading offset. Columns of the
-// other dimension contiguous (MN-major): groups of 8 rows of the shared dimension 1024 bytes apart; panels of 64 columns `panel_bytes`
-// apart. The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
+// to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes).
+//   K-major (the contraction dimension is contiguous): rows of 128 bytes; groups of 8 rows are 1024 bytes apart (stride offset); the
+//   leading offset is ignored.
+//   MN-major (the other dimension is contiguous): groups of 8 steps of the contraction are 1024 bytes apart (stride offset); panels of 64
+//   columns are `panel_bytes` apart (leading offset).
+// The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
 __device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
     return u64{0x40000040u} << 32 | ((panel_bytes >> 4 << 16 | address >> 4) + (offset >> 4));
 }
@@ -270,7 +274,7 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[kN / 8][4], u64 a, u64 b, in
 template <class Element, int kN>
 __device__ __forceinline__ void wgmma_rs(float (&d)[kN / 8][4], const u32 (&a)[4], u64 b, int accumulate);
 
-// Before the first product, and after ordinary instructions wrote registers of the next ones.
+// Comes before the first product, and wherever ordinary instructions have written registers that the next product uses.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Closes the group of products issued since the last commit.
@@ -294,7 +298,7 @@ __device__ __forceinline__ void stmatrix_x4(SharedAddress row, u32 r0, u32 r1, u
 
 // ==== atoms/ptx/atomic.cuh ===========================================================================================
 
-// Words of global memory by which blocks wait for each other. PTX ISA, "Memory Consistency Model"; "ld", "st" and "atom" with
+// Words of global memory that blocks share. PTX ISA, "Memory Consistency Model"; "ld", "st" and "atom" with
 // .acquire, .release and .gpu (sm_70).
 
 // What was written before a release of this word, by any thread of the GPU, is seen after a load that reads the released value.
@@ -460,25 +464,27 @@ struct WorkTile {
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int tiles, l2_group_heads, l2_group_blocks;
+    int head_tiles, l2_group_heads, l2_group_blocks;
     u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
 
     template <class Parameters>
-    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int tiles) {
-        return {tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int head_tiles) {
+        return {head_tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
     }
 };
 
-__device__ __forceinline__ WorkTile find_work_tile(int block, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(block, scheduler.l2_group_blocks_reciprocal), within = block - group * scheduler.l2_group_blocks;
+// The work tile of number `index`. `heads`: of a batch entry, or sets of heads that share tiles; l2_group_heads divides them all.
+__device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
+    const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
     const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
-    return {scheduler.tiles - 1 - tile, head_and_batch - batch * heads, batch};
+    return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) need the mask, and no query sees the others. Steps
-// are visited from the last to the first, so a row meets its first visible key in a step of [full, end), unless that range is empty.
+// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) take the mask, and no query sees the others. Steps
+// are visited from the last to the first. Where the queries of a tile differ in their last visible key, the step of the first query's last
+// key counts as masked even if it is full: a row meets its first visible key there, and softmax must update its row max.
 struct KeySteps {
     int full, end;
 };
@@ -494,7 +500,8 @@ __device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, 
 // ==== tile/warpgroup/pipeline.cuh ====================================================================================
 
 // A pipeline of stages in shared memory between producers, which fill them, and consumers, which use them up: a full and an empty mbarrier
-// for each stage. The names are those of CUTLASS's PipelineTmaAsync.
+// for each stage. The names follow CUTLASS's
+// PipelineTmaAsync, but producer_acquire only waits, producer_expect announces the bytes, and both states begin with parity 0.
 
 __device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
     while (!mbarrier_try_wait_parity(barrier, parity)) {}
@@ -529,7 +536,7 @@ struct Pipeline {
             mbarrier_init(empty(stage), consumers);
         }
     }
-    // A producer waits until the stage is empty. Then it says how many bytes its copies will bring, or commits what it has written itself.
+    // A producer waits until the stage is empty. Then it says how many bytes its copies will bring, or commits what threads have written.
     __device__ __forceinline__ void producer_acquire(const PipelineState<kStages>& state) const {
         wait(empty(state.stage), state.parity ^ 1);
     }
@@ -562,11 +569,11 @@ struct PanelTile {
         for (int panel = 0; panel < kPanels; ++panel)
             cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, row, head, batch);
     }
-    // The operand of 16 columns, rows from `row` on (a multiple of 8), where columns are the shared dimension of the product.
+    // The K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
     __device__ __forceinline__ u64 columns(int row, int step) const {
         return matrix_descriptor(base, row * 128 + step / 4 * kPanelBytes + step % 4 * 32);
     }
-    // The operand of 16 rows, all columns, where rows are the shared dimension.
+    // The MN-major operand of step `step` of the contraction: rows 16 * step and on, all columns.
     __device__ __forceinline__ u64 rows(int step) const { return matrix_descriptor(base, step * 16 * 128, kPanelBytes); }
     __device__ __forceinline__ SharedAddress at(int row, int chunk) const { return base + row * 128 + ((chunk ^ row % 8) * 16); }
 };
@@ -620,10 +627,12 @@ __device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4],
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// Conditional rescaling: the row max stays stale until a scaled score exceeds it by this much. P is then at most 2^8, which fp16 holds.
+// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if a scaled score exceeds it by more than this
+// (log2). P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
-// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and any finite score exceeds it.
+// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and every score of a row that is not huge
+// exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
@@ -653,6 +662,7 @@ __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expe
 // Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
 __device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
     const bool unseen = origin.row_max == kInitialRowMax;
+    // maximum + inf is NaN if the row has seen no key, with a maximum of -inf: then it stays as it is.
     const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
     if (!(height > 0.0f)) return 1.0f;
     const Origin before = origin;
@@ -782,8 +792,8 @@ struct RowSums {
 // max, so that no input costs more than one block computed twice. Each warp decides by its own rows alone, because results must not depend
 // on who was first.
 
-// Upper bound of a lane's partial row sum over one block: above it some P could overflow Element. bf16 holds any P; 2^72 leaves the fp32 O
-// 2^41 for the values of V over 16384 such keys.
+// A lane whose partial row sum over a stale block reaches this limit triggers the recomputation. Below 2^15 no P overflows fp16. bf16 holds
+// any P; 2^72 leaves the fp32 O 2^41 for the values of V over 16384 such keys.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
@@ -798,7 +808,7 @@ struct OnlineSoftmax {
     float row_max[2];       // scale_log2 * the maximum of S when it was last updated, rounded
     float shift[2];           // see Origin; valid if `huge`
     float row_sum[2], compensation[2];    // what the additions to row_sum rounded away (Dekker 1971)
-    float factor[2];          // that rescales O, if needs_rescale
+    float factor[2];          // rescales O, if needs_rescale
     bool needs_rescale;            // the last block updated a row max; the same in the whole warp
     bool recomputed;              // a block of this work tile was, or a row of the warp is huge
     bool huge;                // a row of the warp is huge
@@ -820,7 +830,8 @@ struct OnlineSoftmax {
         recomputed = huge = false;
     }
 
-    // Updates the row max where S exceeds it by more than kHeadroom. In a warp with huge rows S is shifted.
+    // If some row of the warp exceeds its row max by more than kHeadroom, raises the row max of all its rows that are higher. In a warp
+    // with a huge row it raises every row that is higher, and subtracts each row's shift from S.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
         float maximum[2], highest[2];
@@ -931,7 +942,7 @@ struct OnlineSoftmax {
 // tensor copies.
 
 // Rounds O * normalisers and stores the warp's 16 rows from `row` on; the copies leave out rows and columns outside of the tensor. `ring`
-// has kPanels panels of 16 rows, which no other warp uses, and which the copies may still read on return. O is zero then.
+// has kPanels panels of 16 rows, which no other warp uses, and which the copies may still read on return. Sets O to zero.
 template <class Element, int kPanels, int kOutTiles>
 __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kOutTiles][4], const float (&normalisers)[2],
                                              SharedAddress ring, int row, int head, int batch) {
@@ -990,7 +1001,7 @@ struct WorkTileInfo {
         const KeySteps blocks = find_key_steps<Traits::kCausal, kQueries, kBlockKv>(first_query, p.len_kv, p.len_kv - p.len_q);
         return {first_query, work.head * kPackGqa, work.batch, max(blocks.end, 1)};
     }
-    // The coordinates of a row in the tensor maps of Q and O. Under PackGQA heads come before queries there.
+    // Coordinates 1 and 2 of a row in the tensor maps of Q and O, behind the column: (query, head), or under PackGQA (head, query).
     __device__ __forceinline__ int first(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
     __device__ __forceinline__ int second(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
 
@@ -1004,17 +1015,19 @@ struct WorkTileInfo {
     }
 };
 
-// The persistent tile scheduler: which work tile this block takes after `index`. The dynamic one is asked as late as possible, so that
-// blocks that run ahead take more tiles.
+// The persistent tile scheduler: which work tile this block takes after `index`. The dynamic one is asked late, so that blocks that run
+// ahead take more tiles. Each work tile leads to one claim: after that of number `tiles` - 1 the launch makes no other.
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
     const int claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
-    if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the launch's last claim, for the launch after it
+    if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
     return claims + p.launched_blocks;
 }
 
-// Work tiles that are alive at once: Q is on its way, in work, O is not stored yet. The producer writes their descriptors to slots in turn.
+// Slots for the descriptors of work tiles. Up to kQueryStages tiles have a stage of Q or wait for one; one more has released Q while its
+// last P V runs, and one has O still to store. An LSE writer is no further behind: its consumer waits for it before it hands over the next
+// statistics.
 template <class Traits>
 constexpr int kWorkSlots = Traits::kQueryStages + 2;
 
@@ -1033,7 +1046,7 @@ struct ForwardStorage {
     SharedAddress queries, keys, values, out, statistics;
     Pipeline<kQueryStages> q_pipeline;
     Pipeline<kStages> k_pipeline, v_pipeline;
-    Pipeline<1> statistics_pipelines;  // one behind the other, one for each consumer, which is its producer
+    Pipeline<1> statistics_pipelines;  // the first one: each consumer fills one, and its LSE writer empties it
     SharedAddress work_slots;
 
     // All threads call this, since each claims the regions; the pipelines are initialised by one, for all after the next barrier.
@@ -1050,6 +1063,8 @@ struct ForwardStorage {
         work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
     }
     __device__ __forceinline__ void initialise() const {
+        // Each warp of a consumer releases Q, since its lanes also read the work slot. K and V are read by products alone, which complete
+        // for the whole warpgroup: one thread of a consumer releases them. Each warp commits its rows' statistics.
         q_pipeline.initialise(1, kWarpgroups * 4);
         k_pipeline.initialise(1, kWarpgroups);
         v_pipeline.initialise(1, kWarpgroups);
@@ -1105,13 +1120,14 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
             k_state.advance();
             if (n_block == work.n_blocks - 1) {
                 smem.q_pipeline.producer_acquire(q_state);
-                work.store(smem.work_slot(slot.stage));
+                work.store(smem.work_slot(slot.stage));  // those who wait for Q see it, by the arrival of producer_expect
                 slot.advance();
                 smem.q_pipeline.producer_expect(q_state, Storage::QueryTile::kBytes);
                 const SharedAddress q_full = smem.q_pipeline.full(q_state.stage);
                 smem.query_tile(q_state.stage).load(p.q_map, q_full, work.first(), work.second(), work.batch);
                 q_state.advance();
             }
+            // One block before the last: loads that are still to come hide the latency of the claim.
             if (n_block == min(1, work.n_blocks - 1)) next = next_work_tile<Traits>(p, index);
             load_v();
             v_block = n_block, v_head = head_kv, v_batch = work.batch;
@@ -1167,6 +1183,7 @@ struct ForwardConsumer {
     using Work = WorkTileInfo<Traits>;
     static constexpr int kBlockKv = Traits::kBlockKv, kPackGqa = Traits::kPackGqa;
     static constexpr int kQueries = 64 / kPackGqa;  // in a consumer's rows
+    // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
     static_assert(!Traits::kPingPong || Traits::kWarpgroups > 1, "ping-pong scheduling takes two consumers");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
@@ -1185,21 +1202,22 @@ struct ForwardConsumer {
     SharedAddress current = 0, finished = 0;  // slots of the work tile in work, and of the one whose O is to be stored
     int first_query, n_block, first_masked;   // of the work tile in work
     float normalisers[2];
-    bool o_complete = false;  // O is the finished work tile's
-    int v_stage_in_use = -1;
+    bool store_pending = false;  // once the P V under way is complete, O is the finished work tile's, and retire_pv stores it
+    int v_stage_in_use = -1;     // that the P V under way reads
 
     __device__ __forceinline__ ForwardConsumer(const Parameters& p, const ForwardStorage<Traits>& smem, int warpgroup)
         : p(p), smem(smem), warpgroup(warpgroup), elected(thread_index() % 128 == 0), softmax(p.scale_log2, p.ln2_hi) {}
 
     // One iteration of FlashAttention-3, algorithm 2 (lines 8 to 15): S = Q K^T of this block runs beside O += P V of the block before, and
-    // softmax runs under that product. The first block of a work tile overlaps the last product of the tile before: the pipeline never
-    // drains. Returns false at the end of the work; P_prev is then left to `drain`.
+    // softmax runs under that product. P_prev is the paper's P_cur: P[0] and P[1] swap roles, in place of line 16. Blocks go from the last
+    // to the first. The first block of a work tile overlaps the last product of the tile before, so the pipeline never drains. Line 20 is
+    // finish_tile, and store_output in retire_pv. Returns false at the end of the work; P_prev is then left to `drain`.
     __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
         const bool new_tile = --n_block < 0;
         if (new_tile && !wait_for_work()) return false;
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
-        wgmma_wait_group<1>();  // lines 14, 15, put off to here: O += P V of the iteration before is complete
+        wgmma_wait_group<1>();  // lines 14, 15 of the iteration before: O += P V is complete
         retire_pv();            // rescale O, release V
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
@@ -1211,11 +1229,11 @@ struct ForwardConsumer {
         wgmma_wait_group<1>();  // line 12: S is here
         v_stage_in_use = v_state.stage;
         v_state.advance();
-        make_p(P_next, new_tile);  // line 13: row_max, P, row_sum
-        if (new_tile) softmax.needs_rescale = false;
+        make_p(P_next, new_tile);  // line 15 for K, line 13: row_max, P, row_sum
+        if (new_tile) softmax.needs_rescale = false;  // O of a new tile begins at zero
         return true;
     }
-    // The last block of all has no Q K^T beside its P V (lines 18 to 20).
+    // The last block of all has no Q K^T beside its P V (lines 18, 19).
     __device__ __forceinline__ void drain(Fragment& P_last) {
         wgmma_wait_group<0>();
         retire_pv();
@@ -1223,14 +1241,15 @@ struct ForwardConsumer {
         finish_tile();
         if (p.lse != nullptr) hand_statistics_over({});  // the LSE writer finds the end of the work in the next slot
         wgmma_wait_group<0>();
-        v_stage_in_use = -1;
+        v_stage_in_use = -1;  // nobody fills the stage again
         retire_pv();
+        // Shared memory must live until the copies of O have read it.
         if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
     }
     __device__ __forceinline__ void run() {
         if (!wait_for_work()) return;
         begin_tile();
-        if (Traits::kPingPong && warpgroup == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
+        if (Traits::kPingPong && warpgroup == 0) bar_arrive(kFirstBarrier, kPingPongThreads);  // nobody precedes consumer 0
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();
         make_p(P[0], true);
@@ -1289,12 +1308,12 @@ struct ForwardConsumer {
     __device__ __forceinline__ void retire_pv() {
         launder(O);
         if (v_stage_in_use >= 0) smem.v_pipeline.consumer_release(v_stage_in_use, elected);
-        if (o_complete) {
+        if (store_pending) {
             const Work work = Work::load(finished);
             const int row = first_row();
             const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
             store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, work.first(row), work.second(row), work.batch);
-            o_complete = false;
+            store_pending = false;
         } else if (softmax.needs_rescale) {
             softmax.rescale(O);
         }
@@ -1320,7 +1339,7 @@ struct ForwardConsumer {
         const RowSums statistics = softmax.finish(normalisers);
         if (p.lse != nullptr) hand_statistics_over(statistics);
         finished = current;
-        o_complete = true;
+        store_pending = true;
     }
     __device__ __forceinline__ void hand_statistics_over(const RowSums& statistics) {
         const Pipeline<1> pipeline = smem.statistics_pipeline(warpgroup);
@@ -1330,7 +1349,8 @@ struct ForwardConsumer {
         pipeline.producer_commit(statistics_state.stage, lane_index() == 0);
         statistics_state.advance();
     }
-    // This warp's first row within a tile. It is computed anew at each use: a register that kept it would be missing elsewhere.
+    // This warp's first row within a tile: 0 for warp 4 of the block, the first of all consumers'. It is computed anew at each use, because
+    // a register that kept it would be missing elsewhere.
     __device__ __forceinline__ static int first_row() {
         int thread = thread_index();
         launder(thread);
@@ -1340,7 +1360,10 @@ struct ForwardConsumer {
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------
 
-// lse is [batch, heads_q, len_q], dense, or null.
+// lse: [batch, heads_q, len_q], dense, or null. tile_counter: claims of this launch; each launch finds 0 and leaves 0. x_reciprocal: for a
+// division by x (see divide). head_sets: heads_q / kPackGqa, sets of heads that share tiles. group: heads_q / heads_kv. query_tiles: of a
+// head set; tiles: of all. scale_log2: softmax scale * log2(e); ln2_hi + ln2_lo: scale / scale_log2, ln 2 but for the rounding of
+// scale_log2.
 struct Parameters {
     TensorMap q_map;
     TensorMap k_map;
@@ -1371,7 +1394,7 @@ struct Traits {
     static constexpr int kHeadDim = 64, kHeadDimV = 64;
     static constexpr bool kCausal = true;
 
-    static constexpr int kWarpgroups = 2, kBlockKv = 160;
+    static constexpr int kWarpgroups = 2, kBlockKv = 160;  // kWarpgroups: consumers
     static constexpr int kStages = 2, kQueryStages = 2, kOutPanels = 1;
     static constexpr bool kStaleRowMax = false;  // stale row max, conditional rescaling
     static constexpr bool kPingPong = true;  // consumers alternate between products and softmax
