@@ -1,4 +1,4 @@
-"""From a `KernelSpec` to its `Source`: fills the family's template."""
+"""From a `KernelSpec` to its `Source`: fills the family's template, and leaves out what its kernels do not use."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from flashgen import templates
 
+from .prune import END, MARK, parts, pruned
 from .spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Atoms(enum.Enum):
 # Files of templates/emulator that come before the atoms; `launch` comes last, and after it `program` where that is asked for.
 EMULATOR_RUNTIME = ("language", "shared", "fiber", "schedule", "report", "extent", "block", "cluster", "isolate")
 _COLUMNS = 120
+_CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label
 
 
@@ -65,7 +67,7 @@ def jinja_environment() -> jinja2.Environment:
 
 
 def _part(path: str) -> str:
-    return f"// ==== {path} ".ljust(_COLUMNS, "=") + f"\n\n{templates.read(path)}"
+    return f"{MARK}{path} ".ljust(_COLUMNS, "=") + f"\n\n{templates.read(path)}{END}"
 
 
 def _wrapped(text: str) -> str:
@@ -104,6 +106,8 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         files = [f"emulator/{name}.cuh" for name in EMULATOR_RUNTIME] + files
     tiles = [f"tile/{name}.cuh" for name in used_tiles]
     written = spec.family.instructions(spec.problem, spec.config) if atoms is Atoms.PTX else ""
+    if written:
+        written = "// ---- shapes of instructions that these kernels use ".ljust(_COLUMNS, "-") + f"\n\n{written}"
     kernels = spec.kernels
     text = template.render(
         spec=spec,
@@ -112,10 +116,12 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         kernels=kernels,
         atoms=files,
         tiles=tiles,
-        contents=_contents(files + tiles),
+        contents=_CONTENTS,
         instructions=written,
         **context,
     )
+    text = pruned(text)
+    text = text.replace(_CONTENTS, _contents(parts(text)), 1)
     if atoms is Atoms.EMULATED:
         text += f"\n{_kernel_table(spec, text)}\n\n{templates.read('emulator/launch.cuh')}"
     return Source(spec.name, text)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import functools
+import itertools
 import re
 import struct
 from pathlib import Path
@@ -18,6 +20,7 @@ from flashgen.codegen.config import Config
 from flashgen.codegen.family import families
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype
+from flashgen.codegen.prune import END, MARK, pruned
 from flashgen.codegen.render import Atoms, Source, jinja_environment, render, render_program
 from flashgen.codegen.spec import KernelSpec
 from tests.support.examples import examples
@@ -39,6 +42,7 @@ def specs() -> list[KernelSpec]:
 
 
 SPECS = specs()
+some_specs = pytest.mark.parametrize("spec", SPECS[::7], ids=lambda s: s.name)
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 other_environment = functools.cache(jinja_environment.__wrapped__)
 
@@ -50,12 +54,35 @@ def test_a_file_is_inserted_byte_for_byte(path: str) -> None:
     content = (templates.ROOT / path).read_bytes()
     named, inserted = text.removeprefix("before\n").split("\n\n", 1)
     assert named.startswith(f"// ==== {path} ==")
-    assert inserted.encode() == content + b"after\n"
+    assert inserted.encode() == content + END.encode() + b"after\n"
 
 
 @pytest.mark.parametrize("path", templates.paths())
 def test_no_line_is_longer_than_140_columns(path: str) -> None:
     assert [line for line in templates.read(path).splitlines() if len(line) > 140] == []
+
+
+@some_specs
+def test_nothing_is_there_that_nothing_uses(spec: KernelSpec) -> None:
+    code = re.sub(r"//[^\n]*", "", render(spec).text)
+    functions = re.findall(r"(?m)^__device__ __forceinline__ [^(=\n]*?[ &*](\w+)(?:<[^(\n]*>)?\(", code)
+    structs = re.findall(r"(?m)^struct (?:alignas\(\d+\) )?(\w+)", code)
+    words = collections.Counter(re.findall(r"\w+", code))
+    assert len(functions) > 10
+    assert [name for name in (*functions, *structs) if words[name] == 1] == []
+
+
+def test_what_nothing_uses_is_left_out() -> None:
+    text = (
+        "// header\n// ==== tile/one.cuh ====\n\n// What one is for.\n\n// Used.\ntemplate <int kN>\nstruct Used {\n    int a;\n};\n\n"
+        "// Unused, though it uses.\n__device__ int unused(Used<1> x) {\n    return helper(x.a);\n}\nconstexpr int kFirst = 1;\n\n\0"
+        "// ==== tile/two.cuh ====\n\n// What two is for.\n\n__device__ int helper(int x) { return x; }\n"
+        "// ==== emulator/three.cuh ====\nnamespace emulator {\nstruct Kept {};\n}\n"
+        "\0int x = kFirst + sizeof(Used<2>);\n"
+    )
+    left = pruned(text)
+    assert [word in left for word in ("What one is for", "struct Used", "kFirst = 1", "Kept", "// header")] == [True] * 5
+    assert [word in left for word in ("unused", "Unused", "two", "helper")] == [False] * 4
 
 
 @every_spec
@@ -76,21 +103,36 @@ def test_not_even_jinja_in_a_file_is_read_as_jinja(content: str) -> None:
     assert jinja_environment().from_string(text, globals={"source": lambda path: content}).render() == content + "|\n"
 
 
-@every_spec
-def test_every_file_of_a_kernel_arrives_byte_for_byte(spec: KernelSpec) -> None:
-    used_atoms, used_tiles = spec.family.files(spec.problem)
-    tiles = [f"tile/{name}.cuh" for name in used_tiles]
-    assert tiles
-    for atoms in Atoms:
-        text = render(spec, atoms).text
-        for path in (*(f"atoms/{atoms.value}/{name}.cuh" for name in used_atoms), *tiles):
-            assert text.count(templates.read(path)) == 1, path
+def lines_of_parts(text: str) -> dict[str, list[str]]:
+    """Of each part of a text its lines, without blank ones: those of the last part of atoms and tiles go on to the template's own."""
+    sections = re.split(rf"(?m)^(?={MARK})", text.split("// ---- the kernel")[0])[1:]
+    parts = {section.split(" ")[2]: section.splitlines()[1:] for section in sections}
+    assert len(parts) == len(sections)
+    return {path: [line for line in lines if line] for path, lines in parts.items()}
 
 
-def test_every_file_is_used_by_a_kernel() -> None:
-    texts = [*(render(s, atoms).text for s in SPECS for atoms in Atoms), render_program(SPECS[0]).text]
-    cuda = [p for p in templates.paths() if p.endswith(".cuh")]
-    assert [p for p in cuda if not any(templates.read(p) in t for t in texts)] == []
+@some_specs
+def test_parts_are_lines_of_their_files_and_tiles_the_same_for_both_atoms(spec: KernelSpec) -> None:
+    found = [lines_of_parts(render(spec, atoms).text) for atoms in Atoms]
+    for path, lines in found[0].items():
+        every = templates.read(path).splitlines()
+        known, file = set(every), iter(every)
+        own = list(itertools.takewhile(known.__contains__, lines))
+        assert own, path
+        assert all(line in file for line in own), f"{path}: not in order"
+        if path.startswith("tile/"):
+            assert own == list(itertools.takewhile(known.__contains__, found[1][path]))
+
+
+def test_every_line_of_every_file_is_used_by_a_kernel() -> None:
+    used: dict[str, set[str]] = collections.defaultdict(set)
+    for text in (*(render(s, atoms).text for s in SPECS for atoms in Atoms), render_program(SPECS[0]).text):
+        for path, lines in lines_of_parts(text).items():
+            used[path] |= set(lines)
+    # The first two have no line that names them. Of the third, kernels use the cheaper half; the other half is probed beside it.
+    apart = ("emulator/launch.cuh", "emulator/program.cuh", "atoms/ptx/mbarrier_cluster.cuh")
+    for path in (path for path in templates.paths() if path.endswith(".cuh") and path not in apart):
+        assert [line for line in templates.read(path).splitlines() if line and line not in used[path]] == [], path
     assert sorted(f.template for f in families().values()) == [p for p in templates.paths() if p.endswith(".j2")]
 
 

@@ -1,6 +1,6 @@
 // A pipeline of stages in shared memory between producers, which fill them, and consumers, which use them up: a full and an empty mbarrier
-// for each stage. The names follow CUTLASS's
-// PipelineTmaAsync, but producer_acquire only waits, producer_expect announces the bytes, and both states begin with parity 0.
+// for each stage. The names follow CUTLASS's PipelineTmaAsync, but producer_acquire only waits, producer_expect announces the bytes, and
+// both states begin with parity 0.
 
 __device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
     while (!mbarrier_try_wait_parity(barrier, parity)) {}

@@ -13,10 +13,9 @@
 //   _preprocess  <<<ceil(len_q / 64) * heads_q * batch, 128>>>
 //   launch       <<<ceil(len_kv / 64) * heads_kv * batch, 384, 214112 bytes>>>
 //   _postprocess <<<ceil(len_q / 64) * heads_q * batch, 512, 32768 bytes>>>
-//   parts    atoms/ptx: types, register, index, shared_memory, shared_pair, barrier, named_barrier, mbarrier,
-//              cp_async_bulk_tensor, cp_async_bulk, setmaxnreg, wgmma, wgmma_transposed, stmatrix, stmatrix_trans, red,
-//              cvt, cvt_f32, ex2, mul, shfl_sync, vote_sync, mma_sync, griddepcontrol, named_barrier_unaligned,
-//              ldmatrix
+//   parts    atoms/ptx: types, register, index, shared_memory, shared_pair, barrier, mbarrier, cp_async_bulk_tensor,
+//              cp_async_bulk, setmaxnreg, wgmma, wgmma_transposed, stmatrix, stmatrix_trans, red, cvt, cvt_f32, ex2,
+//              mul, shfl_sync, vote_sync, mma_sync, griddepcontrol, named_barrier_unaligned, ldmatrix
 //            tile/common: shared_regions, tile_scheduler, sequences, score_chain, softmax_rows, lse, row_statistics,
 //              key_work
 //            tile/warp: exact_rows, score_gradients
@@ -96,28 +95,10 @@ __device__ __forceinline__ SharedAddress shared_memory() {
 constexpr u32 kRedZone = 0;
 __device__ __forceinline__ void claim_region(SharedAddress, int) {}
 
-__device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
-    uint4 value;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "r"(address)
-                 : "memory");
-    return value;
-}
-
 __device__ __forceinline__ u32 load_shared(SharedAddress address) {
     u32 value;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
     return value;
-}
-
-__device__ __forceinline__ void store_shared(SharedAddress address, u32 value) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ void store_shared_v4(SharedAddress address, const uint4& value) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
-                 : "memory");
 }
 
 // ==== atoms/ptx/shared_pair.cuh ======================================================================================
@@ -137,20 +118,6 @@ __device__ __forceinline__ void barrier_sync() { __syncthreads(); }
 
 // The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
 __device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
-
-// ==== atoms/ptx/named_barrier.cuh ====================================================================================
-
-// Barriers of some of a block's warps, by number: 1 to 15. PTX ISA, "bar, barrier". Number 0 is barrier_sync's.
-
-// Waits until `threads` threads of bar_sync and bar_arrive together have arrived. Whole warps call it.
-__device__ __forceinline__ void bar_sync(int number, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
-// Arrives without waiting.
-__device__ __forceinline__ void bar_arrive(int number, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
 
 // ==== atoms/ptx/mbarrier.cuh =========================================================================================
 
@@ -205,10 +172,6 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(SharedAddress barrier, 
 struct alignas(64) TensorMap {
     unsigned char opaque[128];  // made by the driver: cuTensorMapEncodeTiled
 };
-
-__device__ __forceinline__ void prefetch_tensormap(const TensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
 
 // Reads the box at coordinates (column, row, head, batch); its bytes, those outside of the tensor included, count at `barrier`.
 __device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, SharedAddress barrier,
@@ -314,10 +277,6 @@ __device__ __forceinline__ void wgmma_wait_group() {
 // Products of a warpgroup, both operands from shared memory and not both of them K-major: see wgmma.cuh.
 // PTX ISA, "wgmma.mma_async", imm-trans-a and imm-trans-b (16-bit elements alone).
 
-// a is MN-major: the rows of d are contiguous in a row of a tile.
-template <class Element, int kN>
-__device__ __forceinline__ void wgmma_ss_trans_a(float (&d)[kN / 8][4], u64 a, u64 b, int accumulate);
-
 // b is MN-major: the columns of d are contiguous in a row of a tile.
 template <class Element, int kN>
 __device__ __forceinline__ void wgmma_ss_trans_b(float (&d)[kN / 8][4], u64 a, u64 b, int accumulate);
@@ -349,11 +308,6 @@ __device__ __forceinline__ void stmatrix_x4_trans(SharedAddress row, u32 r0, u32
 // ==== atoms/ptx/red.cuh ==============================================================================================
 
 // Additions of fp32 numbers to global memory that give nothing back. PTX ISA, "red"; .v4.f32: sm_90.
-
-// The order of additions to one address is not said, and each rounds. Subnormal numbers are taken, and given, as 0.
-__device__ __forceinline__ void red_add_f32(float* address, float value) {
-    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "f"(value) : "memory");
-}
 
 // The same for four neighbours, of which the first one's address is a multiple of 16.
 __device__ __forceinline__ void red_add_f32_v4(float* address, const float (&value)[4]) {
@@ -432,8 +386,6 @@ __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
     return __shfl_xor_sync(0xffffffff, value, lane_mask);
 }
 
-// The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
-__device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
 __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
 // ==== atoms/ptx/vote_sync.cuh ========================================================================================
@@ -498,19 +450,14 @@ __device__ __forceinline__ void barrier_sync_unaligned(int number, int threads) 
 //   ldmatrix_x4        lane l holds row l/4, columns 2*(l%4) and 2*(l%4)+1
 //   ldmatrix_x4_trans  lane l holds column l/4, rows 2*(l%4) and 2*(l%4)+1
 
-__device__ __forceinline__ void ldmatrix_x4(u32 (&fragment)[4], SharedAddress row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
-                 : "r"(row)
-                 : "memory");
-}
-
 __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragment)[4], SharedAddress row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
                  : "r"(row)
                  : "memory");
 }
+
+// ---- shapes of instructions that these kernels use ------------------------------------------------------------------
 
 template <>
 __device__ __forceinline__ void wgmma_ss<Bf16, 64>(float (&d)[8][4], u64 a, u64 b, int accumulate) {
@@ -712,21 +659,6 @@ __device__ __forceinline__ WorkTile find_work_tile(int index, const TileSchedule
     return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) take the mask, and no query sees the others. Steps
-// are visited from the last to the first. Where the queries of a tile differ in their last visible key, the step of the first query's last
-// key counts as masked even if it is full: a row meets its first visible key there, and softmax must update its row max.
-struct KeySteps {
-    int full, end;
-};
-
-template <bool kCausal, int kBlockQ, int kStepKv>
-__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int causal_offset) {
-    // The first query of the tile sees the keys [0, seen_by_first), the last one [0, seen_by_last).
-    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + causal_offset)) : len_kv;
-    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + causal_offset)) : len_kv;
-    return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
-}
-
 // ==== tile/common/sequences.cuh ======================================================================================
 
 // Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
@@ -846,14 +778,6 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if a scaled score exceeds it by more than this
-// (log2). P is then at most 2^8, which fp16 holds.
-constexpr float kHeadroom = 8.0f;
-
-// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and every score of a row that is not huge
-// exceeds it.
-constexpr float kInitialRowMax = -3.0e38f;
-
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
 // maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
 // itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
@@ -865,48 +789,8 @@ struct Origin {
 // of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a row with this maximum, also given scaled, is huge. A row that sees no key, with a maximum of -inf, is not.
-__device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
-
-// The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
-__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
-    const float scaled = mul_rn(maximum, scale_log2);
-    if (!is_huge(maximum, scaled)) return {0.0f, scaled};
-    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
-}
-
 // Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
 __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
-
-// Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
-__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
-    const bool unseen = origin.row_max == kInitialRowMax;
-    // maximum + inf is NaN if the row has seen no key, with a maximum of -inf: then it stays as it is.
-    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
-    if (!(height > 0.0f)) return 1.0f;
-    const Origin before = origin;
-    origin = origin_at(maximum, scale_log2, ln2_hi);
-    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
-}
-
-// The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
-template <int kKeyTiles>
-__device__ __forceinline__ float lane_max(const float (&S)[kKeyTiles][4], int h) {
-    float chain[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
-#pragma unroll
-    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
-    return fmaxf(chain[0], chain[1]);
-}
-
-// Reductions over the quad of lanes that holds a row.
-__device__ __forceinline__ float quad_max(float value) {
-    value = fmaxf(value, shfl_sync_bfly(value, 1));
-    return fmaxf(value, shfl_sync_bfly(value, 2));
-}
-__device__ __forceinline__ float quad_sum(float value) {
-    value += shfl_sync_bfly(value, 1);
-    return value + shfl_sync_bfly(value, 2);
-}
 
 // The factor that normalises a row of O: 1 / total, to 1 ulp, and 0 for a row that sees no key. Newton's method, three times, refines a
 // guess that is good to 5 %: a division would bring a branch, and rcp.approx is not the same on every GPU.
@@ -1217,8 +1101,8 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
 // ==== tile/warpgroup/pipeline.cuh ====================================================================================
 
 // A pipeline of stages in shared memory between producers, which fill them, and consumers, which use them up: a full and an empty mbarrier
-// for each stage. The names follow CUTLASS's
-// PipelineTmaAsync, but producer_acquire only waits, producer_expect announces the bytes, and both states begin with parity 0.
+// for each stage. The names follow CUTLASS's PipelineTmaAsync, but producer_acquire only waits, producer_expect announces the bytes, and
+// both states begin with parity 0.
 
 __device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
     while (!mbarrier_try_wait_parity(barrier, parity)) {}
@@ -1309,15 +1193,6 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kKeyTiles][4], QueryTile 
         wgmma_ss<Element, kKeyTiles * 8>(S, queries.columns(row, step), keys.columns(0, step), step > 0);
 }
 
-// O += P V.
-template <class Element, class ValueTile, int kSteps, int kOutTiles>
-__device__ __forceinline__ void gemm_output(float (&O)[kOutTiles][4], const u32 (&P)[kSteps][4], ValueTile values) {
-    launder(values.base);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-        wgmma_rs<Element, kOutTiles * 8>(O, P[step], values.rows(step), 1);
-}
-
 // ==== tile/warp/score_gradients.cuh ==================================================================================
 
 // From S^T and dP^T of a warp to P^T and dS^T. Their rows are keys, their columns queries: a lane holds two neighbouring queries of each
@@ -1363,21 +1238,6 @@ __device__ __forceinline__ void exponentiate(float (&s)[kRowTiles][kTiles][4], f
     }
 }
 
-// dS = P * (dP - row_delta), in the place of dP. Not scaled: the sums over dS are, once.
-template <int kRowTiles, int kTiles>
-__device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4], const float (&probabilities)[kRowTiles][kTiles][4],
-                                              SharedAddress row_delta) {
-#pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-        float delta[2];
-        load_shared_pair(delta[0], delta[1], row_delta + (j * 8 + lane_index() % 4 * 2) * 4);
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) dp[i][j][e] = probabilities[i][j][e] * (dp[i][j][e] - delta[e % 2]);
-    }
-}
-
 // Rounds two neighbouring column tiles: they are then the left operand of a product over their 16 queries.
 template <class Element, int kRowTiles, int kTiles>
 __device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const float (&x)[kRowTiles][kTiles][4], int chunk) {
@@ -1388,18 +1248,6 @@ __device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const f
             const float(&tile)[4] = x[i][chunk * 2 + r / 2];
             a[i][r] = cvt_rn_x2<Element>(tile[r % 2 * 2], tile[r % 2 * 2 + 1]);
         }
-}
-
-// Writes such an operand to a tile [key][query], 16 queries from `first_query` on.
-template <int kRowTiles, class Tile>
-__device__ __forceinline__ void store_operand(const Tile& tile, int first_key, int first_query, const u32 (&a)[kRowTiles][4]) {
-    int lane = lane_index();
-    launder(lane);  // or the compiler would keep the addresses of all queries of a tile in registers
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-        for (int r = 0; r < 4; ++r)
-            store_shared(tile.at(first_key + i * 16 + r % 2 * 8 + lane / 4, first_query / 8 + r / 2) + lane % 4 * 4, a[i][r]);
 }
 
 // ==== tile/warpgroup/transposed_operand.cuh ==========================================================================

@@ -97,12 +97,6 @@ __device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
     return value;
 }
 
-__device__ __forceinline__ u32 load_shared(SharedAddress address) {
-    u32 value;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
-
 __device__ __forceinline__ void store_shared(SharedAddress address, u32 value) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
@@ -247,8 +241,6 @@ __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
     return __shfl_xor_sync(0xffffffff, value, lane_mask);
 }
 
-// The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
-__device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
 __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
 // ==== atoms/ptx/vote_sync.cuh ========================================================================================
@@ -614,18 +606,6 @@ struct QueryInRegisters {
         for (int j = 0; j < 4; ++j) a[j] = fragments[row_tile][step][j];
     }
 };
-
-// One of the two.
-template <bool kInRegisters, int kRowTiles, int kColumns>
-struct LeftOperandOf {
-    using Type = QueryInRegisters<kRowTiles, kColumns>;
-};
-template <int kRowTiles, int kColumns>
-struct LeftOperandOf<false, kRowTiles, kColumns> {
-    using Type = const QueryInShared<kColumns>&;
-};
-template <bool kInRegisters, int kRowTiles, int kColumns>
-using LeftOperand = typename LeftOperandOf<kInRegisters, kRowTiles, kColumns>::Type;
 
 // S = Q K^T for the column tiles [first, first + kCount), an even number of them. The tile at `keys` holds one key a row.
 template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>

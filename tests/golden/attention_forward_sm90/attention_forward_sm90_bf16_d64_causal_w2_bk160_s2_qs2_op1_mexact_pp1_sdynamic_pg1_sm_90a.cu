@@ -101,16 +101,6 @@ __device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
     return value;
 }
 
-__device__ __forceinline__ u32 load_shared(SharedAddress address) {
-    u32 value;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void store_shared(SharedAddress address, u32 value) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
 __device__ __forceinline__ void store_shared_v4(SharedAddress address, const uint4& value) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
                  : "memory");
@@ -301,13 +291,6 @@ __device__ __forceinline__ void stmatrix_x4(SharedAddress row, u32 r0, u32 r1, u
 // Words of global memory that blocks share. PTX ISA, "Memory Consistency Model"; "ld", "st" and "atom" with
 // .acquire, .release and .gpu (sm_70).
 
-// What was written before a release of this word, by any thread of the GPU, is seen after a load that reads the released value.
-__device__ __forceinline__ u32 ld_acquire_gpu(const u32* address) {
-    u32 value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)) : "memory");
-    return value;
-}
-
 __device__ __forceinline__ void st_release_gpu(u32* address, u32 value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
 }
@@ -383,6 +366,8 @@ __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return
 
 // Whether `predicate` holds for any of the 32 lanes. All take part.
 __device__ __forceinline__ bool vote_sync_any(bool predicate) { return __any_sync(0xffffffff, predicate); }
+
+// ---- shapes of instructions that these kernels use ------------------------------------------------------------------
 
 template <>
 __device__ __forceinline__ void wgmma_ss<Bf16, 160>(float (&d)[20][4], u64 a, u64 b, int accumulate) {
@@ -500,8 +485,8 @@ __device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, 
 // ==== tile/warpgroup/pipeline.cuh ====================================================================================
 
 // A pipeline of stages in shared memory between producers, which fill them, and consumers, which use them up: a full and an empty mbarrier
-// for each stage. The names follow CUTLASS's
-// PipelineTmaAsync, but producer_acquire only waits, producer_expect announces the bytes, and both states begin with parity 0.
+// for each stage. The names follow CUTLASS's PipelineTmaAsync, but producer_acquire only waits, producer_expect announces the bytes, and
+// both states begin with parity 0.
 
 __device__ __forceinline__ void wait(SharedAddress barrier, u32 parity) {
     while (!mbarrier_try_wait_parity(barrier, parity)) {}

@@ -108,11 +108,6 @@ __device__ __forceinline__ void store_shared(SharedAddress address, u32 value) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
-__device__ __forceinline__ void store_shared_v4(SharedAddress address, const uint4& value) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
-                 : "memory");
-}
-
 // ==== atoms/ptx/barrier.cuh ==========================================================================================
 
 // Barriers. PTX ISA, "bar, barrier" and "bar.warp.sync".
@@ -248,8 +243,6 @@ __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
     return __shfl_xor_sync(0xffffffff, value, lane_mask);
 }
 
-// The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
-__device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
 __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
 using Element = Bf16;
@@ -461,58 +454,6 @@ struct CopyPartition {
     }
 };
 
-// Copies the rows of a sequence to tiles, from the last to the first: it holds this thread's place in the tile that comes next, and
-// goes backwards pass by pass, so that one stride is all it needs. The caller commits the groups. Columns from kColumnsValid on
-// are not read: tiles hold zeros there.
-template <class Tile, int kThreads, int kColumnsValid, class Element>
-struct TileReader {
-    using Passes = CopyPartition<kThreads, Tile>;
-    Passes partition;
-    const Element* source;
-    i64 row_stride;
-
-    // `rows` points at the first row of the first tile to be copied.
-    __device__ __forceinline__ TileReader(const Element* rows, i64 row_stride)
-        : partition(thread_index()),
-          source(rows + (partition.row + (Passes::kPasses - 1) * Passes::kRowsPerPass) * row_stride + partition.chunk * 8),
-          row_stride(row_stride) {}
-
-    // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
-    __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
-        pass_by_pass([&](int pass, int group, const Element* chunk) {
-            const int row = pass * Passes::kRowsPerPass + partition.row;
-            const bool valid = begin <= row && row < end && partition.has_column(group, kColumnsValid);
-            cp_async_16(partition.address(tile, pass, group), chunk, valid);
-        });
-    }
-
-    // The same for a tile of which all rows from kBegin on are read; the others are left alone.
-    template <int kBegin = 0>
-    __device__ __forceinline__ void load(const Tile& tile) {
-        pass_by_pass([&](int pass, int group, const Element* chunk) {
-            const int first = pass * Passes::kRowsPerPass;
-            if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + partition.row < kBegin)) return;
-            if ((group + 1) * Passes::kLanes * 8 <= kColumnsValid)
-                cp_async_16(partition.address(tile, pass, group), chunk);
-            else
-                cp_async_16(partition.address(tile, pass, group), chunk, partition.has_column(group, kColumnsValid));
-        });
-    }
-
-    template <class Copy>
-    __device__ __forceinline__ void pass_by_pass(const Copy& copy) {
-#pragma unroll
-        for (int pass = Passes::kPasses - 1; pass >= 0; --pass) {
-#pragma unroll
-            for (int group = 0; group < Passes::kGroups; ++group)
-                if (partition.has_row(pass)) copy(pass, group, source + group * Passes::kLanes * 8);
-            source -= Passes::kRowsPerPass * row_stride;
-            launder(source);
-        }
-        source += (Passes::kPasses * Passes::kRowsPerPass - Tile::kRowCount) * row_stride;
-    }
-};
-
 // Writes the tile's valid rows and columns to memory. `thread` is the caller's among the kThreads that do it.
 template <int kThreads, int kColumnsValid, class Element, class Tile>
 __device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int rows_valid, const Tile& tile, int thread) {
@@ -637,36 +578,6 @@ struct QueryInShared {
     }
 };
 
-// Q read once and kept in registers: kColumns / 4 * kRowTiles of them.
-template <int kRowTiles, int kColumns>
-struct QueryInRegisters {
-    u32 fragments[kRowTiles][kColumns / 16][4];
-
-    __device__ __forceinline__ explicit QueryInRegisters(const QueryInShared<kColumns>& query) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-            for (int step = 0; step < kColumns / 16; ++step) query.fragment(fragments[i][step], i, step);
-    }
-
-    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) a[j] = fragments[row_tile][step][j];
-    }
-};
-
-// One of the two.
-template <bool kInRegisters, int kRowTiles, int kColumns>
-struct LeftOperandOf {
-    using Type = QueryInRegisters<kRowTiles, kColumns>;
-};
-template <int kRowTiles, int kColumns>
-struct LeftOperandOf<false, kRowTiles, kColumns> {
-    using Type = const QueryInShared<kColumns>&;
-};
-template <bool kInRegisters, int kRowTiles, int kColumns>
-using LeftOperand = typename LeftOperandOf<kInRegisters, kRowTiles, kColumns>::Type;
-
 // S = Q K^T for the column tiles [first, first + kCount), an even number of them. The tile at `keys` holds one key a row.
 template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>
 __device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4], int first, const Query& query,
@@ -750,14 +661,6 @@ __device__ __forceinline__ void store_scores(float* rows, i64 row_stride, int ro
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if a scaled score exceeds it by more than this
-// (log2). P is then at most 2^8, which fp16 holds.
-constexpr float kHeadroom = 8.0f;
-
-// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and every score of a row that is not huge
-// exceeds it.
-constexpr float kInitialRowMax = -3.0e38f;
-
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
 // maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
 // itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
@@ -777,39 +680,6 @@ __device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, flo
     const float scaled = mul_rn(maximum, scale_log2);
     if (!is_huge(maximum, scaled)) return {0.0f, scaled};
     return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
-}
-
-// Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
-__device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
-
-// Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
-__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
-    const bool unseen = origin.row_max == kInitialRowMax;
-    // maximum + inf is NaN if the row has seen no key, with a maximum of -inf: then it stays as it is.
-    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
-    if (!(height > 0.0f)) return 1.0f;
-    const Origin before = origin;
-    origin = origin_at(maximum, scale_log2, ln2_hi);
-    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
-}
-
-// The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
-template <int kKeyTiles>
-__device__ __forceinline__ float lane_max(const float (&S)[kKeyTiles][4], int h) {
-    float chain[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
-#pragma unroll
-    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
-    return fmaxf(chain[0], chain[1]);
-}
-
-// Reductions over the quad of lanes that holds a row.
-__device__ __forceinline__ float quad_max(float value) {
-    value = fmaxf(value, shfl_sync_bfly(value, 1));
-    return fmaxf(value, shfl_sync_bfly(value, 2));
-}
-__device__ __forceinline__ float quad_sum(float value) {
-    value += shfl_sync_bfly(value, 1);
-    return value + shfl_sync_bfly(value, 2);
 }
 
 // The factor that normalises a row of O: 1 / total, to 1 ulp, and 0 for a row that sees no key. Newton's method, three times, refines a
@@ -1018,13 +888,6 @@ __device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int 
                              cvt_rn_x2<Element>(out[i][j][h * 2], out[i][j][h * 2 + 1]));
     barrier_warp_sync();
     store_tile<32, kColumnsValid>(rows, row_stride, rows_valid, tile, lane);
-}
-
-// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
-template <int kRowTiles>
-__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
-    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
-    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
 }
 
 using QueryTile = SharedTile<kBlockQ, kColumns>;
