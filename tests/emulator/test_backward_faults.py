@@ -118,8 +118,8 @@ ROWS = [
     Fault("row-without-keys-not-hidden", "lse == -infinity() ? infinity() :", "false ? infinity() :", Setting((1, 2, 1, 130, 50))),
     Fault(
         "sums-not-zeroed",
-        "write_zeros<kRowThreads, kBlockQ * kColumns>(",
-        "if (false) write_zeros<kRowThreads, kBlockQ * kColumns>(",
+        "write_zeros<kThreads, kBlockQ * kColumns>(",
+        "if (false) write_zeros<kThreads, kBlockQ * kColumns>(",
         CAUSAL,
     ),
     Fault(
@@ -128,7 +128,7 @@ ROWS = [
         "for (int i = thread_index() * 4; i < kCount / 2;",
         CAUSAL,
     ),
-    Fault("huge-rows-not-told", "p.huge_tiles[place] = huge;", "p.huge_tiles[place] = 0;", HUGE),
+    Fault("huge-rows-not-told", "p.huge_tiles[tile] = huge;", "p.huge_tiles[tile] = 0;", HUGE),
     Fault("huge-rows-not-summed-again", "if (huge_row) row_lse[row] = log_sum_exp(", "if (false) row_lse[row] = log_sum_exp(", HUGE),
     Fault("shift-of-another-row", "row_shift[row] = huge_row ?", "row_shift[row ^ 1] = huge_row ?", HUGE),
     Fault("ordinary-rows-shifted", "row_shift[row] = huge_row ? own.maximum : 0.0f;", "row_shift[row] = own.maximum;", HUGE),

@@ -44,6 +44,7 @@ def specs() -> list[KernelSpec]:
 SPECS = specs()
 some_specs = pytest.mark.parametrize("spec", SPECS[::7], ids=lambda s: s.name)
 every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+rendered = functools.cache(render)  # of many tests
 other_environment = functools.cache(jinja_environment.__wrapped__)
 
 
@@ -64,7 +65,7 @@ def test_no_line_is_longer_than_140_columns(path: str) -> None:
 
 @some_specs
 def test_nothing_is_there_that_nothing_uses(spec: KernelSpec) -> None:
-    code = re.sub(r"//[^\n]*", "", render(spec).text)
+    code = re.sub(r"//[^\n]*", "", rendered(spec).text)
     functions = re.findall(r"(?m)^__device__ __forceinline__ [^(=\n]*?[ &*](\w+)(?:<[^(\n]*>)?\(", code)
     structs = re.findall(r"(?m)^struct (?:alignas\(\d+\) )?(\w+)", code)
     words = collections.Counter(re.findall(r"\w+", code))
@@ -87,7 +88,7 @@ def test_what_nothing_uses_is_left_out() -> None:
 
 @every_spec
 def test_the_header_lists_the_parts_in_their_order(spec: KernelSpec) -> None:
-    header, text = render(spec).text.split("\n\n", 1)
+    header, text = rendered(spec).text.split("\n\n", 1)
     words = " ".join(line.removeprefix("//").strip() for line in header.split("//   parts    ")[1].splitlines())
     listed = {
         f"{folder}/{name}.cuh" for folder, names in re.findall(r"(\S+): ((?:\w+(?:, |(?= |$)))+)", words) for name in names.split(", ")
@@ -113,7 +114,7 @@ def lines_of_parts(text: str) -> dict[str, list[str]]:
 
 @some_specs
 def test_parts_are_lines_of_their_files_and_tiles_the_same_for_both_atoms(spec: KernelSpec) -> None:
-    found = [lines_of_parts(render(spec, atoms).text) for atoms in Atoms]
+    found = [lines_of_parts(rendered(spec, atoms).text) for atoms in Atoms]
     for path, lines in found[0].items():
         every = templates.read(path).splitlines()
         known, file = set(every), iter(every)
@@ -126,7 +127,7 @@ def test_parts_are_lines_of_their_files_and_tiles_the_same_for_both_atoms(spec: 
 
 def test_every_line_of_every_file_is_used_by_a_kernel() -> None:
     used: dict[str, set[str]] = collections.defaultdict(set)
-    for text in (*(render(s, atoms).text for s in SPECS for atoms in Atoms), render_program(SPECS[0]).text):
+    for text in (*(rendered(s, atoms).text for s in SPECS for atoms in Atoms), render_program(SPECS[0]).text):
         for path, lines in lines_of_parts(text).items():
             used[path] |= set(lines)
     # The first two have no line that names them. Of the third, kernels use the cheaper half; the other half is probed beside it.
@@ -138,7 +139,7 @@ def test_every_line_of_every_file_is_used_by_a_kernel() -> None:
 
 @every_spec
 def test_a_text_has_the_clusters_that_its_blocks_have(spec: KernelSpec) -> None:
-    text, kernels = render(spec).text, {}
+    text, kernels = rendered(spec).text, {}
     for suffix in spec.kernels:
         (said,) = re.findall(rf"__launch_bounds__\(\w+, \w+\)(.*)\s+{spec.name}{suffix}\(", text)
         kernels[suffix] = said.strip()
@@ -170,12 +171,12 @@ def test_the_same_spec_gives_the_same_text(spec: KernelSpec, monkeypatch: pytest
 
 
 def test_different_specs_give_different_texts() -> None:
-    assert len({s.name for s in SPECS}) == len({render(s).digest for s in SPECS})
+    assert len({s.name for s in SPECS}) == len({rendered(s).digest for s in SPECS})
 
 
 @every_spec
 def test_the_text_stands_alone_and_tells_what_it_is(spec: KernelSpec) -> None:
-    source = render(spec)
+    source = rendered(spec)
     head, _, body = source.text.partition("\n\n")
     lines = head.splitlines()
     assert all(line.startswith("//") for line in lines)
@@ -190,7 +191,7 @@ def test_the_text_stands_alone_and_tells_what_it_is(spec: KernelSpec) -> None:
 
 @every_spec
 def test_the_text_says_nothing_of_where_and_when_it_was_made(spec: KernelSpec) -> None:
-    text = render(spec).text
+    text = rendered(spec).text
     assert flashgen.__version__ not in text
     assert not re.search(r"\b20\d\d-\d\d|\d\d:\d\d", text), "no time"
     assert str(datetime.date.today().year) not in text
@@ -200,7 +201,7 @@ def test_the_text_says_nothing_of_where_and_when_it_was_made(spec: KernelSpec) -
 
 @every_spec
 def test_the_text_reads_as_if_written_by_hand(spec: KernelSpec) -> None:
-    text = render(spec).text
+    text = rendered(spec).text
     assert "//%" not in text, "a line of Jinja was left"
     assert not re.search(r"[ \t]+$", text, re.MULTILINE), "trailing space"
     assert "\n\n\n" not in text, "two blank lines"
@@ -210,7 +211,7 @@ def test_the_text_reads_as_if_written_by_hand(spec: KernelSpec) -> None:
 
 @every_spec
 def test_the_struct_is_the_parameter_block(spec: KernelSpec) -> None:
-    (body,) = re.findall(r"^struct Parameters \{\n(.*?)^\};", render(spec).text, re.MULTILINE | re.DOTALL)
+    (body,) = re.findall(r"^struct Parameters \{\n(.*?)^\};", rendered(spec).text, re.MULTILINE | re.DOTALL)
     fields = re.findall(r"^ +(.*?)([A-Za-z_]\w*);$", body, re.MULTILINE)
     signature = ", ".join(f"{kind.strip()} {name}" for kind, name in fields)
     assert len(fields) == len(body.splitlines())
