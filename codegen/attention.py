@@ -13,7 +13,7 @@ from .operation import operation_of
 from .problem import Mask, Problem
 from .workload import Workload
 
-MAX_SECTION_HEADS = 1024
+MAX_L2_GROUP_HEADS = 1024
 MIN_SCALE = 2.0**-126  # the smallest normal fp32 number
 MAX_SCALE = float.fromhex("0x1.62e42ep127")  # the largest one whose product with log2(e) is one, too
 
@@ -41,19 +41,19 @@ def reciprocal(divisor: int) -> int:
     return 0 if divisor == 1 else -(-(2**64) // divisor)
 
 
-def l2_group_heads(problem: Problem, workload: Workload, section_bytes: int) -> int:
-    """Heads, over the whole batch, that a section of a launch's order has: see templates/tile/common/tile_scheduler.cuh.
+def l2_group_heads(problem: Problem, workload: Workload, group_bytes: int) -> int:
+    """Heads, over the whole batch, that share the L2 in a launch's L2 swizzle: see templates/tile/common/tile_scheduler.cuh.
 
-    Their K and V take at most `section_bytes`. Sections are of one size, so it divides the number of heads. Without a mask query
-    tiles are equally long, and one head a section reads K and V most often from the L2. Blocks that wait for others of their head
+    Their K and V take at most `group_bytes`. All groups are of one size, so it divides the number of heads. Without a mask query
+    tiles are equally long, and one head a group reads K and V most often from the L2. Blocks that wait for others of their head
     (templates/tile/common/turns.cuh) lose the least time where those of other heads are between them.
     """
     if problem.mask is Mask.FULL and not problem.deterministic:
         return 1
     heads = workload.batch * workload.heads_q
     bytes_of_head = workload.len_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
-    fitting = section_bytes * (workload.heads_q // workload.heads_kv) // max(1, bytes_of_head)
-    return largest_divisor(heads, max(1, min(fitting, heads, MAX_SECTION_HEADS)))
+    fitting = group_bytes * (workload.heads_q // workload.heads_kv) // max(1, bytes_of_head)
+    return largest_divisor(heads, max(1, min(fitting, heads, MAX_L2_GROUP_HEADS)))
 
 
 @lru_cache(maxsize=2**12)

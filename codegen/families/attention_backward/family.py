@@ -23,7 +23,7 @@ from . import model
 from .config import AttentionBackwardConfig, Hoisted
 
 ROW_THREADS = 256  # of a block of the first kernel
-SECTION_SHARE_OF_L2 = 2  # one part in so many: blocks of neighbouring sections run together
+L2_GROUP_SHARE = 2  # one part in so many: blocks of neighbouring L2 groups run together
 MAX_TILES = 2**31 - 1  # over batch and heads, of queries and of keys: blocks of a launch
 STRIDED = ("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v")
 
@@ -205,9 +205,9 @@ class AttentionBackward(Family):
         group, heads, scale = w.heads_q // w.heads_kv, w.batch * w.heads_q, call.scalars["scale"]
         # A block reads Q and dO of a group's heads as often as there are key tiles: keys take the place of queries in the launch's order.
         turned = Workload(w.batch, w.heads_kv, w.heads_kv, w.len_kv, w.len_q * group)
-        section = l2_group_heads(problem, turned, device.l2_bytes // SECTION_SHARE_OF_L2)
+        l2_heads = l2_group_heads(problem, turned, device.l2_bytes // L2_GROUP_SHARE)
         counts = {"heads_q": w.heads_q, "heads_kv": w.heads_kv, "group": group, "query_tiles": query_tiles, "key_tiles": key_tiles}
-        counts |= {"l2_group_heads": section, "l2_group_blocks": section * key_tiles}
+        counts |= {"l2_group_heads": l2_heads, "l2_group_blocks": l2_heads * key_tiles}
         known: dict[str, int | float] = {**counts, "len_q": w.len_q, "len_kv": w.len_kv, **scale_values(scale), "scale": float32(scale)}
         known |= {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in counts.items()}
         for name in STRIDED:

@@ -29,7 +29,7 @@ from flashgen.codegen.workload import Workload
 
 from . import model
 from .config import AttentionBackwardSm90Config
-from .launch import PANEL, heads_of_section, panels, tensor_maps
+from .launch import PANEL, heads_of_l2_group, panels, tensor_maps
 from .registers import ACCUMULATORS, accumulators
 
 CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
@@ -189,14 +189,14 @@ class AttentionBackwardSm90(Family):
         problem, w = call.problem, call.workload
         query_tiles, key_tiles = -(-w.len_q // config.block_q), -(-w.len_kv // (self.block_kv * self.cluster))
         tiles, rows = w.batch * w.heads_q * query_tiles, w.batch * w.heads_q * query_tiles * config.block_q
-        section = heads_of_section(problem, w)
+        l2_heads = heads_of_l2_group(problem, w)
         divisors = {
             "query_tiles": query_tiles,
             "heads_q": w.heads_q,
             "group": w.heads_q // w.heads_kv,
             "heads_kv": w.heads_kv,
-            "l2_group_heads": section,
-            "l2_group_blocks": section * key_tiles,
+            "l2_group_heads": l2_heads,
+            "l2_group_blocks": l2_heads * key_tiles,
         }
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from flashgen.codegen.attention import MAX_SECTION_HEADS, largest_divisor, padded
+from flashgen.codegen.attention import MAX_L2_GROUP_HEADS, largest_divisor, padded
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.tensor_map import TensorMapShape, tensor_map_shape
 from flashgen.codegen.workload import Workload
 
-SECTION_BYTES = 32 * 2**20  # of Q, dO and the sums of dQ that blocks that run together may take of the L2
-SECTION_HEADS = 16  # of short sequences, where more are slower: docs/performance-log.md, "All of it together"
+L2_GROUP_BYTES = 32 * 2**20  # of Q, dO and the sums of dQ that blocks that run together may take of the L2
+L2_GROUP_HEADS = 16  # of short sequences, where more are slower: docs/performance-log.md, "All of it together"
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 
 
@@ -18,8 +18,8 @@ def panels(width: int) -> int:
     return -(-width // PANEL)
 
 
-def heads_of_section(problem: Problem, w: Workload) -> int:
-    """Key/value heads of a section of the order: see templates/tile/common/tile_scheduler.cuh. Without a mask, one head after the other.
+def heads_of_l2_group(problem: Problem, w: Workload) -> int:
+    """Key/value heads of a group of the L2 swizzle: see templates/tile/common/tile_scheduler.cuh. Without a mask, one head after the other.
 
     But blocks that wait for others of their head (turns.cuh beside it) lose the least time with other heads between them.
     """
@@ -27,8 +27,8 @@ def heads_of_section(problem: Problem, w: Workload) -> int:
         return 1
     row_bytes = (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes + 4 * padded(problem.head_dim)
     # Blocks of a key/value head walk over its query heads side by side: most are in one of them, some in the next.
-    fitting = SECTION_BYTES // (min(2, w.heads_q // w.heads_kv) * w.len_q * row_bytes)
-    most = MAX_SECTION_HEADS if problem.deterministic else SECTION_HEADS
+    fitting = L2_GROUP_BYTES // (min(2, w.heads_q // w.heads_kv) * w.len_q * row_bytes)
+    most = MAX_L2_GROUP_HEADS if problem.deterministic else L2_GROUP_HEADS
     heads = w.batch * w.heads_kv
     return largest_divisor(heads, max(1, min(fitting, heads, most)))
 

@@ -19,7 +19,7 @@ from flashgen.codegen.workload import Workload
 from . import model
 from .config import AttentionForwardConfig, FirstProduct, QueryPlace
 
-SECTION_SHARE_OF_L2 = 2  # one part in so many: blocks of neighbouring sections run together
+L2_GROUP_SHARE = 2  # one part in so many: blocks of neighbouring L2 groups run together
 SPARE_REGISTERS = 36  # of a thread, beside those needed: with so many hardly anything spills
 
 
@@ -143,12 +143,12 @@ class AttentionForward(Family):
         """See Family."""
         problem, workload = call.problem, call.workload
         query_tiles = -(-workload.len_q // config.block_q)
-        section = l2_group_heads(problem, workload, device.l2_bytes // SECTION_SHARE_OF_L2)
+        l2_heads = l2_group_heads(problem, workload, device.l2_bytes // L2_GROUP_SHARE)
         divisors = {
             "heads_q": workload.heads_q,
             "group": workload.heads_q // workload.heads_kv,
-            "l2_group_heads": section,
-            "l2_group_blocks": section * query_tiles,
+            "l2_group_heads": l2_heads,
+            "l2_group_blocks": l2_heads * query_tiles,
         }
         values: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         for name in TENSORS:

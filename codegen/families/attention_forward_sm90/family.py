@@ -24,12 +24,12 @@ from .config import PACK_GQA, AttentionForwardSm90Config, RowMax, Scheduler
 
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 COUNTER_BYTES = 4  # an int
-SUM_BYTES = 8  # of shared memory for each row: kSumsBytes in the template
+SUM_BYTES = 8  # of shared memory for the statistics of each row: kStatisticsBytes in forward_storage.cuh
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
-TILE_BYTES = 16  # of shared memory for each tile that a block knows: Tile::kBytes in the template
+TILE_BYTES = 16  # of shared memory for the descriptor of each work tile: WorkTileInfo::kBytes in forward_storage.cuh
 WIDEST_BESIDE_ANOTHER = 192  # head_dim_v of a block that shares its SM: 96 registers of a product's 128; 256 does not compile (C7602)
-LONG = 2048  # keys from which on a section's K and V may take more of the L2
-SECTION_BYTES, SHORT_SECTION_BYTES = 32 * 2**20, 16 * 2**20
+LONG = 2048  # keys from which on the K and V of an L2 group may take more of it
+L2_GROUP_BYTES, SHORT_L2_GROUP_BYTES = 32 * 2**20, 16 * 2**20
 
 
 def _panels(width: int) -> int:
@@ -179,8 +179,8 @@ class AttentionForwardSm90(Family):
         query_tiles = -(-workload.len_q // config.queries)
         sets = workload.heads_q // config.pack_gqa
         in_sets = workload if config.pack_gqa == 1 else dataclasses.replace(workload, heads_q=sets)
-        section = l2_group_heads(problem, in_sets, SECTION_BYTES if workload.len_kv >= LONG else SHORT_SECTION_BYTES)
-        of_order = {"head_sets": sets, "l2_group_heads": section, "l2_group_blocks": section * query_tiles}
+        l2_heads = l2_group_heads(problem, in_sets, L2_GROUP_BYTES if workload.len_kv >= LONG else SHORT_L2_GROUP_BYTES)
+        of_order = {"head_sets": sets, "l2_group_heads": l2_heads, "l2_group_blocks": l2_heads * query_tiles}
         divisors = {**of_order, "group": workload.heads_q // workload.heads_kv}
         return {
             **{f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()},

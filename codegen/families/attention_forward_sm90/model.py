@@ -35,11 +35,11 @@ class HopperWeights:
     clock:           share of the device's clock that it keeps under this load
     tensor:          share of the tensor cores' rate that products reach at most, at that clock
     scores:          cycles of a step for each cycle of its product Q K^T
-    exponentials:    cycles of a step for each key of each consumer, with a lazy reference
-    maximum:         the same, in addition, where the reference follows the maximum
+    exponentials:    cycles of a step for each key of each consumer, with a stale row max
+    maximum:         the same, in addition, where the row max is exact
     latency:         cycles of a step that do not depend on its size
     copies:          cycles of a step for each row of 64 columns of K and V that it copies
-    unaligned:      factor on these where rows do not begin at multiples of 32 bytes, the sectors of the L2
+    unaligned:       factor on these where rows do not begin at multiples of 32 bytes, the sectors of the L2
     joining:         exponent of the norm that joins tensor cores and the rest
     tile:            cycles of a tile for each column of queries and output, for 128 rows
     begin:           cycles of a tile that do not depend on its size

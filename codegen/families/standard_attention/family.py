@@ -23,7 +23,7 @@ from . import model
 from .config import StandardAttentionConfig
 
 ROW_UNIT = 16  # rows of S and P begin at multiples of so many elements: at sectors of 32 bytes in both
-SECTION_SHARE_OF_L2 = 2  # one part in so many: blocks of neighbouring sections run together
+L2_GROUP_SHARE = 2  # one part in so many: blocks of neighbouring L2 groups run together
 SOFTMAX_THREADS_PER_SM = 1024  # what the launch bounds of the softmax make room for
 MAX_ROWS = 2**31 - 1024  # over batch and heads: the softmax counts them in an int
 
@@ -189,12 +189,12 @@ class StandardAttention(Family):
         query_tiles = -(-w.len_q // config.block_q)
         heads, rows = w.batch * w.heads_q, w.batch * w.heads_q * w.len_q
         row = max(1, -(-w.len_kv // ROW_UNIT)) * ROW_UNIT
-        section = l2_group_heads(problem, w, device.l2_bytes // SECTION_SHARE_OF_L2)
+        l2_heads = l2_group_heads(problem, w, device.l2_bytes // L2_GROUP_SHARE)
         divisors = {
             "heads_q": w.heads_q,
             "group": w.heads_q // w.heads_kv,
-            "l2_group_heads": section,
-            "l2_group_blocks": section * query_tiles,
+            "l2_group_heads": l2_heads,
+            "l2_group_blocks": l2_heads * query_tiles,
             "len_q": w.len_q,
         }
         row_warps = self.row_warps(config, w)
