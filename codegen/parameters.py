@@ -66,8 +66,12 @@ class ParameterBlock:
 
     fields: tuple[Parameter, ...]
 
+    def with_fields(self, *more: Parameter) -> ParameterBlock:
+        """A block that has these, too: each after those of its kind."""
+        return ParameterBlock(tuple(sorted((*self.fields, *more), key=_kind, reverse=True)))
+
     def __post_init__(self) -> None:
-        order = [(f.is_tensor_map, f.is_pointer, f.bytes) for f in self.fields]
+        order = [_kind(field) for field in self.fields]
         if order != sorted(order, reverse=True):
             raise ValueError("parameter fields must be ordered: tensor maps, pointers, then 8-byte values, then 4-byte values")
         for field in self.fields:
@@ -118,3 +122,8 @@ class ParameterBlock:
         padding = -struct.calcsize(fields) % self.alignment
         empty = (bytes(TENSOR_MAP_BYTES),) * len(self.tensor_maps) + (0,) * len(self.pointers)
         return struct.Struct(f"{fields}{padding}x"), empty, tuple(field.name for field in self.values)
+
+
+def _kind(field: Parameter) -> tuple[bool, bool, int]:
+    """By which the fields of a block are ordered, from the largest to the smallest."""
+    return field.is_tensor_map, field.is_pointer, field.bytes

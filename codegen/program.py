@@ -53,6 +53,19 @@ class BufferKind(enum.Enum):
     STREAM_COUNTER = "stream_counter"
 
 
+class Waits(enum.Enum):
+    """Whom blocks of a launch may wait for, so that none waits for ever, however few are resident at once.
+
+    NOBODY:  each block goes on without the others
+    EARLIER: blocks of lower indices, which a GPU begins first
+    BEGUN:   blocks that have begun: for work that they have claimed
+    """
+
+    NOBODY = "nobody"
+    EARLIER = "earlier"
+    BEGUN = "begun"
+
+
 @dataclass(frozen=True)
 class Buffer:
     """Memory that the launches of a program share and nobody else sees."""
@@ -72,7 +85,7 @@ class KernelLaunch:
     values: the kernel's parameters that are numbers, by name
     maps:   what its tensor maps say, by the name of the operand or buffer
     suffix: of the entry, after the name of the spec: empty where a text has one kernel
-    ordered: whether blocks wait for blocks of lower indices, and for no others: a GPU begins them in that order
+    waits:  for which other blocks its blocks wait
     overlaps: whether blocks may begin while the launch before is under way: each of them waits for its end, by `griddepcontrol_wait`
     """
 
@@ -80,7 +93,7 @@ class KernelLaunch:
     values: Mapping[str, int | float]
     maps: Mapping[str, TensorMapShape] = field(default_factory=dict)
     suffix: str = ""
-    ordered: bool = False
+    waits: Waits = Waits.NOBODY
     overlaps: bool = False
 
 

@@ -33,8 +33,7 @@ def with_counters(block: ParameterBlock, problem: Problem) -> ParameterBlock:
 
 @cache
 def _with_counters(block: ParameterBlock) -> ParameterBlock:
-    after = sum(field.is_tensor_map or field.is_pointer for field in block.fields)
-    return ParameterBlock((*block.fields[:after], COUNTERS, *block.fields[after:]))
+    return block.with_fields(COUNTERS)
 
 
 def counters(problem: Problem, tiles: int, of_tile: int) -> tuple[Buffer, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES, ParameterBlock
-from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, Program
+from flashgen.codegen.program import Buffer, BufferKind, KernelLaunch, Program, Waits
 
 from ..parameter_buffer import parameter_buffer
 from .compiler import Emulated
@@ -88,6 +88,7 @@ class _Launch(ctypes.Structure):
         ("blocks", ctypes.c_int),
         ("resident", ctypes.c_int),
         ("cluster", ctypes.c_int),
+        ("waits_for_begun", ctypes.c_int),
     )
 
 
@@ -102,11 +103,12 @@ class EmulatedLaunch:
     kernel: int = 0
     resident: int = 1
     cluster: int = 1
+    waits_for_begun: bool = False
 
     def at(self, parameters: int) -> _Launch:
         """For the library, with the parameters at that address."""
         which = self.blocks.start, len(self.blocks)
-        return _Launch(parameters, self.kernel, self.threads, self.shared_bytes, *which, self.resident, self.cluster)
+        return _Launch(parameters, self.kernel, self.threads, self.shared_bytes, *which, self.resident, self.cluster, self.waits_for_begun)
 
 
 class EmulatedLibrary:
@@ -171,7 +173,8 @@ class EmulatedKernel:
         """Runs a program on `workers` cores (0: all), and waits for it. Of each launch, blocks [first_block, first_block + blocks), or all.
 
         `tensors`: the operands by name, without those that nobody wants; buffers are made here. `resident`: how many blocks run at the
-        same time on a core; blocks that wait for each other must, others need not, nor those of an ordered launch, which has one core.
+        same time on a core; blocks that wait for each other must, but for those of which
+        `KernelLaunch.waits` says so: they run on one core.
         Blocks of a cluster do in any case. A launch has a process of its own with those that overlap it, which ends with them, or by
         `limits`.
         Raises ArgumentError for blocks that are not there or are no whole clusters; EmulatorFaultError if a check fails, the kernel crashes
@@ -186,7 +189,7 @@ class EmulatedKernel:
                 prepared = [self._prepared(launch, addresses, first_block, blocks, resident) for launch in chain]
                 whole = whole and all(len(one.blocks) == launch.grid for one, launch in zip(prepared, chain, strict=True))
                 groups = max(-(-len(one.blocks) // one.resident) for one in prepared)
-                alone = any(launch.ordered for launch in chain)
+                alone = any(launch.waits is not Waits.NOBODY for launch in chain)
                 cores = 1 if alone else min(workers or len(os.sched_getaffinity(0)), groups)
                 self._library.run(prepared, order or EmulationOrder(), tensors=guarded, workers=cores, limits=limits or EmulationLimits())
         for buffer in program.buffers:
@@ -206,7 +209,8 @@ class EmulatedKernel:
         together = -(-resident // block.cluster) * block.cluster
         parameters = packed_parameters(self.spec.kernels[launch.suffix].parameters, launch, addresses)
         number = self._numbers[launch.suffix]
-        return EmulatedLaunch(parameters, block.threads, block.shared_bytes, some, number, together, block.cluster)
+        begun = launch.waits is Waits.BEGUN
+        return EmulatedLaunch(parameters, block.threads, block.shared_bytes, some, number, together, block.cluster, begun)
 
 
 class _Memory:

@@ -21,7 +21,7 @@ from flashgen.build.own_files import require_own
 from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.errors import ArgumentError, choice_error, require_int
 from flashgen.codegen.operands import Role
-from flashgen.codegen.program import KernelLaunch, Program
+from flashgen.codegen.program import KernelLaunch, Program, Waits
 from flashgen.codegen.render import Source, render_program
 from flashgen.codegen.spec import KernelSpec
 
@@ -112,7 +112,7 @@ def run_blocks(
     _poison(tensors)
     memory = {buffer.name: torch.zeros(buffer.bytes, dtype=torch.uint8) for buffer in program.buffers}
     _run_whole(spec, tensors, memory, program.launches[:place])
-    if launch.ordered and block:
+    if launch.waits is not Waits.NOBODY and block:
         _run_whole(spec, tensors, memory, (launch,), block)
     inputs = [operand.name for operand in tensors.operands if operand.role is Role.IN]
     given = {name: _bytes(tensors[name]) for name in (*inputs, *tensors.outputs)}

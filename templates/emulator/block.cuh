@@ -37,6 +37,7 @@ struct Launch {
     int first_block, blocks;    // which blocks run
     int resident;               // how many of them run together: those that wait for each other must
     int cluster;                // blocks of a cluster, of which only whole ones run, and are resident
+    int waits_for_begun;        // blocks may wait for others that have begun, and that go on meanwhile
 
     int end_block() const { return first_block + blocks; }
 };
@@ -49,6 +50,7 @@ struct Progress {
 
     Progress(const Launch& launch, const Progress* before) : launch(launch), before(before), begun(launch.first_block) {}
 
+    int under_way() const { return std::min<int>(begun, launch.end_block()) - launch.first_block - ended; }  // blocks
     bool all_begun() const { return begun >= launch.end_block(); }
     bool all_ended() const { return ended == launch.blocks; }
     bool alone() const { return !before || before->all_ended(); }  // nothing that it overlaps is under way

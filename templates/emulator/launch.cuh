@@ -39,9 +39,10 @@ class Residents {
         return true;
     }
     // Goes on with the blocks, until all have ended or a check fails: true. False where no thread can go on before the launch that this one
-    // overlaps has ended.
+    // overlaps has ended, or before other blocks that have begun change memory.
     bool run() {
         registers_at_launch = kernel.registers();
+        scheduler.try_again();
         for (;;) {
             for (int thread; !fault.found && (thread = scheduler.next()) >= 0;) {
                 blocks[thread / launch.threads]->resume(thread % launch.threads);
@@ -53,11 +54,27 @@ class Residents {
             for (int place = 0; place < count; ++place) blocks[place]->launch_has_ended();
             scheduler.stir();
         }
+        if (launch.waits_for_begun && scheduler.spins() && progress.under_way() > count) return false;
         report_waiting();
         progress.ended += count;
         return true;
     }
     const Progress& of() const { return progress; }
+    std::uint64_t count_changes() const { return scheduler.count_changes(); }
+
+    bool spins() const { return scheduler.spins(); }
+
+    // No thread can go on: that is well if all have ended.
+    void report_waiting() {
+        std::string text;
+        for (int place = 0; place < count; ++place)
+            if (!blocks[place]->done()) text += (text.empty() ? "" : "; ") + blocks[place]->waiting();
+        if (text.empty()) return;
+        const bool spin = scheduler.spins();
+        if (spin && launch.blocks > launch.resident)
+            text += "; blocks that wait for each other must be resident together: " + std::to_string(launch.resident) + " at a time are";
+        fault.report(spin ? "spin that never ends" : "deadlock", "no thread can go on: " + text);
+    }
 
   private:
     const Options& options;
@@ -72,17 +89,6 @@ class Residents {
 
     bool wait_for_launch() const {
         return std::any_of(blocks.begin(), blocks.begin() + count, [](const auto& block) { return block->waits_for_launch(); });
-    }
-    // No thread can go on: that is well if all have ended.
-    void report_waiting() {
-        std::string text;
-        for (int place = 0; place < count; ++place)
-            if (!blocks[place]->done()) text += (text.empty() ? "" : "; ") + blocks[place]->waiting();
-        if (text.empty()) return;
-        const bool spin = scheduler.spins();
-        if (spin && launch.blocks > launch.resident)
-            text += "; blocks that wait for each other must be resident together: " + std::to_string(launch.resident) + " at a time are";
-        fault.report(spin ? "spin that never ends" : "deadlock", "no thread can go on: " + text);
     }
 };
 
@@ -100,6 +106,7 @@ class Worker {
         while (!fault.found) {
             if (go_on() || begin_next()) continue;  // in this order: of an ordered launch, blocks wait for those that have begun before
             if (waiting.empty()) return;
+            if (stuck()) return;
             usleep(100);  // others have blocks of the launch before
         }
     }
@@ -111,7 +118,7 @@ class Worker {
     Fault& fault;
     const Kernel* const kernels;
     std::vector<std::vector<Group>> idle;  // of each launch
-    std::vector<Group> waiting;            // for the launch before, in the order in which they have begun
+    std::vector<Group> waiting;            // for the launch before or for one another, in the order in which they have begun
     int last = 0;                          // the launch of which blocks have begun last
     std::uint64_t random;
 
@@ -123,15 +130,31 @@ class Worker {
     int waiting_of(const Progress& launch) const {
         return static_cast<int>(std::count_if(waiting.begin(), waiting.end(), [&](const Group& group) { return &group->of() == &launch; }));
     }
-    // Whether one of those that wait has gone on to its end.
+    // Whether one of those that wait has gone on to its end, or has changed memory for which others may wait.
     bool go_on() {
+        const std::uint64_t before = count_changes();
         for (std::size_t i = 0; i < waiting.size(); ++i) {
             if (!waiting[i]->of().alone() || !waiting[i]->run()) continue;
             idle[number(waiting[i]->of())].push_back(std::move(waiting[i]));
             waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(i));
             return true;
         }
-        return false;
+        return count_changes() != before;
+    }
+    // Whether groups wait for each other, and for nothing else. That is reported. Their launch has one core, so nobody else goes on.
+    bool stuck() {
+        auto waits_for_begun = [](const Group& group) {
+            return group->of().launch.waits_for_begun && group->of().alone() && group->spins();
+        };
+        const auto found = std::find_if(waiting.begin(), waiting.end(), waits_for_begun);
+        if (found == waiting.end()) return false;
+        (*found)->report_waiting();
+        return true;
+    }
+    std::uint64_t count_changes() const {
+        std::uint64_t changes = 0;
+        for (const Group& group : waiting) changes += group->count_changes();
+        return changes;
     }
     bool begin_next() {
         const int next = choose();

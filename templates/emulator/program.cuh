@@ -83,7 +83,7 @@ inline int run_program(const char* launch_path, const char* results_path) {
     options.seed = launch.seed, options.schedule = launch.schedule, options.late_copies = launch.late_copies;
     options.workers = 1;
     const Launch chosen{parameters,         launch.kernel, launch.threads, launch.shared_bytes,
-                        launch.first_block, launch.blocks, launch.cluster, launch.cluster};
+                        launch.first_block, launch.blocks, launch.cluster, launch.cluster, 0};
     char check[100], message[4096];
     if (flashgen_emulator_run(&chosen, 1, &options, check, message, sizeof message)) {
         std::fflush(stdout);

@@ -45,9 +45,15 @@ class Scheduler {
     }
     // Memory that others may wait for has changed.
     void stir() {
+        ++changes;
+        try_again();
+    }
+    // Threads that spin do so once more: blocks of other groups may have changed memory.
+    void try_again() {
         tries = 0;
         wake_spinning();
     }
+    std::uint64_t count_changes() const { return changes; }
     // `deed` happens once no thread can do anything but wait.
     void postpone(std::function<void()> deed) { later.push_back(std::move(deed)); }
     bool spins() const { return !spinning.empty(); }
@@ -75,6 +81,7 @@ class Scheduler {
     std::uint64_t random = 0;
     int last_warp = 0;
     std::vector<int> spinning;  // threads that are set aside
+    std::uint64_t changes = 0;  // of memory that others may wait for, by these threads
     int tries = 0;              // how often all of them have tried again, and nothing else has happened
     std::vector<std::function<void()>> later;
 

@@ -14,7 +14,7 @@ from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program
+from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
 from flashgen.codegen.target import Target
 from flashgen.codegen.turns import counters, files_with_turns, with_counters
 from flashgen.codegen.workload import Workload
@@ -219,7 +219,7 @@ class AttentionBackward(Family):
                 grids[kernel.suffix],
                 {field.name: known[field.name] for field in kernel.parameters.values},
                 suffix=kernel.suffix,
-                ordered=problem.deterministic and not kernel.suffix,
+                waits=Waits.EARLIER if problem.deterministic and not kernel.suffix else Waits.NOBODY,
             )
             for kernel in self.kernels(problem, config)
         )

@@ -19,9 +19,8 @@ from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
-from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program
+from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_map import STRIDE_END
 from flashgen.codegen.turns import counters, files_with_keeper, with_counters
@@ -30,6 +29,7 @@ from flashgen.codegen.workload import Workload
 from . import model
 from .config import AttentionBackwardSm90Config
 from .launch import PANEL, heads_of_l2_group, panels, tensor_maps
+from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
 from .registers import ACCUMULATORS, accumulators
 
 CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
@@ -43,12 +43,6 @@ STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::
 FLAG = 4  # fp32 numbers behind row_lse of a tile: RowLse in templates/tile/warpgroup/backward_beside.cuh
 ROW_THREADS = 128  # of a block of the preprocess
 ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}
-_TILES = tuple(Parameter("u64", f"{n}_reciprocal") for n in ("query_tiles", "heads_q"))
-_SIZES = tuple(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles"))
-
-
-def _strides(*tensors: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter("i64", f"{tensor}_{dim}") for tensor in tensors for dim in ("batch", "head", "row"))
 
 
 def row_bytes(block_q: int) -> int:
@@ -60,45 +54,14 @@ class AttentionBackwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_sm90.cu.j2."""
 
     name = "attention_backward_sm90"
-    revision = 5
+    revision = 6
     block_kv: ClassVar[int] = BLOCK_KV
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
     operation = "backward"
     preference = 3
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
-    parameters = ParameterBlock(
-        (
-            *(Parameter("TensorMap", f"{tensor}_map") for tensor in ("q", "k", "v", "d_out", "d_k", "d_v")),
-            *(Parameter("const float*", n) for n in ("row_lse", "row_delta", "row_shift")),
-            Parameter("float*", "d_q_sum"),
-            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_kv", "l2_group_heads", "l2_group_blocks")),
-            *_SIZES,
-            *(Parameter("int", n) for n in ("heads_kv", "group", "key_tiles", "l2_group_heads", "l2_group_blocks")),
-            *(Parameter("float", n) for n in ("scale_log2", "scale")),
-        )
-    )
-    row_parameters = ParameterBlock(
-        (
-            *(Parameter("const Element*", n) for n in ("q", "k", "v", "out", "d_out")),
-            *(Parameter("const float*", n) for n in ("lse", "d_lse")),
-            *(Parameter("float*", n) for n in ("row_lse", "row_delta", "row_shift", "d_q_sum")),
-            *_strides("q", "k", "v", "out", "d_out"),
-            *_TILES,
-            Parameter("u64", "group_reciprocal"),
-            *_SIZES,
-            Parameter("float", "scale_log2"),
-        )
-    )
-    sum_parameters = ParameterBlock(
-        (
-            Parameter("TensorMap", "d_q_map"),
-            Parameter("float*", "d_q_sum"),
-            *_TILES,
-            *_SIZES,
-            Parameter("float", "scale"),
-        )
-    )
+    parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
     files = files_with_keeper
     atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
@@ -109,13 +72,8 @@ class AttentionBackwardSm90(Family):
         *("common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain", "common/softmax_rows"),
         *("common/lse", "common/row_statistics", "warp/exact_rows"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
-        *(
-            "warpgroup/query_gradient",
-            "warpgroup/backward_beside",
-            "common/key_work",
-            "warpgroup/backward_inputs",
-            "warpgroup/store_columns",
-        ),
+        *("warpgroup/query_gradient", "warpgroup/backward_beside", "common/key_work", "warpgroup/backward_inputs"),
+        *("warpgroup/store_columns", "warpgroup/narrow_consumer"),
     )
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
@@ -187,8 +145,7 @@ class AttentionBackwardSm90(Family):
     def program(self, config: Any, call: Call, device: Device) -> Program:
         """See Family."""
         problem, w = call.problem, call.workload
-        query_tiles, key_tiles = -(-w.len_q // config.block_q), -(-w.len_kv // (self.block_kv * self.cluster))
-        tiles, rows = w.batch * w.heads_q * query_tiles, w.batch * w.heads_q * query_tiles * config.block_q
+        query_tiles, key_tiles = self.tiles_of_head(config, w)
         l2_heads = heads_of_l2_group(problem, w)
         divisors = {
             "query_tiles": query_tiles,
@@ -201,27 +158,49 @@ class AttentionBackwardSm90(Family):
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}
         known |= {"scale_log2": scale_values(call.scalars["scale"])["scale_log2"], "scale": float32(call.scalars["scale"])}
+        known |= self.schedule_values(config, w, device)
         for name in ("q", "k", "v", "out", "d_out"):
             batch, row, head, _ = call.views[name].strides
             known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
-        maps, grids = (
-            tensor_maps(config.block_q, self.block_kv, call),
-            {"_preprocess": tiles, "": key_tiles * self.cluster * w.heads_kv * w.batch, "_postprocess": tiles},
-        )
+        maps, grids = tensor_maps(config.block_q, self.block_kv, call), self.grids(config, w, device)
         launches = [
             KernelLaunch(
                 grids[kernel.suffix],
                 {field.name: known[field.name] for field in kernel.parameters.values},
                 {place.name: maps[place.name] for place in kernel.parameters.tensor_maps},
                 kernel.suffix,
-                ordered=problem.deterministic and not kernel.suffix,
+                waits=Waits.NOBODY if kernel.suffix else self.waits(problem),
                 overlaps=kernel.suffix != "_preprocess",
             )
             for kernel in self.kernels(problem, config)
         ]
+        return Program(tuple(launches), self.buffers(config, call))
+
+    def tiles_of_head(self, config: Any, w: Workload) -> tuple[int, int]:
+        """Query tiles of a query head, and work tiles of a key/value head."""
+        return -(-w.len_q // config.block_q), -(-w.len_kv // (self.block_kv * self.cluster))
+
+    def waits(self, problem: Problem) -> Waits:
+        """For which others blocks of the main kernel wait."""
+        return Waits.EARLIER if problem.deterministic else Waits.NOBODY
+
+    def grids(self, config: Any, w: Workload, device: Device) -> dict[str, int]:
+        """Blocks of each kernel, by its suffix."""
+        query_tiles, key_tiles = self.tiles_of_head(config, w)
+        tiles = w.batch * w.heads_q * query_tiles
+        return {"_preprocess": tiles, "": key_tiles * self.cluster * w.heads_kv * w.batch, "_postprocess": tiles}
+
+    def schedule_values(self, config: Any, w: Workload, device: Device) -> dict[str, int | float]:
+        """What is known of the work tiles of a launch beside the sizes of the problem: nothing where each block has one."""
+        return {}
+
+    def buffers(self, config: Any, call: Call) -> tuple[Buffer, ...]:
+        """What the kernels share."""
+        problem, w = call.problem, call.workload
+        tiles = w.batch * w.heads_q * self.tiles_of_head(config, w)[0]
+        rows = tiles * int(config.block_q)
         sizes = {"row_lse": rows + tiles * FLAG, "row_delta": rows, "row_shift": rows, "d_q_sum": rows * padded(problem.head_dim)}
-        buffers = (Buffer(name, 4 * size) for name, size in sizes.items())
-        return Program(tuple(launches), (*buffers, *counters(problem, tiles, self.cluster)))
+        return (*(Buffer(name, 4 * size) for name, size in sizes.items()), *counters(problem, tiles, self.cluster))
 
     def call_refusals(self, call: Call, config: Any = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""

@@ -9,9 +9,9 @@ struct PairConsumer {
     using DQ = typename Traits::DQ;
     static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
     using KeyTile = typename Traits::KeyTile;
-    static constexpr int kConsumers = 2 * 128;         // threads
-    static constexpr int kPReady = 1, kPFree = 2;      // named barriers of the consumers
-    static constexpr int kDScoresReady = 3;            // named barrier of the consumers and the warp that sends dS
+    static constexpr int kConsumers = 2 * 128;  // threads
+    static constexpr int kPReady = 1, kPFree = 2;  // named barriers of the consumers
+    static constexpr int kDScoresReady = 3;        // named barrier of the consumers and the warp that sends dS
     using Exchange = decltype(static_cast<const Stages*>(nullptr)->exchange());
     using Share = ColumnShare<kColumns, kWarpgroup>;
     using ShareV = ColumnShare<kColumnsV, kWarpgroup>;
@@ -20,7 +20,7 @@ struct PairConsumer {
     const Stages& stages;
     const KeyWork& work;
     const Exchange exchange;
-    const int warp, lane, panel;  // warp: of this warpgroup; panel: of dQ
+    const int warp, lane, panel;  // warp: of this warpgroup; panel: of dQ, of four, two for each block
     QueryWalk next;
     PipelineState<kStages> state;
     u32 parity = 0;  // of the exchange that is next
@@ -33,7 +33,7 @@ struct PairConsumer {
 
     __device__ __forceinline__ PairConsumer(const Parameters& p, const Stages& stages, const KeyWork& work)
         : p(p), stages(stages), work(work), exchange(stages.exchange()), warp(warp_index() % 4), lane(lane_index()),
-          panel(cluster_ctarank() * kWarpgroups + kWarpgroup), next(work, p) {}
+          panel(cluster_ctarank() * 2 + kWarpgroup), next(work, p) {}
 
     // By each warp: its lanes may have read row_lse or row_delta.
     __device__ __forceinline__ void release(const Pipeline<kStages>& pipeline, u32 stage) const {

@@ -36,14 +36,19 @@ struct QueryGradient {
             for (int e = 0; e < 4; ++e) dQ[j][e] *= scale;
         u32 rounded[kTiles / 2][4];
         round_to_operand<Element>(rounded, dQ);
+        store_rounded(tile, warp, 0, rounded);
+    }
+    // Puts a warp's rounded column tiles from `first` (even) on into the tile.
+    template <class Tile, int kSteps>
+    __device__ __forceinline__ static void store_rounded(const Tile& tile, int warp, int first, const u32 (&rounded)[kSteps][4]) {
         if constexpr (kTransposed) {
-            store_transposed(tile, warp * 16, rounded);
+            store_transposed(Tile{tile.base + first * 8 * 128}, warp * 16, rounded);
         } else {
 #pragma unroll
-            for (int step = 0; step < kTiles / 2; ++step) {
-                const PanelTile<kQueries, 64> panel{tile.base + step / 4 * Tile::kPanelBytes};
-                const int lane = lane_index();
-                stmatrix_x4(panel.at(warp * 16 + lane % 16, step % 4 * 2 + lane / 16), rounded[step][0], rounded[step][1], rounded[step][2],
+            for (int step = 0; step < kSteps; ++step) {
+                const int lane = lane_index(), column = first + step * 2;
+                const PanelTile<kQueries, 64> panel{tile.base + column / 8 * Tile::kPanelBytes};
+                stmatrix_x4(panel.at(warp * 16 + lane % 16, column % 8 + lane / 16), rounded[step][0], rounded[step][1], rounded[step][2],
                             rounded[step][3]);
             }
         }

@@ -8,7 +8,7 @@ struct WideConsumer {
     using Stages = typename Traits::Stages;
     using DQ = typename Traits::DQ;
     static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
-    static constexpr int kConsumers = 2 * 128;            // threads
+    static constexpr int kConsumers = 2 * 128;  // threads
     static constexpr int kPReady = 1, kDScoresReady = 2;  // named barriers of the consumers
     using Share = ColumnShare<kColumns, kWarpgroup>;
     using ShareV = ColumnShare<kColumnsV, kWarpgroup>;

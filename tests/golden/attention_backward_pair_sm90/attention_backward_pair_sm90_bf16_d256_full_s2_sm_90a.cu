@@ -1628,6 +1628,13 @@ struct BackwardInputs {
     template <class Parameters>
     __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work) const {
         PipelineState<kStages> state;
+        produce<false>(p, work, state, [&] { return work; });
+    }
+    // The same for one of a persistent block's work tiles. Its K and V come after its first Q and dO, once wait_keys() has returned: until
+    // then consumers may read those of the work tile before. It returns `work` again, of which registers need not keep all meanwhile.
+    template <bool kPersistent = true, class Parameters, class WaitKeys>
+    __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work, PipelineState<kStages>& state,
+                                            const WaitKeys& wait_keys) const {
         bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
 #pragma unroll 1
         for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
@@ -1641,16 +1648,23 @@ struct BackwardInputs {
             };
             query_pipeline.producer_acquire(state);
             query_pipeline.producer_expect(state, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
-            if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
+            auto load_keys = [&](const KeyWork& of) { key_tile().load(p.k_map, queries_full, of.first_key, of.head_kv, of.batch); };
+            auto load_values = [&](const KeyWork& of) { value_tile().load(p.v_map, d_out_full, of.first_key, of.head_kv, of.batch); };
+            if (first && !kPersistent) load_keys(work);
             if (!first) load_lse();  // before the tile: copies end in the order of their issue
             query_tile(state.stage).load(p.q_map, queries_full, row, next.head, work.batch);
 
             d_out_pipeline.producer_acquire(state);
             d_out_pipeline.producer_expect(state, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
-            if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
+            if (first && !kPersistent) load_values(work);
             if (!first) load_delta();
             d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
 
+            if (first && kPersistent) {
+                const KeyWork again = wait_keys();
+                load_keys(again);
+                load_values(again);
+            }
             if (first) {
                 griddepcontrol_wait();
                 load_lse();
@@ -1659,6 +1673,7 @@ struct BackwardInputs {
             state.advance();
             first = false;
         }
+        if (first) wait_keys();
     }
 };
 
@@ -1820,9 +1835,9 @@ struct PairConsumer {
     using DQ = typename Traits::DQ;
     static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
     using KeyTile = typename Traits::KeyTile;
-    static constexpr int kConsumers = 2 * 128;         // threads
-    static constexpr int kPReady = 1, kPFree = 2;      // named barriers of the consumers
-    static constexpr int kDScoresReady = 3;            // named barrier of the consumers and the warp that sends dS
+    static constexpr int kConsumers = 2 * 128;  // threads
+    static constexpr int kPReady = 1, kPFree = 2;  // named barriers of the consumers
+    static constexpr int kDScoresReady = 3;        // named barrier of the consumers and the warp that sends dS
     using Exchange = decltype(static_cast<const Stages*>(nullptr)->exchange());
     using Share = ColumnShare<kColumns, kWarpgroup>;
     using ShareV = ColumnShare<kColumnsV, kWarpgroup>;
@@ -1831,7 +1846,7 @@ struct PairConsumer {
     const Stages& stages;
     const KeyWork& work;
     const Exchange exchange;
-    const int warp, lane, panel;  // warp: of this warpgroup; panel: of dQ
+    const int warp, lane, panel;  // warp: of this warpgroup; panel: of dQ, of four, two for each block
     QueryWalk next;
     PipelineState<kStages> state;
     u32 parity = 0;  // of the exchange that is next
@@ -1844,7 +1859,7 @@ struct PairConsumer {
 
     __device__ __forceinline__ PairConsumer(const Parameters& p, const Stages& stages, const KeyWork& work)
         : p(p), stages(stages), work(work), exchange(stages.exchange()), warp(warp_index() % 4), lane(lane_index()),
-          panel(cluster_ctarank() * kWarpgroups + kWarpgroup), next(work, p) {}
+          panel(cluster_ctarank() * 2 + kWarpgroup), next(work, p) {}
 
     // By each warp: its lanes may have read row_lse or row_delta.
     __device__ __forceinline__ void release(const Pipeline<kStages>& pipeline, u32 stage) const {

@@ -20,7 +20,7 @@
 //              key_work
 //            tile/warp: exact_rows, score_gradients
 //            tile/warpgroup: pipeline, panel_tile, gemm, transposed_operand, query_gradient, backward_beside,
-//              backward_inputs, store_columns
+//              backward_inputs, store_columns, narrow_consumer
 
 // ==== atoms/ptx/types.cuh ============================================================================================
 
@@ -509,9 +509,8 @@ using Element = Bf16;
 
 constexpr int kHeadDim = 64, kHeadDimV = 64;
 constexpr int kBlockQ = 128, kBlockKv = 128, kWarpgroups = 2, kThreads = (kWarpgroups + 1) * 128;
-constexpr int kStages = 2, kDScoresStages = 2;
+constexpr int kStages = 2;
 constexpr bool kCausal = true;
-constexpr bool kSplit = false;  // of the product of dV, about that of dQ
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix products take them
 
@@ -1320,14 +1319,19 @@ struct QueryGradient {
             for (int e = 0; e < 4; ++e) dQ[j][e] *= scale;
         u32 rounded[kTiles / 2][4];
         round_to_operand<Element>(rounded, dQ);
+        store_rounded(tile, warp, 0, rounded);
+    }
+    // Puts a warp's rounded column tiles from `first` (even) on into the tile.
+    template <class Tile, int kSteps>
+    __device__ __forceinline__ static void store_rounded(const Tile& tile, int warp, int first, const u32 (&rounded)[kSteps][4]) {
         if constexpr (kTransposed) {
-            store_transposed(tile, warp * 16, rounded);
+            store_transposed(Tile{tile.base + first * 8 * 128}, warp * 16, rounded);
         } else {
 #pragma unroll
-            for (int step = 0; step < kTiles / 2; ++step) {
-                const PanelTile<kQueries, 64> panel{tile.base + step / 4 * Tile::kPanelBytes};
-                const int lane = lane_index();
-                stmatrix_x4(panel.at(warp * 16 + lane % 16, step % 4 * 2 + lane / 16), rounded[step][0], rounded[step][1], rounded[step][2],
+            for (int step = 0; step < kSteps; ++step) {
+                const int lane = lane_index(), column = first + step * 2;
+                const PanelTile<kQueries, 64> panel{tile.base + column / 8 * Tile::kPanelBytes};
+                stmatrix_x4(panel.at(warp * 16 + lane % 16, column % 8 + lane / 16), rounded[step][0], rounded[step][1], rounded[step][2],
                             rounded[step][3]);
             }
         }
@@ -1531,6 +1535,13 @@ struct BackwardInputs {
     template <class Parameters>
     __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work) const {
         PipelineState<kStages> state;
+        produce<false>(p, work, state, [&] { return work; });
+    }
+    // The same for one of a persistent block's work tiles. Its K and V come after its first Q and dO, once wait_keys() has returned: until
+    // then consumers may read those of the work tile before. It returns `work` again, of which registers need not keep all meanwhile.
+    template <bool kPersistent = true, class Parameters, class WaitKeys>
+    __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work, PipelineState<kStages>& state,
+                                            const WaitKeys& wait_keys) const {
         bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
 #pragma unroll 1
         for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
@@ -1544,16 +1555,23 @@ struct BackwardInputs {
             };
             query_pipeline.producer_acquire(state);
             query_pipeline.producer_expect(state, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
-            if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
+            auto load_keys = [&](const KeyWork& of) { key_tile().load(p.k_map, queries_full, of.first_key, of.head_kv, of.batch); };
+            auto load_values = [&](const KeyWork& of) { value_tile().load(p.v_map, d_out_full, of.first_key, of.head_kv, of.batch); };
+            if (first && !kPersistent) load_keys(work);
             if (!first) load_lse();  // before the tile: copies end in the order of their issue
             query_tile(state.stage).load(p.q_map, queries_full, row, next.head, work.batch);
 
             d_out_pipeline.producer_acquire(state);
             d_out_pipeline.producer_expect(state, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
-            if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
+            if (first && !kPersistent) load_values(work);
             if (!first) load_delta();
             d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
 
+            if (first && kPersistent) {
+                const KeyWork again = wait_keys();
+                load_keys(again);
+                load_values(again);
+            }
             if (first) {
                 griddepcontrol_wait();
                 load_lse();
@@ -1562,6 +1580,7 @@ struct BackwardInputs {
             state.advance();
             first = false;
         }
+        if (first) wait_keys();
     }
 };
 
@@ -1598,21 +1617,137 @@ __device__ __forceinline__ void store_columns(const TensorMap& map, const float 
     cp_async_bulk_commit_group();
 }
 
+// ==== tile/warpgroup/narrow_consumer.cuh =============================================================================
+
+// A consumer of the backward kernels for head dims up to 128: one of two warpgroups that divide the keys of a work tile.
+
+// A warpgroup, with 64 keys, whose dK and dV stay in registers. S and dP are transposed: P^T and dS^T are operands in registers.
+template <class Traits, class Parameters>
+struct NarrowConsumer {
+    using Element = typename Traits::Element;
+    using Stages = typename Traits::Stages;
+    using DQ = typename Traits::DQ;
+    static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
+    static constexpr bool kSplit = Traits::kSplit;
+    static constexpr int kConsumers = 2 * 128;  // threads
+    static constexpr int kDScoresReady = 1;     // named barrier of the consumers
+    static constexpr int kSteps = kBlockQ / 16, kEarlySteps = kSplit ? 2 : kSteps;  // of dV and dK; before dQ is begun, to hide the barrier
+    // Whether dO is released before additions to dQ: not where it tells the keeper of them.
+    static constexpr bool kReleasesEarly = !kSplit && !Traits::kDeterministic;
+
+    const Parameters& p;
+    const Stages& stages;
+    const int warpgroup, warp, lane;  // warp: among those of both consumers
+    PipelineState<kStages> state;
+    PipelineState<Stages::kDScoresStages> d_s_state;
+
+    __device__ __forceinline__ NarrowConsumer(const Parameters& p, const Stages& stages)
+        : p(p), stages(stages), warpgroup(warp_index() / 4 - 1), warp(warp_index() - 4), lane(lane_index()) {}
+
+    __device__ __forceinline__ void consumer_wait(const PipelineState<kStages>& next) const {
+        stages.query_pipeline.consumer_wait(next);
+        stages.d_out_pipeline.consumer_wait(next);
+    }
+    // By each warp: its lanes have read row_lse or row_delta.
+    __device__ __forceinline__ void release(const Pipeline<kStages>& pipeline) const {
+        barrier_warp_sync();
+        pipeline.consumer_release(state.stage, lane == 0);
+    }
+    __device__ __forceinline__ static void barrier() { bar_sync(kDScoresReady, kConsumers); }
+
+    // dK, without its scale, and dV of the warpgroup's keys; adds their dQ to the sums in memory.
+    __device__ __forceinline__ void walk(const KeyWork& work, float (&dK)[kColumns / 8][4], float (&dV)[kColumnsV / 8][4]) {
+        const auto chain = Traits::make_chain(p.len_q, p.len_kv);
+        const int first_key = work.first_key + warpgroup * 64;
+        const QueryTileRange tiles = chain.template query_tiles<kBlockQ>(first_key, first_key + 64, p.len_q);  // of this warpgroup's keys
+        float S[1][kBlockQ / 8][4], dP[1][kBlockQ / 8][4];
+        u32 P[kBlockQ / 16][4], dS[kBlockQ / 16][4];
+        auto wait_d_v = [&] {
+            wgmma_wait_group<kSplit ? 1 : 0>();
+            launder(dV);
+        };
+        QueryWalk next(work, p);
+        if (next.left > 0) consumer_wait(state);
+#pragma unroll 1
+        while (next.left > 0) {
+            const auto queries = stages.query_tile(state.stage);
+            const auto d_out = stages.d_out_tile(state.stage);
+            const auto d_s_tile = stages.d_s_tile(d_s_state.stage);
+
+            wgmma_fence();
+            gemm_scores<Element, kColumns>(S[0], stages.key_tile(), warpgroup * 64, queries);
+            wgmma_commit_group();
+            wgmma_fence();
+            gemm_scores<Element, kColumnsV>(dP[0], stages.value_tile(), warpgroup * 64, d_out);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            launder(S[0]);
+            if (unlikely(tiles.needs_mask(next.tile) || stages.huge(state.stage))) {  // one branch: each holds up the products
+                if (stages.huge(state.stage)) shift_transposed(S, p.row_shift + next.index * kBlockQ);
+                if (tiles.needs_mask(next.tile)) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
+            }
+            exponentiate(S, p.scale_log2, stages.lse(state.stage));
+            round_to_operand<Element>(P, S[0]);
+            wgmma_wait_group<0>();
+            launder(dP[0]);
+            differentiate(dP, S, stages.delta(state.stage));
+            round_to_operand<Element>(dS, dP[0]);
+            store_transposed(d_s_tile, warp * 16, dS);
+
+            launder(dV);
+            launder(P);
+            wgmma_fence();
+            gemm_over_queries<Element, 0, kEarlySteps>(dV, P, d_out);
+            wgmma_commit_group();
+            fence_proxy_async();
+            barrier();
+            if (!kSplit) wait_d_v();  // dQ takes the registers of P; issued behind dV it would be no faster
+            if (kReleasesEarly) release(stages.d_out_pipeline);
+
+            DQ d_q;
+            wgmma_fence();
+            d_q.gemm(d_s_tile, stages.key_tile(), warpgroup);
+            wgmma_commit_group();
+            if (kSplit) {
+                launder(P);
+                gemm_over_queries<Element, kEarlySteps, kSteps>(dV, P, d_out);
+                wgmma_commit_group();
+            }
+            launder(dK);
+            launder(dS);
+            wgmma_fence();
+            gemm_over_queries<Element, 0, kSteps>(dK, dS, queries);
+            wgmma_commit_group();
+            wgmma_wait_group<kSplit ? 2 : 1>();
+            launder(d_q.dQ);
+            if constexpr (Traits::kDeterministic) stages.keeper.wait_turn(state);
+            d_q.add_to(p.d_q_sum + next.index * DQ::Sums::kFloats, warp);  // while products are under way
+            if (kSplit) wait_d_v();
+            if (!kReleasesEarly) release(stages.d_out_pipeline);
+
+            // What the next tile needs is awaited here: between products, each instruction would hold them up.
+            PipelineState<kStages> following = state;
+            following.advance();
+            next.advance(work, p);
+            if (next.left > 0) consumer_wait(following);
+            wgmma_wait_group<0>();
+            launder(dK);
+            release(stages.query_pipeline);
+            state = following;
+            d_s_state.advance();
+        }
+    }
+};
+
 using Lse = RowLse<kBlockQ>;
 using KeyTile = PanelTile<kBlockKv, kColumns>;
 using ValueTile = PanelTile<kBlockKv, kColumnsV>;
 using QueryTile = PanelTile<kBlockQ, kColumns>;
 using DOutTile = PanelTile<kBlockQ, kColumnsV>;
-using DScoresTile = PanelTile<kBlockQ, kBlockKv>;
 using DQ = QueryGradient<Element, kBlockQ, kColumns>;
-using DQShare = QueryGradientShare<Element, kBlockQ, kColumns>;
 using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
 
-constexpr int kDScoresReady = 1;  // barrier of the consumers
 constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
-constexpr int kSteps = kBlockQ / 16, kEarlySteps = kSplit ? 2 : kSteps;  // of dV and dK; before dQ is begun, enough to hide the barrier
-// Whether dO is released before additions to dQ: not where it tells the keeper of them.
-constexpr bool kReleasesEarly = !kSplit;
 
 // ---- row_lse, row_delta, row_shift; d_q_sum = 0 -------------------------------------------------------------------------
 
@@ -1624,124 +1759,53 @@ attention_backward_sm90_bf16_d64_causal_bq128_s2_sp0_sm_90a_preprocess(const __g
 
 // ---- dK, dV and the sum of dQ -------------------------------------------------------------------------------------------
 
-// A warpgroup, with its 64 keys. S and dP are transposed: P^T and dS^T are operands in registers.
-__device__ __forceinline__ void consume(const Parameters& p, const Inputs& inputs, SharedAddress d_scores, const KeyWork& work,
-                                        int warpgroup) {
-    const int warp = warp_index() - 4, lane = lane_index();  // warp: among those of both consumers
-    const auto chain = make_chain<kCausal>(p.len_q, p.len_kv);
-    const int first_key = work.first_key + warpgroup * 64;
-    const QueryTileRange tiles = chain.query_tiles<kBlockQ>(first_key, first_key + 64, p.len_q);  // of this warpgroup's keys
-    float S[1][kBlockQ / 8][4], dP[1][kBlockQ / 8][4], dK[kColumns / 8][4] = {}, dV[kColumnsV / 8][4] = {};
-    u32 P[kBlockQ / 16][4], dS[kBlockQ / 16][4];
-    PipelineState<kStages> state;
-    PipelineState<kDScoresStages> d_scores_state;
-    auto consumer_wait = [&](const PipelineState<kStages>& next) {
-        inputs.query_pipeline.consumer_wait(next);
-        inputs.d_out_pipeline.consumer_wait(next);
-    };
-    auto release = [&](const Pipeline<kStages>& pipeline) {  // by each warp: its lanes have read row_lse or row_delta
-        barrier_warp_sync();
-        pipeline.consumer_release(state.stage, lane == 0);
-    };
-    auto wait_d_v = [&] {
-        wgmma_wait_group<kSplit ? 1 : 0>();
-        launder(dV);
-    };
-    QueryWalk next(work, p);
-    if (next.left > 0) consumer_wait(state);
-#pragma unroll 1
-    while (next.left > 0) {
-        const QueryTile queries = inputs.query_tile(state.stage);
-        const DOutTile d_out = inputs.d_out_tile(state.stage);
-        const DScoresTile d_scores_tile{d_scores + d_scores_state.stage * DScoresTile::kBytes};
-
-        wgmma_fence();
-        gemm_scores<Element, kColumns>(S[0], inputs.key_tile(), warpgroup * 64, queries);
-        wgmma_commit_group();
-        wgmma_fence();
-        gemm_scores<Element, kColumnsV>(dP[0], inputs.value_tile(), warpgroup * 64, d_out);
-        wgmma_commit_group();
-        wgmma_wait_group<1>();
-        launder(S[0]);
-        if (unlikely(tiles.needs_mask(next.tile) || inputs.huge(state.stage))) {  // one branch: each holds up the products
-            if (inputs.huge(state.stage)) shift_transposed(S, p.row_shift + next.index * kBlockQ);
-            if (tiles.needs_mask(next.tile)) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
-        }
-        exponentiate(S, p.scale_log2, inputs.lse(state.stage));
-        round_to_operand<Element>(P, S[0]);
-        wgmma_wait_group<0>();
-        launder(dP[0]);
-        differentiate(dP, S, inputs.delta(state.stage));
-        round_to_operand<Element>(dS, dP[0]);
-        store_transposed(d_scores_tile, warp * 16, dS);
-
-        launder(dV);
-        launder(P);
-        wgmma_fence();
-        gemm_over_queries<Element, 0, kEarlySteps>(dV, P, d_out);
-        wgmma_commit_group();
-        fence_proxy_async();
-        bar_sync(kDScoresReady, kWarpgroups * 128);
-        if (!kSplit) wait_d_v();  // dQ takes the registers of P; issued behind dV it would be no faster
-        if (kReleasesEarly) release(inputs.d_out_pipeline);
-
-        DQShare d_q;
-        wgmma_fence();
-        d_q.gemm(d_scores_tile, inputs.key_tile(), warpgroup);
-        wgmma_commit_group();
-        if (kSplit) {
-            launder(P);
-            gemm_over_queries<Element, kEarlySteps, kSteps>(dV, P, d_out);
-            wgmma_commit_group();
-        }
-        launder(dK);
-        launder(dS);
-        wgmma_fence();
-        gemm_over_queries<Element, 0, kSteps>(dK, dS, queries);
-        wgmma_commit_group();
-        wgmma_wait_group<kSplit ? 2 : 1>();
-        launder(d_q.dQ);
-        d_q.add_to(p.d_q_sum + next.index * DQ::kFloats, warp);  // while products are under way
-        if (kSplit) wait_d_v();
-        if (!kReleasesEarly) release(inputs.d_out_pipeline);
-
-        // What the next tile needs is awaited here: between products, each instruction would hold them up.
-        PipelineState<kStages> following = state;
-        following.advance();
-        next.advance(work, p);
-        if (next.left > 0) consumer_wait(following);
-        wgmma_wait_group<0>();
-        launder(dK);
-        release(inputs.query_pipeline);
-        state = following;
-        d_scores_state.advance();
+// What producer and consumers share.
+struct Stages : Inputs {
+    static constexpr int kDScoresStages = 2;
+    using DScoresTile = PanelTile<kBlockQ, kBlockKv>;
+    SharedAddress dS;
+    __device__ __forceinline__ explicit Stages(SharedRegions& regions)
+        : Inputs(regions), dS(regions.take(kDScoresStages * DScoresTile::kBytes)) {
+        take_rows(regions);
     }
-    bar_sync(kDScoresReady, kWarpgroups * 128);  // nobody reads K and V any more
-    const int row = warp * 16, key = work.first_key + row;
-    store_columns<Element, 0>(p.d_v_map, dV, 1.0f, inputs.value_tile(), row, key, work.head_kv, work.batch);
-    store_columns<Element, 0>(p.d_k_map, dK, p.scale, inputs.key_tile(), row, key, work.head_kv, work.batch);
-    if (lane == 0) cp_async_bulk_wait_group_read<0>();
-}
+    __device__ __forceinline__ DScoresTile d_s_tile(u32 stage) const { return {dS + stage * DScoresTile::kBytes}; }
+};
+
+// What a consumer needs to know of this kernel.
+struct Traits {
+    using Element = ::Element;
+    using Stages = ::Stages;
+    using DQ = QueryGradientShare<Element, ::kBlockQ, ::kColumns>;
+    static constexpr int kColumns = ::kColumns, kColumnsV = ::kColumnsV, kBlockQ = ::kBlockQ, kStages = ::kStages;
+    static constexpr bool kSplit = false;  // of the product of dV, about that of dQ
+    static constexpr bool kDeterministic = false;
+
+    __device__ __forceinline__ static auto make_chain(int len_q, int len_kv) { return ::make_chain<kCausal>(len_q, len_kv); }
+};
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 attention_backward_sm90_bf16_d64_causal_bq128_s2_sp0_sm_90a(const __grid_constant__ Parameters p) {
     griddepcontrol_launch_dependents();
     SharedRegions regions;
-    Inputs inputs(regions);
-    const SharedAddress d_scores = regions.take(kDScoresStages * DScoresTile::kBytes);
-    inputs.take_rows(regions);
-    if (thread_index() == 0) inputs.initialise(kWarpgroups * 4);
+    const Stages stages(regions);
+    if (thread_index() == 0) stages.initialise(kWarpgroups * 4);
     barrier_sync();
     constexpr bool kLastFirst = false;
     const KeyWork work = KeyWork::find<kBlockQ, kBlockKv, kLastFirst>(p, make_chain<kCausal>(p.len_q, p.len_kv));
-    const int warp = warp_index();
-    if (warp < 4) {
+    if (warp_index() < 4) {
         setmaxnreg_dec<kProducerRegisters>();
-        if (thread_index() == 0) inputs.produce(p, work);
+        if (thread_index() == 0) stages.produce(p, work);
     } else {
         setmaxnreg_inc<kConsumerRegisters>();
         griddepcontrol_wait();  // for row_shift, and for zeros to add to
-        consume(p, inputs, d_scores, work, warp / 4 - 1);
+        NarrowConsumer<Traits, Parameters> consumer(p, stages);
+        float dK[kColumns / 8][4] = {}, dV[kColumnsV / 8][4] = {};
+        consumer.walk(work, dK, dV);
+        consumer.barrier();  // nobody reads K and V any more
+        const int row = consumer.warp * 16, key = work.first_key + row;
+        store_columns<Element, 0>(p.d_v_map, dV, 1.0f, stages.value_tile(), row, key, work.head_kv, work.batch);
+        store_columns<Element, 0>(p.d_k_map, dK, p.scale, stages.key_tile(), row, key, work.head_kv, work.batch);
+        if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
     }
 }
 

@@ -1543,6 +1543,13 @@ struct BackwardInputs {
     template <class Parameters>
     __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work) const {
         PipelineState<kStages> state;
+        produce<false>(p, work, state, [&] { return work; });
+    }
+    // The same for one of a persistent block's work tiles. Its K and V come after its first Q and dO, once wait_keys() has returned: until
+    // then consumers may read those of the work tile before. It returns `work` again, of which registers need not keep all meanwhile.
+    template <bool kPersistent = true, class Parameters, class WaitKeys>
+    __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work, PipelineState<kStages>& state,
+                                            const WaitKeys& wait_keys) const {
         bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
 #pragma unroll 1
         for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
@@ -1556,16 +1563,23 @@ struct BackwardInputs {
             };
             query_pipeline.producer_acquire(state);
             query_pipeline.producer_expect(state, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
-            if (first) key_tile().load(p.k_map, queries_full, work.first_key, work.head_kv, work.batch);
+            auto load_keys = [&](const KeyWork& of) { key_tile().load(p.k_map, queries_full, of.first_key, of.head_kv, of.batch); };
+            auto load_values = [&](const KeyWork& of) { value_tile().load(p.v_map, d_out_full, of.first_key, of.head_kv, of.batch); };
+            if (first && !kPersistent) load_keys(work);
             if (!first) load_lse();  // before the tile: copies end in the order of their issue
             query_tile(state.stage).load(p.q_map, queries_full, row, next.head, work.batch);
 
             d_out_pipeline.producer_acquire(state);
             d_out_pipeline.producer_expect(state, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
-            if (first) value_tile().load(p.v_map, d_out_full, work.first_key, work.head_kv, work.batch);
+            if (first && !kPersistent) load_values(work);
             if (!first) load_delta();
             d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
 
+            if (first && kPersistent) {
+                const KeyWork again = wait_keys();
+                load_keys(again);
+                load_values(again);
+            }
             if (first) {
                 griddepcontrol_wait();
                 load_lse();
@@ -1574,6 +1588,7 @@ struct BackwardInputs {
             state.advance();
             first = false;
         }
+        if (first) wait_keys();
     }
 };
 
@@ -1662,7 +1677,7 @@ struct WideConsumer {
     using Stages = typename Traits::Stages;
     using DQ = typename Traits::DQ;
     static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
-    static constexpr int kConsumers = 2 * 128;            // threads
+    static constexpr int kConsumers = 2 * 128;  // threads
     static constexpr int kPReady = 1, kDScoresReady = 2;  // named barriers of the consumers
     using Share = ColumnShare<kColumns, kWarpgroup>;
     using ShareV = ColumnShare<kColumnsV, kWarpgroup>;

@@ -1,0 +1,119 @@
+// A consumer of the backward kernels for head dims up to 128: one of two warpgroups that divide the keys of a work tile.
+
+// A warpgroup, with 64 keys, whose dK and dV stay in registers. S and dP are transposed: P^T and dS^T are operands in registers.
+template <class Traits, class Parameters>
+struct NarrowConsumer {
+    using Element = typename Traits::Element;
+    using Stages = typename Traits::Stages;
+    using DQ = typename Traits::DQ;
+    static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
+    static constexpr bool kSplit = Traits::kSplit;
+    static constexpr int kConsumers = 2 * 128;  // threads
+    static constexpr int kDScoresReady = 1;     // named barrier of the consumers
+    static constexpr int kSteps = kBlockQ / 16, kEarlySteps = kSplit ? 2 : kSteps;  // of dV and dK; before dQ is begun, to hide the barrier
+    // Whether dO is released before additions to dQ: not where it tells the keeper of them.
+    static constexpr bool kReleasesEarly = !kSplit && !Traits::kDeterministic;
+
+    const Parameters& p;
+    const Stages& stages;
+    const int warpgroup, warp, lane;  // warp: among those of both consumers
+    PipelineState<kStages> state;
+    PipelineState<Stages::kDScoresStages> d_s_state;
+
+    __device__ __forceinline__ NarrowConsumer(const Parameters& p, const Stages& stages)
+        : p(p), stages(stages), warpgroup(warp_index() / 4 - 1), warp(warp_index() - 4), lane(lane_index()) {}
+
+    __device__ __forceinline__ void consumer_wait(const PipelineState<kStages>& next) const {
+        stages.query_pipeline.consumer_wait(next);
+        stages.d_out_pipeline.consumer_wait(next);
+    }
+    // By each warp: its lanes have read row_lse or row_delta.
+    __device__ __forceinline__ void release(const Pipeline<kStages>& pipeline) const {
+        barrier_warp_sync();
+        pipeline.consumer_release(state.stage, lane == 0);
+    }
+    __device__ __forceinline__ static void barrier() { bar_sync(kDScoresReady, kConsumers); }
+
+    // dK, without its scale, and dV of the warpgroup's keys; adds their dQ to the sums in memory.
+    __device__ __forceinline__ void walk(const KeyWork& work, float (&dK)[kColumns / 8][4], float (&dV)[kColumnsV / 8][4]) {
+        const auto chain = Traits::make_chain(p.len_q, p.len_kv);
+        const int first_key = work.first_key + warpgroup * 64;
+        const QueryTileRange tiles = chain.template query_tiles<kBlockQ>(first_key, first_key + 64, p.len_q);  // of this warpgroup's keys
+        float S[1][kBlockQ / 8][4], dP[1][kBlockQ / 8][4];
+        u32 P[kBlockQ / 16][4], dS[kBlockQ / 16][4];
+        auto wait_d_v = [&] {
+            wgmma_wait_group<kSplit ? 1 : 0>();
+            launder(dV);
+        };
+        QueryWalk next(work, p);
+        if (next.left > 0) consumer_wait(state);
+#pragma unroll 1
+        while (next.left > 0) {
+            const auto queries = stages.query_tile(state.stage);
+            const auto d_out = stages.d_out_tile(state.stage);
+            const auto d_s_tile = stages.d_s_tile(d_s_state.stage);
+
+            wgmma_fence();
+            gemm_scores<Element, kColumns>(S[0], stages.key_tile(), warpgroup * 64, queries);
+            wgmma_commit_group();
+            wgmma_fence();
+            gemm_scores<Element, kColumnsV>(dP[0], stages.value_tile(), warpgroup * 64, d_out);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            launder(S[0]);
+            if (unlikely(tiles.needs_mask(next.tile) || stages.huge(state.stage))) {  // one branch: each holds up the products
+                if (stages.huge(state.stage)) shift_transposed(S, p.row_shift + next.index * kBlockQ);
+                if (tiles.needs_mask(next.tile)) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
+            }
+            exponentiate(S, p.scale_log2, stages.lse(state.stage));
+            round_to_operand<Element>(P, S[0]);
+            wgmma_wait_group<0>();
+            launder(dP[0]);
+            differentiate(dP, S, stages.delta(state.stage));
+            round_to_operand<Element>(dS, dP[0]);
+            store_transposed(d_s_tile, warp * 16, dS);
+
+            launder(dV);
+            launder(P);
+            wgmma_fence();
+            gemm_over_queries<Element, 0, kEarlySteps>(dV, P, d_out);
+            wgmma_commit_group();
+            fence_proxy_async();
+            barrier();
+            if (!kSplit) wait_d_v();  // dQ takes the registers of P; issued behind dV it would be no faster
+            if (kReleasesEarly) release(stages.d_out_pipeline);
+
+            DQ d_q;
+            wgmma_fence();
+            d_q.gemm(d_s_tile, stages.key_tile(), warpgroup);
+            wgmma_commit_group();
+            if (kSplit) {
+                launder(P);
+                gemm_over_queries<Element, kEarlySteps, kSteps>(dV, P, d_out);
+                wgmma_commit_group();
+            }
+            launder(dK);
+            launder(dS);
+            wgmma_fence();
+            gemm_over_queries<Element, 0, kSteps>(dK, dS, queries);
+            wgmma_commit_group();
+            wgmma_wait_group<kSplit ? 2 : 1>();
+            launder(d_q.dQ);
+            if constexpr (Traits::kDeterministic) stages.keeper.wait_turn(state);
+            d_q.add_to(p.d_q_sum + next.index * DQ::Sums::kFloats, warp);  // while products are under way
+            if (kSplit) wait_d_v();
+            if (!kReleasesEarly) release(stages.d_out_pipeline);
+
+            // What the next tile needs is awaited here: between products, each instruction would hold them up.
+            PipelineState<kStages> following = state;
+            following.advance();
+            next.advance(work, p);
+            if (next.left > 0) consumer_wait(following);
+            wgmma_wait_group<0>();
+            launder(dK);
+            release(stages.query_pipeline);
+            state = following;
+            d_s_state.advance();
+        }
+    }
+};
