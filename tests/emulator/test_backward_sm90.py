@@ -1,4 +1,4 @@
-"""Both Hopper backward families in the emulator: right by the numerics rule, and by its checks, in every order of threads and copies."""
+"""The Hopper backward families in the emulator: right by the numerics rule, and by its checks, in every order of threads and copies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from flashgen.build.emulator.kernel import ORDERS
 from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Dtype, Mask
-from tests.support.backward_sm90 import NARROW, WIDE, BackwardCase
+from tests.support.backward_sm90 import NARROW, PERSISTENT, WIDE, BackwardCase
 from tests.support.plan import planned, to_run
 from tests.support.runs import compile_ahead, emulated_kernel, emulated_text
 
@@ -41,12 +41,21 @@ CASES = [
     BackwardCase((70, 190), (136, 200), CAUSAL, Dtype.FP16, family=WIDE),
     BackwardCase((100, 50), (160, 72), CAUSAL, family=WIDE),
     BackwardCase((1, 1), (256, 256), FULL, family=WIDE),
+    BackwardCase((100, 500), (64, 64), CAUSAL, Dtype.FP16, (6, 3), 2, apart=True, family=PERSISTENT),
+    BackwardCase((200, 300), (128, 128), FULL, heads=(3, 3), batch=2, block_q=64, family=PERSISTENT),
+    BackwardCase((300, 100), (128, 128), CAUSAL, apart=True, family=PERSISTENT),
+    BackwardCase((170, 300), (96, 96), CAUSAL, Dtype.FP16, heads=(4, 2), block_q=80, family=PERSISTENT),
+    BackwardCase((130, 150), (40, 72), CAUSAL, heads=(4, 2), block_q=96, apart=True, family=PERSISTENT),
+    BackwardCase((130, 280), (128, 64), FULL, Dtype.FP16, family=PERSISTENT),
+    BackwardCase((1, 1), (8, 8), FULL, family=PERSISTENT),
 ]
 IN_ALL_ORDERS = [
     BackwardCase((170, 300), (128, 128), CAUSAL, block_q=80),
     BackwardCase((290, 300), (64, 64), CAUSAL),
     BackwardCase((170, 300), (192, 128), CAUSAL),
     BackwardCase((170, 200), (192, 128), CAUSAL, family=WIDE),
+    BackwardCase((170, 300), (128, 128), CAUSAL, heads=(4, 2), family=PERSISTENT),
+    BackwardCase((290, 300), (64, 64), FULL, family=PERSISTENT),
 ]
 QUICK = 1  # for every run; --slow has all
 
@@ -103,7 +112,9 @@ def test_keys_past_the_end_of_scores_far_below_zero(width: int, family: Family) 
     assert not case.why_rejected(emulated_kernel(case.spec()), tensors=tensors)
 
 
-@pytest.mark.parametrize(("width", "family"), [(64, NARROW), pytest.param(192, WIDE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("width", "family"), [(64, NARROW), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((192, WIDE), (64, PERSISTENT)))]
+)
 def test_huge_scores(width: int, family: Family) -> None:
     """So large that fp32 has lost what P needs of their log-sum-exp; those of other rows are as usual."""
     case = BackwardCase((131, 150), (width, width), CAUSAL, family=family)

@@ -13,6 +13,7 @@ from flashgen.codegen.problem import Mask
 from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
 from tests.support.backward_sm90 import PAIR as PAIR_FAMILY
+from tests.support.backward_sm90 import PERSISTENT as PERSISTENT_FAMILY
 from tests.support.backward_sm90 import WIDE as WIDE_FAMILY
 from tests.support.backward_sm90 import BackwardCase
 from tests.support.plan import planned, to_run
@@ -28,6 +29,8 @@ SHARED = BackwardCase((200, 150), (136, 64), block_q=64)  # an odd number of pan
 SHARED_EVENLY = BackwardCase((100, 150), (208, 40), block_q=48)
 WIDE = BackwardCase((200, 100), (192, 136), family=WIDE_FAMILY)
 PAIR = BackwardCase((200, 150), (208, 136), family=PAIR_FAMILY)
+PERSISTENT = BackwardCase((200, 300), (128, 64), heads=(4, 2), family=PERSISTENT_FAMILY)
+PERSISTENT_QUERIES = BackwardCase((290, 300), heads=(4, 2), family=PERSISTENT_FAMILY)  # dQ is not transposed
 PAIR_CAUSAL = BackwardCase((300, 300), (208, 136), Mask.CAUSAL, family=PAIR_FAMILY)
 
 _RULE = "the numerics rule"
@@ -196,6 +199,59 @@ PAIR_NUMBERS = [
     Planted("pair-mask-of-the-first-block", "query_tiles<kBlockQ>(work.first_key, work.first_key + kBlockKv,", _FIRST_BLOCK, PAIR_CAUSAL),
     Planted("pair-tiles-of-the-own-block", "    work.tiles.begin = of_pair.begin, work.tiles.end = of_pair.end;\n", "", PAIR_CAUSAL, ""),
 ]
+_READ = "        if (lane == 0) cp_async_bulk_wait_group_read<0>();\n"
+_SUM_WAIT = "                ring.consumer_wait(state);\n                round_part"
+_ROWS_FENCED = "            fence_proxy_async();\n            barrier_warp_sync();\n            if (elect_sync()) store_rows"
+_PERSISTENT_ROWS = "        griddepcontrol_wait();\n        PipelineState<kSumStages> state;\n"
+PERSISTENT_ORDER = [
+    Planted("persistent-K-before-it-is-free", "            wait(stages.claims.done(), parity ^ 1);\n", "", PERSISTENT, ""),
+    Planted("persistent-dV-over-dS", "        consumer.barrier();  // nobody", "        // nobody", PERSISTENT, _UNDER_PRODUCT),
+    Planted("persistent-dK-over-dV", _READ + "        barrier_warp_sync();\n", "", PERSISTENT, "under"),
+    Planted("persistent-dS-over-dK", "        consumer.barrier();  // dS", "        // dS", PERSISTENT, ""),
+    Planted("persistent-work-tile-overwritten", "            wait(empty(), parity);\n", "", PERSISTENT, ""),
+    Planted("persistent-counter-not-left-0", "p.launched_blocks - 1) st", "p.launched_blocks) st", PERSISTENT, "tile counter"),
+    Planted("persistent-progress-not-cleared", "p.d_q_progress[i] = 0;", ";", PERSISTENT, ""),
+    Planted("persistent-progress-before-it-is-cleared", _PERSISTENT_ROWS, "        PipelineState<kSumStages> state;\n", PERSISTENT, ""),
+    Planted(
+        "persistent-sums-not-waited-for", _SUM_WAIT, "                round_part", PERSISTENT, "asynchronous copy that was not waited for"
+    ),
+    Planted("persistent-sums-overwritten", "                ring.producer_acquire(state);\n", "", PERSISTENT, ""),
+    Planted("persistent-rows-without-a-fence", _ROWS_FENCED, _ROWS_FENCED.split("\n", 1)[1], PERSISTENT, _NO_FENCE),
+    Planted(
+        "persistent-rows-overwritten",
+        "            if (elect_sync()) cp_async_bulk_wait_group_read<0>();\n            b",
+        "            b",
+        PERSISTENT,
+        "under",
+    ),
+]
+PERSISTENT_NUMBERS = [
+    Planted("persistent-sums-incomplete", "!= p.key_tiles) {}", "== p.key_tiles + 1) {}", PERSISTENT),
+    Planted(
+        "persistent-sums-of-the-first-head",
+        "p.heads_kv + work.head_kv, 1",
+        "p.heads_kv, 1",
+        PERSISTENT,
+        "",
+    ),
+    Planted("persistent-dQ-not-scaled", "round_part(p.scale,", "round_part(1.0f,", PERSISTENT),
+    Planted(
+        "persistent-dQ-in-the-first-columns",
+        "store_rounded(QueryTile{rows}, part,",
+        "store_rounded(QueryTile{rows}, 0,",
+        PERSISTENT,
+        _NOT_WRITTEN,
+    ),
+    Planted(
+        "persistent-dQ-in-the-first-rows",
+        "store_rounded(QueryTile{rows}, part,",
+        "store_rounded(QueryTile{rows}, 0,",
+        PERSISTENT_QUERIES,
+        _NOT_WRITTEN,
+    ),
+    Planted("persistent-dQ-of-the-first-head", "head = head_and_batch - batch * p.heads_q;", "head = 0;", PERSISTENT),
+    Planted("persistent-queries-not-transposed", "tile.base + first * 8 * 128", "tile.base", PERSISTENT, _NOT_WRITTEN),
+]
 QUICK_ORDER, QUICK_NUMBERS = 1, 1  # for every run; --slow has all
 
 
@@ -237,10 +293,12 @@ def caught_by(fault: Planted) -> str:
 @pytest.mark.parametrize(
     "fault",
     [
-        *listed([*ORDER, *WIDE_ORDER, *PAIR_ORDER], QUICK_ORDER),
+        *listed([*ORDER, *WIDE_ORDER, *PAIR_ORDER, *PERSISTENT_ORDER], QUICK_ORDER),
         *listed(OVERLAP, QUICK_ORDER),
         *listed(NUMBERS, QUICK_NUMBERS),
-        *listed([*WIDE_OVERLAP, *PAIR_OVERLAP, *WIDE_NUMBERS, *PAIR_NUMBERS], 0),  # one fault of either is enough for every run
+        *listed(
+            [*WIDE_OVERLAP, *PAIR_OVERLAP, *WIDE_NUMBERS, *PAIR_NUMBERS, *PERSISTENT_NUMBERS], 0
+        ),  # one fault of either is enough for every run
     ],
 )
 def test_caught(fault: Planted) -> None:
@@ -250,10 +308,9 @@ def test_caught(fault: Planted) -> None:
 
 
 def test_names_are_unique() -> None:
-    narrow, wide, pair = (
-        (*ORDER, *OVERLAP, *NUMBERS),
-        (*WIDE_ORDER, *WIDE_OVERLAP, *WIDE_NUMBERS),
-        (*PAIR_ORDER, *PAIR_OVERLAP, *PAIR_NUMBERS),
+    every = (
+        *(*ORDER, *WIDE_ORDER, *PAIR_ORDER, *PERSISTENT_ORDER),
+        *(*OVERLAP, *WIDE_OVERLAP, *PAIR_OVERLAP),
+        *(*NUMBERS, *WIDE_NUMBERS, *PAIR_NUMBERS, *PERSISTENT_NUMBERS),
     )
-    names = [fault.name for fault in (*narrow, *wide, *pair)]
-    assert len(set(names)) == len(names)
+    assert len({fault.name for fault in every}) == len(every)

@@ -46,6 +46,7 @@ def sanitize(tool: str, *arguments: str) -> tuple[int, str]:
                 "attention_backward_sm90",
                 "attention_backward_wide_sm90",
                 "attention_backward_pair_sm90",
+                "attention_backward_persistent_sm90",
             )
             for tool in ("memcheck", "synccheck")
         ),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel, EmulationOrder
-from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
+from flashgen.codegen.config import Config
 from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
@@ -18,7 +19,8 @@ from flashgen.launch.tensors import Tensors
 from flashgen.verification.expected import Expected
 from tests.support.runs import COMPILE_SECONDS, LIMITS
 
-NARROW, WIDE, PAIR = (families()[f"attention_backward_{name}sm90"] for name in ("", "wide_", "pair_"))
+_NAMES = ("", "wide_", "pair_", "persistent_")
+NARROW, WIDE, PAIR, PERSISTENT = (families()[f"attention_backward_{name}sm90"] for name in _NAMES)
 TARGET = find_target("sm_90a")
 
 
@@ -27,7 +29,7 @@ class BackwardCase:
     """One call: lengths are (len_q, len_kv), heads (query, key/value). `apart`: no stride of a tensor is one of another.
 
     block_q: None for the family's default
-    family: of the three, where several can compute the head dims
+    family: of the four, where several can compute the head dims
     """
 
     lengths: tuple[int, int]
@@ -44,14 +46,18 @@ class BackwardCase:
     def name(self) -> str:
         """For people."""
         lengths, width = ("x".join(map(str, pair)) for pair in (self.lengths, self.width))
-        rest = ("_apart" if self.apart else "") + {id(WIDE): "_wide", id(PAIR): "_pair"}.get(id(self.family), "")
+        others = {id(WIDE): "_wide", id(PAIR): "_pair", id(PERSISTENT): "_persistent"}
+        rest = ("_apart" if self.apart else "") + others.get(id(self.family), "")
         return f"{self.dtype.value}_d{width}_{self.mask.value}_{lengths}_h{self.heads[0]}-{self.heads[1]}_bq{self.block_q}{rest}"
 
     def spec(self) -> KernelSpec:
         """Its kernels."""
         problem = Problem(self.dtype, *self.width, self.mask, "backward")
-        chosen = None if self.block_q is None else AttentionBackwardSm90Config(self.block_q)
-        return KernelSpec(self.family, problem, chosen or self.family.default(problem, TARGET), TARGET)
+        if self.block_q is None:
+            return KernelSpec(self.family, problem, self.family.default(problem, TARGET), TARGET)
+        chosen = {"block_q": self.block_q, **({"sum_stages": 4} if self.family is PERSISTENT else {})}
+        make: Callable[..., Config] = self.family.config_type
+        return KernelSpec(self.family, problem, make(**chosen), TARGET)
 
     def tensors(self) -> Tensors:
         """Its inputs, the same each time."""

@@ -72,6 +72,7 @@ BULK = """
         mbarrier_init(barrier, 1);
         fence_mbarrier_init();
         mbarrier_arrive_expect_tx(barrier, 256);
+        fence_proxy_async_global();
         cp_async_bulk_load(place + 512, in, 16, barrier);
         cp_async_bulk_load(place + 16, in + 4, 240, barrier);
     }
@@ -80,7 +81,15 @@ BULK = """
     }
     out[0] = load_shared(t < 4 ? place + 512 + t * 4 : place + t * 4);
 """
+# How many lanes are elected, and whether they are the same the second time. PTX leaves open which one it is.
+ELECT = """
+    const bool elected = elect_sync();
+    u32 count = elected;
+    for (int distance = 1; distance < 32; distance *= 2) count += shfl_sync_bfly(count, distance);
+    out[0] = count, out[1] = elected == elect_sync();
+"""
 PROBES = [
+    hopper("elect", ELECT, lambda: bits(64), 2),
     hopper("stmatrix-trans", STMATRIX_TRANS, lambda: bits(256), 4),
     hopper("bulk-copy", BULK, lambda: bits(64)),
     hopper("griddepcontrol", "griddepcontrol_launch_dependents(); griddepcontrol_wait(); out[0] = in[t];", lambda: bits(64)),

@@ -54,7 +54,7 @@ def call(len_q: int = 100, len_kv: int = 200, d: int = 64, deterministic: bool =
 
 
 @pytest.mark.parametrize(
-    ("d", "family"), [(64, "attention_backward_sm90"), (256, "attention_backward_pair_sm90"), (136, "attention_backward_sm90")]
+    ("d", "family"), [(64, "attention_backward_persistent_sm90"), (256, "attention_backward_pair_sm90"), (136, "attention_backward_sm90")]
 )
 def test_a_call_is_bound_to_a_kernel_and_has_its_buffers(d: int, family: str, memory: list[int]) -> None:
     arguments = call(d=d)

@@ -57,6 +57,7 @@ class AttentionBackwardSm90(Family):
     revision = 6
     block_kv: ClassVar[int] = BLOCK_KV
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
+    persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
     template = "kernels/attention_backward_sm90.cu.j2"
@@ -258,7 +259,7 @@ class AttentionBackwardSm90(Family):
 
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:
         """See Family, and model.py. The compiler reports registers at entry, which say nothing here."""
-        return model.predict(problem, config, workload, device, self.block_kv, self.sum_cycles(config))
+        return model.predict(problem, config, workload, device, self.block_kv, self.sum_cycles(config), self.persistent)
 
     def sum_cycles(self, config: Any) -> float:
         """What a number costs that is added to dQ, of an SM."""

@@ -25,14 +25,19 @@ SPLIT_SUM_CYCLES = 0.008  # for a number added to dQ beside what is left of dV
 WIDE_SUM_CYCLES = 0.095  # the same where 64 keys of a wide head share the additions: the L2 takes no more
 PAIR_SUM_CYCLES = 0.046  # the same where pairs of blocks share them
 BLOCK_CYCLES = 3000.0  # of a block, before its first and after its last step: a guess
+WORK_TILE_CYCLES = 1500.0  # the same of a persistent block's work tile, whose first tiles come meanwhile: a guess
+LAST_HEADS = 0.4  # share of the time to round dQ that persistent blocks do not hide: 8 to 25 of 52 us
 LAUNCH_SECONDS = 2e-6  # from the end of one kernel to the beginning of the next
 
 
-def predict(problem: Problem, config: Any, workload: Workload, device: Device, block_kv: int, sum_cycles: float) -> Prediction:
-    """The sum of the three kernels' times, and what bounds the main one.
+def predict(
+    problem: Problem, config: Any, workload: Workload, device: Device, block_kv: int, sum_cycles: float, persistent: bool
+) -> Prediction:
+    """The sum of the kernels' times, and what bounds the main one.
 
     config: says block_q and transposes_d_q
     sum_cycles: one of the constants above
+    persistent: whether blocks take one work tile after the other, and round dQ meanwhile
     """
     w, size = workload, problem.dtype.bytes
     query_tiles, key_tiles = -(-w.len_q // config.block_q), -(-w.len_kv // block_kv)
@@ -47,13 +52,17 @@ def predict(problem: Problem, config: Any, workload: Workload, device: Device, b
     steps = _steps_of_head(problem.mask, config.block_q, block_kv, w) * w.batch * w.heads_q
     longest = query_tiles * (w.heads_q // w.heads_kv)
     rounds = math.ceil(blocks / device.sm_count)
+    around = WORK_TILE_CYCLES if persistent else BLOCK_CYCLES
     if problem.mask is Mask.FULL:
-        cycles = rounds * (longest * step + BLOCK_CYCLES)
+        cycles = rounds * (longest * step + around)
     else:
-        cycles = max(longest * step + BLOCK_CYCLES, (steps * step + blocks * BLOCK_CYCLES) / min(blocks, device.sm_count) + step)
+        cycles = max(longest * step + around, (steps * step + blocks * around) / min(blocks, device.sm_count) + step)
     rows = w.batch * w.heads_q * w.len_q
-    beside = rows * (columns * (2 * 4 + size) + 2 * columns_v * size)  # zeros and sums of dQ, dQ; out and d_out
-    seconds = cycles / device.clock_hz + beside / (DRAM_EFFICIENCY * device.memory_bandwidth) + 3 * LAUNCH_SECONDS
+    # Zeros of the sums of dQ, out and d_out; then, in a kernel of its own or for the last heads, the sums and dQ.
+    beside = rows * (columns * 4 + 2 * columns_v * size)
+    rounding = rows * columns * (4 + size) * (LAST_HEADS if persistent else 1.0)
+    launches = 2 if persistent else 3
+    seconds = cycles / device.clock_hz + (beside + rounding) / (DRAM_EFFICIENCY * device.memory_bandwidth) + launches * LAUNCH_SECONDS
     return Prediction(seconds, "tensor cores" if tensor > step / 2 else "exponentials and latency")
 
 

@@ -32,3 +32,6 @@ inline void cp_async_bulk_load(SharedAddress destination, const void* source, u3
     if (!block.options.late_copies) return emulator::land(block, copy, announced);
     block.scheduler.postpone([&block, copy, &announced] { emulator::land(block, copy, announced); });
 }
+
+// Global memory has one order here, for asynchronous reads of it, too: that this fence is missing is not found.
+inline void fence_proxy_async_global() {}

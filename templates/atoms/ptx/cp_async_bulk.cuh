@@ -6,3 +6,6 @@ __device__ __forceinline__ void cp_async_bulk_load(SharedAddress destination, co
                  "l"(__cvta_generic_to_global(source)), "r"(bytes), "r"(barrier)
                  : "memory");
 }
+
+// Between what this thread has acquired of global memory and its asynchronous reads of that.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }

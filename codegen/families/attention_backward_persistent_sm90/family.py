@@ -1,0 +1,136 @@
+"""The family for attention backward on Hopper whose blocks are persistent: they claim key tiles, and round dQ beside their other work."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from flashgen.codegen.attention import padded
+from flashgen.codegen.config import Config
+from flashgen.codegen.devices import Device
+from flashgen.codegen.families.attention_backward_sm90.family import (
+    D_SCORES_STAGES,
+    NARROW,
+    ROW_THREADS,
+    STAGE_BYTES,
+    THREADS,
+    AttentionBackwardSm90,
+)
+from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
+from flashgen.codegen.families.attention_backward_sm90.registers import accumulators
+from flashgen.codegen.operands import Call
+from flashgen.codegen.parameters import Parameter
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelText, Waits
+from flashgen.codegen.target import Target
+from flashgen.codegen.workload import Workload
+
+from .config import AttentionBackwardPersistentSm90Config
+
+FULL_ACCUMULATORS = 200  # from here on up consumers need all the registers that they can have: by experiment, see registers.py
+REGISTERS = (40, 232)  # of a thread: of the warps beside the consumers, and of a consumer, where it needs less
+CLAIM_BYTES = 48  # WorkClaims::kBytes
+PROGRESS = Parameter("u32*", "d_q_progress")
+COUNTER_BYTES = 4  # an int
+
+
+class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
+    """See the module's docstring; the algorithm is templates/kernels/attention_backward_persistent_sm90.cu.j2."""
+
+    name = "attention_backward_persistent_sm90"
+    revision = 1
+    preference = 4
+    persistent = True
+    template = "kernels/attention_backward_persistent_sm90.cu.j2"
+    config_type: ClassVar[type[Config]] = AttentionBackwardPersistentSm90Config
+    row_parameters = AttentionBackwardSm90.row_parameters.with_fields(PROGRESS, Parameter("int", "progress_counters"))
+    parameters = AttentionBackwardSm90.parameters.with_fields(
+        *(Parameter("TensorMap", "d_q_map"), PROGRESS, Parameter("u32*", "tile_counter")),
+        *(Parameter("u64", f"{n}_reciprocal") for n in ("query_tiles", "heads_q", "group")),
+        *(Parameter("int", n) for n in ("work_tiles", "launched_blocks", "sum_tiles")),
+    )
+    atoms: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.atoms, "atomic", "elect_sync")
+    tiles: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.tiles, "warpgroup/work_claims", "warpgroup/background_rounding")
+
+    def refusals(self, problem: Problem, target: Target) -> list[str]:
+        """See Family."""
+        reasons = super().refusals(problem, target)
+        if (widest := max(problem.head_dim, problem.head_dim_v)) > NARROW:
+            reasons.append(f"head_dim and head_dim_v must be at most {NARROW}; got {widest}")
+        if problem.deterministic:
+            reasons.append("deterministic must be false: blocks add to dQ in any order")
+        return reasons
+
+    def check(self, problem: Problem, config: Any, target: Target) -> list[str]:
+        """See Family."""
+        reasons = []
+        if not 2 <= config.sum_stages <= 8:
+            reasons.append(f"sum_stages must be from 2 to 8; got {config.sum_stages}")
+        if config.block_q < (least := self._fewest_queries(problem)):
+            reasons.append(f"block_q must be at least {least}, for dK and dV to go out by way of dS; got {config.block_q}")
+        return super().check(problem, config, target) + reasons
+
+    def _fewest_queries(self, problem: Problem) -> int:
+        """With which the tiles of dS have room for dK or dV of a work tile."""
+        return max(panels(problem.head_dim), panels(problem.head_dim_v)) * PANEL // D_SCORES_STAGES
+
+    def shared_bytes(self, problem: Problem, config: Any) -> int:
+        """Dynamic shared memory of a block of the main kernel, in bytes."""
+        column_tiles = config.block_q // 8 if config.transposes_d_q else padded(problem.head_dim) // 8
+        part = 4 * 128 * column_tiles  # QueryGradient: 16 rows of its accumulators
+        rounding = config.sum_stages * (part + STAGE_BYTES + 4) + self.postprocess_bytes(problem, config)
+        return super().shared_bytes(problem, config) + int(rounding) + CLAIM_BYTES
+
+    def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
+        """See Family. In the order of their launches."""
+        return KernelText(self.row_parameters, "_preprocess", "RowParameters"), KernelText(self.parameters)
+
+    def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
+        """See Family."""
+        return {"_preprocess": BlockResources(ROW_THREADS, 0), "": BlockResources(THREADS, self.shared_bytes(problem, config))}
+
+    def waits(self, problem: Problem) -> Waits:
+        """See AttentionBackwardSm90. For the sums of heads, before they round dQ."""
+        return Waits.BEGUN
+
+    def grids(self, config: Any, w: Workload, device: Device) -> dict[str, int]:
+        """See AttentionBackwardSm90. As many blocks as are resident at once, as they stay."""
+        grids = super().grids(config, w, device)
+        return {"_preprocess": grids["_preprocess"], "": min(grids[""], device.sm_count)}
+
+    def schedule_values(self, config: Any, w: Workload, device: Device) -> dict[str, int | float]:
+        """See AttentionBackwardSm90."""
+        query_tiles, key_tiles = self.tiles_of_head(config, w)
+        return {
+            "work_tiles": key_tiles * w.heads_kv * w.batch,
+            "launched_blocks": self.grids(config, w, device)[""],
+            "sum_tiles": query_tiles * w.heads_q * w.batch,
+            "progress_counters": _progress_counters(w),
+        }
+
+    def buffers(self, config: Any, call: Call) -> tuple[Buffer, ...]:
+        """See AttentionBackwardSm90."""
+        progress = Buffer(PROGRESS.name, COUNTER_BYTES * _progress_counters(call.workload))
+        return (*super().buffers(config, call), progress, Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER))
+
+    def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
+        """See Family."""
+        context = super().context(problem, config, target)
+        if accumulators(problem, config) <= FULL_ACCUMULATORS:
+            context["producer_registers"], context["consumer_registers"] = REGISTERS
+        return context
+
+    def space(self, problem: Problem, target: Target) -> Iterator[Config]:
+        """See Family. Of the stages of sums, the most that fit."""
+        for block_q, stages in itertools.product((64, 80, 96, 128), (2, 3)):
+            configs = [AttentionBackwardPersistentSm90Config(block_q, stages, sums) for sums in (8, 4, 2)]
+            yield from [config for config in configs if not self.check(problem, config, target)][:1]
+
+
+def _progress_counters(w: Workload) -> int:
+    """Query tiles that are claimed to be rounded; work tiles whose dQ is added, for each key/value head."""
+    return 1 + w.batch * w.heads_kv
+
+
+FAMILY = AttentionBackwardPersistentSm90()

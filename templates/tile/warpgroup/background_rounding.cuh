@@ -1,0 +1,110 @@
+// dQ = scale * d_q_sum, of heads whose sums are complete, while the consumers of this block compute other heads: what the last kernel of
+// the other families does. A thread loads the sums of a query tile part by part, a warp rounds them.
+//
+// p.d_q_progress counts: first the query tiles that blocks have claimed for this, then for each key/value head the work tiles whose dQ is
+// added. Blocks claim query tiles in the order in which heads become complete, and wait for them.
+
+template <class Element, class Gradient, class QueryTile, int kBlockQ, int kSumStages>
+struct BackgroundRounding {
+    using Ring = Pipeline<kSumStages>;
+    static constexpr int kParts = Gradient::kWarps, kTiles = Gradient::kTiles;  // of a query tile; column tiles of a part
+    static constexpr int kPartBytes = kTiles * 512, kRingBytes = kSumStages * kPartBytes;
+    static constexpr int kRoundTiles = 2;  // at a time, as registers allow
+    SharedAddress rows, parts, tiles;      // tiles: to which each part of the ring belongs
+    Ring ring;
+
+    __device__ __forceinline__ explicit BackgroundRounding(SharedRegions& regions)
+        : rows(regions.take(QueryTile::kBytes)), parts(regions.take(kRingBytes)) {}
+    __device__ __forceinline__ void take_barriers(SharedRegions& regions) {
+        ring.barriers = regions.take(Ring::kBytes);
+        tiles = regions.take(kSumStages * 4);
+    }
+    // By one thread.
+    __device__ __forceinline__ void initialise() const { ring.initialise(1, 1); }
+
+    // By one thread, once the dQ of a work tile is added: the barriers before this order additions of other threads before its release.
+    template <class Parameters>
+    __device__ __forceinline__ static void count(const Parameters& p, const KeyWork& work) {
+        griddepcontrol_wait();  // for counters of zero
+        atom_add_acq_rel_gpu(p.d_q_progress + 1 + work.batch * p.heads_kv + work.head_kv, 1);
+    }
+
+    // By one thread: claims query tiles, and loads them once their head is complete.
+    template <class Parameters>
+    __device__ __forceinline__ void load(const Parameters& p) const {
+        griddepcontrol_wait();
+        PipelineState<kSumStages> state;
+#pragma unroll 1
+        while (true) {
+            const int tile = static_cast<int>(atom_add_acq_rel_gpu(p.d_q_progress, 1));
+            const bool exists = tile < p.sum_tiles;
+            if (exists) {
+                const int head = divide(tile, p.query_tiles_reciprocal), head_kv = divide(head, p.group_reciprocal);  // of the whole batch
+                while (ld_acquire_gpu(p.d_q_progress + 1 + head_kv) != p.key_tiles) {}
+                fence_proxy_async_global();
+            }
+            const float* part = p.d_q_sum + static_cast<i64>(tile) * Gradient::kFloats;
+#pragma unroll 1
+            for (int i = 0; i < kParts; ++i, part += kPartBytes / 4) {
+                ring.producer_acquire(state);
+                store_shared(tiles + state.stage * 4, static_cast<u32>(tile));
+                if (!exists) return ring.producer_commit(state.stage, true);
+                ring.producer_expect(state, kPartBytes);
+                cp_async_bulk_load(parts + state.stage * kPartBytes, part, kPartBytes, ring.full(state.stage));
+                state.advance();
+            }
+        }
+    }
+    // By a warp: rounds what is loaded, and stores it.
+    template <class Parameters>
+    __device__ __forceinline__ void round(const Parameters& p) const {
+        PipelineState<kSumStages> state;
+#pragma unroll 1
+        while (true) {
+            ring.consumer_wait(state);
+            const int tile = static_cast<int>(load_shared(tiles + state.stage * 4));
+            if (tile >= p.sum_tiles) break;
+            if (elect_sync()) cp_async_bulk_wait_group_read<0>();
+            barrier_warp_sync();
+#pragma unroll 1
+            for (int part = 0; part < kParts; ++part) {
+                ring.consumer_wait(state);
+                round_part(p.scale, part, parts + state.stage * kPartBytes + lane_index() * 16);
+                barrier_warp_sync();
+                ring.consumer_release(state.stage, elect_sync());
+                state.advance();
+            }
+            fence_proxy_async();
+            barrier_warp_sync();
+            if (elect_sync()) store_rows(p, tile);
+        }
+        if (elect_sync()) cp_async_bulk_wait_group_read<0>();
+    }
+
+  private:
+    // `sums`: of this lane.
+    __device__ __forceinline__ void round_part(float scale, int part, SharedAddress sums) const {
+#pragma unroll 1
+        for (int tile = 0; tile < kTiles; tile += kRoundTiles) {
+            float dQ[kRoundTiles][4];
+#pragma unroll
+            for (int j = 0; j < kRoundTiles; ++j) {
+                const uint4 v = load_shared_v4(sums + (tile + j) * 512);
+                dQ[j][0] = __uint_as_float(v.x) * scale, dQ[j][1] = __uint_as_float(v.y) * scale;
+                dQ[j][2] = __uint_as_float(v.z) * scale, dQ[j][3] = __uint_as_float(v.w) * scale;
+            }
+            u32 rounded[kRoundTiles / 2][4];
+            round_to_operand<Element>(rounded, dQ);
+            Gradient::store_rounded(QueryTile{rows}, part, tile, rounded);
+        }
+    }
+    template <class Parameters>
+    __device__ __forceinline__ void store_rows(const Parameters& p, int tile) const {
+        const int head_and_batch = divide(tile, p.query_tiles_reciprocal), batch = divide(head_and_batch, p.heads_q_reciprocal);
+        const int row = (tile - head_and_batch * p.query_tiles) * kBlockQ, head = head_and_batch - batch * p.heads_q;
+#pragma unroll
+        for (int panel = 0; panel < QueryTile::kPanels; ++panel)
+            cp_async_bulk_tensor_store(p.d_q_map, rows + panel * QueryTile::kPanelBytes, panel * 64, row, head, batch);
+        cp_async_bulk_commit_group();
+    }
+};

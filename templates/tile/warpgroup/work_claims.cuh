@@ -1,0 +1,64 @@
+// The dynamic tile scheduler of persistent backward blocks: a thread of each block claims work tiles from a counter in memory, one after
+// the other, and hands them to the producer and the consumers of its block.
+//
+// No block waits for ever, however few are resident: a work tile is claimed by a block that has begun, and whoever waits for what others
+// compute waits for claimed work tiles, or for none that is left.
+
+struct WorkClaims {
+    static constexpr int kBytes = 48, kWarps = 8;  // kWarps: of consumers
+    SharedAddress memory;                          // of a KeyWork, and three barriers
+
+    // The work tile is there; producer and consumers have taken it, and its last query tile is on its way; consumers have read its K and V,
+    // and have added its dQ to the sums.
+    __device__ __forceinline__ SharedAddress full() const { return memory + 24; }
+    __device__ __forceinline__ SharedAddress empty() const { return memory + 32; }
+    __device__ __forceinline__ SharedAddress done() const { return memory + 40; }
+
+    // By one thread.
+    __device__ __forceinline__ void initialise() const {
+        mbarrier_init(full(), 1);
+        mbarrier_init(empty(), kWarps + 1);
+        mbarrier_init(done(), kWarps);
+    }
+    // By one thread: claims until no work tile is left. find(i) is the one of number i; sums_complete(work) is called once its dQ is added.
+    template <class Parameters, class Find, class SumsComplete>
+    __device__ __forceinline__ void schedule(const Parameters& p, const Find& find, const SumsComplete& sums_complete) const {
+        KeyWork last = {-1};
+#pragma unroll 1
+        for (u32 parity = 0;; parity ^= 1) {
+            const int claimed = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
+            // Each block makes one claim that finds nothing. The launch makes no other after the last of these: the next one begins at 0.
+            if (claimed == p.work_tiles + p.launched_blocks - 1) st_release_gpu(p.tile_counter, 0);
+            const KeyWork work = claimed < p.work_tiles ? find(claimed) : KeyWork{-1};
+            store(work);
+            mbarrier_arrive(full());
+            if (last.first_key >= 0) {
+                wait(done(), parity ^ 1);
+                sums_complete(last);
+            }
+            if (work.first_key < 0) return;
+            last = work;
+            wait(empty(), parity);
+        }
+    }
+    // By the producer and by the lanes of consumers' warps: waits for the next work tile. False if there is none.
+    __device__ __forceinline__ bool take(KeyWork& work, u32 parity) const {
+        wait(full(), parity);
+        work = load();
+        return work.first_key >= 0;
+    }
+    // The work tile that is there.
+    __device__ __forceinline__ KeyWork load() const {
+        const uint4 v = load_shared_v4(memory);
+        KeyWork work{static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), {static_cast<int>(v.w)}};  // no tile is full
+        work.tiles.end = static_cast<int>(load_shared(memory + 16));
+        return work;
+    }
+
+  private:
+    __device__ __forceinline__ void store(const KeyWork& work) const {
+        store_shared_v4(memory, {static_cast<u32>(work.first_key), static_cast<u32>(work.head_kv), static_cast<u32>(work.batch),
+                                 static_cast<u32>(work.tiles.begin)});
+        store_shared(memory + 16, static_cast<u32>(work.tiles.end));
+    }
+};
