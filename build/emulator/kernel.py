@@ -173,9 +173,8 @@ class EmulatedKernel:
         """Runs a program on `workers` cores (0: all), and waits for it. Of each launch, blocks [first_block, first_block + blocks), or all.
 
         `tensors`: the operands by name, without those that nobody wants; buffers are made here. `resident`: how many blocks run at the
-        same time on a core; blocks that wait for each other must, but for those of which
-        `KernelLaunch.waits` says so: they run on one core.
-        Blocks of a cluster do in any case. A launch has a process of its own with those that overlap it, which ends with them, or by
+        same time on a core; blocks that wait for each other must, unless `KernelLaunch.waits` says so: then all run on one core. Blocks
+        of a cluster do in any case. A launch has a process of its own with those that overlap it, which ends with them, or by
         `limits`.
         Raises ArgumentError for blocks that are not there or are no whole clusters; EmulatorFaultError if a check fails, the kernel crashes
         or does not end. The tensors in this process are then as they were.

@@ -215,6 +215,7 @@ PERSISTENT_ORDER = [
     Planted(
         "persistent-sums-not-waited-for", _SUM_WAIT, "                round_part", PERSISTENT, "asynchronous copy that was not waited for"
     ),
+    Planted("persistent-heads-never-complete", "!= p.key_tiles) {}", "!= p.key_tiles + 1) {}", PERSISTENT, "spin that never ends"),
     Planted("persistent-sums-overwritten", "                ring.producer_acquire(state);\n", "", PERSISTENT, ""),
     Planted("persistent-rows-without-a-fence", _ROWS_FENCED, _ROWS_FENCED.split("\n", 1)[1], PERSISTENT, _NO_FENCE),
     Planted(

@@ -28,8 +28,8 @@ from flashgen.codegen.workload import Workload
 
 from .config import AttentionBackwardPersistentSm90Config
 
-FULL_ACCUMULATORS = 200  # from here on up consumers need all the registers that they can have: by experiment, see registers.py
-REGISTERS = (40, 232)  # of a thread: of the warps beside the consumers, and of a consumer, where it needs less
+MOST_ACCUMULATORS = 200  # with which a consumer leaves registers to the other warps: by experiment, see registers.py
+REGISTERS = (40, 232)  # of a thread of these warps, and of a consumer, then
 CLAIM_BYTES = 48  # WorkClaims::kBytes
 PROGRESS = Parameter("u32*", "d_q_progress")
 COUNTER_BYTES = 4  # an int
@@ -117,7 +117,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
         """See Family."""
         context = super().context(problem, config, target)
-        if accumulators(problem, config) <= FULL_ACCUMULATORS:
+        if accumulators(problem, config) <= MOST_ACCUMULATORS:
             context["producer_registers"], context["consumer_registers"] = REGISTERS
         return context
 
