@@ -26,7 +26,7 @@ WIDE_SUM_CYCLES = 0.095  # the same where 64 keys of a wide head share the addit
 PAIR_SUM_CYCLES = 0.046  # the same where pairs of blocks share them
 BLOCK_CYCLES = 3000.0  # of a block, before its first and after its last step: a guess
 WORK_TILE_CYCLES = 1500.0  # the same of a persistent block's work tile, whose first tiles come meanwhile: a guess
-LAST_HEADS = 0.4  # share of the time to round dQ that persistent blocks do not hide: 8 to 25 of 52 us
+LAST_HEADS = 0.4  # share of the time to round dQ that persistent blocks do not hide: some 20 of 52 us
 LAUNCH_SECONDS = 2e-6  # from the end of one kernel to the beginning of the next
 
 
