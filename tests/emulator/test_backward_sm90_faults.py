@@ -99,7 +99,7 @@ NUMBERS = [
     Planted("dK-not-scaled", "p.d_k_map, dK, p.scale,", "p.d_k_map, dK, 1.0f,"),
     Planted("dV-scaled", "p.d_v_map, dV, 1.0f,", "p.d_v_map, dV, p.scale,"),
     Planted("dQ-not-scaled", "gradient.store(rows, warp_index(), p.scale);", "gradient.store(rows, warp_index(), 1.0f);"),
-    Planted("queries-of-the-first-head", "queries_full, row, next.head,", "queries_full, row, work.head_kv * p.group,", GROUPED),
+    Planted("queries-of-the-first-head", "queries_full, row, next.head(work, p),", "queries_full, row, work.head_kv * p.group,", GROUPED),
     Planted(
         "dQ-of-the-first-head",
         "index += p.query_tiles - work.tiles.count();",
@@ -251,6 +251,14 @@ PERSISTENT_NUMBERS = [
         _NOT_WRITTEN,
     ),
     Planted("persistent-dQ-of-the-first-head", "head = head_and_batch - batch * p.heads_q;", "head = 0;", PERSISTENT),
+    Planted(
+        "persistent-walk-begins-beyond-the-last-tile",
+        "work.tiles.begin : work.tiles.end - 1;",
+        "work.tiles.begin : work.tiles.end;",
+        PERSISTENT,
+        "",
+    ),
+    Planted("persistent-walk-backwards-adds-forwards", "index += step - p.group", "index += 1 - p.group", PERSISTENT, ""),
     Planted("persistent-queries-not-transposed", "tile.base + first * 8 * 128", "tile.base", PERSISTENT, _NOT_WRITTEN),
 ]
 QUICK_ORDER, QUICK_NUMBERS = 1, 1  # for every run; --slow has all

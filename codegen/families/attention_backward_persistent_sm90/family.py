@@ -39,7 +39,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_persistent_sm90.cu.j2."""
 
     name = "attention_backward_persistent_sm90"
-    revision = 1
+    revision = 2
     preference = 4
     persistent = True
     template = "kernels/attention_backward_persistent_sm90.cu.j2"
@@ -51,7 +51,9 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         *(Parameter("int", n) for n in ("work_tiles", "launched_blocks", "sum_tiles")),
     )
     atoms: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.atoms, "atomic", "elect_sync")
-    tiles: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.tiles, "warpgroup/work_claims", "warpgroup/background_rounding")
+    tiles: ClassVar[tuple[str, ...]] = (
+        *(*AttentionBackwardSm90.tiles, "warpgroup/work_claims", "warpgroup/background_rounding", "common/tile_walk"),
+    )
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""

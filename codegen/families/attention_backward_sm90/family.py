@@ -54,7 +54,7 @@ class AttentionBackwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_sm90.cu.j2."""
 
     name = "attention_backward_sm90"
-    revision = 6
+    revision = 7
     block_kv: ClassVar[int] = BLOCK_KV
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
@@ -147,7 +147,7 @@ class AttentionBackwardSm90(Family):
         """See Family."""
         problem, w = call.problem, call.workload
         query_tiles, key_tiles = self.tiles_of_head(config, w)
-        l2_heads = heads_of_l2_group(problem, w)
+        l2_heads = heads_of_l2_group(problem, w, key_tiles * self.cluster, device)
         divisors = {
             "query_tiles": query_tiles,
             "heads_q": w.heads_q,

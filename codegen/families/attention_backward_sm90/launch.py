@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flashgen.codegen.attention import MAX_L2_GROUP_HEADS, largest_divisor, padded
+from flashgen.codegen.devices import Device
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.tensor_map import TensorMapShape, tensor_map_shape
@@ -18,16 +19,19 @@ def panels(width: int) -> int:
     return -(-width // PANEL)
 
 
-def heads_of_l2_group(problem: Problem, w: Workload) -> int:
+def heads_of_l2_group(problem: Problem, w: Workload, head_blocks: int, device: Device) -> int:
     """Key/value heads of a group of the L2 swizzle: see templates/tile/common/tile_scheduler.cuh. Without a mask, one head after the other.
 
-    But blocks that wait for others of their head (turns.cuh beside it) lose the least time with other heads between them.
+    But blocks that wait for others of their head (turns.cuh beside it) lose the least time with other heads between them. With grouped
+    queries the blocks of a group, `head_blocks` for each of its heads, run together: see tile_walk.cuh beside it.
     """
     if problem.mask is Mask.FULL and not problem.deterministic:
         return 1
     row_bytes = (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes + 4 * padded(problem.head_dim)
     # Blocks of a key/value head walk over its query heads side by side: most are in one of them, some in the next.
     fitting = L2_GROUP_BYTES // (min(2, w.heads_q // w.heads_kv) * w.len_q * row_bytes)
+    if w.heads_q > w.heads_kv and not problem.deterministic:
+        fitting = min(fitting, device.sm_count // max(1, head_blocks))
     most = MAX_L2_GROUP_HEADS if problem.deterministic else L2_GROUP_HEADS
     heads = w.batch * w.heads_kv
     return largest_divisor(heads, max(1, min(fitting, heads, most)))

@@ -16,18 +16,22 @@ struct KeyWork {
 };
 
 // Where a block is on its way over query tiles: one query head after the other, `left` tiles in all.
-struct QueryWalk {
-    int head, tile, left;
+struct HeadWalk {
+    int current_head, tile, left;
     i64 index;  // the tile's place among those of all heads: [batch, heads_q, query_tiles]
 
     template <class Parameters>
-    __device__ __forceinline__ QueryWalk(const KeyWork& work, const Parameters& p)
-        : head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
-          index((static_cast<i64>(work.batch) * p.heads_q + head) * p.query_tiles + tile) {}
+    __device__ __forceinline__ HeadWalk(const KeyWork& work, const Parameters& p)
+        : current_head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
+          index((static_cast<i64>(work.batch) * p.heads_q + current_head) * p.query_tiles + tile) {}
 
+    template <class Parameters>
+    __device__ __forceinline__ int head(const KeyWork&, const Parameters&) const {
+        return current_head;
+    }
     template <class Parameters>
     __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
         --left, ++tile, ++index;
-        if (tile == work.tiles.end) tile = work.tiles.begin, ++head, index += p.query_tiles - work.tiles.count();
+        if (tile == work.tiles.end) tile = work.tiles.begin, ++current_head, index += p.query_tiles - work.tiles.count();
     }
 };

@@ -1,7 +1,7 @@
 // What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
 // pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
 
-template <class Key, class Value, class Query, class DOut, class Lse, int kStages>
+template <class Key, class Value, class Query, class DOut, class Lse, class Walk, int kStages>
 struct BackwardInputs {
     static constexpr int kDeltaBytes = Lse::kRows * 4;  // of row_delta, for a query tile
     SharedAddress keys, values, queries, d_out, row_lse, row_delta;
@@ -46,7 +46,7 @@ struct BackwardInputs {
                                             const WaitKeys& wait_keys) const {
         bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
 #pragma unroll 1
-        for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
+        for (Walk next(work, p); next.left > 0; next.advance(work, p)) {
             const int row = next.tile * Lse::kRows;
             const SharedAddress queries_full = query_pipeline.full(state.stage), d_out_full = d_out_pipeline.full(state.stage);
             auto load_lse = [&] {
@@ -61,13 +61,13 @@ struct BackwardInputs {
             auto load_values = [&](const KeyWork& of) { value_tile().load(p.v_map, d_out_full, of.first_key, of.head_kv, of.batch); };
             if (first && !kPersistent) load_keys(work);
             if (!first) load_lse();  // before the tile: copies end in the order of their issue
-            query_tile(state.stage).load(p.q_map, queries_full, row, next.head, work.batch);
+            query_tile(state.stage).load(p.q_map, queries_full, row, next.head(work, p), work.batch);
 
             d_out_pipeline.producer_acquire(state);
             d_out_pipeline.producer_expect(state, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first && !kPersistent) load_values(work);
             if (!first) load_delta();
-            d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+            d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head(work, p), work.batch);
 
             if (first && kPersistent) {
                 const KeyWork again = wait_keys();

@@ -45,7 +45,7 @@ struct NarrowConsumer {
             wgmma_wait_group<kSplit ? 1 : 0>();
             launder(dV);
         };
-        QueryWalk next(work, p);
+        typename Traits::Walk next(work, p);
         if (next.left > 0) consumer_wait(state);
 #pragma unroll 1
         while (next.left > 0) {

@@ -21,7 +21,7 @@ struct PairConsumer {
     const KeyWork& work;
     const Exchange exchange;
     const int warp, lane, panel;  // warp: of this warpgroup; panel: of dQ, of four, two for each block
-    QueryWalk next;
+    HeadWalk next;
     PipelineState<kStages> state;
     u32 parity = 0;  // of the exchange that is next
     i64 pending = -1;  // the tile that dQ is of, which is still to be added, and the stage it was in

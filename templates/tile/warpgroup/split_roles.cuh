@@ -17,7 +17,7 @@ __device__ __forceinline__ void issue_scores(float (&scores)[kTiles][4], const S
 // P^T of S^T, rounded, of the tile `next` in a stage. `first_key`: of the warp.
 template <class Element, int kBlockQ, class Stages, class Parameters, class Chain>
 __device__ __forceinline__ void round_probabilities(u32 (&P)[kBlockQ / 16][4], float (&S)[1][kBlockQ / 8][4], const Parameters& p,
-                                                    const Stages& stages, u32 stage, const QueryTileRange& tiles, const QueryWalk& next,
+                                                    const Stages& stages, u32 stage, const QueryTileRange& tiles, const HeadWalk& next,
                                                     int first_key, const Chain& chain) {
     if (tiles.needs_mask(next.tile)) mask_transposed(S, first_key, next.tile * kBlockQ, chain);
     if (unlikely(stages.huge(stage))) shift_transposed(S, p.row_shift + next.index * kBlockQ);

@@ -28,7 +28,7 @@ struct TurnKeeper {
         griddepcontrol_wait();  // for counters of zero
         PipelineState<kStages> state;
 #pragma unroll 1
-        for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
+        for (HeadWalk next(work, p); next.left > 0; next.advance(work, p)) {
             const u32 own = find_turn<kBlockQ, kBlockKv>(chain, next.tile, work.first_key / kBlockKv, p.len_q);
             u32* of_tile = p.d_q_turns + next.index * kCounters + counter;
             while (ld_acquire_gpu(of_tile) != own) {}

@@ -18,7 +18,7 @@ struct WideConsumer {
     const Stages& stages;
     const KeyWork& work;
     const int warp, lane;  // warp: of this warpgroup
-    QueryWalk next;
+    HeadWalk next;
     PipelineState<kStages> state;
     float S[1][kBlockQ / 8][4];  // S^T or dP^T
     float dK[Share::kColumns / 8][4] = {}, dV[ShareV::kColumns / 8][4] = {};

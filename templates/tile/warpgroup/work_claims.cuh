@@ -9,7 +9,7 @@ struct WorkClaims {
     SharedAddress memory;                          // of a KeyWork, and three barriers
 
     // The work tile is there; producer and consumers have taken it, and its last query tile is on its way; consumers have read its K and V,
-    // and have added its dQ to the sums.
+    // and have added its dQ to the sums. The scheduler takes part in the last one, so that it does not complete again before it has looked.
     __device__ __forceinline__ SharedAddress full() const { return memory + 24; }
     __device__ __forceinline__ SharedAddress empty() const { return memory + 32; }
     __device__ __forceinline__ SharedAddress done() const { return memory + 40; }
@@ -18,7 +18,7 @@ struct WorkClaims {
     __device__ __forceinline__ void initialise() const {
         mbarrier_init(full(), 1);
         mbarrier_init(empty(), kWarps + 1);
-        mbarrier_init(done(), kWarps);
+        mbarrier_init(done(), kWarps + 1);
     }
     // By one thread: claims until no work tile is left. find(i) is the one of number i; sums_complete(work) is called once its dQ is added.
     template <class Parameters, class Find, class SumsComplete>
@@ -37,6 +37,7 @@ struct WorkClaims {
                 sums_complete(last);
             }
             if (work.first_key < 0) return;
+            mbarrier_arrive(done());
             last = work;
             wait(empty(), parity);
         }

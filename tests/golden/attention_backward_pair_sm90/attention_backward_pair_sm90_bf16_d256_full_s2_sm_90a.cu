@@ -1571,19 +1571,23 @@ struct KeyWork {
 };
 
 // Where a block is on its way over query tiles: one query head after the other, `left` tiles in all.
-struct QueryWalk {
-    int head, tile, left;
+struct HeadWalk {
+    int current_head, tile, left;
     i64 index;  // the tile's place among those of all heads: [batch, heads_q, query_tiles]
 
     template <class Parameters>
-    __device__ __forceinline__ QueryWalk(const KeyWork& work, const Parameters& p)
-        : head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
-          index((static_cast<i64>(work.batch) * p.heads_q + head) * p.query_tiles + tile) {}
+    __device__ __forceinline__ HeadWalk(const KeyWork& work, const Parameters& p)
+        : current_head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
+          index((static_cast<i64>(work.batch) * p.heads_q + current_head) * p.query_tiles + tile) {}
 
+    template <class Parameters>
+    __device__ __forceinline__ int head(const KeyWork&, const Parameters&) const {
+        return current_head;
+    }
     template <class Parameters>
     __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
         --left, ++tile, ++index;
-        if (tile == work.tiles.end) tile = work.tiles.begin, ++head, index += p.query_tiles - work.tiles.count();
+        if (tile == work.tiles.end) tile = work.tiles.begin, ++current_head, index += p.query_tiles - work.tiles.count();
     }
 };
 
@@ -1592,7 +1596,7 @@ struct QueryWalk {
 // What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
 // pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
 
-template <class Key, class Value, class Query, class DOut, class Lse, int kStages>
+template <class Key, class Value, class Query, class DOut, class Lse, class Walk, int kStages>
 struct BackwardInputs {
     static constexpr int kDeltaBytes = Lse::kRows * 4;  // of row_delta, for a query tile
     SharedAddress keys, values, queries, d_out, row_lse, row_delta;
@@ -1637,7 +1641,7 @@ struct BackwardInputs {
                                             const WaitKeys& wait_keys) const {
         bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
 #pragma unroll 1
-        for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
+        for (Walk next(work, p); next.left > 0; next.advance(work, p)) {
             const int row = next.tile * Lse::kRows;
             const SharedAddress queries_full = query_pipeline.full(state.stage), d_out_full = d_out_pipeline.full(state.stage);
             auto load_lse = [&] {
@@ -1652,13 +1656,13 @@ struct BackwardInputs {
             auto load_values = [&](const KeyWork& of) { value_tile().load(p.v_map, d_out_full, of.first_key, of.head_kv, of.batch); };
             if (first && !kPersistent) load_keys(work);
             if (!first) load_lse();  // before the tile: copies end in the order of their issue
-            query_tile(state.stage).load(p.q_map, queries_full, row, next.head, work.batch);
+            query_tile(state.stage).load(p.q_map, queries_full, row, next.head(work, p), work.batch);
 
             d_out_pipeline.producer_acquire(state);
             d_out_pipeline.producer_expect(state, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first && !kPersistent) load_values(work);
             if (!first) load_delta();
-            d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+            d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head(work, p), work.batch);
 
             if (first && kPersistent) {
                 const KeyWork again = wait_keys();
@@ -1731,7 +1735,7 @@ __device__ __forceinline__ void issue_scores(float (&scores)[kTiles][4], const S
 // P^T of S^T, rounded, of the tile `next` in a stage. `first_key`: of the warp.
 template <class Element, int kBlockQ, class Stages, class Parameters, class Chain>
 __device__ __forceinline__ void round_probabilities(u32 (&P)[kBlockQ / 16][4], float (&S)[1][kBlockQ / 8][4], const Parameters& p,
-                                                    const Stages& stages, u32 stage, const QueryTileRange& tiles, const QueryWalk& next,
+                                                    const Stages& stages, u32 stage, const QueryTileRange& tiles, const HeadWalk& next,
                                                     int first_key, const Chain& chain) {
     if (tiles.needs_mask(next.tile)) mask_transposed(S, first_key, next.tile * kBlockQ, chain);
     if (unlikely(stages.huge(stage))) shift_transposed(S, p.row_shift + next.index * kBlockQ);
@@ -1847,7 +1851,7 @@ struct PairConsumer {
     const KeyWork& work;
     const Exchange exchange;
     const int warp, lane, panel;  // warp: of this warpgroup; panel: of dQ, of four, two for each block
-    QueryWalk next;
+    HeadWalk next;
     PipelineState<kStages> state;
     u32 parity = 0;  // of the exchange that is next
     i64 pending = -1;  // the tile that dQ is of, which is still to be added, and the stage it was in
@@ -1979,7 +1983,7 @@ using ScoreTile = PanelTile<kBlockQ, kBlockKv>;  // of P and dS
 using DQ = PanelGradient<Element, kColumns>;
 using OtherKeys = PanelTile<kBlockKv, 128>;  // of the other block, the columns of dQ that this one has
 using Exchange = DScoresExchange<ScoreTile, OtherKeys>;
-using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
+using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, HeadWalk, kStages>;
 
 // ---- row_lse, row_delta, row_shift; d_q_sum = 0 -------------------------------------------------------------------------
 

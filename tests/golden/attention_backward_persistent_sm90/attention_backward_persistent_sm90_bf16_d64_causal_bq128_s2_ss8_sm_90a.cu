@@ -18,7 +18,7 @@
 //              cp_async_bulk_tensor, cp_async_bulk, setmaxnreg, wgmma, wgmma_transposed, stmatrix, stmatrix_trans, red,
 //              cvt, cvt_f32, ex2, mul, shfl_sync, vote_sync, mma_sync, griddepcontrol, atomic, elect_sync
 //            tile/common: shared_regions, tile_scheduler, sequences, score_chain, softmax_rows, lse, row_statistics,
-//              key_work
+//              key_work, tile_walk
 //            tile/warp: exact_rows, score_gradients
 //            tile/warpgroup: pipeline, panel_tile, gemm, transposed_operand, query_gradient, backward_beside,
 //              backward_inputs, store_columns, narrow_consumer, work_claims, background_rounding
@@ -1515,29 +1515,12 @@ struct KeyWork {
     }
 };
 
-// Where a block is on its way over query tiles: one query head after the other, `left` tiles in all.
-struct QueryWalk {
-    int head, tile, left;
-    i64 index;  // the tile's place among those of all heads: [batch, heads_q, query_tiles]
-
-    template <class Parameters>
-    __device__ __forceinline__ QueryWalk(const KeyWork& work, const Parameters& p)
-        : head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
-          index((static_cast<i64>(work.batch) * p.heads_q + head) * p.query_tiles + tile) {}
-
-    template <class Parameters>
-    __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
-        --left, ++tile, ++index;
-        if (tile == work.tiles.end) tile = work.tiles.begin, ++head, index += p.query_tiles - work.tiles.count();
-    }
-};
-
 // ==== tile/warpgroup/backward_inputs.cuh =============================================================================
 
 // What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
 // pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
 
-template <class Key, class Value, class Query, class DOut, class Lse, int kStages>
+template <class Key, class Value, class Query, class DOut, class Lse, class Walk, int kStages>
 struct BackwardInputs {
     static constexpr int kDeltaBytes = Lse::kRows * 4;  // of row_delta, for a query tile
     SharedAddress keys, values, queries, d_out, row_lse, row_delta;
@@ -1582,7 +1565,7 @@ struct BackwardInputs {
                                             const WaitKeys& wait_keys) const {
         bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
 #pragma unroll 1
-        for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
+        for (Walk next(work, p); next.left > 0; next.advance(work, p)) {
             const int row = next.tile * Lse::kRows;
             const SharedAddress queries_full = query_pipeline.full(state.stage), d_out_full = d_out_pipeline.full(state.stage);
             auto load_lse = [&] {
@@ -1597,13 +1580,13 @@ struct BackwardInputs {
             auto load_values = [&](const KeyWork& of) { value_tile().load(p.v_map, d_out_full, of.first_key, of.head_kv, of.batch); };
             if (first && !kPersistent) load_keys(work);
             if (!first) load_lse();  // before the tile: copies end in the order of their issue
-            query_tile(state.stage).load(p.q_map, queries_full, row, next.head, work.batch);
+            query_tile(state.stage).load(p.q_map, queries_full, row, next.head(work, p), work.batch);
 
             d_out_pipeline.producer_acquire(state);
             d_out_pipeline.producer_expect(state, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first && !kPersistent) load_values(work);
             if (!first) load_delta();
-            d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+            d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head(work, p), work.batch);
 
             if (first && kPersistent) {
                 const KeyWork again = wait_keys();
@@ -1704,7 +1687,7 @@ struct NarrowConsumer {
             wgmma_wait_group<kSplit ? 1 : 0>();
             launder(dV);
         };
-        QueryWalk next(work, p);
+        typename Traits::Walk next(work, p);
         if (next.left > 0) consumer_wait(state);
 #pragma unroll 1
         while (next.left > 0) {
@@ -1790,7 +1773,7 @@ struct WorkClaims {
     SharedAddress memory;                          // of a KeyWork, and three barriers
 
     // The work tile is there; producer and consumers have taken it, and its last query tile is on its way; consumers have read its K and V,
-    // and have added its dQ to the sums.
+    // and have added its dQ to the sums. The scheduler takes part in the last one, so that it does not complete again before it has looked.
     __device__ __forceinline__ SharedAddress full() const { return memory + 24; }
     __device__ __forceinline__ SharedAddress empty() const { return memory + 32; }
     __device__ __forceinline__ SharedAddress done() const { return memory + 40; }
@@ -1799,7 +1782,7 @@ struct WorkClaims {
     __device__ __forceinline__ void initialise() const {
         mbarrier_init(full(), 1);
         mbarrier_init(empty(), kWarps + 1);
-        mbarrier_init(done(), kWarps);
+        mbarrier_init(done(), kWarps + 1);
     }
     // By one thread: claims until no work tile is left. find(i) is the one of number i; sums_complete(work) is called once its dQ is added.
     template <class Parameters, class Find, class SumsComplete>
@@ -1818,6 +1801,7 @@ struct WorkClaims {
                 sums_complete(last);
             }
             if (work.first_key < 0) return;
+            mbarrier_arrive(done());
             last = work;
             wait(empty(), parity);
         }
@@ -1957,13 +1941,51 @@ struct BackgroundRounding {
     }
 };
 
+// ==== tile/common/tile_walk.cuh ======================================================================================
+
+// Where a block is on its way over query tiles, if many query heads share its keys: a tile of each of them, then the next tile.
+//
+// What an L2 group reads and adds to fits into the L2 only while its blocks are at the same tile. Under a causal mask a block begins
+// together with others of the first group, and walks backwards, from the last tile. A block with few tiles ends early, and then one of the
+// second group begins, at its own first tile: that is the one which the blocks of the second group before it have come to. So all of them
+// end together, and the third group begins as the first did.
+
+struct TileWalk {
+    int tile, member, left;  // member: number among the query heads of a key/value head; left: of tiles, in all
+    int step;                // from tile to tile: 1, or -1 backwards
+    i64 index;               // the tile's place among those of all heads: [batch, heads_q, query_tiles]
+
+    template <class Parameters>
+    __device__ __forceinline__ TileWalk(const KeyWork& work, const Parameters& p)
+        : member(0), left(work.tiles.count() * p.group), step(walks_backwards(work, p) ? -1 : 1) {
+        tile = step > 0 ? work.tiles.begin : work.tiles.end - 1;
+        index = (static_cast<i64>(work.batch) * p.heads_q + head(work, p)) * p.query_tiles + tile;
+    }
+
+    template <class Parameters>
+    __device__ __forceinline__ int head(const KeyWork& work, const Parameters& p) const {
+        return work.head_kv * p.group + member;
+    }
+    template <class Parameters>
+    __device__ __forceinline__ void advance(const KeyWork&, const Parameters& p) {
+        --left, ++member, index += p.query_tiles;
+        if (member == p.group) member = 0, tile += step, index += step - p.group * p.query_tiles;
+    }
+
+  private:
+    template <class Parameters>
+    __device__ __forceinline__ static bool walks_backwards(const KeyWork& work, const Parameters& p) {
+        return p.group > 1 && divide(work.batch * p.heads_kv + work.head_kv, p.l2_group_heads_reciprocal) % 2 == 0;
+    }
+};
+
 using Lse = RowLse<kBlockQ>;
 using KeyTile = PanelTile<kBlockKv, kColumns>;
 using ValueTile = PanelTile<kBlockKv, kColumnsV>;
 using QueryTile = PanelTile<kBlockQ, kColumns>;
 using DOutTile = PanelTile<kBlockQ, kColumnsV>;
 using DQ = QueryGradient<Element, kBlockQ, kColumns>;
-using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
+using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, TileWalk, kStages>;
 
 constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
 
@@ -2010,6 +2032,7 @@ struct Traits {
     using Element = ::Element;
     using Stages = ::Stages;
     using DQ = QueryGradientShare<Element, ::kBlockQ, ::kColumns>;
+    using Walk = TileWalk;
     static constexpr int kColumns = ::kColumns, kColumnsV = ::kColumnsV, kBlockQ = ::kBlockQ, kStages = ::kStages;
     static constexpr bool kSplit = false;  // the product of dV, about that of dQ
     static constexpr bool kDeterministic = false;

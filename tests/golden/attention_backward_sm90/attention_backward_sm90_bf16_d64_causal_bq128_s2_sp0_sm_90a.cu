@@ -1478,19 +1478,23 @@ struct KeyWork {
 };
 
 // Where a block is on its way over query tiles: one query head after the other, `left` tiles in all.
-struct QueryWalk {
-    int head, tile, left;
+struct HeadWalk {
+    int current_head, tile, left;
     i64 index;  // the tile's place among those of all heads: [batch, heads_q, query_tiles]
 
     template <class Parameters>
-    __device__ __forceinline__ QueryWalk(const KeyWork& work, const Parameters& p)
-        : head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
-          index((static_cast<i64>(work.batch) * p.heads_q + head) * p.query_tiles + tile) {}
+    __device__ __forceinline__ HeadWalk(const KeyWork& work, const Parameters& p)
+        : current_head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
+          index((static_cast<i64>(work.batch) * p.heads_q + current_head) * p.query_tiles + tile) {}
 
+    template <class Parameters>
+    __device__ __forceinline__ int head(const KeyWork&, const Parameters&) const {
+        return current_head;
+    }
     template <class Parameters>
     __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
         --left, ++tile, ++index;
-        if (tile == work.tiles.end) tile = work.tiles.begin, ++head, index += p.query_tiles - work.tiles.count();
+        if (tile == work.tiles.end) tile = work.tiles.begin, ++current_head, index += p.query_tiles - work.tiles.count();
     }
 };
 
@@ -1499,7 +1503,7 @@ struct QueryWalk {
 // What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
 // pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
 
-template <class Key, class Value, class Query, class DOut, class Lse, int kStages>
+template <class Key, class Value, class Query, class DOut, class Lse, class Walk, int kStages>
 struct BackwardInputs {
     static constexpr int kDeltaBytes = Lse::kRows * 4;  // of row_delta, for a query tile
     SharedAddress keys, values, queries, d_out, row_lse, row_delta;
@@ -1544,7 +1548,7 @@ struct BackwardInputs {
                                             const WaitKeys& wait_keys) const {
         bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
 #pragma unroll 1
-        for (QueryWalk next(work, p); next.left > 0; next.advance(work, p)) {
+        for (Walk next(work, p); next.left > 0; next.advance(work, p)) {
             const int row = next.tile * Lse::kRows;
             const SharedAddress queries_full = query_pipeline.full(state.stage), d_out_full = d_out_pipeline.full(state.stage);
             auto load_lse = [&] {
@@ -1559,13 +1563,13 @@ struct BackwardInputs {
             auto load_values = [&](const KeyWork& of) { value_tile().load(p.v_map, d_out_full, of.first_key, of.head_kv, of.batch); };
             if (first && !kPersistent) load_keys(work);
             if (!first) load_lse();  // before the tile: copies end in the order of their issue
-            query_tile(state.stage).load(p.q_map, queries_full, row, next.head, work.batch);
+            query_tile(state.stage).load(p.q_map, queries_full, row, next.head(work, p), work.batch);
 
             d_out_pipeline.producer_acquire(state);
             d_out_pipeline.producer_expect(state, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first && !kPersistent) load_values(work);
             if (!first) load_delta();
-            d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head, work.batch);
+            d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head(work, p), work.batch);
 
             if (first && kPersistent) {
                 const KeyWork again = wait_keys();
@@ -1666,7 +1670,7 @@ struct NarrowConsumer {
             wgmma_wait_group<kSplit ? 1 : 0>();
             launder(dV);
         };
-        QueryWalk next(work, p);
+        typename Traits::Walk next(work, p);
         if (next.left > 0) consumer_wait(state);
 #pragma unroll 1
         while (next.left > 0) {
@@ -1745,7 +1749,7 @@ using ValueTile = PanelTile<kBlockKv, kColumnsV>;
 using QueryTile = PanelTile<kBlockQ, kColumns>;
 using DOutTile = PanelTile<kBlockQ, kColumnsV>;
 using DQ = QueryGradient<Element, kBlockQ, kColumns>;
-using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, kStages>;
+using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, HeadWalk, kStages>;
 
 constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
 
@@ -1776,6 +1780,7 @@ struct Traits {
     using Element = ::Element;
     using Stages = ::Stages;
     using DQ = QueryGradientShare<Element, ::kBlockQ, ::kColumns>;
+    using Walk = HeadWalk;
     static constexpr int kColumns = ::kColumns, kColumnsV = ::kColumnsV, kBlockQ = ::kBlockQ, kStages = ::kStages;
     static constexpr bool kSplit = false;  // of the product of dV, about that of dQ
     static constexpr bool kDeterministic = false;
