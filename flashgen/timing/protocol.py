@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 import random
+import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
@@ -20,6 +21,8 @@ import torch
 MAX_SETS = 8
 GRAPH_BELOW = 200e-6
 GRAPH_CALLS = 20
+FINAL_ROUNDS = 15
+FINALISTS, FINAL_MARGIN = 8, 1.06  # at most so many, and at most so much slower than the fastest
 _SHORTEST = 1e-7  # seconds: no call is shorter, whatever the clock says
 
 
@@ -148,6 +151,24 @@ def interleaved(timers: Mapping[str, Timed], rounds: int, seed: int) -> dict[str
         for key in order:
             seconds[key].append(timers[key].seconds())
     return seconds
+
+
+def with_finals(timers: Mapping[str, Timed], rounds: int, seed: int) -> dict[str, list[float]]:
+    """The same as `interleaved`, but those that are nearly as fast as the fastest are timed again, among themselves, in more rounds.
+
+    A GPU's clock follows the power that the calls before have taken, so that times of long kernels among very different ones vary by some
+    percent. Calls that differ little meet the same clock. The seconds of the finals, times one factor that gives the finalists the clock
+    of the first rounds, take the place of theirs: so all that are returned compare.
+    """
+    seconds = interleaved(timers, rounds, seed)
+    medians = {key: statistics.median(values) for key, values in seconds.items()}
+    fastest = min(medians.values(), default=0.0)
+    close = sorted((key for key in medians if medians[key] <= fastest * FINAL_MARGIN), key=medians.__getitem__)[:FINALISTS]
+    if len(close) < 2:
+        return seconds
+    finals = interleaved({key: timers[key] for key in close}, FINAL_ROUNDS, seed)
+    factor = statistics.median(medians[key] / statistics.median(finals[key]) for key in close)
+    return seconds | {key: [value * factor for value in values] for key, values in finals.items()}
 
 
 def input_sets(io_bytes: int, l2_bytes: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flashgen.timing.protocol import Timer, input_sets, interleaved
+from flashgen.timing.protocol import FINAL_ROUNDS, FINALISTS, Timer, input_sets, interleaved, with_finals
 from flashgen.timing.spread import Spread
 from tests.support.fake_gpu import FakeGpu
 
@@ -114,6 +114,37 @@ def test_rounds_are_interleaved_in_shuffled_order() -> None:
     again, log[:] = list(log), []
     interleaved(entrants, 20, seed=1)
     assert log == again, "the seed repeats it"
+
+
+class Scripted:
+    """Takes these seconds in the first rounds, and others from then on."""
+
+    def __init__(self, first: list[float], then: float) -> None:
+        self.first, self.then, self.calls = first, then, 0
+
+    def seconds(self) -> float:
+        self.calls += 1
+        return self.first[self.calls - 1] if self.calls <= len(self.first) else self.then
+
+
+def test_those_that_are_nearly_as_fast_are_timed_again_among_themselves() -> None:
+    """b seemed the fastest. At the clock of the finals, which is 1.1 times as slow, it takes 1 % longer than a."""
+    entrants = {"a": Scripted([1.02, 1.0, 1.04], 1.1), "b": Scripted([1.0, 1.0, 1.0], 1.111), "c": Scripted([1.2, 1.2, 1.2], 0.5)}
+    seconds = with_finals(entrants, 3, seed=1)
+    assert [entrant.calls for entrant in entrants.values()] == [3 + FINAL_ROUNDS, 3 + FINAL_ROUNDS, 3]
+    assert seconds["c"] == [1.2] * 3
+    a, b = (Spread.of(seconds[name]).median for name in "ab")
+    assert b / a == pytest.approx(1.01)
+    assert (a + b) / 2 == pytest.approx(1.01, rel=2e-3), "as fast on average as in the first rounds, whose clock the others had"
+
+
+def test_finals_need_two_and_take_the_fastest() -> None:
+    alone = {"a": Scripted([1.0], 9.0), "b": Scripted([2.0], 9.0)}
+    assert with_finals(alone, 1, seed=1) == {"a": [1.0], "b": [2.0]}
+    assert with_finals({}, 1, seed=1) == {}
+    many = {str(i): Scripted([1.0 + i * 1e-3], 1.0) for i in range(FINALISTS + 2)}
+    with_finals(many, 1, seed=1)
+    assert [entrant.calls > 1 for entrant in many.values()] == [True] * FINALISTS + [False] * 2
 
 
 @pytest.mark.parametrize(
