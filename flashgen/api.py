@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
+from torch.compiler import is_compiling
 
 from flashgen.build.gpu.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
@@ -94,7 +95,7 @@ def attention(
     and v are the same to the bit in every run, deterministic or not. Asking for a second derivative, or a forward-mode one, raises
     FlashgenError.
     """
-    if not torch.compiler.is_compiling() and (deterministic is None or isinstance(deterministic, bool)):
+    if not is_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic)
         if run is not None:
             both = run(q, k, v, return_lse)
@@ -107,7 +108,7 @@ def attention(
         else:
             given = (attention_forward if return_lse else attention_output)(q, k, v, causal, scale, layout)
     except Exception as error:
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             require_together(q, k, v, error, in_mode=not nobody_listens())
         raise
     return given[0] if differentiated and not return_lse else given

@@ -90,17 +90,13 @@ class Plan:
                 return self(q, k, v, with_lse)
         out = empty_strided(self.out_shape, self.out_strides, self.dtype)
         lse = empty_strided(self.lse_shape, self.lse_strides, torch.float32) if with_lse else None
-        self.into(q, k, v, out, lse)
-        return out, lse
-
-    def into(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        """Enqueues the kernel on the current stream of its device, which must be the current one. out and lse are dense."""
         if self.bound is not None:
             at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
             if (at_q | at_k | at_v) % ALIGNMENT or not (at_q and at_k and at_v):
                 require_memory(q, k, v)
             operands = at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr()
             self.bound.enqueue(current_stream(self.index), *operands)
+        return out, lse
 
 
 def bind_chosen(call: Call, on: Gpu) -> BoundCall:

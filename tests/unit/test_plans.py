@@ -263,16 +263,31 @@ def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return devices
 
 
+Into = Callable[..., None]
+
+
+@pytest.fixture
+def into(monkeypatch: pytest.MonkeyPatch) -> Into:
+    """Runs a plan on q, k and v, with `out` and `lse` for what it allocates; without lse if that is None."""
+
+    def run(made: Plan, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
+        allocated = iter((out, lse))
+        monkeypatch.setattr(gpu, "empty_strided", lambda *given: next(allocated))
+        assert made(q, k, v, lse is not None) == (out, lse)
+
+    return run
+
+
 @pytest.mark.parametrize("scheduler", Scheduler)
 @pytest.mark.usefixtures("current")
-def test_a_plan_gives_a_tile_counter_to_those_that_count(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_gives_a_tile_counter_to_those_that_count(scheduler: Scheduler, into: Into, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Bound("attention_forward_sm90", AttentionForwardSm90Config(2, 64, out_panels=1, scheduler=scheduler))
     made = plan({}, kernel)
     monkeypatch.setattr(bound, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
     q, k, v, out, lse = (SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64, 80))
     counter = (3303,) if scheduler is Scheduler.DYNAMIC else ()
-    made.into(q, k, v, out, lse)  # type: ignore[arg-type]
-    made.into(q, k, v, out, None)  # type: ignore[arg-type]
+    into(made, q, k, v, out, lse)
+    into(made, q, k, v, out, None)
     assert kernel.launched == [(303, 16, 32, 48, 64, 80, *counter), (303, 16, 32, 48, 64, 0, *counter)]
     for at in range(3):
         tensors: list[Any] = [q, k, v, out, lse]
@@ -280,12 +295,12 @@ def test_a_plan_gives_a_tile_counter_to_those_that_count(scheduler: Scheduler, m
         with pytest.raises(
             ArgumentError, match=rf"^{'qkv'[at]} must begin at an address that is a multiple of 16 bytes; got one 8 past it$"
         ):
-            made.into(*tensors)
+            into(made, *tensors)
     assert len(kernel.launched) == 2
 
 
 @pytest.mark.usefixtures("current")
-def test_a_plan_gives_a_program_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_gives_a_program_its_buffers(into: Into, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the call's own from PyTorch's allocator, zeroed where that is asked for; counters from the stream."""
     kernel = Bound("attention_forward")
     made = plan({}, kernel)
@@ -306,7 +321,7 @@ def test_a_plan_gives_a_program_its_buffers(monkeypatch: pytest.MonkeyPatch) -> 
     for name, address in (("empty", 4096), ("zeros", 8192)):
         monkeypatch.setattr(torch, name, memory(name, address))
     tensors: list[Any] = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64, 80)]
-    made.into(*tensors)
+    into(made, *tensors)
     assert kernel.launched == [(303, 16, 32, 48, 64, 80, 4096, 3303, 8192, 4096 + 512)]
     options = {"dtype": torch.uint8, "device": torch.device("cuda", 3)}
     assert asked == [("zeros", 512, options), ("empty", 512 + 1024, options)], "one allocation a kind"
@@ -314,7 +329,7 @@ def test_a_plan_gives_a_program_its_buffers(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("current")
 @pytest.mark.parametrize("at", range(3))
-def test_a_plan_refuses_a_tensor_whose_storage_was_freed(at: int) -> None:
+def test_a_plan_refuses_a_tensor_whose_storage_was_freed(at: int, into: Into) -> None:
     kernel = Bound("attention_forward_sm90", AttentionForwardSm90Config(2, 64, out_panels=1, scheduler=Scheduler.STATIC))
     made = plan({}, kernel)
     tensors = [torch.ones(2, 5, 4, 64, dtype=torch.bfloat16) for _ in range(5)]
@@ -322,10 +337,10 @@ def test_a_plan_refuses_a_tensor_whose_storage_was_freed(at: int) -> None:
     with pytest.raises(
         ArgumentError, match=rf"^{'qkv'[at]} must have a storage that holds its elements, at least 5120 bytes; got one of 0$"
     ):
-        made.into(*tensors)
+        into(made, *tensors)
     assert not kernel.launched
     tensors[at] = torch.ones(2, 0, 4, 64, dtype=torch.bfloat16)  # no keys: there is no memory to hold
-    made.into(*tensors)
+    into(made, *tensors)
     assert len(kernel.launched) == 1
 
 
