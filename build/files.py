@@ -63,15 +63,15 @@ def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     """
     staged = None
     try:
-        place = Path(os.path.realpath(path))
-        if place.exists() and not place.is_file():
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
             raise ArgumentError(f"file must be a new or an ordinary one; got {path}")
-        if not place.parent.is_dir():
+        if not target.parent.is_dir():
             raise ArgumentError(f"file must be in a folder that is there; got {path}")
-        staged = place.with_name(f".flashgen-{secrets.token_hex(8)}")
+        staged = target.with_name(f".flashgen-{secrets.token_hex(8)}")
         write_new(staged, data, mode)
-        os.replace(staged, place)
-        sync_folder(place.parent)
+        os.replace(staged, target)
+        sync_folder(target.parent)
     except OSError as error:
         raise FlashgenError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:

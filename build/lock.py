@@ -51,10 +51,10 @@ def _acquire(handle: int, what: str, seconds: float, say: Callable[[str], object
 def _holder(handle: int) -> str:
     """The process that holds the lock, with its command: 'process 123 (flashgen tune)'; as far as this process may know of it."""
     found = os.fstat(handle)
-    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    inode = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with suppress(OSError, StopIteration):
         locks = (line.split() for line in Path("/proc/locks").read_text().splitlines())
-        pid = next(int(fields[4]) for fields in locks if fields[1] == "FLOCK" and fields[5] == place)
+        pid = next(int(fields[4]) for fields in locks if fields[1] == "FLOCK" and fields[5] == inode)
         if pid > 0:  # else it is of another container
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             return f"process {pid} ({' '.join(command.split())[:_SHOWN]})"

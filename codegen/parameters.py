@@ -53,7 +53,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Place:
+class AddressField:
     """Where an address goes, or the map of the tensor there: offset in the struct in bytes, name of the operand or buffer."""
 
     offset: int
@@ -79,16 +79,16 @@ class ParameterBlock:
                 raise ValueError(f"a TensorMap must be named after its tensor, like q_map; got {field.name!r}")
 
     @cached_property
-    def tensor_maps(self) -> tuple[Place, ...]:
+    def tensor_maps(self) -> tuple[AddressField, ...]:
         """Of the leading fields that are tensor maps."""
         mapped = [f.name.removesuffix("_map") for f in self.fields if f.is_tensor_map]
-        return tuple(Place(TENSOR_MAP_BYTES * i, name) for i, name in enumerate(mapped))
+        return tuple(AddressField(TENSOR_MAP_BYTES * i, name) for i, name in enumerate(mapped))
 
     @cached_property
-    def pointers(self) -> tuple[Place, ...]:
+    def pointers(self) -> tuple[AddressField, ...]:
         """Of the fields after them that are pointers."""
         first = TENSOR_MAP_BYTES * len(self.tensor_maps)
-        return tuple(Place(first + 8 * i, name) for i, name in enumerate(f.name for f in self.fields if f.is_pointer))
+        return tuple(AddressField(first + 8 * i, name) for i, name in enumerate(f.name for f in self.fields if f.is_pointer))
 
     @cached_property
     def values(self) -> tuple[Parameter, ...]:

@@ -227,8 +227,8 @@ class _Memory:
 def packed_parameters(block: ParameterBlock, launch: KernelLaunch, addresses: Mapping[str, int]) -> bytearray:
     """A launch's parameters with addresses of this process. A pointer to what has none is 0."""
     packed = bytearray(block.pack(launch.values))
-    for place in block.pointers:
-        struct.pack_into("=Q", packed, place.offset, addresses.get(place.name, 0))
-    for place in block.tensor_maps:
-        packed[place.offset : place.offset + TENSOR_MAP_BYTES] = emulated_map(launch.maps[place.name], addresses[place.name])
+    for field in block.pointers:
+        struct.pack_into("=Q", packed, field.offset, addresses.get(field.name, 0))
+    for field in block.tensor_maps:
+        packed[field.offset : field.offset + TENSOR_MAP_BYTES] = emulated_map(launch.maps[field.name], addresses[field.name])
     return packed

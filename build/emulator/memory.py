@@ -185,11 +185,11 @@ class _Copy:
         if not self._wide:
             return [(self._begin, self._begin + self._bytes)]
         extent = self.tensor.extent()
-        places: _Elements = np.array([self.tensor.address], np.uint64)
+        starts: _Elements = np.array([self.tensor.address], np.uint64)
         for dim in range(extent.dims):
-            places = (places[:, None] + np.arange(extent.sizes[dim], dtype=np.uint64) * np.uint64(extent.strides[dim])).ravel()
+            starts = (starts[:, None] + np.arange(extent.sizes[dim], dtype=np.uint64) * np.uint64(extent.strides[dim])).ravel()
         row = extent.spans[extent.dims]
-        pages = sorted({(int(p) // _PAGE * _PAGE, -(-(int(p) + row) // _PAGE) * _PAGE) for p in places})
+        pages = sorted({(int(p) // _PAGE * _PAGE, -(-(int(p) + row) // _PAGE) * _PAGE) for p in starts})
         merged: list[tuple[int, int]] = []
         for begin, end in pages:
             if merged and begin <= merged[-1][1]:

@@ -26,12 +26,12 @@ _FAULT = 3  # exit code where a check of the runtime failed
 class ProgramLaunch:
     """What of a launch is no tensor: the kernel's number in the text, its parameters, a block's size, which blocks run, and in what order.
 
-    `places`: (offset, index) of each address among the parameters, and the tensor whose it is.
+    `address_fields`: (offset, index) of each address among the parameters, and the tensor whose it is.
     """
 
     kernel: int
     parameters: bytes
-    places: tuple[tuple[int, int], ...]
+    address_fields: tuple[tuple[int, int], ...]
     threads: int
     shared_bytes: int
     blocks: range
@@ -63,11 +63,20 @@ class EmulatedProgram:
         order, blocks = launch.order, launch.blocks
         checked = 0 if self.sanitized else readable
         shape = (launch.threads, launch.shared_bytes, len(launch.parameters), len(tensors), checked)
-        how = (order.schedule, order.late_copies, blocks.start, len(blocks), len(launch.places), launch.kernel, launch.cluster, order.seed)
+        how = (
+            order.schedule,
+            order.late_copies,
+            blocks.start,
+            len(blocks),
+            len(launch.address_fields),
+            launch.kernel,
+            launch.cluster,
+            order.seed,
+        )
         entries = b"".join(struct.pack("=16sQQ", name.encode(), len(data), 0) for name, data in tensors.items())
-        places = b"".join(struct.pack("=2i", *place) for place in launch.places)
+        address_fields = b"".join(struct.pack("=2i", *field) for field in launch.address_fields)
         folder = self.text.parent
-        packed = b"".join([struct.pack("12iQ", *shape, *how), entries, places, launch.parameters, *tensors.values()])
+        packed = b"".join([struct.pack("12iQ", *shape, *how), entries, address_fields, launch.parameters, *tensors.values()])
         write_own(folder, {LAUNCH_FILE: packed})
         remove_own(folder, [RESULTS_FILE])
         output.flush()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_GRID = 2**31 - 1
 
 
-class _Places(NamedTuple):
+class _AddressFields(NamedTuple):
     """Where addresses go in the parameters of a kernel.
 
     pointers: the word, and the index of the name; maps: the index, the name, and the offset in bytes
@@ -71,7 +71,7 @@ class Kernel:
         limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self.operands = tuple(operand.name for operand in operation_of(spec.problem).operands(spec.problem))
         self.parameters = {suffix: text.parameters for suffix, text in spec.kernels.items()}
-        self._places: dict[tuple[str, tuple[str, ...]], _Places] = {}
+        self._address_fields: dict[tuple[str, tuple[str, ...]], _AddressFields] = {}
         self.resources = spec.resources
         self.handles: dict[str, Any] = {}
         for suffix, block in self.resources.items():
@@ -80,18 +80,18 @@ class Kernel:
             check(cu.cuKernelSetAttribute(limit, shared_bytes, kernel, device), f"allowing {shared_bytes} B of shared memory")
             self.handles[suffix] = cu.CUfunction(int(kernel))
 
-    def places(self, suffix: str, names: tuple[str, ...]) -> _Places:
+    def address_fields(self, suffix: str, names: tuple[str, ...]) -> _AddressFields:
         """Where the addresses of `names` go in the parameters of a kernel: found once, because each call of a new length asks."""
-        places = self._places.get((suffix, names))
-        if places is None:
+        address_fields = self._address_fields.get((suffix, names))
+        if address_fields is None:
             block = self.parameters[suffix]
             # A pointer to what the program does not have stays 0.
-            pointers = tuple((place.offset // 8, names.index(place.name)) for place in block.pointers if place.name in names)
-            maps = tuple((names.index(place.name), place.name, place.offset) for place in block.tensor_maps)
+            pointers = tuple((field.offset // 8, names.index(field.name)) for field in block.pointers if field.name in names)
+            maps = tuple((names.index(field.name), field.name, field.offset) for field in block.tensor_maps)
             in_order = bool(pointers) and pointers == tuple((pointers[0][0] + i, i) for i in range(len(names)))
             packing = (struct.Struct(f"={len(names)}Q"), 8 * pointers[0][0]) if in_order else None
-            places = self._places[suffix, names] = _Places(pointers, maps, packing)
-        return places
+            address_fields = self._address_fields[suffix, names] = _AddressFields(pointers, maps, packing)
+        return address_fields
 
     def bind(self, program: Program) -> Launch:
         """Fixes all of a call but the addresses."""
@@ -164,7 +164,7 @@ class _Bound:
     def __init__(self, kernel: Kernel, launch: KernelLaunch, names: tuple[str, ...]) -> None:
         if not 0 < launch.grid <= MAX_GRID:
             raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {launch.grid}")
-        block, (self.pointers, maps, all_at_once) = kernel.parameters[launch.suffix], kernel.places(launch.suffix, names)
+        block, (self.pointers, maps, all_at_once) = kernel.parameters[launch.suffix], kernel.address_fields(launch.suffix, names)
         self.suffix = launch.suffix
         self._buffer = parameter_buffer(block.pack(launch.values))
         self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))

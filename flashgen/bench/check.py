@@ -48,8 +48,8 @@ class CellCheck:
             norms = exact.norm(dim=1)
             wrong = ~((rows.double() - exact).norm(dim=1) <= tolerance * norms.clamp(min=norms.median()))  # also where it is NaN
             if wrong.any():
-                place = self._place(name, found, wrong)
-                return f"wrong: {int(wrong.sum())} of {len(wrong)} sampled rows of {name} are not the reference's, first at {place}"
+                first = self._first_row(name, found, wrong)
+                return f"wrong: {int(wrong.sum())} of {len(wrong)} sampled rows of {name} are not the reference's, first at {first}"
         return ""
 
     def rule(self, given: Given) -> str:
@@ -63,7 +63,7 @@ class CellCheck:
     def _sizes(self, name: str) -> tuple[int, ...]:
         return self._operands[name].sizes(self.cell.problem, self.cell.workload)
 
-    def _place(self, name: str, found: Inputs, wrong: Tensor) -> str:
+    def _first_row(self, name: str, found: Inputs, wrong: Tensor) -> str:
         """Where the first of the wrong rows is: what is sampled of the outputs is sampled of their rows' numbers."""
         sizes = {each: self._sizes(each)[:-1] for each in found}
         numbers = {each: torch.arange(math.prod(size), device=wrong.device).view(*size, 1) for each, size in sizes.items()}

@@ -68,9 +68,9 @@ def _panel(ax: Axes, title: str, unit: str, cells: list[CellResult], peers: list
     for i, peer in enumerate(peers):
         speeds = [(x, speed) for x, cell in enumerate(cells) if (speed := cell.speed(peer))]
         if speeds:
-            places = [x + (i - (len(peers) - 1) / 2) * bar for x, _ in speeds]
+            positions = [x + (i - (len(peers) - 1) / 2) * bar for x, _ in speeds]
             whiskers = [[s.median - s.low for _, s in speeds], [s.high - s.median for _, s in speeds]]
-            ax.bar(places, [s.median for _, s in speeds], bar, yerr=whiskers, color=_colour(peer), label=peer, error_kw={"lw": 0.8})
+            ax.bar(positions, [s.median for _, s in speeds], bar, yerr=whiskers, color=_colour(peer), label=peer, error_kw={"lw": 0.8})
     ax.set_title(title)
     ax.set_ylabel(unit)
     ax.set_xticks(range(len(cells)), [_label(cell) for cell in cells], fontsize="small")

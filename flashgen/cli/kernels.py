@@ -86,7 +86,7 @@ def generate(
     from flashgen.selection import bundle
     from flashgen.tuning import generation
 
-    bundle.require_place(out)  # before minutes of compiling
+    bundle.require_replaceable(out)  # before minutes of compiling
     kernels = generation.generate(
         problems(head_dim, head_dim_v, dtype, causal, passes, deterministic),
         list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),

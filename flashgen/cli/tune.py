@@ -145,8 +145,8 @@ def _config(spec: KernelSpec) -> str:
 
 
 def _print_dry_run(request: Request, json: bool) -> None:
-    place = tuning.where(request)
-    listing = tuning.dry_run(request, place if isinstance(place, Device) else gpu(place).device)
+    on = tuning.where(request)
+    listing = tuning.dry_run(request, on if isinstance(on, Device) else gpu(on).device)
     if json:
         print_json(listing)
         return

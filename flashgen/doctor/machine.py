@@ -153,10 +153,10 @@ def cpu(name: str) -> Finding:
         compiler = cxx_compiler()
     except CxxCompilerMissingError as error:
         return Finding(name, Status.NOTE, str(error), meaning, "apt install g++, or name a compiler in CXX")
-    places = {place: allows_programs(place) for place in (Path(tempfile.gettempdir()), cache_dir())}
-    refused = ", ".join(f"{place} is mounted noexec" for place, allowed in places.items() if not allowed)
+    folders = {folder: allows_programs(folder) for folder in (Path(tempfile.gettempdir()), cache_dir())}
+    refused = ", ".join(f"{folder} is mounted noexec" for folder, allowed in folders.items() if not allowed)
     found = f"{compiler.version}{refused and f'; {refused}'}"
-    if not any(places.values()):
+    if not any(folders.values()):
         return Finding(name, Status.NOTE, found, meaning, "set TMPDIR to a folder in which programs may be run")
     return Finding(name, Status.OK, found)
 

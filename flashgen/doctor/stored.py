@@ -31,20 +31,20 @@ _OWN_FOLDER = "set FLASHGEN_CACHE_DIR to a folder that you own and can write to"
 def folder(name: str) -> Finding:
     """The cache folder: where it is and why, whether it is safe and can be written, and the space left."""
     path = cache_dir()
-    place = f"{path} (by {chosen_by()})"
+    cache = f"{path} (by {chosen_by()})"
     try:
         there = nearest(path)
         if there == path:
             require_safe(path)
             require_writable(path)
         elif not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
-            return Finding(name, Status.WRONG, f"{place} cannot be made: {there} is no folder that can be written", _LOST, _OWN_FOLDER)
+            return Finding(name, Status.WRONG, f"{cache} cannot be made: {there} is no folder that can be written", _LOST, _OWN_FOLDER)
         free = shutil.disk_usage(there).free
     except UnsafeCacheError as error:
         return _refused(name, error)
     except OSError as error:
-        return Finding(name, Status.WRONG, f"{place} cannot be used: {error.strerror or error}", _LOST, _OWN_FOLDER)
-    found = f"{place}, {'writable' if there == path else 'not made yet'}, {free / MIB:,.0f} MiB free"
+        return Finding(name, Status.WRONG, f"{cache} cannot be used: {error.strerror or error}", _LOST, _OWN_FOLDER)
+    found = f"{cache}, {'writable' if there == path else 'not made yet'}, {free / MIB:,.0f} MiB free"
     if free < LITTLE:
         return Finding(name, Status.NOTE, found, "there is little space left", f"free some, or {_OWN_FOLDER}")
     return Finding(name, Status.OK, found)

@@ -32,21 +32,21 @@ class BoundCall:
         if [buffer.kind for buffer in program.buffers] == [BufferKind.STREAM_COUNTER]:
             self.enqueue = self._with_counter
         elif program.buffers:
-            self._place(program.buffers)
+            self._lay_out(program.buffers)
             self.enqueue = self._with_buffers
 
     def _with_counter(self, stream: int, *addresses: int) -> None:
         """Of the fastest kernels, whose calls must not cost more than they have to."""
         self.launch.enqueue(stream, *addresses, tile_counters.address(self.index, stream))
 
-    def _place(self, buffers: Iterable[Buffer]) -> None:
+    def _lay_out(self, buffers: Iterable[Buffer]) -> None:
         """Lays the buffers of each kind one after the other."""
         ends = dict.fromkeys(BufferKind, 0)
-        places = []
+        offsets = []
         for buffer in buffers:
-            places.append((buffer.kind, 0 if buffer.kind is BufferKind.STREAM_COUNTER else ends[buffer.kind]))
+            offsets.append((buffer.kind, 0 if buffer.kind is BufferKind.STREAM_COUNTER else ends[buffer.kind]))
             ends[buffer.kind] += -(-buffer.bytes // _ALIGNED) * _ALIGNED
-        self._places = tuple(places)
+        self._offsets = tuple(offsets)
         self._zeroed_bytes, self._other_bytes = ends[BufferKind.CALL_ZEROED], ends[BufferKind.CALL]
         self._counts = bool(ends[BufferKind.STREAM_COUNTER])
 
@@ -59,7 +59,7 @@ class BoundCall:
             BufferKind.CALL: other.data_ptr() if other is not None else 0,
             BufferKind.STREAM_COUNTER: tile_counters.address(self.index, stream) if self._counts else 0,
         }
-        self.launch.enqueue(stream, *addresses, *[bases[kind] + offset for kind, offset in self._places])
+        self.launch.enqueue(stream, *addresses, *[bases[kind] + offset for kind, offset in self._offsets])
 
     def _memory(self, size: int, make: Callable[..., torch.Tensor]) -> torch.Tensor | None:
         """One allocation for all buffers of a kind: each costs a call a microsecond or two."""

@@ -89,14 +89,14 @@ class Tensors(Mapping[str, torch.Tensor]):
         What lies between rows is NaN. Launches on a GPU know dense outputs alone, so that outputs are dense there.
         """
         on_cpu = next(iter(self.values())).device.type == "cpu"
-        places = [operand for operand in self.operands if len(operand.axes) == _STRIDED and (on_cpu or operand.role is Role.IN)]
-        laid = {operand.name: _laid_apart(self[operand.name], _ORDERS[i % len(_ORDERS)], 8 * (i + 1)) for i, operand in enumerate(places)}
+        strided = [operand for operand in self.operands if len(operand.axes) == _STRIDED and (on_cpu or operand.role is Role.IN)]
+        laid = {operand.name: _laid_apart(self[operand.name], _ORDERS[i % len(_ORDERS)], 8 * (i + 1)) for i, operand in enumerate(strided)}
         return self.replacing(**laid)
 
     def far(self) -> Tensors:
         """The same values on the CPU, where no row, head or batch is within 2^31 elements of the next: an offset of 32 bits is wrong."""
-        places = [operand.name for operand in self.operands if len(operand.axes) == _STRIDED]
-        laid = {name: _laid_apart(self[name], (1, 0, 2), _FAR + 8 * (i + 1)) for i, name in enumerate(places)}
+        strided = [operand.name for operand in self.operands if len(operand.axes) == _STRIDED]
+        laid = {name: _laid_apart(self[name], (1, 0, 2), _FAR + 8 * (i + 1)) for i, name in enumerate(strided)}
         return self.replacing(**laid)
 
     def poison(self) -> None:

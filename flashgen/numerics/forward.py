@@ -213,8 +213,8 @@ class ForwardOracle(Oracle):
     def sampled(self, outputs: Mapping[str, Tensor], sample: Sample) -> dict[str, Tensor]:
         """See Oracle."""
         batch, head, row = sample.to(outputs["out"].device).unbind(1)
-        places = {"out": (batch, row, head), "lse": (batch, head, row)}
-        return {name: tensor[places[name]] for name, tensor in outputs.items()}
+        indices = {"out": (batch, row, head), "lse": (batch, head, row)}
+        return {name: tensor[indices[name]] for name, tensor in outputs.items()}
 
     def rows_of(self, touched: Mapping[str, Tensor]) -> Sample:
         """See Oracle."""

@@ -138,12 +138,12 @@ def takes(record: Record, workload: Workload) -> bool:
 class Entry:
     """One measured time, before a `Record` is made of it: of tens of thousands, only those that win need to be made.
 
-    place: what a record competes within, its workload and toolchain; spec: its JSON as text; record: makes it, or raises ArgumentError
+    conditions: what a record competes within, its workload and toolchain; spec: its JSON as text; record: makes it, or raises ArgumentError
     """
 
     seconds: float
     benchmark_version: int
-    place: Hashable
+    conditions: Hashable
     spec: str
     record: Callable[[], Record]
 
@@ -152,8 +152,8 @@ class Entry:
         """Of a record that is made already; None for a failure."""
         if not isinstance(record.outcome, Timing):
             return None
-        place = (record.key.workload, record.key.toolchain)
-        return cls(record.outcome.seconds, record.key.benchmark_version, place, canonical(record.spec), lambda: record)
+        conditions = (record.key.workload, record.key.toolchain)
+        return cls(record.outcome.seconds, record.key.benchmark_version, conditions, canonical(record.spec), lambda: record)
 
 
 def known_of(
@@ -184,14 +184,14 @@ def known_of(
     known, done = Known({}, {}), set()
     for (versions, age, _), entry in sorted(aged, key=lambda pair: pair[0]):
         older = bool(versions or age)
-        if (entry.place, older) in done:
+        if (entry.conditions, older) in done:
             continue
         try:
             record = entry.record()
         except ArgumentError as error:
             spoiled(error)
             continue
-        done.add((entry.place, older))
+        done.add((entry.conditions, older))
         (known.older if older else known.present).setdefault(record.key.workload, {})[record.key.toolchain] = record
     return known
 

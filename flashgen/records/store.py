@@ -164,8 +164,8 @@ def _entry_of(row: StoredRow) -> Entry | None:
     """The row's time, before it is checked; None if there is none, or of values that cannot be compared."""
     if not isinstance(row.seconds, float) or type(row.benchmark_version) is not int or not isinstance(row.spec, str):
         return None
-    place = (row.driver_version, row.nvrtc_version, row.batch, row.heads_q, row.heads_kv, row.len_q, row.len_kv)
-    return Entry(row.seconds, row.benchmark_version, place, row.spec, partial(_record_of, row))
+    conditions = (row.driver_version, row.nvrtc_version, row.batch, row.heads_q, row.heads_kv, row.len_q, row.len_kv)
+    return Entry(row.seconds, row.benchmark_version, conditions, row.spec, partial(_record_of, row))
 
 
 def _record_of(row: StoredRow) -> Record:

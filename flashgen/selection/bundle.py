@@ -35,41 +35,41 @@ class Generated(NamedTuple):
     bucket: Workload | None = None
 
 
-def require_place(folder: Path) -> Path:
+def require_replaceable(folder: Path) -> Path:
     """The absolute path at which `write` would put a generated folder. Changes nothing.
 
     Raises ArgumentError, which starts with `out`, where it could not be put, or where it would take the place of anything but
     an empty folder or a generated one that is as it was written.
     """
     try:
-        place = Path(os.path.realpath(folder))
+        resolved = Path(os.path.realpath(folder))
         if folder.is_symlink():
-            raise _refused(folder, f"which is a link to {place}")
-        if place in (here := Path.cwd(), *here.parents):
+            raise _refused(folder, f"which is a link to {resolved}")
+        if resolved in (here := Path.cwd(), *here.parents):
             raise _refused(folder, "in which this command runs: name a folder in it")
-        if os.path.ismount(place):
+        if os.path.ismount(resolved):
             raise _refused(folder, "where a file system is mounted: name a folder in it")
-        require_writable(nearest(place.parent))
+        require_writable(nearest(resolved.parent))
         with suppress(FileNotFoundError):
-            _steadily(place, lambda: _names_of(place, folder))
+            _steadily(resolved, lambda: _names_of(resolved, folder))
     except OSError as error:
         raise ArgumentError(f"out must be a folder that can be written; got {folder}: {error.strerror or error}") from error
-    return place
+    return resolved
 
 
 def write(folder: Path, kernels: Sequence[Generated]) -> list[Path]:
     """Writes the kernels and their manifest; returns the paths, manifest last.
 
     The folder is made whole beside its place and then put there: it is there complete or not at all. A generated one that is as it was
-    written is replaced. Raises ArgumentError as `require_place`, and FlashgenError if it cannot be written: what was there stays.
+    written is replaced. Raises ArgumentError as `require_replaceable`, and FlashgenError if it cannot be written: what was there stays.
     """
     files = {f"{spec.name}.cu": artifact.source.encode() for spec, artifact, _ in kernels}
     files |= {f"{spec.name}.cubin": artifact.cubin for spec, artifact, _ in kernels}
     files[manifest.FILE] = manifest.to_bytes([manifest.entry_of(*kernel) for kernel in kernels])
-    place = require_place(folder)
+    resolved = require_replaceable(folder)
     try:
-        make_folders(place.parent)
-        staging = place.with_name(f".flashgen-{secrets.token_hex(8)}")
+        make_folders(resolved.parent)
+        staging = resolved.with_name(f".flashgen-{secrets.token_hex(8)}")
         staging.mkdir(0o755)
         try:
             for name, data in files.items():
@@ -78,7 +78,7 @@ def write(folder: Path, kernels: Sequence[Generated]) -> list[Path]:
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
-        put_folder(staging, place, partial(_names_of, folder=folder))
+        put_folder(staging, resolved, partial(_names_of, folder=folder))
     except OSError as error:
         raise FlashgenError(f"{folder} cannot be written: {error.strerror or error}") from error
     return [folder / name for name in files]
@@ -134,29 +134,29 @@ def _refused(folder: Path, reason: str) -> ArgumentError:
     return ArgumentError(f"out must be a new folder, an empty one, or one as `flashgen generate` left it; got {folder}, {reason}")
 
 
-def _names_of(place: Path, folder: Path) -> list[str]:
-    """The names of all files of the generated or empty folder at `place`. `folder` is its name in messages.
+def _names_of(resolved: Path, folder: Path) -> list[str]:
+    """The names of all files of the generated or empty folder at `resolved`. `folder` is its name in messages.
 
     Raises ArgumentError if it holds anything that is not as `write` left it: what somebody else has put there is not ours to remove.
     """
     try:
-        names = sorted(os.listdir(place))
+        names = sorted(os.listdir(resolved))
     except NotADirectoryError:
         raise _refused(folder, "which is no folder") from None
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+    if not os.access(resolved, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(resolved))
     if not names:
         return names
-    if checksum(place / manifest.FILE) is None:
+    if checksum(resolved / manifest.FILE) is None:
         raise _refused(folder, f"which has no {manifest.FILE} of that command")
     try:
-        sums = manifest.checksums((place / manifest.FILE).read_bytes())
+        sums = manifest.checksums((resolved / manifest.FILE).read_bytes())
     except ManifestError as error:
         raise _refused(folder, f"in which {folder / manifest.FILE} {error}") from error
     for name in sorted({*names} - {manifest.FILE}):
         if name not in sums:
             raise _refused(folder, f"which holds {folder / name}, too: move that away")
-        if sums[name] != checksum(place / name):
+        if sums[name] != checksum(resolved / name):
             raise _refused(folder, f"in which {folder / name} was altered: move that away")
     return names
 

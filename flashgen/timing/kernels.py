@@ -61,10 +61,10 @@ class Bench:
     def _timer(self, kernel: Kernel, round_seconds: float, with_all: bool) -> Timer:
         bound, operands = BoundCall(kernel, self.sets[0].call()), self.sets[0].operands
         unwanted = () if with_all else [operand.name for operand in operands if operand.optional]  # most calls do not want them
-        places = [addresses_of(kernel.operands, tensors, unwanted) for tensors in self.sets]
+        addresses = [addresses_of(kernel.operands, tensors, unwanted) for tensors in self.sets]
         stream = torch.cuda.current_stream
 
         def launch(i: int) -> None:
-            bound.enqueue(stream().cuda_stream, *places[i])
+            bound.enqueue(stream().cuda_stream, *addresses[i])
 
-        return Timer(launch, len(places), round_seconds)
+        return Timer(launch, len(addresses), round_seconds)

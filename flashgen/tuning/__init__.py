@@ -41,12 +41,12 @@ def run(request: Request, progress: Progress | None = None) -> TuneResult:
 
     Raises ArgumentError for a bad request and HungKernelError if a candidate never finishes (its failure is recorded first).
     """
-    place = where(request)
+    on = where(request)
     progress = progress or Progress()
-    if isinstance(place, Device):
+    if isinstance(on, Device):
         from . import predicted
 
-        return predicted.run_predicted(request, place, progress)
+        return predicted.run_predicted(request, on, progress)
     from . import timed
 
-    return timed.run_timed(request, gpu(place), progress)
+    return timed.run_timed(request, gpu(on), progress)

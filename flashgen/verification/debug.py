@@ -98,8 +98,8 @@ def run_blocks(
     if kernel not in spec.kernels:
         raise choice_error("kernel", kernel, [suffix or "''" for suffix in spec.kernels])
     program = spec.family.program(spec.config, call, device_of_target(spec.target))
-    place = next(i for i, launch in enumerate(program.launches) if launch.suffix == kernel)
-    launch, last = program.launches[place], place == len(program.launches) - 1
+    asked = next(i for i, launch in enumerate(program.launches) if launch.suffix == kernel)
+    launch, last = program.launches[asked], asked == len(program.launches) - 1
     require_int("block", block, 0, launch.grid - 1)
     require_int("blocks", blocks, 1, launch.grid - block)
     for name, count in (("block", block), ("blocks", blocks)):
@@ -111,7 +111,7 @@ def run_blocks(
     emulated = EmulatedProgram(artifact, folder)
     _poison(tensors)
     memory = {buffer.name: torch.zeros(buffer.bytes, dtype=torch.uint8) for buffer in program.buffers}
-    _run_whole(spec, tensors, memory, program.launches[:place])
+    _run_whole(spec, tensors, memory, program.launches[:asked])
     if launch.waits is not Waits.NOBODY and block:
         _run_whole(spec, tensors, memory, (launch,), block)
     inputs = [operand.name for operand in tensors.operands if operand.role is Role.IN]
@@ -127,7 +127,7 @@ def run_blocks(
             _span(tensor).view(torch.uint8).copy_(torch.frombuffer(bytearray(results[name]), dtype=torch.uint8))
     missing = [f"{name} was written to" for name in inputs if results[name] != given[name]]
     if whole := len(some) == launch.grid:
-        _run_whole(spec, tensors, memory, program.launches[place + 1 :])
+        _run_whole(spec, tensors, memory, program.launches[asked + 1 :])
     if not (whole or last):
         return Debugged(emulated, some, launch.grid, None, torch.empty(0, 3, dtype=torch.int64), None, "; ".join(missing))
     oracle = oracle_of(spec.problem)
@@ -173,9 +173,9 @@ def _launch(spec: KernelSpec, launch: KernelLaunch, names: list[str], blocks: ra
     """`names`: of all that the program is given, in its order."""
     kernel, block = spec.kernels[launch.suffix].parameters, spec.resources[launch.suffix]
     number = list(spec.kernels).index(launch.suffix)
-    places = tuple((p.offset, names.index(p.name)) for p in (*kernel.tensor_maps, *kernel.pointers) if p.name in names)
+    address_fields = tuple((p.offset, names.index(p.name)) for p in (*kernel.tensor_maps, *kernel.pointers) if p.name in names)
     parameters = packed_parameters(kernel, launch, dict.fromkeys(names, 0))
-    return ProgramLaunch(number, bytes(parameters), places, block.threads, block.shared_bytes, blocks, order, block.cluster)
+    return ProgramLaunch(number, bytes(parameters), address_fields, block.threads, block.shared_bytes, blocks, order, block.cluster)
 
 
 def _span(tensor: torch.Tensor) -> torch.Tensor:

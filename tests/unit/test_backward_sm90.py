@@ -18,7 +18,7 @@ from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload
 from flashgen.selection.families import families_for
 
-NARROW, WIDE, PAIR = (families()[f"attention_backward_{name}sm90"] for name in ("", "wide_", "pair_"))
+NARROW, WIDE, PAIR, PERSISTENT = (families()[f"attention_backward_{name}sm90"] for name in ("", "wide_", "pair_", "persistent_"))
 TARGET = find_target("sm_90a")
 DEVICE = device_of_target(TARGET)
 WORKLOAD = Workload(batch=2, heads_q=6, heads_kv=3, len_q=100, len_kv=300)
@@ -138,6 +138,16 @@ def test_heads_share_the_l2_under_a_mask(family: Family, width: int) -> None:
     found = launches(family, causal, family.default(causal, TARGET), workload)[""].values["l2_group_heads"]
     assert found * 2 * 4096 * width * 8 <= 32 * 2**20 < 2 * found * 2 * 4096 * width * 8
     assert launches(family, full, family.default(full, TARGET), workload)[""].values["l2_group_heads"] == 1
+
+
+@pytest.mark.parametrize(("sms", "len_kv", "heads"), [(132, 4096, 4), (114, 4096, 4), (132, 1024, 16), (132, 16384, 1), (78, 16384, 1)])
+def test_blocks_of_grouped_heads_that_share_the_l2_run_together(sms: int, len_kv: int, heads: int) -> None:
+    """About as many blocks as SMs, by 128 keys each, though the L2 would hold what more heads of dim 64 read."""
+    workload = Workload(batch=4, heads_q=64, heads_kv=8, len_q=2048, len_kv=len_kv)
+    call = attention_call(problem(64, mask=Mask.CAUSAL), workload)
+    device = dataclasses.replace(DEVICE, sm_count=sms)
+    launch = PERSISTENT.program(PERSISTENT.default(call.problem, TARGET), call, device).launches[-1]
+    assert launch.values["l2_group_heads"] == heads
 
 
 @pytest.mark.parametrize("name", ["len_q", "len_kv"])

@@ -161,7 +161,7 @@ def test_what_was_not_generated_is_never_removed(kernels: list[Generated], tmp_p
     change, named = FOREIGN[foreign]
     change(folder)
     before = tree(tmp_path)
-    for refuse in (lambda: bundle.require_place(folder), lambda: bundle.write(folder, kernels)):
+    for refuse in (lambda: bundle.require_replaceable(folder), lambda: bundle.write(folder, kernels)):
         with pytest.raises(ArgumentError, match=r"^out must be a new folder, an empty one, or one as .* left it; got ") as caught:
             refuse()
         assert named in str(caught.value)
@@ -308,7 +308,7 @@ def test_places_that_cannot_be(kernels: list[Generated], tmp_path: Path, monkeyp
     }
     before = tree(tmp_path)
     for place, reason in places.items():
-        for refuse in (bundle.require_place, lambda folder: bundle.write(folder, kernels)):
+        for refuse in (bundle.require_replaceable, lambda folder: bundle.write(folder, kernels)):
             with pytest.raises(ArgumentError, match=r"^out must be a .*; got ") as caught:
                 refuse(Path(place))
             assert str(Path(place)) in str(caught.value)
@@ -335,7 +335,7 @@ def test_a_folder_that_may_not_be_changed_is_refused(
         bundle.write(folder, kernels)
     before = tree(tmp_path)
     monkeypatch.setattr(os, "access", lambda path, mode: path != folder or not mode & right)  # root has every right
-    for refuse in (lambda: bundle.require_place(folder), lambda: bundle.write(folder, kernels)):
+    for refuse in (lambda: bundle.require_replaceable(folder), lambda: bundle.write(folder, kernels)):
         with pytest.raises(ArgumentError, match=rf"^out must be a folder that can be written; got {folder}: Permission denied$"):
             refuse()
         assert tree(tmp_path) == before

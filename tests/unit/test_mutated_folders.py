@@ -120,7 +120,7 @@ def test_mutated_manifests(kernels: list[tuple[KernelSpec, Artifact]], tmp_path:
             said = next(entry for entry in manifest.read_manifest(data) if entry["name"] == spec.name)
             assert set(manifest.differences(said, manifest.entry_of(spec, made))) <= {"artifact"}, (seed, number)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        place, refusal = result_of(lambda: bundle.require_place(folder))
+        place, refusal = result_of(lambda: bundle.require_replaceable(folder))
         assert manifest.checksums(data) if place else str(folder) in refusal, (seed, number, refusal)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -307,7 +307,7 @@ def test_a_plan_gives_a_program_its_buffers(into: Into, monkeypatch: pytest.Monk
     assert made.bound is not None
     made.bound.enqueue = made.bound._with_buffers
     kinds = (BufferKind.CALL, BufferKind.STREAM_COUNTER, BufferKind.CALL_ZEROED, BufferKind.CALL)
-    made.bound._place([Buffer(f"b{i}", size, kind) for i, (size, kind) in enumerate(zip((400, 4, 8, 600), kinds, strict=True))])
+    made.bound._lay_out([Buffer(f"b{i}", size, kind) for i, (size, kind) in enumerate(zip((400, 4, 8, 600), kinds, strict=True))])
     monkeypatch.setattr(bound, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
     asked = []
 

@@ -168,7 +168,7 @@ class AttentionBackwardSm90(Family):
             KernelLaunch(
                 grids[kernel.suffix],
                 {field.name: known[field.name] for field in kernel.parameters.values},
-                {place.name: maps[place.name] for place in kernel.parameters.tensor_maps},
+                {field.name: maps[field.name] for field in kernel.parameters.tensor_maps},
                 kernel.suffix,
                 waits=Waits.NOBODY if kernel.suffix else self.waits(problem),
                 overlaps=kernel.suffix != "_preprocess",

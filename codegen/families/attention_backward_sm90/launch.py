@@ -23,7 +23,7 @@ def heads_of_l2_group(problem: Problem, w: Workload, head_blocks: int, device: D
     """Key/value heads of a group of the L2 swizzle: see templates/tile/common/tile_scheduler.cuh. Without a mask, one head after the other.
 
     But blocks that wait for others of their head (turns.cuh beside it) lose the least time with other heads between them. With grouped
-    queries the blocks of a group, `head_blocks` for each of its heads, run together: see tile_walk.cuh beside it.
+    queries the blocks of a group, `head_blocks` for each of its heads, are about as many as run at once: see tile_walk.cuh beside it.
     """
     if problem.mask is Mask.FULL and not problem.deterministic:
         return 1
@@ -31,7 +31,7 @@ def heads_of_l2_group(problem: Problem, w: Workload, head_blocks: int, device: D
     # Blocks of a key/value head walk over its query heads side by side: most are in one of them, some in the next.
     fitting = L2_GROUP_BYTES // (min(2, w.heads_q // w.heads_kv) * w.len_q * row_bytes)
     if w.heads_q > w.heads_kv and not problem.deterministic:
-        fitting = min(fitting, device.sm_count // max(1, head_blocks))
+        fitting = min(fitting, round(device.sm_count / max(1, head_blocks)))
     most = MAX_L2_GROUP_HEADS if problem.deterministic else L2_GROUP_HEADS
     heads = w.batch * w.heads_kv
     return largest_divisor(heads, max(1, min(fitting, heads, most)))
