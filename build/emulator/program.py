@@ -63,20 +63,12 @@ class EmulatedProgram:
         order, blocks = launch.order, launch.blocks
         checked = 0 if self.sanitized else readable
         shape = (launch.threads, launch.shared_bytes, len(launch.parameters), len(tensors), checked)
-        how = (
-            order.schedule,
-            order.late_copies,
-            blocks.start,
-            len(blocks),
-            len(launch.address_fields),
-            launch.kernel,
-            launch.cluster,
-            order.seed,
-        )
+        fields = launch.address_fields
+        how = (order.schedule, order.late_copies, blocks.start, len(blocks), len(fields), launch.kernel, launch.cluster, order.seed)
         entries = b"".join(struct.pack("=16sQQ", name.encode(), len(data), 0) for name, data in tensors.items())
-        address_fields = b"".join(struct.pack("=2i", *field) for field in launch.address_fields)
+        packed_fields = b"".join(struct.pack("=2i", *field) for field in fields)
         folder = self.text.parent
-        packed = b"".join([struct.pack("12iQ", *shape, *how), entries, address_fields, launch.parameters, *tensors.values()])
+        packed = b"".join([struct.pack("12iQ", *shape, *how), entries, packed_fields, launch.parameters, *tensors.values()])
         write_own(folder, {LAUNCH_FILE: packed})
         remove_own(folder, [RESULTS_FILE])
         output.flush()
