@@ -51,8 +51,8 @@ class Report:
     @classmethod
     def from_log(cls, log: str) -> Report:
         """Reads the log of a text compiled with `--ptxas-options=-v`. Raises CompileError if it is no such log."""
-        _, *sections = _ENTRY.split(log)
-        entries = dict(zip(sections[::2], map(_entry_report, sections[1::2]), strict=True))
+        _, *parts = _ENTRY.split(log)
+        entries = dict(zip(parts[::2], map(_entry_report, parts[1::2]), strict=True))
         if not entries or None in entries.values():
             raise CompileError(f"log of the compiler has no report of registers and spills:\n{log}")
         warnings = tuple(match.group(0).strip() for match in _IGNORED.finditer(log))

@@ -46,7 +46,7 @@ def l2_group_heads(problem: Problem, workload: Workload, group_bytes: int) -> in
 
     Their K and V take at most `group_bytes`. All groups are of one size, so it divides the number of heads. Without a mask query
     tiles are equally long, and one head a group reads K and V most often from the L2. Blocks that wait for others of their head
-    (templates/tile/common/turns.cuh) lose the least time where those of other heads are between them.
+    (templates/tile/common/semaphore.cuh) lose the least time where those of other heads are between them.
     """
     if problem.mask is Mask.FULL and not problem.deterministic:
         return 1

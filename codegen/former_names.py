@@ -1,4 +1,4 @@
-"""Earlier names of config fields and of their values, which records, manifests, bench files and `--set` may still have: one table."""
+"""Earlier names of config fields, of their values and of bench results, which records, manifests, `--set` and bench files may have."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ VALUES = {
     "first_product": {"output": "pv", "scores": "qk"},
     "row_max": {"lazy": "stale", "maximum": "exact"},
 }
+BENCH_FIELDS = {"host": "call_overhead", "host_errors": "call_overhead_errors"}
 
 
 def renamed(values: Any) -> Any:
@@ -24,3 +25,9 @@ def renamed(values: Any) -> Any:
         known = VALUES.get(present, {}) if isinstance(present, str) else {}
         found[present] = known.get(value, value) if isinstance(value, str) else value
     return found
+
+
+def renamed_bench(values: dict[str, Any]) -> dict[str, Any]:
+    """A bench file's fields under their present names. Leaves alone a field whose present name is there as well."""
+    names = {name: present for name, present in BENCH_FIELDS.items() if present not in values}
+    return {names.get(name, name): value for name, value in values.items()}

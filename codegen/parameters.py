@@ -71,8 +71,8 @@ class ParameterBlock:
         return ParameterBlock(tuple(sorted((*self.fields, *more), key=_kind, reverse=True)))
 
     def __post_init__(self) -> None:
-        order = [_kind(field) for field in self.fields]
-        if order != sorted(order, reverse=True):
+        kinds = [_kind(field) for field in self.fields]
+        if kinds != sorted(kinds, reverse=True):
             raise ValueError("parameter fields must be ordered: tensor maps, pointers, then 8-byte values, then 4-byte values")
         for field in self.fields:
             if field.is_tensor_map and not field.name.endswith("_map"):

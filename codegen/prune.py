@@ -40,10 +40,10 @@ def parts(text: str) -> list[str]:
 
 def pruned(text: str) -> str:
     """The text without declarations of atoms and tile operations that nothing uses, and without parts of which nothing is left."""
-    sections = [_pieces(section) for section in re.split(rf"(?m)^(?={MARK})|{END}", text)]
+    files = [_pieces(part) for part in re.split(rf"(?m)^(?={MARK})|{END}", text)]
     by_name: dict[str, list[_Piece]] = defaultdict(list)
     wanted: set[str] = set()
-    for piece in (piece for section in sections for piece in section):
+    for piece in (piece for pieces in files for piece in pieces):
         if piece.name:
             by_name[piece.name].append(piece)
         elif not piece.text.startswith(MARK):  # a part that is kept is what others are written in, and uses none of them
@@ -52,32 +52,32 @@ def pruned(text: str) -> str:
     while fresh := (wanted & by_name.keys()) - used:
         used |= fresh
         wanted |= {word for name in fresh for piece in by_name[name] for word in piece.words}
-    return re.sub(r"\n{3,}", "\n\n", "".join(_kept(section, used) for section in sections))
+    return re.sub(r"\n{3,}", "\n\n", "".join(_kept(pieces, used) for pieces in files))
 
 
-def _kept(section: tuple[_Piece, ...], used: set[str]) -> str:
-    left = [piece for piece in section if not piece.name or piece.name in used]
-    declares = any(piece.name for piece in section)
+def _kept(pieces: tuple[_Piece, ...], used: set[str]) -> str:
+    left = [piece for piece in pieces if not piece.name or piece.name in used]
+    declares = any(piece.name for piece in pieces)
     return "".join(piece.text for piece in left) if not declares or any(piece.name for piece in left) else ""
 
 
-def _pieces(section: str) -> tuple[_Piece, ...]:
-    return _declared(section) if section.removeprefix(MARK).startswith(_PRUNED) else (_Piece(section),)
+def _pieces(part: str) -> tuple[_Piece, ...]:
+    return _declared(part) if part.removeprefix(MARK).startswith(_PRUNED) else (_Piece(part),)
 
 
 @lru_cache(maxsize=512)  # most parts are the same in all texts
-def _declared(section: str) -> tuple[_Piece, ...]:
+def _declared(part: str) -> tuple[_Piece, ...]:
     found = []
-    for text in _declarations(section):
+    for text in _declarations(part):
         match = _NAME.search("\n" + _code(text).strip("\n"))
         found.append(_Piece(text, next(filter(None, match.groups())) if match else ""))
     return tuple(found)
 
 
-def _declarations(section: str) -> Iterator[str]:
+def _declarations(part: str) -> Iterator[str]:
     """Groups of lines that end where a declaration does. A comment with a blank line below is a group of its own."""
     group, depth = "", 0
-    for line in section.splitlines(keepends=True):
+    for line in part.splitlines(keepends=True):
         group += line
         code = _code(line)
         depth += sum(map(code.count, "{([")) - sum(map(code.count, "})]"))

@@ -87,7 +87,7 @@ def artifact_of(spec: KernelSpec) -> Artifact:
 def pretend(device: str, folder: Path, put: Callable[[Any, str, Any], object] = setattr) -> None:
     """From here on there is such a GPU, with an empty file of records in `folder`. `put` sets an attribute of a module."""
     fake, on, own = fake_driver(), Gpu(0, find_device(device), "uuid", "580.0"), Records(folder / "records.sqlite3")
-    places: tuple[tuple[Any, str, Any], ...] = (
+    patches: tuple[tuple[Any, str, Any], ...] = (
         *((module, "driver", lambda: fake) for module in (driver, kernel, tensor_map)),
         (loaded, "kernels", loaded.Kernels()),
         (compilation, "compile_spec", artifact_of),
@@ -100,8 +100,8 @@ def pretend(device: str, folder: Path, put: Callable[[Any, str, Any], object] = 
         (launch_bound, "tile_counters", SimpleNamespace(address=lambda device, stream: 4096)),
         (torch.cuda, "is_current_stream_capturing", lambda: False),
     )
-    for place, name, value in places:
-        put(place, name, value)
+    for module, name, value in patches:
+        put(module, name, value)
 
 
 def microseconds(calls: Iterable[Callable[[], object]]) -> tuple[float, float]:

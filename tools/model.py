@@ -181,19 +181,19 @@ class Score:
 
 def judge(device: Device, cells: dict[Cell, list[Measured]], weights: Any) -> list[Score]:
     """Prints a line for each cell, and the two figures that count. All rows are of one family."""
-    scores = []
+    judged = []
     print(f"{device.name}; Spearman's rank correlation, and by how much the model's first, its best five, and a tune, miss the best config")
     for cell, rows in sorted(cells.items()):
         tried = set(tuned(rows[0].spec.family, cell, device))
         measured = np.array([row.seconds for row in rows])
         score = Score.of(predictions(cell, rows, device, weights), measured, np.array([row.spec.config in tried for row in rows]))
-        scores.append(score)
+        judged.append(score)
         gaps = "  ".join(f"{gap:6.1%}" for gap in (score.first_gap, score.gap, score.tune_gap))
         print(f"{_name(cell)}  {len(rows):4} configs  {score.spearman:.3f}  {gaps}")
-    near = sum(score.gap <= 0.03 for score in scores)
-    median = statistics.median(score.spearman for score in scores)
-    print(f"median {median:.3f}; best five within 3 % in {near} of {len(scores)} cells")
-    return scores
+    near = sum(score.gap <= 0.03 for score in judged)
+    median = statistics.median(score.spearman for score in judged)
+    print(f"median {median:.3f}; best five within 3 % in {near} of {len(judged)} cells")
+    return judged
 
 
 def picks(device: Device, cells: dict[Cell, list[Measured]]) -> dict[Cell, float]:

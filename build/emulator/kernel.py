@@ -124,7 +124,7 @@ class EmulatedLibrary:
     def run(
         self,
         launches: Sequence[EmulatedLaunch],
-        order: EmulationOrder,
+        interleaving: EmulationOrder,
         *,
         tensors: Sequence[MemoryView] = (),
         workers: int = 1,
@@ -140,8 +140,8 @@ class EmulatedLibrary:
         chain = (_Launch * len(launches))(*[launch.at(ctypes.addressof(of)) for launch, of in zip(launches, aligned, strict=True)])
         allowed = (Extent * len(tensors))(*(tensor.extent() for tensor in tensors))
         seconds = (limits.stall_seconds, limits.seconds) if limits else (0.0, 0.0)
-        how = (order.schedule, order.late_copies, workers, limits is not None)
-        options = _Options(allowed, order.seed, *seconds, len(tensors), *how)
+        how = (interleaving.schedule, interleaving.late_copies, workers, limits is not None)
+        options = _Options(allowed, interleaving.seed, *seconds, len(tensors), *how)
         check, message = ctypes.create_string_buffer(_TEXT_BYTES), ctypes.create_string_buffer(_TEXT_BYTES)
         if self._run(ctypes.byref(chain), len(launches), ctypes.byref(options), check, message, ctypes.c_int(_TEXT_BYTES)):
             raise EmulatorFaultError(check.value.decode(), message.value.decode(errors="replace"))
@@ -162,7 +162,7 @@ class EmulatedKernel:
         self,
         program: Program,
         tensors: Mapping[str, MemoryView],
-        order: EmulationOrder | None = None,
+        interleaving: EmulationOrder | None = None,
         *,
         limits: EmulationLimits | None = None,
         first_block: int = 0,
@@ -190,7 +190,9 @@ class EmulatedKernel:
                 groups = max(-(-len(one.blocks) // one.resident) for one in prepared)
                 alone = any(launch.waits is not Waits.NOBODY for launch in chain)
                 cores = 1 if alone else min(workers or len(os.sched_getaffinity(0)), groups)
-                self._library.run(prepared, order or EmulationOrder(), tensors=guarded, workers=cores, limits=limits or EmulationLimits())
+                self._library.run(
+                    prepared, interleaving or EmulationOrder(), tensors=guarded, workers=cores, limits=limits or EmulationLimits()
+                )
         for buffer in program.buffers:
             if whole and buffer.kind is BufferKind.STREAM_COUNTER and (left := buffers[buffer.name].words()):
                 raise EmulatorFaultError("tile counter", f"the kernel must leave its {buffer.name.replace('_', ' ')} 0; it left {left}")

@@ -35,7 +35,7 @@ class ProgramLaunch:
     threads: int
     shared_bytes: int
     blocks: range
-    order: EmulationOrder
+    interleaving: EmulationOrder
     cluster: int = 1
 
 
@@ -60,11 +60,20 @@ class EmulatedProgram:
         `tensors`: operands and buffers by name, inputs first, each exactly as many bytes as may be touched. Copies may read the first
         `readable` ones. Raises EmulatorFaultError for what a check or a sanitizer found, with the sanitizer's report.
         """
-        order, blocks = launch.order, launch.blocks
+        interleaving, blocks = launch.interleaving, launch.blocks
         checked = 0 if self.sanitized else readable
         shape = (launch.threads, launch.shared_bytes, len(launch.parameters), len(tensors), checked)
         fields = launch.address_fields
-        how = (order.schedule, order.late_copies, blocks.start, len(blocks), len(fields), launch.kernel, launch.cluster, order.seed)
+        how = (
+            interleaving.schedule,
+            interleaving.late_copies,
+            blocks.start,
+            len(blocks),
+            len(fields),
+            launch.kernel,
+            launch.cluster,
+            interleaving.seed,
+        )
         entries = b"".join(struct.pack("=16sQQ", name.encode(), len(data), 0) for name, data in tensors.items())
         packed_fields = b"".join(struct.pack("=2i", *field) for field in fields)
         folder = self.text.parent

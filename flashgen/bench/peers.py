@@ -153,10 +153,10 @@ class Eager(AttentionPeer):
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if group > 1:
                 k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-            scores = (q @ k.mT).float() * scale
+            s = (q @ k.mT).float() * scale
             if hidden is not None:
-                scores = scores.masked_fill(hidden, -torch.inf)
-            return torch.softmax(scores, -1).to(q.dtype) @ v
+                s = s.masked_fill(hidden, -torch.inf)
+            return torch.softmax(s, -1).to(q.dtype) @ v
 
         return call
 

@@ -25,16 +25,16 @@ def tables(result: BenchResult) -> list[Table]:
     ordered = sorted(range(len(result.cells)), key=lambda i: _group(result)[i])
     groups = groupby((result.cells[i] for i in ordered), key=lambda cell: (cell.grid, cell.unit))
     found = [_grid_table(result, grid, unit, list(cells)) for (grid, unit), cells in groups]
-    if result.host or result.host_errors:
-        found.append(_host_table(result))
+    if result.call_overhead or result.call_overhead_errors:
+        found.append(_call_overhead_table(result))
     return found
 
 
 def _group(result: BenchResult) -> list[int]:
     """For each cell, which of the (grid, unit) pairs it has, counted in the order of their first cells."""
     pairs = [(cell.grid, cell.unit) for cell in result.cells]
-    order = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
-    return [order[pair] for pair in pairs]
+    numbers = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
+    return [numbers[pair] for pair in pairs]
 
 
 def _grid_table(result: BenchResult, grid: str, unit: str, cells: list[CellResult]) -> Table:
@@ -64,12 +64,12 @@ def _ratio(ratio: Spread | None) -> str:
     return NONE if ratio is None else f"{ratio.median:.3f} [{ratio.low:.3f}..{ratio.high:.3f}]"
 
 
-def _host_table(result: BenchResult) -> Table:
+def _call_overhead_table(result: BenchResult) -> Table:
     columns = [("peer", False), ("us a call, gradients off", True), ("us a call, gradients on", True)]
     rows = []
     for peer in result.peers:
-        cost = result.host.get(peer)
-        missing = FAILED if peer in result.host_errors else NONE
+        cost = result.call_overhead.get(peer)
+        missing = FAILED if peer in result.call_overhead_errors else NONE
         rows.append([peer, *((f"{cost.us:.1f}", f"{cost.us_grad:.1f}") if cost else (missing, missing))])
     return Table("CPU cost of one eager call", columns, rows)
 
@@ -86,7 +86,7 @@ def summary(result: BenchResult) -> list[str]:
         for peer, why in cell.errors.items():
             failed.setdefault((peer, why), []).append(f"{cell.name} ({cell.grid})")
     lines += [f"{peer} failed: {why}; in {_some(names)}" for (peer, why), names in failed.items()]
-    lines += [f"{peer} failed: {why}; in the CPU cost of a call" for peer, why in result.host_errors.items()]
+    lines += [f"{peer} failed: {why}; in the CPU cost of a call" for peer, why in result.call_overhead_errors.items()]
     if not result.complete:
         lines.append("the run was stopped before its end")
     return lines

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.former_names import renamed_bench
 from flashgen.codegen.plain import INLINE, from_plain, named, to_plain
 
 from ..cells import Cell
@@ -119,8 +120,8 @@ class BenchResult:
     absent: dict[str, str]
     baseline: str | None
     cells: list[CellResult] = field(default_factory=list)
-    host: dict[str, CallOverhead] = field(default_factory=dict)
-    host_errors: dict[str, str] = field(default_factory=dict)
+    call_overhead: dict[str, CallOverhead] = field(default_factory=dict)
+    call_overhead_errors: dict[str, str] = field(default_factory=dict)
     complete: bool = False
 
     @property
@@ -140,9 +141,9 @@ class BenchResult:
         return {
             "schema": SCHEMA,
             "pass": self.operation,
-            **{name: plain[name] for name in ("environment", "rounds", "peers", "absent", "baseline", "complete", "host_errors")},
+            **{name: plain[name] for name in ("environment", "rounds", "peers", "absent", "baseline", "complete", "call_overhead_errors")},
             "subject": self.subject,
-            "host": plain["host"],
+            "call_overhead": plain["call_overhead"],
             "cells": [self._cell_to_json(cell) for cell in self.cells],
             "ratios": to_plain(self.summaries()),
         }
@@ -204,7 +205,7 @@ def result_from_json(values: object) -> BenchResult:
     schema = values.get("schema") if isinstance(values, dict) else None
     if schema != SCHEMA:
         raise ArgumentError(f"schema must be {SCHEMA}; got {shown(schema)}")
-    given = _without("result", values)
+    given = renamed_bench(_without("result", values))
     if isinstance(cells := given.get("cells"), list):
         given["cells"] = [_given_of_cell(cell) for cell in cells]
     result = from_plain(BenchResult, given, "result")

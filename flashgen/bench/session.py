@@ -37,7 +37,7 @@ class BenchRequest:
     """What to measure.
 
     cells: by the name of their grid; peers: names of `peers.PEERS`; baseline: the one that ratios are against, None for flash where it
-    takes part; device: the GPU's ordinal; host: also the CPU cost of a call; tune: tune flashgen for the cells first;
+    takes part; device: the GPU's ordinal; call_overhead: also the CPU cost of a call; tune: tune flashgen for the cells first;
     command: how the run was asked for, to be kept with the result.
     """
 
@@ -46,7 +46,7 @@ class BenchRequest:
     baseline: str | None = None
     rounds: int = ROUNDS
     device: int = 0
-    host: bool = False
+    call_overhead: bool = False
     tune: bool = False
     command: str = ""
 
@@ -94,18 +94,18 @@ class Session:
                     save(self.result)
                     self.progress.say(_line(self.result.cells[-1]))
                     self.progress.advance()
-            if self.request.host:
-                self._host()
+            if self.request.call_overhead:
+                self._call_overhead()
         self.result.complete = True
         save(self.result)
 
-    def _host(self) -> None:
+    def _call_overhead(self) -> None:
         for name, peer in self.runner.peers.items():
             try:
-                self.result.host[name] = call_overhead(peer, self.runner.device, self.runner.settle)
+                self.result.call_overhead[name] = call_overhead(peer, self.runner.device, self.runner.settle)
             except Exception as error:
-                self.result.host_errors[name] = reason(error)
-                self.runner.recover(name, "the host's cost", error)
+                self.result.call_overhead_errors[name] = reason(error)
+                self.runner.recover(name, "the CPU cost of a call", error)
 
     def _tune(self) -> None:
         cells = dict.fromkeys(cell for cells in self.request.cells.values() for cell in cells)

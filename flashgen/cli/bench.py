@@ -65,8 +65,11 @@ def bench(
     ] = None,
     baseline: Annotated[str | None, typer.Option("--baseline", help="The peer that ratios are against. Default: flash.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", **INTEGER, help="How often each peer is timed in a cell.")] = ROUNDS,
-    host: Annotated[
-        bool, typer.Option("--host", help="Measure the CPU cost of one eager call: beside the cells if some are asked for, else alone.")
+    call_overhead: Annotated[
+        bool,
+        typer.Option(
+            "--call-overhead", "--host", help="Measure the CPU cost of one eager call: beside the cells if some are asked for, else alone."
+        ),
     ] = False,
     tune: Annotated[bool, typer.Option("--tune", help="Tune flashgen for the cells first.")] = False,
     device: Annotated[int, typer.Option("--device", **INTEGER, help="Ordinal of the GPU.")] = 0,
@@ -92,7 +95,7 @@ def bench(
             "head-dim": head_dim,
             "peers": peers,
             "baseline": baseline,
-            "host": host,
+            "call-overhead": call_overhead,
             "tune": tune,
         }
         if others := _given(measuring | {"dry-run": dry_run}) + workload:
@@ -103,8 +106,8 @@ def bench(
         _finish(result, out, json)
         return
     bench_cells.grid_names(operation)  # raises for both passes, of which a cell times one
-    if host and operation != "forward":
-        raise ArgumentError(f"pass must be forward with host, which measures forward calls, gradients off and on; got {operation}")
+    if call_overhead and operation != "forward":
+        raise ArgumentError(f"pass must be forward with call_overhead, which measures forward calls, gradients off and on; got {operation}")
     if head_dim is not None:
         if grid is not None:
             raise ArgumentError(f"grid must stand without head_dim; got grid {grid} and head_dim {head_dim}")
@@ -113,7 +116,7 @@ def bench(
     elif workload:
         raise ArgumentError(f"head_dim must be given with options of one workload; got {', '.join(workload)} without it")
     else:
-        cells = {} if host and grid is None else bench_cells.grids(bench_cells.STANDARD if grid is None else grid, operation)
+        cells = {} if call_overhead and grid is None else bench_cells.grids(bench_cells.STANDARD if grid is None else grid, operation)
 
     from flashgen.bench.peers import parse_peers
     from flashgen.bench.session import BenchRequest
@@ -124,7 +127,7 @@ def bench(
         for problem in {cell.problem: None for some in cells.values() for cell in some}:
             require_possible(problem)
     command = shlex.join(["flashgen", *sys.argv[1:]])
-    wanted = BenchRequest(cells, names, baseline, rounds, device, host, tune, command)
+    wanted = BenchRequest(cells, names, baseline, rounds, device, call_overhead, tune, command)
     if dry_run:
         _print_dry_run(wanted, json)
     else:
@@ -159,7 +162,7 @@ def _measure(request: BenchRequest, out: Path | None, json: bool) -> None:
 
 def _failed(result: BenchResult) -> bool:
     ours = any("flashgen" in cell.errors or not cell.times for cell in result.cells)
-    return ours or "flashgen" in result.host_errors or not (result.cells or result.host)
+    return ours or "flashgen" in result.call_overhead_errors or not (result.cells or result.call_overhead)
 
 
 def _finish(result: BenchResult, out: Path | None, json: bool) -> None:
@@ -203,7 +206,9 @@ def _print_dry_run(request: BenchRequest, json: bool) -> None:
     cells = [(grid, cell) for grid, cells in request.cells.items() for cell in cells]
     if json:
         facts = [{"grid": grid, "problem": problem_to_json(cell.problem), "workload": asdict(cell.workload)} for grid, cell in cells]
-        print_json({"cells": facts, "peers": list(made), "absent": absent, "baseline": request.baseline, "host": request.host})
+        print_json(
+            {"cells": facts, "peers": list(made), "absent": absent, "baseline": request.baseline, "call_overhead": request.call_overhead}
+        )
         return
     print_table(
         (("grid", False), ("problem", False), ("workload", False), ("GFLOP", True), ("MB", True)),

@@ -88,7 +88,7 @@ def debug(
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     workload = Workload(batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
     suffix = f"_{kernel.removeprefix('_')}" if kernel else ""
-    order = EmulationOrder(_schedule(schedule), late_copies, seed)
+    interleaving = EmulationOrder(_schedule(schedule), late_copies, seed)
     found = runner.run_blocks(
         spec,
         Tensors.random(spec.problem, workload, torch.Generator().manual_seed(seed)),
@@ -97,7 +97,7 @@ def debug(
         block=block,
         blocks=blocks,
         sanitize=sanitize,
-        order=order,
+        interleaving=interleaving,
         source=runner.read_text(text, spec) if text is not None else None,
         output=sys.stderr if json else sys.stdout,
     )

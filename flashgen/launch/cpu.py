@@ -34,7 +34,7 @@ def run_on_cpu(
     kernel: EmulatedKernel,
     tensors: Tensors,
     scalars: Mapping[str, float] | None = None,
-    order: EmulationOrder | None = None,
+    interleaving: EmulationOrder | None = None,
     limits: EmulationLimits | None = None,
 ) -> None:
     """One call on poisoned outputs; `scalars`: those that are not as usual. The tensors are on the CPU.
@@ -46,4 +46,4 @@ def run_on_cpu(
     family, config, call = kernel.spec.family, kernel.spec.config, tensors.call(scalars)
     family.require_call(call, config)
     given = {operand.name: view_of(operand.name, tensors[operand.name], operand.role is not Role.IN) for operand in tensors.operands}
-    kernel.launch(family.program(config, call, device_of_target(kernel.spec.target)), given, order, limits=limits)
+    kernel.launch(family.program(config, call, device_of_target(kernel.spec.target)), given, interleaving, limits=limits)

@@ -111,10 +111,10 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return (*outer, 1)
 
 
-def _laid_apart(tensor: torch.Tensor, order: tuple[int, int, int], gap: int) -> torch.Tensor:
+def _laid_apart(tensor: torch.Tensor, dims: tuple[int, int, int], gap: int) -> torch.Tensor:
     """A copy whose dimensions lie in memory in this `order`, outermost first, each with so many elements between its entries."""
     strides, step = [0, 0, 0, 1], tensor.shape[3]
-    for dim in reversed(order):
+    for dim in reversed(dims):
         strides[dim] = step + gap
         step = strides[dim] * max(1, tensor.shape[dim])
     if gap < _FAR:

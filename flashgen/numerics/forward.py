@@ -36,7 +36,7 @@ class _Method:
     lse: torch.dtype
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def exact_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Attention in float64: (out, lse), both float64, in the module's shapes.
 
     `rows`: int64 [n, 3] of (batch, query head, query); then out is [n, head_dim_v] and lse [n] for these rows only.
@@ -48,7 +48,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, ro
 def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Attention as plain PyTorch does it in q's element type: scores and softmax in fp32, probabilities and output rounded.
 
-    The same arguments, shapes and errors as `reference`; out has q's element type, lse is fp32.
+    The same arguments, shapes and errors as `exact_attention`; out has q's element type, lse is fp32.
     """
     return _attention(_Method(_attend_plain, q.dtype, torch.float32), q, k, v, causal, scale, rows)
 
@@ -121,13 +121,13 @@ def _attention_rows(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: bo
 
 
 def _attend_exact(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    probabilities, lse = softmax((q.double() @ k.double().mT).mul_(scale), visible)
-    return probabilities @ v.double(), lse
+    p, lse = softmax((q.double() @ k.double().mT).mul_(scale), visible)
+    return p @ v.double(), lse
 
 
 def _attend_plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    probabilities, lse = softmax(product_in_fp32(q, k.mT).mul_(scale), visible)
-    return product_in_fp32(probabilities.to(q.dtype), v).to(q.dtype), lse
+    p, lse = softmax(product_in_fp32(q, k.mT).mul_(scale), visible)
+    return product_in_fp32(p.to(q.dtype), v).to(q.dtype), lse
 
 
 def product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
@@ -145,16 +145,19 @@ def product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b.expand(len(a), -1, -1), out_dtype=torch.float32)[:, :rows, :columns]
 
 
-def softmax(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities and log-sum-exp. Each row's maximum comes off first: the log-sum-exp of huge scores would be too coarse for that."""
-    scores.masked_fill_(torch.arange(scores.shape[-1], device=scores.device) >= visible[:, None], -torch.inf)
-    nothing = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
-    row_max = scores.amax(dim=-1, keepdim=True) if scores.shape[-1] else nothing
+def softmax(s: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """P, in the place of the scores `s`, and the log-sum-exp.
+
+    Each row's maximum comes off first: the log-sum-exp of huge scores would be too coarse for that.
+    """
+    s.masked_fill_(torch.arange(s.shape[-1], device=s.device) >= visible[:, None], -torch.inf)
+    nothing = s.new_full((*s.shape[:-1], 1), -torch.inf)
+    row_max = s.amax(dim=-1, keepdim=True) if s.shape[-1] else nothing
     # A row without keys: -inf - (-inf) would be NaN, -inf - 0 gives probability 0.
-    scores.sub_(row_max.masked_fill(row_max == -torch.inf, 0.0)).exp_()
-    row_sum = scores.sum(dim=-1, keepdim=True)
+    s.sub_(row_max.masked_fill(row_max == -torch.inf, 0.0)).exp_()
+    row_sum = s.sum(dim=-1, keepdim=True)
     lse = (row_max + row_sum.log())[..., 0]
-    return scores.div_(row_sum.masked_fill(row_sum == 0, 1.0)), lse
+    return s.div_(row_sum.masked_fill(row_sum == 0, 1.0)), lse
 
 
 def visible_keys(queries: Tensor, len_q: int, len_kv: int, causal: bool) -> Tensor:
@@ -186,7 +189,7 @@ class ForwardOracle(Oracle):
         self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], sample: Sample | None = None
     ) -> dict[str, Tensor]:
         """See Oracle. Memory beside the results stays bounded whatever the lengths."""
-        return self._named(reference, problem, tensors, scalars, sample)
+        return self._named(exact_attention, problem, tensors, scalars, sample)
 
     def plain(
         self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], sample: Sample | None = None

@@ -112,11 +112,11 @@ def choose(fastest: Fastest, workload: Workload, toolchain: tuple[str, str]) -> 
 
 
 def _nearest(fastest: Fastest, workload: Workload, toolchain: tuple[str, str], older: bool = False) -> Choice | None:
-    def order(other: Workload) -> tuple[bool, bool, float, Workload]:
+    def preference(other: Workload) -> tuple[bool, bool, float, Workload]:
         return toolchain not in fastest[other], bucket(other) != bucket(workload), distance(other, workload), other
 
     near = [other for other in fastest if distance(other, workload) <= FARTHEST]
-    found = (_of(fastest, other, workload, toolchain, older) for other in sorted(near, key=order))
+    found = (_of(fastest, other, workload, toolchain, older) for other in sorted(near, key=preference))
     return next((choice for choice in found if choice), None)
 
 

@@ -145,10 +145,10 @@ class Timed(Protocol):
 def interleaved(timers: Mapping[str, Timed], rounds: int, seed: int) -> dict[str, list[float]]:
     """Times each once a round, in an order that is shuffled anew; returns the seconds of each in the order of rounds."""
     seconds: dict[str, list[float]] = {key: [] for key in timers}
-    order, shuffle = list(timers), random.Random(seed)
+    shuffled, generator = list(timers), random.Random(seed)
     for _ in range(rounds):
-        shuffle.shuffle(order)
-        for key in order:
+        generator.shuffle(shuffled)
+        for key in shuffled:
             seconds[key].append(timers[key].seconds())
     return seconds
 

@@ -78,7 +78,7 @@ def run_blocks(
     block: int = 0,
     blocks: int = 1,
     sanitize: bool = False,
-    order: EmulationOrder | None = None,
+    interleaving: EmulationOrder | None = None,
     source: Source | None = None,
     output: IO[str] | None = None,
 ) -> Debugged:
@@ -87,8 +87,8 @@ def run_blocks(
     tensors: on the CPU, any strides; each gets an allocation of exactly what it spans. kernel: the suffix of the one whose blocks run; the
     kernels before it run whole in the emulator first, and so do the blocks before `block` where blocks wait for those; the kernels after
     it run once all of its blocks have.
-    source: a text in place of the rendered one. order: by default copies happen where they are issued, so that a bad one is found at its
-    line. output: where the kernel's printf goes, stdout by default.
+    source: a text in place of the rendered one. interleaving: by default copies happen where they are issued, so that a bad one is
+    found at its line. output: where the kernel's printf goes, stdout by default.
     Raises ArgumentError for a kernel that is not there, sizes and strides that the config cannot take, blocks that are not there or are no
     whole clusters, and a folder in which no program can be written and run, or in which a file of somebody else's, or an altered one,
     would be replaced; CxxCompilerMissingError, SanitizerMissingError, and CompileError.
@@ -118,7 +118,7 @@ def run_blocks(
     given = {name: _bytes(tensors[name]) for name in (*inputs, *tensors.outputs)}
     given |= {name: _bytes(buffer) for name, buffer in memory.items()}
     try:
-        how = _launch(spec, launch, list(given), some, order or EmulationOrder(late_copies=False))
+        how = _launch(spec, launch, list(given), some, interleaving or EmulationOrder(late_copies=False))
         results = emulated.run(how, given, len(inputs), output or sys.stdout)
     except EmulatorFaultError as fault:
         return Debugged(emulated, some, launch.grid, fault, torch.empty(0, 3, dtype=torch.int64), None, "")
@@ -169,13 +169,13 @@ def _make_folder(folder: Path | None, source: Source) -> Path:
     return folder.absolute()
 
 
-def _launch(spec: KernelSpec, launch: KernelLaunch, names: list[str], blocks: range, order: EmulationOrder) -> ProgramLaunch:
+def _launch(spec: KernelSpec, launch: KernelLaunch, names: list[str], blocks: range, interleaving: EmulationOrder) -> ProgramLaunch:
     """`names`: of all that the program is given, in its order."""
     kernel, block = spec.kernels[launch.suffix].parameters, spec.resources[launch.suffix]
     number = list(spec.kernels).index(launch.suffix)
     address_fields = tuple((p.offset, names.index(p.name)) for p in (*kernel.tensor_maps, *kernel.pointers) if p.name in names)
     parameters = packed_parameters(kernel, launch, dict.fromkeys(names, 0))
-    return ProgramLaunch(number, bytes(parameters), address_fields, block.threads, block.shared_bytes, blocks, order, block.cluster)
+    return ProgramLaunch(number, bytes(parameters), address_fields, block.threads, block.shared_bytes, blocks, interleaving, block.cluster)
 
 
 def _span(tensor: torch.Tensor) -> torch.Tensor:

@@ -104,13 +104,13 @@ struct Block {
     Fault& fault;
     Scheduler& scheduler;
     Cluster& cluster;
-    const int place, rank, threads;  // place: which of the resident blocks it is; rank: which of its cluster
+    const int slot, rank, threads;  // slot: which of the resident blocks it is; rank: which of its cluster
     int index = 0, running = 0, ended = 0;  // running: the thread that runs now; ended: threads that have
     Shared shared;
 
-    Block(const Options& options, const Progress& progress, Fault& fault, Scheduler& scheduler, Cluster& cluster, int place)
-        : options(options), progress(progress), fault(fault), scheduler(scheduler), cluster(cluster), place(place),
-          rank(place % progress.launch.cluster), threads(progress.launch.threads), shared(progress.launch.shared_bytes), fibers(threads),
+    Block(const Options& options, const Progress& progress, Fault& fault, Scheduler& scheduler, Cluster& cluster, int slot)
+        : options(options), progress(progress), fault(fault), scheduler(scheduler), cluster(cluster), slot(slot),
+          rank(slot % progress.launch.cluster), threads(progress.launch.threads), shared(progress.launch.shared_bytes), fibers(threads),
           barriers(kBarriers, Barrier{0, 0, {}, Clocks(progress.launch.cluster)}) {}
 
     // All threads of block `number` are at the kernel's begin.
@@ -155,9 +155,9 @@ struct Block {
     template <class State>
     State& kept() {
         static const char type = 0;
-        std::unique_ptr<Kept>& place = kept_by_type[&type];
-        if (!place) place = std::make_unique<State>();
-        return static_cast<State&>(*place);
+        std::unique_ptr<Kept>& state = kept_by_type[&type];
+        if (!state) state = std::make_unique<State>();
+        return static_cast<State&>(*state);
     }
 
     // The running thread reads, or writes, these bytes of global memory: `does` says how.
@@ -329,7 +329,7 @@ struct Block {
         barrier.arrived = 0;
         barrier.waiting.clear(), barrier.seen.clear();
     }
-    int number(int thread) const { return place * threads + thread; }  // among those of all resident blocks
+    int number(int thread) const { return slot * threads + thread; }  // among those of all resident blocks
 };
 
 }  // namespace emulator

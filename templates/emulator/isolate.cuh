@@ -48,13 +48,13 @@ inline std::string running_thread() {
 inline void on_fatal(int signal, siginfo_t* info, void*) {
     const std::string thread = running_thread(), ends = thread + "ends by a signal: " + strsignal(signal);
     const auto at = bits_as<std::uintptr_t>(info->si_addr);
-    const std::string place = place_among(launched->extents, launched->extent_count, at);
+    const std::string where = place_among(launched->extents, launched->extent_count, at);
     if (signal != SIGSEGV && signal != SIGBUS)
         outcome->report("crash", ends);
     else if (lies_by_one(launched->extents, launched->extent_count, at))
-        outcome->report("global memory", thread + "reads or writes what it may not: " + place);
+        outcome->report("global memory", thread + "reads or writes what it may not: " + where);
     else
-        outcome->report("crash", ends + ", at an address " + place);
+        outcome->report("crash", ends + ", at an address " + where);
     _exit(1);
 }
 

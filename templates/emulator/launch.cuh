@@ -21,9 +21,9 @@ class Residents {
     Residents(const Options& options, Progress& progress, Fault& fault, const Kernel& kernel)
         : options(options), progress(progress), launch(progress.launch), fault(fault), kernel(kernel),
           scheduler(static_cast<Schedule>(options.schedule), launch.resident * launch.threads) {
-        for (int place = 0; place < launch.resident; ++place) {
-            if (place % launch.cluster == 0) clusters.push_back(std::make_unique<Cluster>(launch.cluster, launch.threads));
-            blocks.push_back(std::make_unique<Block>(options, progress, fault, scheduler, *clusters.back(), place));
+        for (int slot = 0; slot < launch.resident; ++slot) {
+            if (slot % launch.cluster == 0) clusters.push_back(std::make_unique<Cluster>(launch.cluster, launch.threads));
+            blocks.push_back(std::make_unique<Block>(options, progress, fault, scheduler, *clusters.back(), slot));
             clusters.back()->blocks.push_back(blocks.back().get());
         }
     }
@@ -35,7 +35,7 @@ class Residents {
         if (count <= 0) return false;
         scheduler.begin((options.seed + 1) * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(first) * 0xD1B54A32D192ED03ull);
         for (const std::unique_ptr<Cluster>& cluster : clusters) cluster->begin();
-        for (int place = 0; place < count; ++place) blocks[place]->begin(first + place, kernel.run);
+        for (int slot = 0; slot < count; ++slot) blocks[slot]->begin(first + slot, kernel.run);
         return true;
     }
     // Goes on with the blocks, until all have ended or a check fails: true. False where no thread can go on before the launch that this one
@@ -51,7 +51,7 @@ class Residents {
             if (fault.found) return true;
             if (!wait_for_launch()) break;
             if (!progress.alone()) return false;
-            for (int place = 0; place < count; ++place) blocks[place]->launch_has_ended();
+            for (int slot = 0; slot < count; ++slot) blocks[slot]->launch_has_ended();
             scheduler.stir();
         }
         if (launch.waits_for_begun && scheduler.spins() && progress.under_way() > count) return false;
@@ -67,8 +67,8 @@ class Residents {
     // No thread can go on: that is well if all have ended.
     void report_waiting() {
         std::string text;
-        for (int place = 0; place < count; ++place)
-            if (!blocks[place]->done()) text += (text.empty() ? "" : "; ") + blocks[place]->waiting();
+        for (int slot = 0; slot < count; ++slot)
+            if (!blocks[slot]->done()) text += (text.empty() ? "" : "; ") + blocks[slot]->waiting();
         if (text.empty()) return;
         const bool spin = scheduler.spins();
         if (spin && launch.blocks > launch.resident)

@@ -12,17 +12,17 @@ namespace emulator {
 
 constexpr std::size_t kGap = 1 << 20;  // bytes before and after a tensor that nobody may touch; a sanitizer's red zones are far narrower
 
-// How the file begins. Then come the tensors' names and sizes, the places of their addresses, the parameters, and the tensors' bytes.
+// How the file begins. Then come the tensors' names and sizes, the fields of their addresses, the parameters, and the tensors' bytes.
 struct LaunchFile {
     std::int32_t threads, shared_bytes, parameter_bytes, tensors;
     std::int32_t checked;  // atoms may read this many tensors, the first ones, and read and write the others; 0 leaves that to a sanitizer
     std::int32_t schedule, late_copies, first_block, blocks;
-    std::int32_t places, kernel, cluster;  // kernel: its number in the text
+    std::int32_t fields, kernel, cluster;  // kernel: its number in the text
     std::uint64_t seed;
 };
 
 // Where the address of a tensor goes among the parameters: a pointer, or the first word of a tensor map.
-struct AddressPlace {
+struct AddressField {
     std::int32_t offset, tensor;
 };
 
@@ -55,8 +55,8 @@ inline int run_program(const char* launch_path, const char* results_path) {
     read(&launch, sizeof launch);
     tensors.resize(launch.tensors);
     read(tensors.data(), tensors.size() * sizeof(Tensor));
-    std::vector<AddressPlace> places(launch.places);
-    read(places.data(), places.size() * sizeof(AddressPlace));
+    std::vector<AddressField> fields(launch.fields);
+    read(fields.data(), fields.size() * sizeof(AddressField));
     struct alignas(64) Line {
         unsigned char bytes[64];  // tensor maps want them aligned
     };
@@ -75,7 +75,7 @@ inline int run_program(const char* launch_path, const char* results_path) {
         std::memcpy(extent.name, tensor.name, sizeof extent.name);
         extents.push_back(extent);
     }
-    for (const AddressPlace& place : places) std::memcpy(parameters + place.offset, &tensors[place.tensor].data, sizeof(void*));
+    for (const AddressField& field : fields) std::memcpy(parameters + field.offset, &tensors[field.tensor].data, sizeof(void*));
     std::fclose(file);
 
     Options options{};

@@ -91,9 +91,9 @@ class Scheduler {
     }
     // The oldest deed, or any.
     void do_postponed() {
-        const auto place = later.begin() + (schedule == Schedule::kRandom ? static_cast<std::ptrdiff_t>(draw(random) % later.size()) : 0);
-        const std::function<void()> deed = std::move(*place);
-        later.erase(place);
+        const auto chosen = later.begin() + (schedule == Schedule::kRandom ? static_cast<std::ptrdiff_t>(draw(random) % later.size()) : 0);
+        const std::function<void()> deed = std::move(*chosen);
+        later.erase(chosen);
         deed();
     }
     int next_warp() {

@@ -67,7 +67,7 @@ class Setting:
                 tensors["q"].mul_(16)
                 tensors.derive()
                 tensors = tensors.without_optional_inputs()
-            run_on_cpu(kernel, tensors, order=ORDER, limits=LIMITS)
+            run_on_cpu(kernel, tensors, interleaving=ORDER, limits=LIMITS)
             verdict = Expected.of(tensors).judge(tensors)
             return "" if verdict.ok else verdict.message
         except EmulatorFaultError as error:
@@ -110,7 +110,7 @@ _OVERWRITE, _UNORDERED = "write over what another warp may still read", "no barr
 
 ROWS = [
     Fault("delta-of-another-row", "row_delta[row] = exists", "row_delta[row ^ 1] = exists", CAUSAL),
-    Fault("delta-without-d-lse", "sum - (d_lse == nullptr ? 0.0f : d_lse[row])", "sum", CAUSAL),
+    Fault("delta-without-d-lse", "delta - (d_lse == nullptr ? 0.0f : d_lse[row])", "delta", CAUSAL),
     Fault(
         "delta-of-half-the-lanes", "for (int distance = 1; distance < kRowLanes;", "for (int distance = 2; distance < kRowLanes;", CAUSAL
     ),
@@ -134,8 +134,8 @@ ROWS = [
     Fault("ordinary-rows-shifted", "row_shift[row] = huge_row ? own.maximum : 0.0f;", "row_shift[row] = own.maximum;", HUGE),
     Fault("few-keys-not-gone-through", "huge || len_kv <= kFewKeys", "huge", PEAKED),
     Fault("exact-delta-of-another-row", "row_delta[row] = own.d_p", "row_delta[row ^ 1] = own.d_p", FEW_KEYS),
-    Fault("exact-delta-not-normalised", "own.d_p * normaliser(own.sum)", "own.d_p", FEW_KEYS),
-    Fault("exact-delta-without-d-lse", "(p.d_lse == nullptr ? 0.0f : p.d_lse[place])", "0.0f", FEW_KEYS),
+    Fault("exact-delta-not-normalised", "own.d_p * normaliser(own.row_sum)", "own.d_p", FEW_KEYS),
+    Fault("exact-delta-without-d-lse", "(p.d_lse == nullptr ? 0.0f : p.d_lse[index])", "0.0f", FEW_KEYS),
     Fault("keys-unseen-in-exact-delta", "if (chain.visible(query + e % 2, first_key + lane", "if (true || (lane", FEW_KEYS),
     Fault("maximum-not-followed-in-exact-delta", "d_p * own + other.d_p * others}", "d_p + other.d_p}", PEAKED),
     Fault("columns-of-another-lane", "(upper ? low : high) = other;", "(upper ? high : low) = other;", FEW_KEYS),
@@ -150,29 +150,41 @@ GRADIENTS = [
     Fault("scale-not-applied", "ex2_approx_ftz(fmaf(s[i][j][e], scale_log2,", "ex2_approx_ftz(fmaf(s[i][j][e], 1.0f,", FULL),
     Fault("lse-of-the-other-query", "scale_log2, -lse[e % 2])", "scale_log2, -lse[0])", FULL),
     Fault("stale-delta", "(dp[i][j][e] - delta[e % 2])", "(dp[i][j][e] - delta[0])", FULL),
-    Fault("delta-of-the-first-step", "differentiate(d_p, s, row_delta + first * 4);", "differentiate(d_p, s, row_delta);", FULL),
-    Fault("dS-without-P", "= probabilities[i][j][e] * (dp", "= (dp", FULL),
+    Fault(
+        "delta-of-the-first-step", "differentiate(dP, S, here.row_delta() + first * 4);", "differentiate(dP, S, here.row_delta());", FULL
+    ),
+    Fault("dS-without-P", "= P[i][j][e] * (dp", "= (dp", FULL),
     Fault(
         "dK-not-scaled",
-        "store_columns<Element>(key_tile, first_row, d_k, p.scale,",
-        "store_columns<Element>(key_tile, first_row, d_k, 1.0f,",
+        "store_columns<Element>(key_tile, first_row, dK, p.scale,",
+        "store_columns<Element>(key_tile, first_row, dK, 1.0f,",
         FULL,
     ),
-    Fault("dV-scaled", "first_row, d_v, 1.0f,", "first_row, d_v, p.scale,", FULL),
-    Fault("dK-of-the-wrong-head", "next{head_kv * p.group, tiles.begin}", "next{head_kv, tiles.begin}", FULL),
-    Fault("dK-of-one-head-of-the-group", "next = {next.head + 1, tiles.begin}", "next = {next.head, tiles.begin}", FULL),
-    Fault("dQ-of-the-wrong-head", "tile = tiles.begin, ++head;", "tile = tiles.begin;", FULL),
-    Fault("dQ-of-the-wrong-rows", "row_tile_dq, d_q, query_columns);", "row_tile_dq ^ 1, d_q, query_columns);", FULL),
+    Fault("dV-scaled", "first_row, dV, 1.0f,", "first_row, dV, p.scale,", FULL),
+    Fault("dK-of-the-wrong-head", "batch(batch), head(head_kv * p.group)", "batch(batch), head(head_kv)", FULL),
+    Fault(
+        "dK-of-one-head-of-the-group",
+        "if (++tile == tiles.end) tile = tiles.begin, ++head;\n    }\n};",
+        "if (++tile == tiles.end) tile = tiles.begin;\n    }\n};",
+        FULL,
+    ),
+    Fault(
+        "dQ-of-the-wrong-head",
+        "if (++tile == tiles.end) tile = tiles.begin, ++head;\n    }\n\n",
+        "if (++tile == tiles.end) tile = tiles.begin;\n    }\n\n",
+        FULL,
+    ),
+    Fault("dQ-of-the-wrong-rows", "row_tile_dq, dQ, query_columns);", "row_tile_dq ^ 1, dQ, query_columns);", FULL),
     Fault(
         "dQ-added-twice",
-        "red_add_f32_v4(sum + lane_index() * 4, d);",
-        "for (int i = 0; i < 2; ++i) red_add_f32_v4(sum + lane_index() * 4, d);",
+        "red_add_f32_v4(d_q_sum + lane_index() * 4, d);",
+        "for (int i = 0; i < 2; ++i) red_add_f32_v4(d_q_sum + lane_index() * 4, d);",
         FULL,
     ),
     Fault(
         "keys-of-dQ-left-out",
-        "chunk < kBlockKv / 16; ++chunk) {\n            u32 gradients",
-        "chunk < kBlockKv / 32; ++chunk) {\n            u32 gradients",
+        "chunk < ScoreTile::kRowCount / 16;",
+        "chunk < ScoreTile::kRowCount / 32;",
         FULL,
     ),
     Fault("huge-scores-not-shifted", "if (unlikely(huge)) shift_transposed(", "if (false) shift_transposed(", HUGE),
@@ -187,11 +199,11 @@ SUMS = [
     Fault("dQ-not-scaled", "__uint_as_float(bits[e]) * scale;", "__uint_as_float(bits[e]);", FULL),
     Fault(
         "dQ-added-in-another-order-than-read",
-        "gradient_place<kColumns>(row_tile + i, columns.pair(j / 2) * 2 + j % 2)",
-        "gradient_place<kColumns>(row_tile + i, columns.pair(j / 2) * 2 + 1 - j % 2)",
+        "gradient_offset<kColumns>(row_tile + i, columns.pair(j / 2) * 2 + j % 2)",
+        "gradient_offset<kColumns>(row_tile + i, columns.pair(j / 2) * 2 + 1 - j % 2)",
         FULL,
     ),
-    Fault("dQ-of-another-warp", "gradient_place<kColumns>(warp, j)", "gradient_place<kColumns>(warp ^ 1, j)", FULL),
+    Fault("dQ-of-another-warp", "gradient_offset<kColumns>(warp, j)", "gradient_offset<kColumns>(warp ^ 1, j)", FULL),
 ]
 _FIRST_BARRIER = "barrier_sync();  // Q and dO of this tile are here"
 _SECOND_BARRIER = "barrier_sync();  // dS of all warps is here"
@@ -201,7 +213,7 @@ RACES = [
     Fault("barrier-before-a-tile-is-used", _FIRST_BARRIER, "//", TWO, _IN_FLIGHT),
     Fault("wait-for-Q-and-dO", _WAIT, "        barrier_sync();  // Q and dO", CAUSAL, _IN_FLIGHT),
     Fault("barrier-before-a-stage-is-loaded", "if (kStages == 1) barrier_sync();", "", SHARED, _OVERWRITE),
-    Fault("stage-in-use-loaded", "stage = ring + kStageBytes - (stage - ring);", "", TWO, _IN_FLIGHT),
+    Fault("stage-in-use-loaded", "stage.base = stages.base + Stage::kBytes - (stage.base - stages.base);", "", TWO, _IN_FLIGHT),
     Fault("barrier-before-dK-takes-the-place-of-K", "barrier_sync();  // nobody reads K and V", "//", FULL, _OVERWRITE),
     Fault("barrier-before-dK-is-stored", "value_columns);\n    barrier_sync();", "value_columns);", FULL, _UNORDERED),
 ]

@@ -92,7 +92,7 @@ def tensors_of(problem: Problem, workload: Workload) -> Tensors:
 
 
 def require_right(spec: KernelSpec, tensors: Tensors, order: EmulationOrder | None = None) -> None:
-    cpu.run_on_cpu(loaded(spec), tensors, order=order)
+    cpu.run_on_cpu(loaded(spec), tensors, interleaving=order)
     verdict = Expected.of(tensors).judge(tensors)
     assert verdict.ok, verdict.message
 

@@ -47,7 +47,7 @@ OPTIONS = (
     "--seqlen",
     "300",
 )  # five blocks; the first has 44 rows
-BEGIN = "    const int causal_offset = p.len_kv - p.len_q;\n"
+BEGIN = "    const auto chain = make_chain<kCausal>(len_q, len_kv);\n"
 
 
 def planted(*patches: tuple[str, str]) -> Source:
@@ -158,7 +158,7 @@ def test_a_clean_run_says_what_ran_and_leaves_it_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", [Layout.DENSE, Layout.PADDED, Layout.HEADS_FIRST])
 @pytest.mark.parametrize("late", [False, True])
 def test_a_whole_grid_is_clean_and_right_in_any_layout(layout: Layout, late: bool, tmp_path: Path) -> None:
-    found = run(tmp_path, layout=layout, blocks=5, sanitize=True, order=EmulationOrder(Schedule.RANDOM, late, seed=5))
+    found = run(tmp_path, layout=layout, blocks=5, sanitize=True, interleaving=EmulationOrder(Schedule.RANDOM, late, seed=5))
     assert found.fault is None
     assert found.ok
     assert len(found.rows) == 300
@@ -182,7 +182,7 @@ def test_a_read_far_past_the_end_of_v(tmp_path: Path) -> None:
     assert fault.check == "AddressSanitizer"
     assert "READ of size 16" in fault.report
     assert re.match(r"block 1: thread \d+ \(warp \d, lane \d+\), \d+ bytes past the end of v: ", fault.message)
-    line = line_of(BAD_ACCESSES, "if (step >= 0) keys_and_values.load_last(ring, p.len_kv);")
+    line = line_of(BAD_ACCESSES, "if (step >= 0) keys_and_values.load_last(ring, len_kv);")
     assert re.search(rf"in {SPEC.name}.* \S*kernel\.cpp:{line}$", fault.report, re.MULTILINE)
 
 

@@ -80,17 +80,17 @@ class Planted:
         return Source(source.entry, source.text.replace(self.find, self.replace))
 
 
-_WAIT = "            while (ld_acquire_gpu(of_sums) != own) {}\n"
-_TAKEN = "        counter = of_sums, next = own + 1;\n"
+_WAIT = "            while (ld_acquire_gpu(semaphore) != own) {}\n"
+_TAKEN = "        held = semaphore, next = own + 1;\n"
 _BETWEEN = "        barrier_warp_sync();\n" * 8  # for others to come between
-_PASSED = "        if (lane_index() == 0) st_release_gpu(of_sums, own + 1);\n" + _BETWEEN
+_PASSED = "        if (lane_index() == 0) st_release_gpu(semaphore, own + 1);\n" + _BETWEEN
 _TAKES = "            if constexpr (Traits::kDeterministic) stages.keeper.wait_turn(state);\n"
-_LOOKS = "            while (ld_acquire_gpu(of_tile) != own) {}\n"
+_LOOKS = "            while (ld_acquire_gpu(semaphore) != own) {}\n"
 _HANDS_OVER = "            mbarrier_arrive(turn(state.stage));\n"
 _ADDED = "            wait_added(state, next.left == 1);\n"
-_PASSES = "            st_release_gpu(of_tile, own + 1);\n"
+_PASSES = "            st_release_gpu(semaphore, own + 1);\n"
 _ADDS = "            d_q.add_to(p.d_q_sum + next.index * DQ::Sums::kFloats, warp);  // while products are under way\n"
-_FIRST_KEYS_FIRST = "(kLastFirst ? work.query_tile :", "(!kLastFirst ? work.query_tile :"
+_FIRST_KEYS_FIRST = "(kLastFirst ? work.tile :", "(!kLastFirst ? work.tile :"
 _WIDE_ADDED = "wait(stages.query_pipeline.empty(state.stage), state.parity);"
 _ADDS_LAST = "        if constexpr (kLast) add_d_q();\n"
 _RELEASES = "        release(stages.query_pipeline, own.stage);\n"
@@ -103,27 +103,27 @@ FAULTS = [
     Planted("turns-of-the-whole-sequence", "((end = min(end, static_cast<const Links&>(chain).keys(last_query).end)), ...);",
             "end = chain.SequenceEnd::keys(last_query).end;", CAUSAL, SPINS),
     Planted("turns-of-the-first-query", "min(query_tile * kBlockQ + kBlockQ, len_q) - 1", "query_tile * kBlockQ", CAUSAL, SPINS),
-    Planted("turn-not-passed-in-the-end", "    turn.pass();\n    cp_async_wait", "    cp_async_wait", FULL, SPINS),
-    Planted("counters-not-zeroed", "of_tile[thread_index()] = 0;", "{}", FULL, SPINS),
-    Planted("counters-of-one-head", "turn.wait(p.d_q_turns + place * kWarps", "turn.wait(p.d_q_turns + tile * kWarps", FULL, SPINS),
-    Planted("first-keys-first", "key_tile_index = work.query_tile;", "key_tile_index = p.key_tiles - 1 - work.query_tile;", FULL, SPINS),
+    Planted("turn-not-passed-in-the-end", "    semaphore.release();\n    cp_async_wait", "    cp_async_wait", FULL, SPINS),
+    Planted("semaphores-not-zeroed", "of_tile[thread_index()] = 0;", "{}", FULL, SPINS),
+    Planted("semaphores-of-one-head", "p.d_q_semaphores + tile_index * kWarps", "p.d_q_semaphores + tile * kWarps", FULL, SPINS),
+    Planted("first-keys-first", "key_tile_index = work.tile;", "key_tile_index = p.key_tiles - 1 - work.tile;", FULL, SPINS),
     Planted("keeper-does-not-look", _LOOKS, "", NARROW_FULL, DIFFERENT),
-    Planted("keeper-does-not-wait-for-zeros", "        griddepcontrol_wait();  // for counters of zero\n", "", NARROW_FULL, SPINS),
+    Planted("keeper-does-not-wait-for-zeros", "        griddepcontrol_wait();  // for semaphores of zero\n", "", NARROW_FULL, SPINS),
     Planted("keeper-does-not-hand-over", _HANDS_OVER, "", NARROW_FULL, SPINS),
     Planted("keeper-passes-before-the-additions", _ADDED + _PASSES, _PASSES + _ADDED, NARROW_FULL, DIFFERENT),
     Planted("keeper-does-not-pass", _PASSES, "", NARROW_FULL, SPINS),
     Planted("keeper-looks-one-late", "(end - 1) / kBlockKv - key_tile)", "(end - 1) / kBlockKv - key_tile + 1)", NARROW_FULL, SPINS),
-    Planted("keeper-of-one-head", "p.d_q_turns + next.index * kCounters", "p.d_q_turns + next.tile * kCounters", NARROW_FULL, SPINS),
+    Planted("keeper-of-one-head", "next.index * kSemaphores", "next.tile * kSemaphores", NARROW_FULL, SPINS),
     Planted("consumers-do-not-wait-for-the-keeper", _TAKES, "", NARROW_FULL, SPINS),
     Planted("consumers-add-before-their-turn", _TAKES + _ADDS, _ADDS + _TAKES, NARROW_FULL, DIFFERENT),
-    Planted("narrow-counters-not-zeroed", "of_tile[thread_index()] = 0;", "{}", NARROW_FULL, SPINS),
+    Planted("narrow-semaphores-not-zeroed", "of_tile[thread_index()] = 0;", "{}", NARROW_FULL, SPINS),
     Planted("narrow-first-keys-first", *_FIRST_KEYS_FIRST, NARROW_FULL, SPINS),
     Planted("wide-turn-not-waited-for", "stages.keeper.wait_turn(state);", "{}", WIDE_FULL, DIFFERENT),
     Planted("wide-turn-passed-before-the-additions", _WIDE_ADDED, "{}", WIDE_FULL, SPINS),
     Planted("wide-first-keys-first", *_FIRST_KEYS_FIRST, WIDE_FULL, SPINS),
     Planted("pair-turn-not-waited-for", "stages.keeper.wait_turn(pending_state);", "{}", PAIR_FULL, DIFFERENT),
     Planted("pair-turn-of-the-next-tile", "stages.keeper.wait_turn(pending_state);", "stages.keeper.wait_turn(state);", PAIR_FULL, SPINS),
-    Planted("pair-counters-of-one-block", "kPair>(p, chain, work, cluster_ctarank(),", "kPair>(p, chain, work, 0,", PAIR_FULL, SPINS),
+    Planted("pair-semaphores-of-one-block", "kPair>(p, chain, work, cluster_ctarank(),", "kPair>(p, chain, work, 0,", PAIR_FULL, SPINS),
     Planted("pair-turn-passed-before-the-additions", _ADDED_TO_ANY, "", PAIR_FULL, SPINS),
     Planted("pair-turn-passed-before-the-last-additions", _ADDS_LAST + _RELEASES, _RELEASES + _BETWEEN + _ADDS_LAST, PAIR_LONG,
             DIFFERENT),

@@ -47,12 +47,17 @@ _TWICE = "write over what another thread wrote, with no barrier between"
 _NOT_WRITTEN = "read of shared memory that nobody wrote"
 
 SCORES = [
-    Fault("scores-of-a-wrong-key-head", "p.k_batch, head_kv,", "p.k_batch, work.head % divide(p.heads_q, p.group_reciprocal),", FULL),
-    Fault("scores-in-the-wrong-rows", "(first_query + first_row) * p.score_row;", "(first_query + (first_row ^ 16)) * p.score_row;", FULL),
+    Fault("scores-of-a-wrong-key-head", "of_k, batch, head_kv,", "of_k, batch, work.head % divide(p.heads_q, p.group_reciprocal),", FULL),
+    Fault(
+        "scores-in-the-wrong-rows",
+        "p.S, of_scores, batch, work.head, first_query + first_row",
+        "p.S, of_scores, batch, work.head, first_query + (first_row ^ 16)",
+        FULL,
+    ),
     Fault("scores-of-the-tile-before", "k + first_key * p.k_row", "k + max(0, first_key - kBlockKv) * p.k_row", FULL),
     Fault("neighbours-trade-the-wrong-pair", "uint4{got[0], got[1], kept[0]", "uint4{got[1], got[0], kept[0]", FULL),
     Fault("scores-in-bf16", "= __uint_as_float(four.x);", "= __uint_as_float(four.x & 0xffff0000u);", FULL),
-    Fault("last-key-of-a-block-not-visited", "first_query + kBlockQ + causal_offset", "first_query + kBlockQ - 1 + causal_offset", EDGE),
+    Fault("last-key-of-a-block-not-visited", "keys(first_query + kBlockQ - 1);", "keys(first_query + kBlockQ - 2);", EDGE),
 ]
 SOFTMAX = [
     Fault("mask-one-key-too-many", "query + 1 + p.len_kv - p.len_q", "query + 2 + p.len_kv - p.len_q", CAUSAL),
@@ -66,7 +71,7 @@ SOFTMAX = [
     Fault("maximum-of-a-row-without-keys", "row_max == -infinity() ? Origin{} :", "false ? Origin{} :", UNSEEN),
     Fault("maximum-of-the-last-slice", "row_max = fmaxf(row_max, slice.maximum());", "row_max = slice.maximum();", LARGE_AND_LONG),
     Fault("scale-not-applied", "fmaf(x[i][e] - origin.shift, scale_log2,", "fmaf(x[i][e] - origin.shift, 1.0f,", FULL),
-    Fault("sum-of-the-last-slice", "row_sum += slice.sum();", "row_sum = slice.sum();", LONG),
+    Fault("sum-of-the-last-slice", "row_sum += slice.row_sum();", "row_sum = slice.row_sum();", LONG),
     Fault("sum-of-one-warp", "if (row_warps == 1) return value;", "return value;", FULL),
     Fault("sum-of-half-the-lanes", "for (int distance = 16;", "for (int distance = 8;", FULL),
     Fault("P-not-divided", "width - first, inverse)", "width - first, 1.0f)", FULL),
@@ -82,8 +87,8 @@ SOFTMAX = [
 ]
 OUTPUT = [
     Fault("last-key-tile-skipped", "p.len_q, p.len_kv), ring,", "p.len_q, p.len_kv) - 1, ring,", FULL),
-    Fault("output-of-a-wrong-value-head", "p.v_batch, head_kv,", "p.v_batch, work.head % divide(p.heads_q, p.group_reciprocal),", FULL),
-    Fault("P-of-the-first-query-tile", "p.score_head) + first_query * p.score_row", "p.score_head)", FULL),
+    Fault("output-of-a-wrong-value-head", "of_v, batch, head_kv,", "of_v, batch, work.head % divide(p.heads_q, p.group_reciprocal),", FULL),
+    Fault("P-of-the-first-query-tile", "p.P, of_scores, batch, work.head, first_query", "p.P, of_scores, batch, work.head, 0", FULL),
     Fault("values-one-row-off", "v + first_key * p.v_row", "v + max(0, first_key - 1) * p.v_row", FULL),
     Fault("values-behind-the-end", "v + first_key * p.v_row, p.v_row, keys,", "v + first_key * p.v_row, p.v_row, kBlockKv,", PADDED),
     Fault(

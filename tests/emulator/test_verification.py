@@ -186,9 +186,9 @@ def test_what_ordinary_cases_hide_is_seen(family: str, shape: tuple[int, int, in
     assert not why_rejected(Screen(PROBLEM, "cpu"), kernel_of(found, find, replace)), "it is not hidden"
 
 
-_LAST, _SHORT = "first_query + kBlockQ + causal_offset)", "first_query + kBlockQ - 1 + causal_offset)"
+_LAST, _SHORT = "keys(first_query + kBlockQ - 1);", "keys(first_query + kBlockQ - 2);"
 EDGES = {
-    "first": ("attention_forward", "first_query + 1 + causal_offset)", "first_query + 3 + causal_offset)"),
+    "first": ("attention_forward", "first = keys(first_query),", "first = keys(first_query + 2),"),
     "last": ("attention_forward", _LAST, _SHORT),
     "sm90-last": ("attention_forward_sm90", _LAST, _SHORT),
 }

@@ -22,7 +22,7 @@ from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.launch import arguments
 from flashgen.launch.gpu import CaptureError
-from flashgen.numerics.forward import plain, reference
+from flashgen.numerics.forward import exact_attention, plain
 from flashgen.records.choice import bucket
 from flashgen.selection import bundle, compilation, loaded
 from flashgen.selection.families import default_spec
@@ -42,7 +42,7 @@ def inputs(
 def assert_right(
     out: torch.Tensor, lse: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
 ) -> None:
-    ref = reference(q, k, v, causal=causal, scale=scale)
+    ref = exact_attention(q, k, v, causal=causal, scale=scale)
     verdict = judge_forward(out, lse, ref, plain(q, k, v, causal=causal, scale=scale), q.dtype)
     assert verdict.ok, verdict.message
 

@@ -68,7 +68,7 @@ class BackwardCase:
     def why_rejected(self, kernel: EmulatedKernel, order: EmulationOrder | None = None, tensors: Tensors | None = None) -> str:
         """What the numerics rule says of the kernel's outputs: empty if they are right. Raises EmulatorFaultError if a check fails."""
         tensors = tensors or self.tensors()
-        run_on_cpu(kernel, tensors, order=order, limits=LIMITS)
+        run_on_cpu(kernel, tensors, interleaving=order, limits=LIMITS)
         verdict = Expected.of(tensors).judge(tensors)
         return "" if verdict.ok else str(verdict)
 

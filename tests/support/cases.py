@@ -21,7 +21,7 @@ from flashgen.codegen.program import Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
-from flashgen.numerics.forward import plain, reference, sample_rows
+from flashgen.numerics.forward import exact_attention, plain, sample_rows
 from flashgen.numerics.oracle import TORCH_DTYPES
 from flashgen.numerics.rule import Verdict
 from tests.support import configs
@@ -214,7 +214,7 @@ class Case:
         if w.batch * w.heads_q * w.len_q * w.len_kv > ALL_ROWS_BELOW:
             rows = sample_rows(w, SAMPLED_ROWS, self.seed, causal).to(out.device)
             out, lse = out[rows[:, 0], rows[:, 2], rows[:, 1]], lse[rows[:, 0], rows[:, 1], rows[:, 2]]
-        ref = reference(tensors.q, tensors.k, tensors.v, causal=causal, scale=self.scale, rows=rows)
+        ref = exact_attention(tensors.q, tensors.k, tensors.v, causal=causal, scale=self.scale, rows=rows)
         pt = plain(tensors.q, tensors.k, tensors.v, causal=causal, scale=self.scale, rows=rows)
         return judge_forward(out, lse, ref, pt, out.dtype)
 

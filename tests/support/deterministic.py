@@ -17,9 +17,9 @@ from flashgen.codegen.families.attention_backward_wide_sm90.config import Attent
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Program
+from flashgen.codegen.semaphores import SEMAPHORES
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
-from flashgen.codegen.turns import COUNTERS
 from flashgen.codegen.workload import Workload
 from flashgen.launch.cpu import view_of
 from flashgen.launch.tensors import Tensors
@@ -90,8 +90,8 @@ def run(kernel: EmulatedKernel, tensors: Tensors, order: EmulationOrder, residen
     program = spec.family.program(spec.config, call, device_of_target(spec.target))
     fitting = min(resident, *(launch.grid for launch in program.launches))
     memory = {buffer.name: torch.full((buffer.bytes,), 0xFF, dtype=torch.uint8) for buffer in program.buffers}
-    if COUNTERS.name in memory:
-        memory[COUNTERS.name].view(torch.int32).fill_(1)  # what another call may have left there: somebody's turn
+    if SEMAPHORES.name in memory:
+        memory[SEMAPHORES.name].view(torch.int32).fill_(1)  # what another call may have left there: somebody's turn
     given = {operand.name: view_of(operand.name, tensors[operand.name], operand.role is not Role.IN) for operand in tensors.operands}
     given |= {name: view_of(name, buffer, writable=True) for name, buffer in memory.items()}
     kernel.launch(Program(program.launches), given, order, limits=LIMITS, resident=fitting)

@@ -40,7 +40,7 @@ RACE_OUTPUT = setting((8192, 128), (8192, 256), heads=(16, 16), batch=4, width=(
 # takes less time than that. 2 and 3 stages.
 WAIT = {stages: setting((128, 256), heads=(16, 16), batch=64, width=(16, 256), config=(128, 16, 16, 8, stages)) for stages in (2, 3)}
 
-_MASK_NEXT = "if (masked) mask_scores<kCausal>(S, first_query + first_row, (step - 1) * kStepKv, p.len_kv, causal_offset);"
+_MASK_NEXT = "if (masked) mask_scores(S, first_query + first_row, (step - 1) * kStepKv, chain);"
 _NEXT_SCORES = "if (softmax.needs_rescale(S, masked)) softmax.rescale(S, O);"
 
 SOFTMAX = [
@@ -122,36 +122,29 @@ SOFTMAX = [
 ]
 
 MASK = [
-    Fault(
-        "mask-one-key-too-many",
-        "kCausal ? min(len_kv, query + 1 + causal_offset)",
-        "kCausal ? min(len_kv, query + 2 + causal_offset)",
-        CAUSAL,
-    ),
-    Fault(
-        "mask-one-key-too-few", "kCausal ? min(len_kv, query + 1 + causal_offset)", "kCausal ? min(len_kv, query + causal_offset)", CAUSAL
-    ),
-    Fault("mask-aligned-top-left", "const int causal_offset = p.len_kv - p.len_q;", "const int causal_offset = 0;", CAUSAL),
+    Fault("mask-one-key-too-many", "return {0, query + causal_offset + 1};", "return {0, query + causal_offset + 2};", CAUSAL),
+    Fault("mask-one-key-too-few", "return {0, query + causal_offset + 1};", "return {0, query + causal_offset};", CAUSAL),
+    Fault("mask-aligned-top-left", "{len_kv - len_q}}", "{0}}", CAUSAL),
     Fault("mask-of-the-step-in-use", "first_row, (step - 1) * kStepKv,", "first_row, step * kStepKv,", CAUSAL),
-    Fault("masked-step-too-few", "for (; step > steps.full;", "for (; step > steps.full + 1;", CAUSAL),
-    Fault("one-key-past-the-end", "lane % 4 * 2 + e % 2 >= end", "lane % 4 * 2 + e % 2 > end", TAIL),
+    Fault("masked-step-too-few", "for (; step > steps.full_end;", "for (; step > steps.full_end + 1;", CAUSAL),
+    Fault("one-key-past-the-end", "if (key >= seen.end ||", "if (key > seen.end ||", TAIL),
     Fault(
         "tail-not-masked",
-        "return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv,",
-        "return {(seen_by_first + kStepKv - 1) / kStepKv,",
+        "(first_end - (first_end < last_end)) / kBlockKv,",
+        "(first_end + kBlockKv - 1) / kBlockKv,",
         TAIL,
     ),
     # Key 128 is seen by query 63 alone, the last of its block, and begins a step.
     Fault(
         "last-key-of-a-block-not-visited",
-        "first_query + kBlockQ + causal_offset",
-        "first_query + kBlockQ - 1 + causal_offset",
+        "keys(first_query + kBlockQ - 1);",
+        "keys(first_query + kBlockQ - 2);",
         setting((64, 129), mask=Mask.CAUSAL),
     ),
-    Fault("last-step-skipped", "int step = steps.end - 1,", "int step = steps.end - 2,", FULL),
-    Fault("last-tile-skipped", "int step = steps.end - 1,", "int step = steps.end - 1 - kSteps,", FULL),
-    Fault("first-step-skipped", "if (step == 0) run_step(/*has_next=*/false, /*next_masked=*/false);", "", FULL),
-    Fault("first-tile-skipped", "for (; step > 0; --step)", "for (; step >= kSteps; --step)", FULL),
+    Fault("last-step-skipped", "return end > begin ? end - 1 : -1;", "return end > begin ? end - 2 : -1;", FULL),
+    Fault("last-tile-skipped", "return end > begin ? end - 1 : -1;", "return end > begin ? end - 1 - kSteps : -1;", FULL),
+    Fault("first-step-skipped", "if (step == steps.begin) run_step(/*has_next=*/false, /*next_masked=*/false);", "", FULL),
+    Fault("first-tile-skipped", "for (; step > steps.full_begin; --step)", "for (; step >= kSteps; --step)", FULL),
 ]
 
 ROUNDING = [
@@ -206,8 +199,8 @@ PLACES = [
         "static_cast<int>(mul_hi(n, reciprocal))",
         setting((300, 1000), heads=(4, 4)),
     ),
-    Fault("batch-stride-ignored", "sequence_rows(p.k, work.batch,", "sequence_rows(p.k, 0,", FULL),
-    Fault("query-tile-ignored", "work.head, p.q_head) + first_query * p.q_row", "work.head, p.q_head)", FULL),
+    Fault("batch-stride-ignored", "{p.k_batch, p.k_head, p.k_row}, batch,", "{p.k_batch, p.k_head, p.k_row}, 0,", FULL),
+    Fault("query-tile-ignored", "p.q_row}, batch, work.head, first_query);", "p.q_row}, batch, work.head, 0);", FULL),
     Fault("values-one-row-off", "v + last * kBlockKv * v_row", "v + (last * kBlockKv - 1) * v_row", FULL),
     Fault(
         "keys-one-row-off",

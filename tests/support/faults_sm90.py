@@ -28,7 +28,7 @@ PACKED = setting((90, 200), mask=Mask.CAUSAL, heads=(16, 2), config=AttentionFor
 RACE = setting((256, 512), heads=(16, 16), batch=64, width=(256, 256), config=AttentionForwardSm90Config(2, 64, 2, 1, 2))
 
 _DIVIDED = "const int head_kv = divide(work.first_head, p.group_reciprocal);"
-_SEEN = "return {first_query, work.head * kPackGqa, work.batch, max(blocks.end, 1)};"
+_SEEN = "info.end_block = max(info.blocks(p).end, 1);"
 
 SM90 = [
     Fault("sm90-output-not-rescaled", "O[j][e] *= factor[e / 2];", "O[j][e] *= 1.0f;", RISING),
@@ -40,14 +40,19 @@ SM90 = [
     Fault("sm90-sum-of-half-the-lanes", "return value + shfl_sync_bfly(value, 2);", "return value;", FULL),
     Fault("sm90-half-of-a-sum", "partial[h][0] += partial[h][1];", "", FULL),
     Fault("sm90-softmax-of-the-tile-before", "            softmax.restart();\n", "", MANY_FOLLOWED),
-    Fault("sm90-mask-off-by-one", "lane % 4 * 2 + e % 2 >= end)", "lane % 4 * 2 + e % 2 > end)", CAUSAL),
-    Fault("sm90-mask-of-the-last-keys", "end = kCausal ? min(len_kv, query + 1 + causal_offset) : len_kv;", "end = 1 << 30;", FULL),
-    Fault("sm90-mask-of-another-warpgroup", "first_query + warpgroup * kQueries;", "first_query + 64;", CAUSAL),
-    Fault("sm90-first-block-skipped", _SEEN, _SEEN.replace("blocks.end", "blocks.end - 1"), FULL),
+    Fault("sm90-mask-off-by-one", "if (key >= seen.end ||", "if (key > seen.end ||", CAUSAL),
+    Fault("sm90-mask-of-the-last-keys", "if (key >= seen.end ||", "if (", FULL),
+    Fault("sm90-mask-of-another-warpgroup", "first_query + consumer * kQueries);", "first_query + 64);", CAUSAL),
+    Fault("sm90-first-block-skipped", _SEEN, _SEEN.replace(".end,", ".end - 1,"), FULL),
     Fault("sm90-unseen-rows-not-empty", "return total == 0.0f ? 0.0f : y;", "return total == 0.0f ? 1.0f / 0.0f : y;", UNSEEN),
     Fault("sm90-wrong-head", _DIVIDED, "const int head_kv = 0;", FULL),
     Fault("sm90-values-of-another-head", "v_head = head_kv", "v_head = 0", FULL),
-    Fault("sm90-queries-of-another-batch", "work.first(), work.second(), work.batch);\n", "work.first(), work.second(), 0);\n", FULL),
+    Fault(
+        "sm90-queries-of-another-batch",
+        "work.coordinate1(), work.coordinate2(), work.batch);\n",
+        "work.coordinate1(), work.coordinate2(), 0);\n",
+        FULL,
+    ),
     Fault("sm90-one-row-normalises-both", "pair[i % 2 * 2] * normalisers[i % 2]", "pair[i % 2 * 2] * normalisers[0]", FULL),
     Fault("sm90-output-of-the-tile-in-work", "Work::load(finished)", "Work::load(current)", MANY),
     Fault("sm90-lse-of-the-other-row", "RowSums::first_row_of_pair() + i * 8,", "RowSums::first_row_of_pair() + 8 - i * 8,", FULL),
@@ -70,7 +75,7 @@ SM90 = [
         "step * 16 * 128)",
         WIDE,
     ),
-    Fault("sm90-rows-of-the-first-warpgroup", "(q_state.stage), warpgroup * 64,", "(q_state.stage), 0,", FULL),
+    Fault("sm90-rows-of-the-first-warpgroup", "(q_state.stage), consumer * 64,", "(q_state.stage), 0,", FULL),
     Fault("sm90-values-of-the-block-before", "v_block = n_block,", "v_block = max(n_block - 1, 0),", FULL),
     Fault("sm90-packed-rows-masked-as-queries", "+ lane / 4) / kPackGqa;", "+ lane / 4);", PACKED),
     Fault("sm90-packed-mask-of-rows-beyond", "kQueries = 64 / kPackGqa;", "kQueries = 64;", PACKED),

@@ -59,8 +59,8 @@ def test_dry_run_of_the_backward_pass() -> None:
     assert [cell["problem"]["pass"] for cell in (*facts["cells"], *by_hand["cells"])] == ["backward"] * 13
 
 
-def test_host_alone_measures_no_cell() -> None:
-    assert as_json("bench", "--dry-run", "--peers", "math", "--host")["cells"] == []
+def test_call_overhead_alone_measures_no_cell() -> None:
+    assert as_json("bench", "--dry-run", "--peers", "math", "--call-overhead")["cells"] == []
     assert as_json("bench", "--dry-run", "--peers", "math", "--host", "--grid", "mixed")["cells"]
 
 
@@ -148,13 +148,13 @@ def test_without_matplotlib_everything_else_is_written(
             "grid must be one of standard, further, gqa, mixed, short, tutorial, all-backward; got",
         ),
         (
-            ["--pass", "backward", "--host"],
-            "pass must be forward with host, which measures forward calls, gradients off and on; got backward",
+            ["--pass", "backward", "--call-overhead"],
+            "pass must be forward with call_overhead, which measures forward calls, gradients off and on; got backward",
         ),
         (["--from", "x.json", "--pass", "backward"], "from must stand without options of measuring; got --pass as well"),
         (["--head-dim", "64", "--grid", "gqa"], "grid must stand without head_dim; got grid gqa and head_dim 64"),
         (["--from", "nowhere.json"], "from must be a bench.json that can be read; got nowhere.json: No such file"),
-        (["--from", "x.json", "--grid", "gqa", "--host", "--batch", "3"], "got --grid, --host, --batch as well"),
+        (["--from", "x.json", "--grid", "gqa", "--call-overhead", "--batch", "3"], "got --grid, --call-overhead, --batch as well"),
     ],
 )
 def test_misuse_exits_2_and_names_the_argument(arguments: list[str], message: str) -> None:

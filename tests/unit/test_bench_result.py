@@ -94,6 +94,16 @@ def test_json_and_back() -> None:
     assert values["ratios"][0]["worst"] == 1.0
 
 
+def test_a_file_with_the_earlier_names_is_read() -> None:
+    found = result()
+    values = found.to_json()
+    values["host"], values["host_errors"] = values.pop("call_overhead"), values.pop("call_overhead_errors")
+    assert found.call_overhead
+    assert result_from_json(values) == found
+    with pytest.raises(ArgumentError, match="host"):
+        result_from_json({**values, "call_overhead": {}})
+
+
 def test_a_result_says_its_pass_and_one_of_before_is_forward() -> None:
     found = result()
     values = found.to_json()
@@ -150,7 +160,7 @@ def set_in(values: Any, path: tuple[Any, ...], value: object) -> None:
         (("rounds",), 3.0, "result field rounds must be of type int; got 3.0"),
         (("rounds",), True, "result field rounds must be of type int; got True"),
         (("complete",), None, "result field complete must be of type bool"),
-        (("host", "flashgen", "us"), "x", "host flashgen field us must be of type float"),
+        (("call_overhead", "flashgen", "us"), "x", "call_overhead flashgen field us must be of type float"),
     ],
 )
 def test_a_file_that_is_not_ours_is_refused_with_the_reason(tmp_path: Path, path: tuple[Any, ...], value: object, message: str) -> None:
@@ -176,7 +186,7 @@ def test_times_must_be_times() -> None:
 
 
 def test_the_tables() -> None:
-    standard, decode, host = report.tables(result())
+    standard, decode, overhead = report.tables(result())
     assert [heading for heading, _ in standard.columns] == [
         "problem", "workload", "flashgen TFLOP/s", "flash TFLOP/s", "cudnn TFLOP/s",
         "flashgen / flash x [10..90 %]", "flashgen / best other x [10..90 %]", "best other",
@@ -185,8 +195,8 @@ def test_the_tables() -> None:
     assert standard.rows[1][4:] == ["failed", "2.000 [2.000..2.000]", "2.000 [2.000..2.000]", "flash"]
     assert "flash GB/s" in [heading for heading, _ in decode.columns]
     assert decode.rows[0][-1] == "cudnn"
-    assert host.rows == [["flashgen", "11.2", "15.5"], ["flash", "failed", "failed"], ["cudnn", "-", "-"]]
-    for table in (standard, decode, host):
+    assert overhead.rows == [["flashgen", "11.2", "15.5"], ["flash", "failed", "failed"], ["cudnn", "-", "-"]]
+    for table in (standard, decode, overhead):
         assert all(len(row) == len(table.columns) for row in table.rows)
 
 

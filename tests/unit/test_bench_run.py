@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen.bench import call_overhead as host
+from flashgen.bench import call_overhead
 from flashgen.bench.check import CellCheck
 from flashgen.bench.peer import AttentionPeer, Call, Peer, written_to_stderr
 from flashgen.bench.peers import PEERS, make_peers, parse_peers
@@ -350,16 +350,16 @@ def test_the_cpu_cost_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
             return call
 
-    monkeypatch.setattr(host, "CALLS", 3)
-    monkeypatch.setattr(host, "WARM_UP", 1)
-    cost = host.call_overhead(Napping(FakeGpu()), CPU, lambda: None)
+    monkeypatch.setattr(call_overhead, "CALLS", 3)
+    monkeypatch.setattr(call_overhead, "WARM_UP", 1)
+    cost = call_overhead.call_overhead(Napping(FakeGpu()), CPU, lambda: None)
     assert 1000 <= cost.us < cost.us_grad
     assert cost.us_grad >= 4000
     gpu = FakeGpu()
-    run = session({"one": Napping(gpu), "bad": Failing(gpu, 1)}, gpu, cells={}, host=True)
+    run = session({"one": Napping(gpu), "bad": Failing(gpu, 1)}, gpu, cells={}, call_overhead=True)
     run.run(lambda _: None)
-    assert list(run.result.host) == ["one"]
-    assert run.result.host_errors == {"bad": "RuntimeError: no kernel"}
+    assert list(run.result.call_overhead) == ["one"]
+    assert run.result.call_overhead_errors == {"bad": "RuntimeError: no kernel"}
 
 
 def test_requests_are_checked() -> None:

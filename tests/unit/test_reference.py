@@ -17,7 +17,7 @@ from torch.nn.attention.bias import causal_lower_right
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.workload import Workload
 from flashgen.numerics import forward
-from flashgen.numerics.forward import plain, reference, sample_rows, softmax
+from flashgen.numerics.forward import exact_attention, plain, sample_rows, softmax
 from flashgen.numerics.rule import Verdict
 from tests.support.judging import judge_forward
 
@@ -53,7 +53,7 @@ def brute_force(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> 
 @pytest.mark.parametrize(("len_q", "len_kv"), SIZES)
 def test_reference_is_brute_force(len_q: int, len_kv: int, causal: bool) -> None:
     q, k, v = inputs(len_q, len_kv)
-    for given, wanted in zip(reference(q, k, v, causal=causal, scale=0.3), brute_force(q, k, v, causal, 0.3), strict=True):
+    for given, wanted in zip(exact_attention(q, k, v, causal=causal, scale=0.3), brute_force(q, k, v, causal, 0.3), strict=True):
         assert given.dtype == torch.float64
         torch.testing.assert_close(given, wanted, rtol=1e-12, atol=1e-12)
 
@@ -66,22 +66,22 @@ def test_reference_is_sdpa(len_q: int, len_kv: int, causal: bool) -> None:
     with sdpa_kernel(SDPBackend.MATH):
         x, y, z = (t.double().transpose(1, 2) for t in (q, k, v))
         wanted = torch.nn.functional.scaled_dot_product_attention(x, y, z, attn_mask=mask, scale=0.2, enable_gqa=True)
-    torch.testing.assert_close(reference(q, k, v, causal=causal, scale=0.2)[0], wanted.transpose(1, 2), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(exact_attention(q, k, v, causal=causal, scale=0.2)[0], wanted.transpose(1, 2), rtol=1e-12, atol=1e-12)
 
 
 def test_no_keys_and_no_queries() -> None:
     q, k, v = inputs(5, 0)
-    for attention in (reference, plain):
+    for attention in (exact_attention, plain):
         out, lse = attention(q, k, v, causal=True, scale=1.0)
         assert (out == 0).all()
         assert (lse == -torch.inf).all()
     q, k, v = inputs(0, 5)
-    assert reference(q, k, v, causal=True, scale=1.0)[0].shape == (2, 0, 4, 24)
+    assert exact_attention(q, k, v, causal=True, scale=1.0)[0].shape == (2, 0, 4, 24)
     assert plain(q, k, v, causal=True, scale=1.0)[1].shape == (2, 4, 0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("attention", [reference, plain])
+@pytest.mark.parametrize("attention", [exact_attention, plain])
 def test_rows_are_rows_of_the_whole(attention: type, causal: bool) -> None:
     q, k, v = inputs(40, 30)
     out, lse = attention(q, k, v, causal=causal, scale=0.25)
@@ -95,19 +95,19 @@ def test_rows_are_rows_of_the_whole(attention: type, causal: bool) -> None:
 
 def test_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = inputs(37, 50)
-    whole = reference(q, k, v, causal=True, scale=0.25)
+    whole = exact_attention(q, k, v, causal=True, scale=0.25)
     rows = sample_rows(Workload(2, 4, 2, 37, 50), 30, 3, True)
-    whole_rows = reference(q, k, v, causal=True, scale=0.25, rows=rows)
+    whole_rows = exact_attention(q, k, v, causal=True, scale=0.25, rows=rows)
     for budget in (1, 300, 1000, 4000):
         monkeypatch.setattr(forward, "_SCORES_AT_ONCE", budget)
-        for given, wanted in zip(reference(q, k, v, causal=True, scale=0.25), whole, strict=True):
+        for given, wanted in zip(exact_attention(q, k, v, causal=True, scale=0.25), whole, strict=True):
             torch.testing.assert_close(given, wanted, rtol=1e-13, atol=1e-13)
-        for given, wanted in zip(reference(q, k, v, causal=True, scale=0.25, rows=rows), whole_rows, strict=True):
+        for given, wanted in zip(exact_attention(q, k, v, causal=True, scale=0.25, rows=rows), whole_rows, strict=True):
             torch.testing.assert_close(given, wanted, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("rows", [None, sample_rows(Workload(2, 4, 2, 37, 50), 30, 3, True)], ids=["whole", "rows"])
-@pytest.mark.parametrize("attention", [reference, plain])
+@pytest.mark.parametrize("attention", [exact_attention, plain])
 def test_scores_at_once_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch, attention: Any, rows: Tensor | None) -> None:
     """That memory stays bounded shows in no result. Chunks much smaller than the budget would be slow."""
     q, k, v = inputs(37, 50)
@@ -131,14 +131,16 @@ def test_strides_do_not_matter() -> None:
     q, k, v = inputs(20, 30)
     views = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
     assert views[0].stride() != q.stride()
-    for given, wanted in zip(reference(*views, causal=True, scale=0.25), reference(q, k, v, causal=True, scale=0.25), strict=True):
+    for given, wanted in zip(
+        exact_attention(*views, causal=True, scale=0.25), exact_attention(q, k, v, causal=True, scale=0.25), strict=True
+    ):
         assert torch.equal(given, wanted)
 
 
 def test_plain_keeps_scores_and_rounds_results() -> None:
     q, k, v = inputs(64, 64)
     out, lse = plain(q, k, v, causal=False, scale=0.25)
-    ref = reference(q, k, v, causal=False, scale=0.25)
+    ref = exact_attention(q, k, v, causal=False, scale=0.25)
     assert out.dtype == torch.float16
     assert lse.dtype == torch.float32
     assert float((lse - ref[1]).abs().max()) < 2e-6
@@ -192,9 +194,9 @@ def test_bad_shapes_name_the_argument() -> None:
         ((q[:, :, :3], k, v), "k must have a number of heads that divides q's 3; got 2"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            reference(*bad, causal=False, scale=1.0)
+            exact_attention(*bad, causal=False, scale=1.0)
     with pytest.raises(ArgumentError, match="rows must be an int64 tensor"):
-        reference(q, k, v, causal=False, scale=1.0, rows=torch.zeros(3, 2, dtype=torch.int64))
+        exact_attention(q, k, v, causal=False, scale=1.0, rows=torch.zeros(3, 2, dtype=torch.int64))
 
 
 class Judged:
@@ -203,7 +205,7 @@ class Judged:
     def __init__(self, causal: bool = True, len_q: int = 90, len_kv: int = 70) -> None:
         self.q, self.k, self.v = inputs(len_q, len_kv, width=64, width_v=64)
         self.causal, self.scale = causal, 0.125
-        self.ref = reference(self.q, self.k, self.v, causal=causal, scale=self.scale)
+        self.ref = exact_attention(self.q, self.k, self.v, causal=causal, scale=self.scale)
         self.pt = plain(self.q, self.k, self.v, causal=causal, scale=self.scale)
 
     def of(self, out: Tensor | None = None, lse: Tensor | None = None) -> Verdict:
@@ -380,17 +382,17 @@ def test_judge_wants_zeros_where_no_key_is_seen() -> None:
 
 def test_judge_where_nothing_is_seen_or_there_is_nothing() -> None:
     q, k, v = inputs(5, 0)
-    ref, pt = reference(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
+    ref, pt = exact_attention(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
     assert judge_forward(*pt, ref, pt, torch.float16).ok
     assert not judge_forward(pt[0] + 1, pt[1], ref, pt, torch.float16).ok
     q, k, v = inputs(0, 5)
-    ref, pt = reference(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
+    ref, pt = exact_attention(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
     assert judge_forward(*pt, ref, pt, torch.float16).ok
 
 
 def test_judge_where_plain_is_exact() -> None:
     q, k, v = inputs(1, 1)
-    ref, pt = reference(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
+    ref, pt = exact_attention(q, k, v, causal=False, scale=1.0), plain(q, k, v, causal=False, scale=1.0)
     assert torch.equal(pt[0].double(), ref[0])
     assert judge_forward(*pt, ref, pt, torch.float16).ok
     assert not judge_forward(pt[0] * 1.05, pt[1], ref, pt, torch.float16).ok
@@ -398,7 +400,7 @@ def test_judge_where_plain_is_exact() -> None:
 
 def test_judge_of_rows(judged: Judged) -> None:
     rows = sample_rows(Workload(2, 4, 2, 90, 70), 40, 0, judged.causal)
-    ref, pt = (f(judged.q, judged.k, judged.v, causal=judged.causal, scale=judged.scale, rows=rows) for f in (reference, plain))
+    ref, pt = (f(judged.q, judged.k, judged.v, causal=judged.causal, scale=judged.scale, rows=rows) for f in (exact_attention, plain))
     assert judge_forward(*pt, ref, pt, torch.float16).ok
     assert not judge_forward(pt[0].roll(1, 0), pt[1], ref, pt, torch.float16).ok
 

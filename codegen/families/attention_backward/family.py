@@ -15,8 +15,8 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
+from flashgen.codegen.semaphores import files_with_semaphores, semaphores, with_semaphores
 from flashgen.codegen.target import Target
-from flashgen.codegen.turns import counters, files_with_turns, with_counters
 from flashgen.codegen.workload import Workload
 
 from . import model
@@ -71,14 +71,14 @@ class AttentionBackward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward.cu.j2."""
 
     name = "attention_backward"
-    revision = 4
+    revision = 5
     operation = "backward"
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
     parameters = ParameterBlock(_MAIN)
     row_parameters = ParameterBlock(_ROWS)
     sum_parameters = ParameterBlock(_SUMS)
-    files = files_with_turns
+    files = files_with_semaphores
     atoms = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "cp_async", "ldmatrix", "mma_sync"),
         *("cvt", "cvt_f32", "ex2", "mul", "shfl_sync", "vote_sync", "red"),
@@ -86,8 +86,8 @@ class AttentionBackward(Family):
     tiles = (
         *("warp/shared_tile", "common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),
         *("common/softmax_rows", "common/lse", "common/row_statistics", "warp/exact_rows"),
-        *("warp/load", "warp/load_tile", "warp/gemm", "warp/column_group", "warp/score_gradients", "warp/gradient_sum", "warp/epilogue"),
-        "warp/backward_beside",
+        *("warp/load", "warp/load_tile", "warp/gemm", "warp/query_loader", "warp/column_group", "warp/score_gradients"),
+        *("warp/gradient_products", "warp/gradient_sum", "warp/epilogue", "warp/backward_beside"),
     )
 
     # Registers that a thread needs beside what it accumulates and holds, while it has S^T and dP^T, and while it has dQ.
@@ -169,14 +169,14 @@ class AttentionBackward(Family):
 
         sums = accumulated(row_tiles, d, c.column_groups) + accumulated(row_tiles, dv, c.column_groups)
         hoisted = {Hoisted.NONE: 0, Hoisted.VALUES: dv, Hoisted.BOTH: d + dv}[c.hoisted] // 4 * row_tiles
-        scores = row_tiles * c.step_q + self.registers_beside_scores
-        return sums + hoisted + max(scores, accumulated(c.rows_dq // 16, d, groups_dq) + self.registers_beside_dq)
+        while_scores = row_tiles * c.step_q + self.registers_beside_scores
+        return sums + hoisted + max(while_scores, accumulated(c.rows_dq // 16, d, groups_dq) + self.registers_beside_dq)
 
     def kernels(self, problem: Problem, config: AttentionBackwardConfig) -> tuple[KernelText, ...]:
         """See Family. In the order in which they are launched."""
         return (
-            KernelText(with_counters(self.row_parameters, problem), "_preprocess", "RowParameters"),
-            KernelText(with_counters(self.parameters, problem)),
+            KernelText(with_semaphores(self.row_parameters, problem), "_preprocess", "RowParameters"),
+            KernelText(with_semaphores(self.parameters, problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
         )
 
@@ -228,7 +228,7 @@ class AttentionBackward(Family):
         sizes = dict.fromkeys(("row_lse", "row_delta", "row_shift"), rows)
         sizes |= {"huge_tiles": tiles, "d_q_sum": rows * padded(problem.head_dim)}
         buffers = (Buffer(name, size) for name, size in sizes.items())
-        return Program(tuple(launches), (*buffers, *counters(problem, heads * query_tiles, config.warps)))
+        return Program(tuple(launches), (*buffers, *semaphores(problem, heads * query_tiles, config.warps)))
 
     def _tiles(self, config: AttentionBackwardConfig, workload: Workload) -> tuple[int, int]:
         """Of queries and of keys, at least one."""

@@ -54,12 +54,12 @@ def shared_bytes_of_tile(config: AttentionBackwardConfig, d: int, dv: int) -> fl
     rows, columns = c.key_rows, c.block_q // c.column_groups
     hoisted = {"none": (1, 1), "v": (1, 0), "kv": (0, 0)}[c.hoisted.value]
     steps = columns / c.step_q
-    scores = (columns * (d + dv) + steps * rows * (d * hoisted[0] + dv * hoisted[1])) * 2
+    of_scores = (columns * (d + dv) + steps * rows * (d * hoisted[0] + dv * hoisted[1])) * 2
     sums = c.block_q * (d + dv) / c.column_groups * 2 + rows * columns * 2
     if c.column_groups > 1:
         sums += rows * columns * 2 + 2 * rows * c.block_q * 2
     of_query = c.block_kv * (c.rows_dq + d * c.block_q / c.rows_dq / c.warps) * 2
-    return c.warps * (scores + sums + of_query) + c.block_q * (d + dv) * 2
+    return c.warps * (of_scores + sums + of_query) + c.block_q * (d + dv) * 2
 
 
 def _tiles(problem: Problem, config: AttentionBackwardConfig, workload: Workload) -> float:

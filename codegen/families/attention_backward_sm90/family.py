@@ -21,9 +21,9 @@ from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
+from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_map import STRIDE_END
-from flashgen.codegen.turns import counters, files_with_keeper, with_counters
 from flashgen.codegen.workload import Workload
 
 from . import model
@@ -38,7 +38,7 @@ D_SCORES_STAGES = 2  # tiles of dS: with one, the consumers would have to wait f
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
 NARROW = 128  # head dims up to here have registers for tiles of 64 queries and more
 FEWEST_QUERIES = 32  # of a tile that is worth trying
-TURN_BYTES = 8  # of shared memory for each stage: TurnKeeper<1>::kBytes
+SEMAPHORE_BYTES = 8  # of shared memory for each stage: SemaphoreKeeper<1>::kBytes
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
 FLAG = 4  # fp32 numbers behind row_lse of a tile: RowLse in templates/tile/warpgroup/backward_beside.cuh
 ROW_THREADS = 128  # of a block of the preprocess
@@ -54,7 +54,7 @@ class AttentionBackwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_sm90.cu.j2."""
 
     name = "attention_backward_sm90"
-    revision = 7
+    revision = 8
     block_kv: ClassVar[int] = BLOCK_KV
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
@@ -117,7 +117,9 @@ class AttentionBackwardSm90(Family):
         """Dynamic shared memory of a block of the main kernel, in bytes."""
         of_row = panels(problem.head_dim) + panels(problem.head_dim_v)
         rows = (BLOCK_KV + config.stages * config.block_q) * of_row + D_SCORES_STAGES * config.block_q * panels(BLOCK_KV)
-        return int(rows * PANEL * problem.dtype.bytes + config.stages * (row_bytes(config.block_q) + TURN_BYTES * problem.deterministic))
+        return int(
+            rows * PANEL * problem.dtype.bytes + config.stages * (row_bytes(config.block_q) + SEMAPHORE_BYTES * problem.deterministic)
+        )
 
     def postprocess_bytes(self, problem: Problem, config: Any) -> int:
         """Of the last kernel: a tile of dQ."""
@@ -126,8 +128,8 @@ class AttentionBackwardSm90(Family):
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order of their launches."""
         return (
-            KernelText(with_counters(self.row_parameters, problem), "_preprocess", "RowParameters"),
-            KernelText(with_counters(self.parameters, problem)),
+            KernelText(with_semaphores(self.row_parameters, problem), "_preprocess", "RowParameters"),
+            KernelText(with_semaphores(self.parameters, problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
         )
 
@@ -201,7 +203,7 @@ class AttentionBackwardSm90(Family):
         tiles = w.batch * w.heads_q * self.tiles_of_head(config, w)[0]
         rows = tiles * int(config.block_q)
         sizes = {"row_lse": rows + tiles * FLAG, "row_delta": rows, "row_shift": rows, "d_q_sum": rows * padded(problem.head_dim)}
-        return (*(Buffer(name, 4 * size) for name, size in sizes.items()), *counters(problem, tiles, self.cluster))
+        return (*(Buffer(name, 4 * size) for name, size in sizes.items()), *semaphores(problem, tiles, self.cluster))
 
     def call_refusals(self, call: Call, config: Any = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""

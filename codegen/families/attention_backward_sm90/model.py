@@ -46,9 +46,9 @@ def predict(
         return Prediction(0.0, "nothing")
     columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
     columns_dq = panels(columns) * PANEL if config.transposes_d_q else columns
-    scores = config.block_q * block_kv
-    tensor = 2 * scores * (2 * columns + 2 * columns_v + columns_dq) / (TENSOR_EFFICIENCY * device.target.wgmma_flops_per_cycle)
-    step = tensor + SCORE_CYCLES * scores + sum_cycles * config.block_q * columns + STEP_CYCLES
+    tile_scores = config.block_q * block_kv
+    tensor = 2 * tile_scores * (2 * columns + 2 * columns_v + columns_dq) / (TENSOR_EFFICIENCY * device.target.wgmma_flops_per_cycle)
+    step = tensor + SCORE_CYCLES * tile_scores + sum_cycles * config.block_q * columns + STEP_CYCLES
     steps = _steps_of_head(problem.mask, config.block_q, block_kv, w) * w.batch * w.heads_q
     longest = query_tiles * (w.heads_q // w.heads_kv)
     rounds = math.ceil(blocks / device.sm_count)

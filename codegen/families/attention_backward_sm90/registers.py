@@ -17,11 +17,11 @@ SPLIT = 16  # of those, that are lost if the product of dV is under way beside d
 
 def accumulators(problem: Problem, config: Any) -> int:
     """Registers a thread of dK and dV, with S and dP beside them or, if that is more, with dQ and dS, and P if it is still needed."""
-    scores: int = config.block_q
-    operand = scores // 4  # of P or dS, as wgmma takes it
+    score_registers: int = config.block_q
+    operand = score_registers // 4  # of P or dS, as wgmma takes it
     beside_d_q = max(operand, FEWEST_BESIDE_D_Q) + (operand + SPLIT if config.split else 0)
     gradients = (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
-    return gradients + max(scores, d_q_registers(problem, config) + beside_d_q)
+    return gradients + max(score_registers, d_q_registers(problem, config) + beside_d_q)
 
 
 def d_q_registers(problem: Problem, config: Any) -> int:

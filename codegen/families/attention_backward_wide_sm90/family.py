@@ -13,8 +13,8 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
     ELEMENTS,
     NARROW,
     ROW_THREADS,
+    SEMAPHORE_BYTES,
     THREADS,
-    TURN_BYTES,
     AttentionBackwardSm90,
     row_bytes,
 )
@@ -33,7 +33,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_wide_sm90.cu.j2."""
 
     name = "attention_backward_wide_sm90"
-    revision = 7
+    revision = 8
     preference = 1
     block_kv = 64
     template = "kernels/attention_backward_wide_sm90.cu.j2"
@@ -76,7 +76,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
         """Dynamic shared memory of a block of the main kernel, in bytes."""
         of_row = panels(problem.head_dim) + panels(problem.head_dim_v)
         rows = (self.block_kv + config.stages * config.block_q) * of_row + SCORE_TILES * config.block_q
-        return rows * PANEL * problem.dtype.bytes + config.stages * (row_bytes(config.block_q) + TURN_BYTES * problem.deterministic)
+        return rows * PANEL * problem.dtype.bytes + config.stages * (row_bytes(config.block_q) + SEMAPHORE_BYTES * problem.deterministic)
 
     def resources(self, problem: Problem, config: AttentionBackwardWideSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""

@@ -27,7 +27,7 @@ class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 13
+    revision = 14
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -50,7 +50,8 @@ class AttentionForward(Family):
             "warp/shared_tile",
             "common/shared_regions",
             "common/tile_scheduler",
-            "warp/rows",
+            "common/sequences",
+            "common/score_chain",
             "warp/load",
             "warp/key_value_reader",
             "warp/gemm",

@@ -168,7 +168,7 @@ def step_of(problem: Problem, config: AttentionForwardConfig, device: Device, qu
     keys, warps = config.step_kv, config.warps
     row_tiles = config.block_q // warps // 16
     per_scheduler = warps / SCHEDULERS
-    scores = row_tiles * keys / 2  # of a lane
+    lane_scores = row_tiles * keys / 2  # of a lane
     products = row_tiles * (keys / 8 * (columns / 16) + keys / 16 * (columns_v / 8))  # of a warp
     reads = keys / 16 * (columns + columns_v) / 16 + (row_tiles * columns / 16 if query_in_shared else 0)  # ldmatrix.x4 of a warp
     tile_bytes = keys * (columns + columns_v) * problem.dtype.bytes  # loaded for a step
@@ -177,23 +177,23 @@ def step_of(problem: Problem, config: AttentionForwardConfig, device: Device, qu
     copies = written / 16 / (warps * 32)  # of a lane
     flops = 2 * config.block_q * keys * (columns + columns_v)
     # For each score a scaling and a sum, a maximum at less, and half a conversion.
-    arithmetic = weights.arithmetic * 3.1 * scores + weights.copying * copies
+    arithmetic = weights.arithmetic * 3.1 * lane_scores + weights.copying * copies
     other = weights.bookkeeping * (24 + 6 * row_tiles)
     other += weights.walking if keys < config.block_kv else 0.0
     return Step(
         tensor=flops / (device.target.mma_flops_per_cycle * device.mma_rate),
         # The weight is for 16 exponentials a cycle.
-        exponentials=per_scheduler * scores * weights.exponential * 16 / device.target.exp2_per_cycle,
+        exponentials=per_scheduler * lane_scores * weights.exponential * 16 / device.target.exp2_per_cycle,
         arithmetic=per_scheduler * (arithmetic + other),
         barrier=per_scheduler * weights.barrier * keys / config.block_kv,
         lone_barrier=per_scheduler * weights.lone_barrier * keys / config.block_kv,
         shared_memory=(weights.operand_reads * warps * reads * 512 + weights.tile_writes * written) / SHARED_BYTES_PER_CYCLE,
         l2=weights.tile_reads * tile_bytes,
-        masking=per_scheduler * 2 * scores * weights.arithmetic,
+        masking=per_scheduler * 2 * lane_scores * weights.arithmetic,
         latency=weights.step_latency
         + weights.waiting * keys / config.block_kv
         + weights.product_latency * products
-        + weights.score_latency * scores,
+        + weights.score_latency * lane_scores,
     )
 
 

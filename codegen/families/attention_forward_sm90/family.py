@@ -45,7 +45,7 @@ class AttentionForwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
 
     name = "attention_forward_sm90"
-    revision = 7
+    revision = 8
     preference = 1
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
@@ -65,7 +65,8 @@ class AttentionForwardSm90(Family):
         *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "ex2", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
-        *("common/shared_regions", "common/tile_scheduler", "warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "common/mask"),
+        *("common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),
+        *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "common/mask"),
         *("common/softmax_rows", "common/lse", "warpgroup/row_sums", "warpgroup/stale_softmax", "warpgroup/epilogue"),
         *("warpgroup/forward_storage", "warpgroup/forward_producer", "warpgroup/forward_lse", "warpgroup/forward_consumer"),
     )

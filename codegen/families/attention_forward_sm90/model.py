@@ -34,7 +34,7 @@ class HopperWeights:
 
     clock:           share of the device's clock that it keeps under this load
     tensor:          share of the tensor cores' rate that products reach at most, at that clock
-    scores:          cycles of a step for each cycle of its product Q K^T
+    qk:              cycles of a step for each cycle of its product Q K^T
     exponentials:    cycles of a step for each key of each consumer, with a stale row max
     maximum:         the same, in addition, where the row max is exact
     latency:         cycles of a step that do not depend on its size
@@ -54,7 +54,7 @@ class HopperWeights:
 
     clock: float = 0.95
     tensor: float = 1.041
-    scores: float = 0.1323
+    qk: float = 0.1323
     exponentials: float = 1.727
     maximum: float = 1.213
     latency: float = 665.9
@@ -91,7 +91,7 @@ def predict(
     beside = math.ceil(blocks / device.sm_count)  # blocks on an SM
     tensor = 2 * rows * beside * keys * (d + dv) / rate / w.tensor
     per_key = w.exponentials + (0.0 if config.stale_row_max else w.maximum)
-    serial = w.scores * 2 * rows * keys * d / rate + config.warpgroups * beside * keys * per_key + w.latency
+    serial = w.qk * 2 * rows * keys * d / rate + config.warpgroups * beside * keys * per_key + w.latency
     panels = sum(_panels(width, problem.dtype, w.unaligned) for width in (problem.head_dim, problem.head_dim_v))
     copies = w.copies * keys * beside * panels
     step = (tensor**w.joining + serial**w.joining + copies**w.joining) ** (1 / w.joining)

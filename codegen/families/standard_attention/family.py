@@ -63,7 +63,7 @@ class StandardAttention(Family):
     """See the module's docstring; the algorithm is templates/kernels/standard_attention.cu.j2."""
 
     name = "standard_attention"
-    revision = 2
+    revision = 3
     template = "kernels/standard_attention.cu.j2"
     config_type = StandardAttentionConfig
     parameters = ParameterBlock(_SCORES)
@@ -78,7 +78,8 @@ class StandardAttention(Family):
             "warp/shared_tile",
             "common/shared_regions",
             "common/tile_scheduler",
-            "warp/rows",
+            "common/sequences",
+            "common/score_chain",
             "warp/load",
             "warp/load_tile",
             "warp/tile_pipeline",
@@ -127,10 +128,10 @@ class StandardAttention(Family):
         reasons = []
         row_tiles, threads, blocks = config.block_q // config.warps // 16, config.warps * 32, config.blocks_per_sm
         cap = min(target.registers_per_thread, target.registers_per_sm // (threads * blocks) // 8 * 8)
-        scores = row_tiles * config.block_kv // 2 + self.scores_registers_beside
+        score_registers = row_tiles * config.block_kv // 2 + self.scores_registers_beside
         output = row_tiles * padded(problem.head_dim_v) // 2 + self.output_registers_beside
         for kernel, shared, needed, cure in (
-            ("S = Q K^T", self.scores_bytes(problem, config), scores, "lower block_kv, blocks_per_sm or the rows of a warp"),
+            ("S = Q K^T", self.scores_bytes(problem, config), score_registers, "lower block_kv, blocks_per_sm or the rows of a warp"),
             ("O = P V", self.output_bytes(problem, config), output, "lower blocks_per_sm or the rows of a warp"),
         ):
             if shared > target.shared_memory_per_block:

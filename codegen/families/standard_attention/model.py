@@ -25,20 +25,20 @@ def predict(problem: Problem, config: StandardAttentionConfig, workload: Workloa
     w = workload
     if not w.batch * w.heads_q * w.len_q:
         return Prediction(0.0, "nothing")
-    scores, element = _computed_scores(problem, config, w), problem.dtype.bytes
+    computed, element = _computed_scores(problem, config, w), problem.dtype.bytes
     rows, keys = w.batch * w.heads_q * w.len_q, w.batch * w.heads_kv * w.len_kv
     # A row that does not fit into the registers of its warps is read three times, and its exponentials are computed twice.
     fits = w.len_kv <= config.softmax_warps * 32 * config.row_scores
 
     def product(width: int, score_bytes: int, scores_from_l2: int) -> Prediction:
         """S = Q K^T or O = P V: each block reads the keys or values of its tiles from the L2 anew."""
-        memory = (rows + keys) * width * element + scores * score_bytes
-        l2 = scores * (padded(width) * element / config.block_q + scores_from_l2)
-        return _slowest(device, memory, l2=l2, flops=2 * scores * padded(width))
+        memory = (rows + keys) * width * element + computed * score_bytes
+        l2 = computed * (padded(width) * element / config.block_q + scores_from_l2)
+        return _slowest(device, memory, l2=l2, flops=2 * computed * padded(width))
 
     kernels = (
         product(problem.head_dim, SCORE_BYTES, 0),
-        _slowest(device, scores * ((SCORE_BYTES if fits else 3 * SCORE_BYTES) + element), exponentials=scores * (1 if fits else 2)),
+        _slowest(device, computed * ((SCORE_BYTES if fits else 3 * SCORE_BYTES) + element), exponentials=computed * (1 if fits else 2)),
         product(problem.head_dim_v, element, element),
     )
     return Prediction(sum(k.seconds for k in kernels) + len(kernels) * LAUNCH_SECONDS, max(kernels, key=lambda k: k.seconds).bound_by)

@@ -3,7 +3,7 @@
 namespace emulator {
 
 struct BulkCopy {
-    SharedAddress place;
+    SharedAddress destination;
     const void* source;
     u32 bytes;
 };
@@ -11,8 +11,8 @@ struct BulkCopy {
 // A copy has landed. Nobody may be running: it reports, and does not fail.
 inline void land(Block& block, const BulkCopy& copy, Mbarrier& barrier) {
     current = &block;
-    std::memcpy(&block.shared.bytes[copy.place], copy.source, copy.bytes);
-    block.shared.landed(copy.place, static_cast<int>(copy.bytes), barrier.party, barrier.phase + 1);
+    std::memcpy(&block.shared.bytes[copy.destination], copy.source, copy.bytes);
+    block.shared.landed(copy.destination, static_cast<int>(copy.bytes), barrier.party, barrier.phase + 1);
     barrier.bring(copy.bytes, true);
 }
 

@@ -6,7 +6,7 @@ namespace emulator {
 struct SentCopy {
     const Block* from;
     SharedAddress source;
-    SharedAddress place;
+    SharedAddress destination;
     u32 bytes;
     Clock phase;  // of the mbarrier when it was issued
 };
@@ -18,8 +18,8 @@ inline void land(const SentCopy& copy, Mbarrier& barrier) {
         block.fault.report("mbarrier", "block " + std::to_string(block.index) + ": a phase of the mbarrier at " +
                                            std::to_string(barrier.address) + " is complete without a copy of block " +
                                            std::to_string(copy.from->index) + " that was issued in it");
-    std::memcpy(&block.shared.bytes[copy.place], &copy.from->shared.bytes[copy.source], copy.bytes);
-    block.shared.landed(copy.place, static_cast<int>(copy.bytes), barrier.party, barrier.phase + 1);
+    std::memcpy(&block.shared.bytes[copy.destination], &copy.from->shared.bytes[copy.source], copy.bytes);
+    block.shared.landed(copy.destination, static_cast<int>(copy.bytes), barrier.party, barrier.phase + 1);
     barrier.bring(copy.bytes, false);
 }
 

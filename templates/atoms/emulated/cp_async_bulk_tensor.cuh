@@ -16,11 +16,11 @@ constexpr int kRowBytes = 128, kRowElements = kRowBytes / 2;
 
 struct Box {
     const TensorMap* map;
-    SharedAddress place;
+    SharedAddress address;
     int at[4];  // coordinates, innermost first
 
     int rows() const { return map->box[1] * map->box[2] * map->box[3]; }
-    SharedAddress row_place(int row) const { return place + row * kRowBytes; }
+    SharedAddress row_address(int row) const { return address + row * kRowBytes; }
 
     // Which elements [first, end) of a row of the box lie within the tensor, and where the first one of them is. None: first == end.
     struct Part {
@@ -40,14 +40,14 @@ struct Box {
         return end > first ? Part{first, static_cast<int>(end), address} : Part{0, 0, 0};
     }
     // The swizzle: chunk c of 16 bytes of a row lies at c xor row % 8.
-    SharedAddress chunk_place(int row, int chunk) const { return row_place(row) + (chunk ^ row % 8) * 16; }
+    SharedAddress chunk_address(int row, int chunk) const { return row_address(row) + (chunk ^ row % 8) * 16; }
 
     // All chunks of which a part lies within the tensor: no others are stored.
     template <class Visit>
     void visit_stored(const Visit& visit) const {
         for (int row = 0; row < rows(); ++row) {
             const Part some = part(row);
-            for (int chunk = some.first / 8; chunk * 8 < some.end; ++chunk) visit(chunk_place(row, chunk));
+            for (int chunk = some.first / 8; chunk * 8 < some.end; ++chunk) visit(chunk_address(row, chunk));
         }
     }
     void load() const {
@@ -56,35 +56,35 @@ struct Box {
             const Part some = part(row);
             if (some.end > some.first) std::memcpy(line + some.first * 2, bits_as<const void*>(some.address), (some.end - some.first) * 2);
             for (int chunk = 0; chunk < 8; ++chunk)
-                std::memcpy(&current->shared.bytes[chunk_place(row, chunk)], line + chunk * 16, 16);
+                std::memcpy(&current->shared.bytes[chunk_address(row, chunk)], line + chunk * 16, 16);
         }
     }
     void store() const {
         for (int row = 0; row < rows(); ++row) {
             unsigned char line[kRowBytes];
             for (int chunk = 0; chunk < 8; ++chunk)
-                std::memcpy(line + chunk * 16, &current->shared.bytes[chunk_place(row, chunk)], 16);
+                std::memcpy(line + chunk * 16, &current->shared.bytes[chunk_address(row, chunk)], 16);
             const Part some = part(row);
             if (some.end > some.first) std::memcpy(bits_as<void*>(some.address), line + some.first * 2, (some.end - some.first) * 2);
         }
     }
 };
 
-inline Box box_of(const TensorMap& map, SharedAddress place, int column, int row, int head, int batch) {
+inline Box box_of(const TensorMap& map, SharedAddress address, int column, int row, int head, int batch) {
     if (map.rank != 4 || map.element_bytes != 2 || map.swizzle_bytes != kRowBytes || map.box[0] != kRowElements)
         current->fail("tensor map",
                       "copies by a map of rank %d, %d-byte elements, rows of %d elements and a swizzle of %d bytes; "
                       "4, 2, 64 and 128 are known",
                       map.rank, map.element_bytes, map.box[0], map.swizzle_bytes);
-    if (place % 1024) current->fail("tensor copy", "copies a box at %u, no multiple of 1024", place);
-    return {&map, place, {column, row, head, batch}};
+    if (address % 1024) current->fail("tensor copy", "copies a box at %u, no multiple of 1024", address);
+    return {&map, address, {column, row, head, batch}};
 }
 
 // A load has landed. Nobody may be running: it reports, and does not fail.
 inline void land(Block& block, const Box& box, Mbarrier& barrier) {
     current = &block;
     box.load();
-    block.shared.landed(box.place, box.rows() * kRowBytes, barrier.party, barrier.phase + 1);
+    block.shared.landed(box.address, box.rows() * kRowBytes, barrier.party, barrier.phase + 1);
     barrier.bring(box.rows() * kRowBytes, true);
 }
 
@@ -121,8 +121,8 @@ inline void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap
     const emulator::Box box = emulator::box_of(map, destination, column, row, head, batch);
     emulator::Mbarrier& announced = emulator::mbarrier_at(barrier, true);
     for (int r = 0; r < box.rows(); ++r) {
-        const bool free = block.shared.may_write(box.row_place(r), emulator::kRowBytes, emulator::now(), true);
-        emulator::require(free, box.row_place(r), emulator::kRowBytes);
+        const bool free = block.shared.may_write(box.row_address(r), emulator::kRowBytes, emulator::now(), true);
+        emulator::require(free, box.row_address(r), emulator::kRowBytes);
         const emulator::Box::Part part = box.part(r);
         if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, false, "copies");
     }

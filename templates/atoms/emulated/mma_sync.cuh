@@ -23,9 +23,9 @@ inline void mma_m16n8k16(MmaOperand** lanes) {
     for (int lane = 0; lane < kLanes; ++lane)
         for (int e = 0; e < 4; ++e) {
             const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
-            double sum = lanes[lane]->d[e];
-            for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
-            lanes[lane]->d[e] = static_cast<float>(sum);
+            double total = lanes[lane]->d[e];
+            for (int k = 0; k < 16; ++k) total += static_cast<double>(a[row][k]) * b[k][column];
+            lanes[lane]->d[e] = static_cast<float>(total);
         }
 }
 

@@ -10,7 +10,7 @@ struct KeyWork {
     template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
     __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int block = block_index()) {
         const WorkTile work = find_work_tile(block, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
-        const int first_key = (kLastFirst ? work.query_tile : p.key_tiles - 1 - work.query_tile) * kBlockKv;
+        const int first_key = (kLastFirst ? work.tile : p.key_tiles - 1 - work.tile) * kBlockKv;
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
     }
 };

@@ -35,13 +35,13 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
     const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
-    const float sum = a + b, b_in_sum = sum - a;
-    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float s = a + b, b_in_s = s - a;
+    const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
+    const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * unit.low + exponent * kLn2Low;
     const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
-    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+    const float corrections = sum_error + product_error + low_parts + bias;
+    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
 // The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.

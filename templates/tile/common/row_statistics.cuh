@@ -22,7 +22,7 @@ struct RowPart {
     // rowsum(dO * O) in fp32, in all lanes of the row.
     template <class Element>
     __device__ __forceinline__ float product() const {
-        float sum = 0.0f;
+        float delta = 0.0f;
 #pragma unroll
         for (int i = 0; i < kChunks; ++i) {
             const u32 pairs[2][4] = {{out[i].x, out[i].y, out[i].z, out[i].w}, {d_out[i].x, d_out[i].y, d_out[i].z, d_out[i].w}};
@@ -31,12 +31,12 @@ struct RowPart {
                 float x[2], y[2];
                 cvt_f32_x2<Element>(x[0], x[1], pairs[0][j]);
                 cvt_f32_x2<Element>(y[0], y[1], pairs[1][j]);
-                sum = fmaf(x[1], y[1], fmaf(x[0], y[0], sum));
+                delta = fmaf(x[1], y[1], fmaf(x[0], y[0], delta));
             }
         }
 #pragma unroll
-        for (int distance = 1; distance < kRowLanes; distance *= 2) sum += shfl_sync_bfly(sum, distance);
-        return sum;
+        for (int distance = 1; distance < kRowLanes; distance *= 2) delta += shfl_sync_bfly(delta, distance);
+        return delta;
     }
 };
 
@@ -65,10 +65,10 @@ __device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_
         for (int i = 0; i < kAtOnce && first + i < kPasses; ++i) {
             const int row = (first + i) * kRowsOfPass + thread_index() / kRowLanes;
             const bool exists = row < rows_valid;
-            const float sum = parts[i].template product<Element>();
+            const float delta = parts[i].template product<Element>();
             if (lane_index() % kRowLanes != 0) continue;
             row_lse[row] = exists ? base2_lse(lse[row]) : infinity();
-            row_delta[row] = exists ? sum - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
+            row_delta[row] = exists ? delta - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
         }
     }
 }

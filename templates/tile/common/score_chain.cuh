@@ -1,29 +1,33 @@
-// Which scores count. A kernel asks one chain of links; each link is a struct with the functions of `SequenceEnd`, and what a link leaves
-// alone costs nothing.
+// The mask: which keys a query sees. It is a chain of conditions, its links, and a query sees the keys that all of them let it see. Each
+// link is a struct with the functions of `SequenceEnd`; one that hides nothing compiles to nothing.
 
-// Of the queries [begin, end) each may see some key of a tile, of [full_begin, full_end) each sees all of them. The others see none.
+// Queries outside of [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
 struct QueryRange {
     int begin, full_begin, full_end, end;
 };
 
-// A query sees no keys but these, and each of them unless a link hides it.
+// A query sees the keys [begin, end). From one query to the next neither end goes down.
 struct KeyRange {
     int begin, end;
 };
 
-// There are keys up to len_kv only. Query rows past len_q need no mask: their P is 0 whatever their scores are.
+// There are keys up to len_kv only. Query rows past len_q need no mask: the forward pass stores nothing of them, and in the backward pass
+// their row_lse is +inf, so that their P is 0.
 struct SequenceEnd {
+    static constexpr bool kHidesFirstKeys = false;
     int len_q, len_kv;
 
+    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key).
     __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
     __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
-    // For the keys [first_key, end_key).
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
         return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
     }
 };
 
 struct NoMask {
+    static constexpr bool kHidesFirstKeys = false;
+
     __device__ __forceinline__ bool visible(int, int) const { return true; }
     __device__ __forceinline__ KeyRange keys(int) const { return {0, 0x7fffffff}; }
     __device__ __forceinline__ QueryRange queries(int, int) const { return {0, 0, 0x7fffffff, 0x7fffffff}; }
@@ -31,6 +35,7 @@ struct NoMask {
 
 // Query i sees the keys j <= i + causal_offset. Aligned bottom-right, causal_offset = len_kv - len_q.
 struct Causal {
+    static constexpr bool kHidesFirstKeys = false;
     int causal_offset;
 
     __device__ __forceinline__ bool visible(int query, int key) const { return key <= query + causal_offset; }
@@ -48,11 +53,39 @@ struct QueryTileRange {
     __device__ __forceinline__ bool needs_mask(int tile) const { return tile < full_begin || tile >= full_end; }
 };
 
+// Some query of a tile sees keys of the key tiles [begin, end); those outside [full_begin, full_end) need the mask. kHidesFirstKeys: begin
+// and full_begin may be other than 0.
+template <bool kHidesFirstKeys>
+struct KeyTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int last() const { return end > begin ? end - 1 : -1; }  // -1: there is none
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile >= full_end || (kHidesFirstKeys && tile < full_begin); }
+};
+
 template <class... Links>
 struct ScoreChain : Links... {
-    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    static constexpr bool kHidesFirstKeys = (Links::kHidesFirstKeys || ...);  // else the range of every query's keys begins at 0
 
-    // A tile is full up to the sequence's end: the last one may reach beyond it.
+    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    __device__ __forceinline__ KeyRange keys(int query) const {
+        KeyRange all{0, 0x7fffffff};
+        (intersect(all, Links::keys(query)), ...);
+        return all;
+    }
+
+    // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
+    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: a row meets its first visible key
+    // there, and softmax must update its row max.
+    template <int kBlockQ, int kBlockKv>
+    __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
+        const KeyRange first = keys(first_query), last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, first.end), last_end = max(0, last.end);  // a range may end before the first key
+        return {first.begin / kBlockKv, (last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+                (last_end + kBlockKv - 1) / kBlockKv};
+    }
+
+    // A last tile that reaches past len_q counts as full, too.
     template <int kBlockQ>
     __device__ __forceinline__ QueryTileRange query_tiles(int first_key, int end_key, int len_q) const {
         QueryRange all{0, 0, len_q, len_q};
@@ -62,6 +95,9 @@ struct ScoreChain : Links... {
     }
 
   private:
+    __device__ __forceinline__ static void intersect(KeyRange& all, const KeyRange& link) {
+        all = {max(all.begin, link.begin), min(all.end, link.end)};
+    }
     __device__ __forceinline__ static void intersect(QueryRange& all, const QueryRange& link) {
         all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
     }

@@ -8,18 +8,18 @@ constexpr float kHeadroom = 8.0f;
 // exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
-// maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
-// itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. A large maximum has
+// a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself, unscaled:
+// its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
-// A row is huge if its scaled maximum is at least this large. Below it, rounding the maximum changes an exponent by at most 2^-12, and exp2
-// of the maximum's own exponent still rounds to 1 in fp16.
+// A row is huge if the absolute value of its scaled maximum is at least this. Below it, rounding the maximum changes an exponent by at most
+// 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a row with this maximum, also given scaled, is huge. A row that sees no key, with a maximum of -inf, is not.
+// Whether a row with this maximum is huge; `scaled`: maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
 __device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
 
 // The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.

@@ -1,4 +1,5 @@
-// Where a block is on its way over query tiles, if many query heads share its keys: a tile of each of them, then the next tile.
+// Where a block is on its way over query tiles, if several query heads share its keys: a tile of each of them, then the next tile. With one
+// query head it walks forwards.
 //
 // What an L2 group reads and adds to fits into the L2 only while its blocks are at the same tile. Under a causal mask a block begins
 // together with others of the first group, and walks backwards, from the last tile. A block with few tiles ends early, and then one of the

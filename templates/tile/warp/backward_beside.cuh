@@ -50,7 +50,7 @@ __device__ __forceinline__ void postprocess(const Parameters& p) {
 
     float dQ[1][kColumns / 8][4];
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) load_gradient<kVectorReductions>(dQ[0][j], sums + gradient_place<kColumns>(warp, j), p.scale);
+    for (int j = 0; j < kColumns / 8; ++j) load_gradient<kVectorReductions>(dQ[0][j], sums + gradient_offset<kColumns>(warp, j), p.scale);
     const Strides of_d_q{p.d_q_batch, p.d_q_head, p.d_q_row};
     Element* rows = sequences.query_row(p.d_q, of_d_q, batch, head, first_row);
     store_output<kHeadDim>(rows, p.d_q_row, sequences.len_q(batch) - first_row, dQ, SumTile{tiles + warp * SumTile::kBytes});

@@ -1,9 +1,10 @@
 // Rows of which the forward pass has not saved enough, so that the first kernel goes through their keys once more:
 // - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
 //   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
-// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dS = P * (dP - delta) nearly vanishes, and
-//   what is left of it with delta = rowsum(dO * O) is what O was rounded by. Plain PyTorch sums up P * dP: there the errors vanish with dS.
-//   Among many keys this is hidden by rows of which two keys share the probability. A query that sees one key has exactly no gradient.
+// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dP - delta should nearly vanish; but
+//   delta = rowsum(dO * O) comes from the rounded O, so that dS keeps the rounding error of O. Plain PyTorch sums up P * dP, where errors
+//   vanish with dS. Among many keys the gradients of other rows are so much larger that this does not show. A query that sees one key has
+//   exactly no gradient.
 // This is made to be short, not fast.
 
 constexpr int kFewKeys = 64;
@@ -21,7 +22,7 @@ __device__ __forceinline__ bool any_huge_row(const float* lse, int rows_valid) {
 
 // A row's maximum over some of its keys, and with E = exp2((S - maximum) * scale_log2) the sums of E and of E * dP.
 struct RowSum {
-    float maximum, sum, d_p;
+    float maximum, row_sum, d_p;
 
     __device__ __forceinline__ void add(const RowSum& other, float scale_log2) {
         const float higher = fmaxf(maximum, other.maximum);
@@ -29,7 +30,7 @@ struct RowSum {
             return x == higher ? 1.0f : ex2_approx_ftz((x - higher) * scale_log2);
         };
         const float own = factor(maximum), others = factor(other.maximum);
-        *this = {higher, sum * own + other.sum * others, d_p * own + other.d_p * others};
+        *this = {higher, row_sum * own + other.row_sum * others, d_p * own + other.d_p * others};
     }
 };
 
@@ -119,7 +120,8 @@ __device__ __forceinline__ void sum_rows(RowSum (&sums)[2], const WalkedRows<Ele
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const RowSum& own = sums[e];
-            const RowSum other{shfl_sync_bfly(own.maximum, distance), shfl_sync_bfly(own.sum, distance), shfl_sync_bfly(own.d_p, distance)};
+            const float maximum = shfl_sync_bfly(own.maximum, distance), row_sum = shfl_sync_bfly(own.row_sum, distance);
+            const RowSum other{maximum, row_sum, shfl_sync_bfly(own.d_p, distance)};
             sums[e].add(other, scale_log2);
         }
 }
@@ -144,10 +146,10 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
         if (lane_index() >= 8) continue;  // each of these has one row
         const RowSum own = lane_index() < 4 ? sums[0] : sums[1];
         const int row = first + lane_index() % 4 * 2 + lane_index() / 4;
-        const i64 place = sequences.first_row(batch, head) + first_query + row;
-        const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[place]);
+        const i64 index = sequences.first_row(batch, head) + first_query + row;
+        const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[index]);
         row_shift[row] = huge_row ? own.maximum : 0.0f;
-        if (huge_row) row_lse[row] = log_sum_exp(0.0f, own.sum, {1.0f, 0.0f}) * 1.44269504f;
-        if (exists) row_delta[row] = own.d_p * normaliser(own.sum) - (p.d_lse == nullptr ? 0.0f : p.d_lse[place]);
+        if (huge_row) row_lse[row] = log_sum_exp(0.0f, own.row_sum, {1.0f, 0.0f}) * 1.44269504f;
+        if (exists) row_delta[row] = own.d_p * normaliser(own.row_sum) - (p.d_lse == nullptr ? 0.0f : p.d_lse[index]);
     }
 }

@@ -1,17 +1,19 @@
-// The two matrix products of attention, for one warp: S = Q K^T and O += P V.
+// The two matrix products of attention, for one warp: S = Q K^T and O += P V. In the backward pass the first one computes S^T = K Q^T and
+// dP^T = V dO^T, with keys as rows.
 //
-// A warp owns kRowTiles * 16 query rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
+// A warp owns kRowTiles * 16 rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
 // says: [0], [1] belong to row lane/4, [2], [3] to row lane/4 + 8.
 
-// Where a lane finds its part of an operand in a tile that is kColumns wide. Of Q and of V: 16 rows, in two groups of 8 with the same
-// columns. Of K: the same 16, with the two groups of columns next to each other. An operand is two chunks wide; the offsets within a
+// Where a lane finds its part of an operand in a tile that is kColumns wide, for ldmatrix. Of the left operand (Q) and of a transposed one
+// (V): lanes 0 to 15 point at 16 rows, lanes 16 to 31 at the same rows one chunk further. Of the right operand (K): the second and the
+// third of the four matrices swapped. An operand is two chunks wide; the offsets within a
 // group of chunks are held in registers, and everything else is constants away or the same for all lanes.
 template <int kColumns>
 struct LaneOffsets {
     using Rows = SharedTile<16, kColumns>;
     static constexpr int kOffsets = Rows::kSwizzle / 2;
     u32 offset[kOffsets];
-    u32 to_keys;  // from the place in Q or V to that in K
+    u32 to_keys;  // from the address in Q or V to that in K
 
     __device__ __forceinline__ LaneOffsets() {
         const int lane = lane_index();
@@ -46,7 +48,7 @@ struct OperandOffsets<kColumns, kColumns> {
 
 // Q read from shared memory at each use: costs bandwidth, saves registers. `rows` are the warp's.
 template <int kColumns>
-struct QueryInShared {
+struct LeftInShared {
     const LaneOffsets<kColumns>& offsets;
     SharedAddress rows;
 
@@ -57,10 +59,10 @@ struct QueryInShared {
 
 // Q read once and kept in registers: kColumns / 4 * kRowTiles of them.
 template <int kRowTiles, int kColumns>
-struct QueryInRegisters {
+struct LeftInRegisters {
     u32 fragments[kRowTiles][kColumns / 16][4];
 
-    __device__ __forceinline__ explicit QueryInRegisters(const QueryInShared<kColumns>& query) {
+    __device__ __forceinline__ explicit LeftInRegisters(const LeftInShared<kColumns>& query) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -76,11 +78,11 @@ struct QueryInRegisters {
 // One of the two.
 template <bool kInRegisters, int kRowTiles, int kColumns>
 struct LeftOperandOf {
-    using Type = QueryInRegisters<kRowTiles, kColumns>;
+    using Type = LeftInRegisters<kRowTiles, kColumns>;
 };
 template <int kRowTiles, int kColumns>
 struct LeftOperandOf<false, kRowTiles, kColumns> {
-    using Type = const QueryInShared<kColumns>&;
+    using Type = const LeftInShared<kColumns>&;
 };
 template <bool kInRegisters, int kRowTiles, int kColumns>
 using LeftOperand = typename LeftOperandOf<kInRegisters, kRowTiles, kColumns>::Type;

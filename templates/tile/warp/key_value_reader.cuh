@@ -4,14 +4,15 @@
 // ahead. A load is one group of copies, empty where there is no tile, so that the number of groups under way never depends on the data.
 template <class KeyTile, class ValueTile, int kStepKv, int kThreads, int kHeadDim, int kHeadDimV, class Element>
 struct KeyValueReader {
-    static constexpr int kBlockKv = KeyTile::kRowCount;
-    int tile;  // that was loaded last
+    static constexpr int kBlockKv = KeyTile::kRowCount, kSteps = kBlockKv / kStepKv;
+    int first, tile;  // the first tile, which comes last; the one that was loaded last
     TileReader<KeyTile, kThreads, kHeadDim, Element> keys;
     TileReader<ValueTile, kThreads, kHeadDimV, Element> values;
 
-    // `k` and `v` point at the first rows of the sequence; `last` is its last tile, or -1 if there is none.
-    __device__ __forceinline__ KeyValueReader(const Element* k, i64 k_row, const Element* v, i64 v_row, int last)
-        : tile(last), keys(k + (last * kBlockKv - kStepKv) * k_row, k_row), values(v + last * kBlockKv * v_row, v_row) {}
+    // `k` and `v` point at the first rows of the sequence. `steps`: those that the block visits.
+    template <class Steps>
+    __device__ __forceinline__ KeyValueReader(const Element* k, i64 k_row, const Element* v, i64 v_row, const Steps& steps)
+        : KeyValueReader(k, k_row, v, v_row, steps.begin / kSteps, steps.last() >= 0 ? steps.last() / kSteps : -1) {}
 
     // The last tile, which comes first and may end early. The caller commits the group.
     __device__ __forceinline__ void load_last(SharedAddress stage, int len_kv) {
@@ -19,13 +20,17 @@ struct KeyValueReader {
         keys.load(KeyTile{stage}, tile == 0 ? kStepKv : 0, rows_valid + kStepKv);
         values.load(ValueTile{stage + KeyTile::kBytes}, 0, rows_valid);
     }
-    // The tile before, and its group. All others are whole; only the keys one step before the first tile do not exist.
+    // The tile before, and its group. All others are whole; only the keys one step before tile 0 do not exist.
     __device__ __forceinline__ void load_next(SharedAddress stage) {
-        if (--tile > 0)
+        if (--tile > 0 && tile >= first)
             keys.load(KeyTile{stage});
-        else if (tile == 0 && kBlockKv > kStepKv)
+        else if (tile == 0 && tile >= first && kBlockKv > kStepKv)
             keys.template load<kStepKv>(KeyTile{stage});
-        if (tile >= 0) values.load(ValueTile{stage + KeyTile::kBytes});
+        if (tile >= first) values.load(ValueTile{stage + KeyTile::kBytes});
         cp_async_commit_group();
     }
+
+  private:
+    __device__ __forceinline__ KeyValueReader(const Element* k, i64 k_row, const Element* v, i64 v_row, int first, int last)
+        : first(first), tile(last), keys(k + (last * kBlockKv - kStepKv) * k_row, k_row), values(v + last * kBlockKv * v_row, v_row) {}
 };

@@ -57,8 +57,8 @@ struct RowSlice {
             for (int e = 0; e < 4; ++e) x[i][e] = ex2_approx_ftz(fmaf(x[i][e] - origin.shift, scale_log2, -origin.row_max));
     }
 
-    // This lane's sum. In four chains: each addition rounds, and short chains round least.
-    __device__ __forceinline__ float sum() const {
+    // This lane's part of the row sum. In four chains: each addition rounds, and short chains round least.
+    __device__ __forceinline__ float row_sum() const {
         float total[4] = {x[0][0], x[0][1], x[0][2], x[0][3]};
 #pragma unroll
         for (int i = 1; i < kChunks; ++i)

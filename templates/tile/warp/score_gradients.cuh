@@ -43,7 +43,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[kRowTiles][kTiles][4], f
 
 // dS = P * (dP - row_delta), in the place of dP. Not scaled: the sums over dS are, once.
 template <int kRowTiles, int kTiles>
-__device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4], const float (&probabilities)[kRowTiles][kTiles][4],
+__device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4], const float (&P)[kRowTiles][kTiles][4],
                                               SharedAddress row_delta) {
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4],
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) dp[i][j][e] = probabilities[i][j][e] * (dp[i][j][e] - delta[e % 2]);
+            for (int e = 0; e < 4; ++e) dp[i][j][e] = P[i][j][e] * (dp[i][j][e] - delta[e % 2]);
     }
 }
 

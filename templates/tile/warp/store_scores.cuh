@@ -1,11 +1,11 @@
 // From a warp's accumulators to S in global memory, in fp32 as they are: neither scaled nor masked.
 
-// Writes rows [0, rows_valid) and columns [0, columns_valid) of the warp's scores, 16 bytes a lane; the last 16 may reach beyond
+// Writes rows [0, rows_valid) and columns [0, columns_valid) of the warp's S, 16 bytes a lane; the last 16 may reach beyond
 // columns_valid. Four lanes hold a row, a pair of columns of each column tile. Two neighbours trade pairs, so that the even one has four
 // columns of one column tile, and the odd one four of the next: the four lanes then write 64 bytes in a row, which are two whole sectors.
 template <int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void store_scores(float* rows, i64 row_stride, int rows_valid, int columns_valid,
-                                             const float (&scores)[kRowTiles][kKeyTiles][4]) {
+                                             const float (&S)[kRowTiles][kKeyTiles][4]) {
     static_assert(kKeyTiles % 2 == 0, "column tiles are written in pairs");
     const int lane = lane_index(), odd = lane % 2;
 #pragma unroll
@@ -16,7 +16,7 @@ __device__ __forceinline__ void store_scores(float* rows, i64 row_stride, int ro
             float* row_start = rows + row * row_stride;
 #pragma unroll
             for (int j = 0; j < kKeyTiles; j += 2) {
-                const float(&even_tile)[4] = scores[i][j], (&odd_tile)[4] = scores[i][j + 1];
+                const float(&even_tile)[4] = S[i][j], (&odd_tile)[4] = S[i][j + 1];
                 u32 kept[2], got[2];
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {

@@ -24,12 +24,12 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
     const HeadTile work = HeadTile::of_block(p);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     const int batch = work.batch, head = work.head, first_query = work.tile * kBlockQ, queries = sequences.len_q(batch) - first_query;
-    const i64 place = sequences.first_tile(batch, head) + work.tile, row = sequences.first_row(batch, head) + first_query;
+    const i64 index = sequences.first_tile(batch, head) + work.tile, row = sequences.first_row(batch, head) + first_query;
     const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
-    float* row_lse = p.row_lse + place * RowLse<kBlockQ>::kFloats;
-    write_zeros<kThreads, kSums>(p.d_q_sum + place * kSums);
+    float* row_lse = p.row_lse + index * RowLse<kBlockQ>::kFloats;
+    write_zeros<kThreads, kSums>(p.d_q_sum + index * kSums);
     write_row_statistics<kThreads, kBlockQ, kHeadDimV>(
-        row_lse, p.row_delta + place * kBlockQ, sequences.query_row(p.out, of_out, batch, head, first_query), p.out_row,
+        row_lse, p.row_delta + index * kBlockQ, sequences.query_row(p.out, of_out, batch, head, first_query), p.out_row,
         sequences.query_row(p.d_out, of_d_out, batch, head, first_query), p.d_out_row, p.lse + row,
         p.d_lse == nullptr ? nullptr : p.d_lse + row, queries);
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
     if (thread_index() < 4) row_lse[RowLse<kBlockQ>::kFlag + thread_index()] = huge ? 1.0f : 0.0f;
     if (!unlikely(huge || sequences.len_kv(batch) <= kFewKeys)) return;
     barrier_sync();  // row_lse and row_delta are written: those of some rows are replaced
-    write_exact_rows<kThreads, kBlockQ, kHeadDim, kHeadDimV>(row_lse, p.row_delta + place * kBlockQ, p.row_shift + place * kBlockQ, p,
+    write_exact_rows<kThreads, kBlockQ, kHeadDim, kHeadDimV>(row_lse, p.row_delta + index * kBlockQ, p.row_shift + index * kBlockQ, p,
                                                              sequences, batch, head, first_query, huge, chain);
 }
 
@@ -56,8 +56,8 @@ __device__ __forceinline__ void postprocess(const Parameters& p) {
     if (thread_index() > 0) return;
 #pragma unroll
     for (int panel = 0; panel < QueryTile::kPanels; ++panel) {
-        const SharedAddress place = rows.base + panel * QueryTile::kPanelBytes;
-        cp_async_bulk_tensor_store(p.d_q_map, place, panel * 64, work.tile * kBlockQ, work.head, work.batch);
+        const SharedAddress base = rows.base + panel * QueryTile::kPanelBytes;
+        cp_async_bulk_tensor_store(p.d_q_map, base, panel * 64, work.tile * kBlockQ, work.head, work.batch);
     }
     cp_async_bulk_commit_group();
     cp_async_bulk_wait_group_read<0>();

@@ -40,11 +40,11 @@ struct BackwardInputs {
         produce<false>(p, work, state, [&] { return work; });
     }
     // The same for one of a persistent block's work tiles. Its K and V come after its first Q and dO, once wait_keys() has returned: until
-    // then consumers may read those of the work tile before. It returns `work` again, of which registers need not keep all meanwhile.
+    // then consumers may read those of the work tile before. wait_keys() reads `work` again, so that registers need not keep all of it.
     template <bool kPersistent = true, class Parameters, class WaitKeys>
     __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work, PipelineState<kStages>& state,
                                             const WaitKeys& wait_keys) const {
-        bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
+        bool first = true;  // the first Q and dO do not depend on the preprocess kernel, which may still run; row_lse and row_delta do
 #pragma unroll 1
         for (Walk next(work, p); next.left > 0; next.advance(work, p)) {
             const int row = next.tile * Lse::kRows;
@@ -60,7 +60,7 @@ struct BackwardInputs {
             auto load_keys = [&](const KeyWork& of) { key_tile().load(p.k_map, queries_full, of.first_key, of.head_kv, of.batch); };
             auto load_values = [&](const KeyWork& of) { value_tile().load(p.v_map, d_out_full, of.first_key, of.head_kv, of.batch); };
             if (first && !kPersistent) load_keys(work);
-            if (!first) load_lse();  // before the tile: copies end in the order of their issue
+            if (!first) load_lse();  // before the tile, which takes longer
             query_tile(state.stage).load(p.q_map, queries_full, row, next.head(work, p), work.batch);
 
             d_out_pipeline.producer_acquire(state);
@@ -75,6 +75,7 @@ struct BackwardInputs {
                 load_values(again);
             }
             if (first) {
+                // What the preprocess kernel wrote is visible after this, to copies, too.
                 griddepcontrol_wait();
                 load_lse();
                 load_delta();
@@ -82,6 +83,6 @@ struct BackwardInputs {
             state.advance();
             first = false;
         }
-        if (first) wait_keys();
+        if (first) wait_keys();  // no query sees these keys
     }
 };

@@ -6,7 +6,7 @@
 template <class Element, int kPanels, int kOutTiles>
 __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kOutTiles][4], const float (&normalisers)[2],
                                              SharedAddress ring, int row, int head, int batch) {
-    // Each call begins with the ring's first panel, which the last copy of the call before may still read, unless that call ended with the
+    // Each call begins with the ring's first panel. The last copy of the call before may still read that panel, unless it read the ring's
     // last one.
     constexpr int kFirstPending = (kOutTiles + 7) / 8 % kPanels == 0 ? kPanels - 1 : 0;
     int lane = lane_index();

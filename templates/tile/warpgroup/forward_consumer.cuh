@@ -5,16 +5,19 @@ template <class Traits, class Parameters>
 struct ForwardConsumer {
     using Element = typename Traits::Element;
     using Work = WorkTileInfo<Traits>;
+    using Chain = decltype(Work{}.chain(Parameters{}));
+    using Blocks = decltype(Work{}.blocks(Parameters{}));
     static constexpr int kBlockKv = Traits::kBlockKv, kPackGqa = Traits::kPackGqa;
     static constexpr int kQueries = 64 / kPackGqa;  // in a consumer's rows
     // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
-    static_assert(!Traits::kPingPong || Traits::kWarpgroups > 1, "ping-pong scheduling takes two consumers");
+    static_assert(!Traits::kPingPong || Traits::kConsumers > 1, "ping-pong scheduling takes two consumers");
+    static_assert(Traits::kStages > 1, "a consumer releases V after its next turn has begun");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
 
     const Parameters& p;
     const ForwardStorage<Traits>& smem;
-    const int warpgroup;
+    const int consumer;
     const bool elected;
     PipelineState<Traits::kQueryStages> q_state;
     PipelineState<kWorkSlots<Traits>> slot;
@@ -24,28 +27,30 @@ struct ForwardConsumer {
     float S[1][kBlockKv / 8][4], O[Traits::kColumnsV / 8][4] = {};
     Fragment P[2];                            // one is multiplied with V while softmax writes the other
     SharedAddress current = 0, finished = 0;  // slots of the work tile in work, and of the one whose O is to be stored
-    int first_query, n_block, first_masked;   // of the work tile in work
+    int first_query, n_block, first_block;    // of the work tile in work
+    Chain chain;                              // of its sequence
+    Blocks own_blocks;                        // K blocks that this consumer's rows see
     float normalisers[2];
     bool store_pending = false;  // once the P V under way is complete, O is the finished work tile's, and retire_pv stores it
     int v_stage_in_use = -1;     // that the P V under way reads
 
-    __device__ __forceinline__ ForwardConsumer(const Parameters& p, const ForwardStorage<Traits>& smem, int warpgroup)
-        : p(p), smem(smem), warpgroup(warpgroup), elected(thread_index() % 128 == 0), softmax(p.scale_log2, p.ln2_hi) {}
+    __device__ __forceinline__ ForwardConsumer(const Parameters& p, const ForwardStorage<Traits>& smem, int consumer)
+        : p(p), smem(smem), consumer(consumer), elected(thread_index() % 128 == 0), softmax(p.scale_log2, p.ln2_hi) {}
 
     // One iteration of FlashAttention-3, algorithm 2 (lines 8 to 15): S = Q K^T of this block runs beside O += P V of the block before, and
     // softmax runs under that product. P_prev is the paper's P_cur: P[0] and P[1] swap roles, in place of line 16. Blocks go from the last
     // to the first. The first block of a work tile overlaps the last product of the tile before, so the pipeline never drains. Line 20 is
     // finish_tile, and store_output in retire_pv. Returns false at the end of the work; P_prev is then left to `drain`.
     __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
-        const bool new_tile = --n_block < 0;
+        const bool new_tile = --n_block < first_block;
         if (new_tile && !wait_for_work()) return false;
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
         wgmma_wait_group<1>();  // lines 14, 15 of the iteration before: O += P V is complete
-        retire_pv();            // rescale O, release V
+        retire_pv();            // rescale or store O, release V: O must be free before the next product
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
-        if (new_tile) {
+        if (new_tile) {  // O and the P V under way still belong to the tile before; all else is the new one's from here on
             finish_tile();
             begin_tile();
             softmax.restart();
@@ -71,9 +76,10 @@ struct ForwardConsumer {
         if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
     }
     __device__ __forceinline__ void run() {
-        if (!wait_for_work()) return;
+        wait_for_work();  // the grid has no more blocks than work tiles, so each block has a first one
         begin_tile();
-        if (Traits::kPingPong && warpgroup == 0) bar_arrive(kFirstBarrier, kPingPongThreads);  // nobody precedes consumer 0
+        // The first time consumer 0 makes the arrival that the last consumer makes later. The last arrival of all is left over.
+        if (Traits::kPingPong && consumer == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();
         make_p(P[0], true);
@@ -88,16 +94,16 @@ struct ForwardConsumer {
     // ---- the steps of an iteration ----
 
     __device__ __forceinline__ void wait_ping_pong() const {
-        if (Traits::kPingPong) bar_sync(kFirstBarrier + warpgroup, kPingPongThreads);
+        if (Traits::kPingPong) bar_sync(kFirstBarrier + consumer, kPingPongThreads);
     }
     __device__ __forceinline__ void arrive_ping_pong() const {
-        if (Traits::kPingPong) bar_arrive(kFirstBarrier + (warpgroup + 1) % Traits::kWarpgroups, kPingPongThreads);
+        if (Traits::kPingPong) bar_arrive(kFirstBarrier + (consumer + 1) % Traits::kConsumers, kPingPongThreads);
     }
 
     __device__ __forceinline__ void issue_qk() {
         smem.k_pipeline.consumer_wait(k_state);
         wgmma_fence();
-        gemm_scores<Element, Traits::kColumns>(S[0], smem.query_tile(q_state.stage), warpgroup * 64, smem.key_tile(k_state.stage));
+        gemm_scores<Element, Traits::kColumns>(S[0], smem.query_tile(q_state.stage), consumer * 64, smem.key_tile(k_state.stage));
         wgmma_commit_group();
     }
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
@@ -114,15 +120,13 @@ struct ForwardConsumer {
         launder(S[0]);
         smem.k_pipeline.consumer_release(k_state.stage, elected);
         k_state.advance();
-        const bool masked = n_block >= first_masked;
-        if (masked) {
-            const int row = first_query * kPackGqa + first_row();
-            mask_scores<Traits::kCausal, kPackGqa>(S, row, n_block * kBlockKv, p.len_kv, p.len_kv - p.len_q);
-        }
-        if (n_block == 0) release_q();
+        const bool masked = own_blocks.needs_mask(n_block);
+        if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + first_row(), n_block * kBlockKv, chain);
+        if (n_block == first_block) release_q();
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
     }
-    // Every warp releases Q for itself, because its lanes have also read work slots that the producer may write next.
+    // Every warp releases Q for itself. Once work tile t is released, the producer may write the descriptor of tile t + kQueryStages over
+    // that of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
     __device__ __forceinline__ void release_q() {
         barrier_warp_sync();
         smem.q_pipeline.consumer_release(q_state.stage, lane_index() == 0);
@@ -136,7 +140,8 @@ struct ForwardConsumer {
             const Work work = Work::load(finished);
             const int row = first_row();
             const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
-            store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, work.first(row), work.second(row), work.batch);
+            const int coordinates[2] = {work.coordinate1(row), work.coordinate2(row)};
+            store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, coordinates[0], coordinates[1], work.batch);
             store_pending = false;
         } else if (softmax.needs_rescale) {
             softmax.rescale(O);
@@ -148,16 +153,17 @@ struct ForwardConsumer {
     // Waits for the next work tile's Q. Returns false at the end of the work.
     __device__ __forceinline__ bool wait_for_work() const {
         smem.q_pipeline.consumer_wait(q_state);
-        return shfl_sync_first(Work::load(smem.work_slot(slot.stage)).n_blocks) > 0;
+        return shfl_sync_first(Work::load(smem.work_slot(slot.stage)).end_block) > 0;
     }
     __device__ __forceinline__ void begin_tile() {
         current = smem.work_slot(slot.stage);
         slot.advance();
         const Work work = Work::load(current);
         first_query = work.first_query;
-        n_block = shfl_sync_first(work.n_blocks) - 1;
-        const int own_query = first_query + warpgroup * kQueries;
-        first_masked = find_key_steps<Traits::kCausal, kQueries, kBlockKv>(own_query, p.len_kv, p.len_kv - p.len_q).full;
+        n_block = shfl_sync_first(work.end_block) - 1;
+        first_block = work.first_block(p);
+        chain = work.chain(p);
+        own_blocks = chain.template key_tiles<kQueries, kBlockKv>(first_query + consumer * kQueries);
     }
     __device__ __forceinline__ void finish_tile() {
         const RowSums statistics = softmax.finish(normalisers);
@@ -166,9 +172,9 @@ struct ForwardConsumer {
         store_pending = true;
     }
     __device__ __forceinline__ void hand_statistics_over(const RowSums& statistics) {
-        const Pipeline<1> pipeline = smem.statistics_pipeline(warpgroup);
+        const Pipeline<1> pipeline = smem.statistics_pipeline(consumer);
         pipeline.producer_acquire(statistics_state);
-        statistics.store(smem.statistics_of(warpgroup));
+        statistics.store(smem.statistics_of(consumer));
         barrier_warp_sync();
         pipeline.producer_commit(statistics_state.stage, lane_index() == 0);
         statistics_state.advance();

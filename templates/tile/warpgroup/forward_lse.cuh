@@ -3,27 +3,27 @@
 
 // One warp writes lse for the 64 rows of a consumer, in every work tile of this block.
 template <class Traits, class Parameters>
-__device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStorage<Traits>& smem, int warpgroup) {
+__device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStorage<Traits>& smem, int consumer) {
     constexpr int kPackGqa = Traits::kPackGqa;
-    const Pipeline<1> pipeline = smem.statistics_pipeline(warpgroup);
+    const Pipeline<1> pipeline = smem.statistics_pipeline(consumer);
     PipelineState<1> state;
     PipelineState<kWorkSlots<Traits>> slot;
 #pragma unroll 1
     for (;;) {
         pipeline.consumer_wait(state);
         const auto work = WorkTileInfo<Traits>::load(smem.work_slot(slot.stage));
-        if (work.n_blocks == 0) return;
+        if (work.end_block == 0) return;
         slot.advance();
-        const RowSums statistics = RowSums::load(smem.statistics_of(warpgroup));
+        const RowSums statistics = RowSums::load(smem.statistics_of(consumer));
         barrier_warp_sync();
         pipeline.consumer_release(state.stage, lane_index() == 0);
         state.advance();
-        const i64 first_head = static_cast<i64>(work.batch) * p.head_sets * kPackGqa + work.first_head;
+        const auto sequences = Traits::sequences(p);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int row = warpgroup * 64 + RowSums::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
+            const int row = consumer * 64 + RowSums::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
             const float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
-            if (query < p.len_q) p.lse[(first_head + row % kPackGqa) * p.len_q + query] = lse;
+            if (query < sequences.len_q(work.batch)) p.lse[sequences.first_row(work.batch, work.first_head + row % kPackGqa) + query] = lse;
         }
     }
 }

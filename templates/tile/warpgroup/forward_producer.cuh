@@ -25,25 +25,26 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
     while (index < p.tiles) {
         const Work work = Work::find(p, index);
         const int head_kv = divide(work.first_head, p.group_reciprocal);
+        const int last_block = work.end_block - 1, first_block = work.first_block(p);
         int next = index;
 #pragma unroll 1
-        for (int n_block = work.n_blocks - 1; n_block >= 0; --n_block) {
+        for (int n_block = last_block; n_block >= first_block; --n_block) {
             smem.k_pipeline.producer_acquire(k_state);
             smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
             const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);
             smem.key_tile(k_state.stage).load(p.k_map, k_full, n_block * Traits::kBlockKv, head_kv, work.batch);
             k_state.advance();
-            if (n_block == work.n_blocks - 1) {
+            if (n_block == last_block) {
                 smem.q_pipeline.producer_acquire(q_state);
                 work.store(smem.work_slot(slot.stage));  // those who wait for Q see it, by the arrival of producer_expect
                 slot.advance();
                 smem.q_pipeline.producer_expect(q_state, Storage::QueryTile::kBytes);
                 const SharedAddress q_full = smem.q_pipeline.full(q_state.stage);
-                smem.query_tile(q_state.stage).load(p.q_map, q_full, work.first(), work.second(), work.batch);
+                smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
                 q_state.advance();
             }
             // One block before the last: loads that are still to come hide the latency of the claim.
-            if (n_block == min(1, work.n_blocks - 1)) next = next_work_tile<Traits>(p, index);
+            if (n_block == min(first_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
             load_v();
             v_block = n_block, v_head = head_kv, v_batch = work.batch;
         }

@@ -1,23 +1,40 @@
 // What the roles of the warp-specialised forward kernel share: the work tiles of a block, and its shared memory.
 
-// A Q tile, and how many K blocks its rows see. n_blocks >= 1 even if every key is masked, so that the epilogue runs; n_blocks == 0 marks
-// the end of the work. Row r of the tile is query first_query + r / kPackGqa of head first_head + r % kPackGqa.
+// A Q tile, and where the K blocks that its rows see end (a K block is a key tile of the mask). end_block >= 1 even if every key is masked,
+// so that the epilogue runs; end_block == 0 marks the end of the work. Row r of the tile is query first_query + r / kPackGqa of head
+// first_head + r % kPackGqa.
 template <class Traits>
 struct WorkTileInfo {
     static constexpr int kBytes = 16, kPackGqa = Traits::kPackGqa;
-    int first_query, first_head, batch, n_blocks;
+    int first_query, first_head, batch, end_block;
 
     template <class Parameters>
     __device__ __forceinline__ static WorkTileInfo find(const Parameters& p, int index) {
         const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.query_tiles), p.head_sets, p.head_sets_reciprocal);
-        const int first_query = work.query_tile * Traits::kQueries;
-        constexpr int kQueries = Traits::kQueries, kBlockKv = Traits::kBlockKv;
-        const KeySteps blocks = find_key_steps<Traits::kCausal, kQueries, kBlockKv>(first_query, p.len_kv, p.len_kv - p.len_q);
-        return {first_query, work.head * kPackGqa, work.batch, max(blocks.end, 1)};
+        WorkTileInfo info{work.tile * Traits::kQueries, work.head * kPackGqa, work.batch, 0};
+        info.end_block = max(info.blocks(p).end, 1);
+        return info;
     }
-    // Coordinates 1 and 2 of a row in the tensor maps of Q and O, behind the column: (query, head), or under PackGQA (head, query).
-    __device__ __forceinline__ int first(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
-    __device__ __forceinline__ int second(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
+    template <class Parameters>
+    __device__ __forceinline__ auto chain(const Parameters& p) const {
+        const auto sequences = Traits::sequences(p);
+        return make_chain<Traits::kCausal>(sequences.len_q(batch), sequences.len_kv(batch));
+    }
+    // K blocks that the tile's queries see.
+    template <class Parameters>
+    __device__ __forceinline__ auto blocks(const Parameters& p) const {
+        return chain(p).template key_tiles<Traits::kQueries, Traits::kBlockKv>(first_query);
+    }
+    // Blocks are visited from end_block - 1 to this one.
+    template <class Parameters>
+    __device__ __forceinline__ int first_block(const Parameters& p) const {
+        if constexpr (!decltype(chain(p))::kHidesFirstKeys) return 0;
+        return min(blocks(p).begin, end_block - 1);
+    }
+    // Coordinates 1 and 2 of a row in the tensor maps of Q and O, where the column is coordinate 0: (query, head), or under PackGQA
+    // (head, query).
+    __device__ __forceinline__ int coordinate1(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
+    __device__ __forceinline__ int coordinate2(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
 
     __device__ __forceinline__ static WorkTileInfo load(SharedAddress slot) {
         const uint4 v = load_shared_v4(slot);
@@ -25,7 +42,7 @@ struct WorkTileInfo {
     }
     __device__ __forceinline__ void store(SharedAddress slot) const {
         store_shared_v4(slot, {static_cast<u32>(first_query), static_cast<u32>(first_head), static_cast<u32>(batch),
-                               static_cast<u32>(n_blocks)});
+                               static_cast<u32>(end_block)});
     }
 };
 
@@ -39,8 +56,8 @@ __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     return claims + p.launched_blocks;
 }
 
-// Slots for the descriptors of work tiles. Up to kQueryStages tiles have a stage of Q or wait for one; one more has released Q while its
-// last P V runs, and one has O still to store. An LSE writer is no further behind: its consumer waits for it before it hands over the next
+// Slots for the descriptors of work tiles. kQueryStages tiles hold a stage of Q; one more has released Q while its last P V runs, and one
+// more has its O still to store. An LSE writer is no further behind: its consumer waits for it before it hands over the next
 // statistics.
 template <class Traits>
 constexpr int kWorkSlots = Traits::kQueryStages + 2;
@@ -51,7 +68,7 @@ struct ForwardStorage {
     using QueryTile = typename Traits::QueryTile;
     using KeyTile = typename Traits::KeyTile;
     using ValueTile = typename Traits::ValueTile;
-    static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages, kWarpgroups = Traits::kWarpgroups;
+    static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages, kConsumers = Traits::kConsumers;
     static constexpr int kOutBytes = Traits::kOutPanels * PanelTile<16, 64>::kBytes;  // for each consumer warp
     static constexpr int kStatisticsBytes = 64 * 8;                                  // for each consumer
     static_assert(sizeof(RowSums) * 32 == kStatisticsBytes, "32 pairs of rows");
@@ -63,32 +80,33 @@ struct ForwardStorage {
     Pipeline<1> statistics_pipelines;  // the first one: each consumer fills one, and its LSE writer empties it
     SharedAddress work_slots;
 
-    // All threads call this, since each claims the regions; the pipelines are initialised by one, for all after the next barrier.
+    // All threads call this: each computes the addresses. One thread initialises the pipelines, for all after the next barrier.
     __device__ __forceinline__ explicit ForwardStorage(SharedRegions& regions) {
         queries = regions.take(kQueryStages * QueryTile::kBytes);
         keys = regions.take(kStages * KeyTile::kBytes);
         values = regions.take(kStages * ValueTile::kBytes);
-        out = regions.take(kWarpgroups * 4 * kOutBytes);
-        statistics = regions.take(kWarpgroups * kStatisticsBytes);
+        out = regions.take(kConsumers * 4 * kOutBytes);
+        statistics = regions.take(kConsumers * kStatisticsBytes);
         q_pipeline.barriers = regions.take(Pipeline<kQueryStages>::kBytes);
         k_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         v_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
-        statistics_pipelines.barriers = regions.take(kWarpgroups * Pipeline<1>::kBytes);
+        statistics_pipelines.barriers = regions.take(kConsumers * Pipeline<1>::kBytes);
         work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
     }
     __device__ __forceinline__ void initialise() const {
-        // Each warp of a consumer releases Q, since its lanes also read the work slot. K and V are read by products alone, which complete
-        // for the whole warpgroup: one thread of a consumer releases them. Each warp commits its rows' statistics.
-        q_pipeline.initialise(1, kWarpgroups * 4);
-        k_pipeline.initialise(1, kWarpgroups);
-        v_pipeline.initialise(1, kWarpgroups);
-        for (int i = 0; i < kWarpgroups; ++i) statistics_pipeline(i).initialise(4, 1);
+        // Each warp of a consumer releases Q, since its lanes also read the work slot. Only products read K and V, and they complete for
+        // the whole warpgroup: one thread of a consumer releases them, as in CUTLASS's PipelineTmaAsync. Each warp commits its rows'
+        // statistics.
+        q_pipeline.initialise(1, kConsumers * 4);
+        k_pipeline.initialise(1, kConsumers);
+        v_pipeline.initialise(1, kConsumers);
+        for (int i = 0; i < kConsumers; ++i) statistics_pipeline(i).initialise(4, 1);
         fence_mbarrier_init();
     }
-    __device__ __forceinline__ Pipeline<1> statistics_pipeline(int warpgroup) const {
-        return {statistics_pipelines.barriers + warpgroup * Pipeline<1>::kBytes};
+    __device__ __forceinline__ Pipeline<1> statistics_pipeline(int consumer) const {
+        return {statistics_pipelines.barriers + consumer * Pipeline<1>::kBytes};
     }
-    __device__ __forceinline__ SharedAddress statistics_of(int warpgroup) const { return statistics + warpgroup * kStatisticsBytes; }
+    __device__ __forceinline__ SharedAddress statistics_of(int consumer) const { return statistics + consumer * kStatisticsBytes; }
     __device__ __forceinline__ SharedAddress work_slot(u32 slot) const { return work_slots + slot * WorkTileInfo<Traits>::kBytes; }
     __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {queries + stage * QueryTile::kBytes}; }
     __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {keys + stage * KeyTile::kBytes}; }

@@ -7,7 +7,7 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kKeyTiles][4], QueryTile 
     launder(keys.base);
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step)
-        wgmma_ss<Element, kKeyTiles * 8>(S, queries.columns(row, step), keys.columns(0, step), step > 0);
+        wgmma_ss<Element, kKeyTiles * 8>(S, queries.k_major(row, step), keys.k_major(0, step), step > 0);
 }
 
 // O += P V.
@@ -16,5 +16,5 @@ __device__ __forceinline__ void gemm_output(float (&O)[kOutTiles][4], const u32 
     launder(values.base);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-        wgmma_rs<Element, kOutTiles * 8>(O, P[step], values.rows(step), 1);
+        wgmma_rs<Element, kOutTiles * 8>(O, P[step], values.mn_major(step), 1);
 }

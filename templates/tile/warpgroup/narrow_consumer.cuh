@@ -10,8 +10,9 @@ struct NarrowConsumer {
     static constexpr bool kSplit = Traits::kSplit;
     static constexpr int kConsumers = 2 * 128;  // threads
     static constexpr int kDScoresReady = 1;     // named barrier of the consumers
-    static constexpr int kSteps = kBlockQ / 16, kEarlySteps = kSplit ? 2 : kSteps;  // of dV and dK; before dQ is begun, to hide the barrier
-    // Whether dO is released before additions to dQ: not where it tells the keeper of them.
+    // kSteps: of the products dV and dK. kEarlySteps: of dV, those issued before the barrier, to hide it.
+    static constexpr int kSteps = kBlockQ / 16, kEarlySteps = kSplit ? 2 : kSteps;
+    // Whether dO is released before dQ is added. Not for deterministic gradients: there the release says that dQ is added.
     static constexpr bool kReleasesEarly = !kSplit && !Traits::kDeterministic;
 
     const Parameters& p;
@@ -78,6 +79,8 @@ struct NarrowConsumer {
             wgmma_fence();
             gemm_over_queries<Element, 0, kEarlySteps>(dV, P, d_out);
             wgmma_commit_group();
+            // dS of both consumers is here then. One barrier a tile is enough, for two stages of dS: nobody comes here again before its dQ
+            // of this tile is complete.
             fence_proxy_async();
             barrier();
             if (!kSplit) wait_d_v();  // dQ takes the registers of P; issued behind dV it would be no faster

@@ -12,11 +12,11 @@ struct PanelTile {
         for (int panel = 0; panel < kPanels; ++panel)
             cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, row, head, batch);
     }
-    // The K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
-    __device__ __forceinline__ u64 columns(int row, int step) const {
+    // Descriptor of the K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
+    __device__ __forceinline__ u64 k_major(int row, int step) const {
         return matrix_descriptor(base, row * 128 + step / 4 * kPanelBytes + step % 4 * 32);
     }
-    // The MN-major operand of step `step` of the contraction: rows 16 * step and on, all columns.
-    __device__ __forceinline__ u64 rows(int step) const { return matrix_descriptor(base, step * 16 * 128, kPanelBytes); }
+    // Descriptor of the MN-major operand of step `step` of the contraction: rows 16 * step and on, all columns.
+    __device__ __forceinline__ u64 mn_major(int step) const { return matrix_descriptor(base, step * 16 * 128, kPanelBytes); }
     __device__ __forceinline__ SharedAddress at(int row, int chunk) const { return base + row * 128 + ((chunk ^ row % 8) * 16); }
 };

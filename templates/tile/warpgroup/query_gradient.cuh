@@ -1,11 +1,11 @@
 // dQ = dS K of a tile of queries, added up over key tiles in memory. Its sum lies there in the order in which warps hold their
-// accumulators, so that what a warp adds at once is contiguous; the kernel that rounds it has the same accumulators.
+// accumulators, so that what a warp adds at once is contiguous; whoever rounds it holds the same accumulators.
 //
 // dQ comes in units of 64 rows of an accumulator. Where a tile has 128 queries, a unit is 64 of them and all columns. Else dQ is
 // transposed, dQ^T = K^T dS^T, and a unit is 64 columns and all queries: then any multiple of 16 queries will do. Each of two warpgroups
 // computes half of the units; where their number is odd, both compute the middle one, for half of the queries each.
 
-// What the kernel that rounds has of dQ: a warp for each 16 rows of a unit.
+// dQ as warps hold it that round it: one for each 16 rows of a unit.
 template <class Element, int kQueries, int kColumns>
 struct QueryGradient {
     static constexpr bool kTransposed = kQueries != 128;
@@ -15,10 +15,10 @@ struct QueryGradient {
 
     float dQ[kTiles][4];
 
-    // `sum`: of this tile of queries; `warp`: among those of all units.
-    __device__ __forceinline__ static float* place(float* sum, int warp) { return sum + warp * kTiles * 128 + lane_index() * 4; }
-    __device__ __forceinline__ void load(float* sum, int warp) {
-        const uint4* own = reinterpret_cast<const uint4*>(place(sum, warp));
+    // `d_q_sum`: of this tile of queries; `warp`: among those of all units.
+    __device__ __forceinline__ static float* own_sums(float* d_q_sum, int warp) { return d_q_sum + warp * kTiles * 128 + lane_index() * 4; }
+    __device__ __forceinline__ void load(float* d_q_sum, int warp) {
+        const uint4* own = reinterpret_cast<const uint4*>(own_sums(d_q_sum, warp));
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
             const uint4 v = own[j * 32];
@@ -73,13 +73,13 @@ struct QueryGradientShare {
         for (int i = 0; i < kOwn; ++i) gemm_of_unit<kTiles>(i * kTiles, dS, 0, keys, first_unit(warpgroup) + i);
         if constexpr (kHalf > 0) gemm_of_unit<kHalf>(kOwn * kTiles, dS, warpgroup * kHalf * 8, keys, kOwn);
     }
-    // `sum`: of this tile of queries; `warp`: among those of both warpgroups.
-    __device__ __forceinline__ void add_to(float* sum, int warp) const {
+    // `d_q_sum`: of this tile of queries; `warp`: among those of both warpgroups.
+    __device__ __forceinline__ void add_to(float* d_q_sum, int warp) const {
         launder(warp);  // else places in memory, which are needed once a tile, would be kept in registers
         const int warpgroup = warp / 4;
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) add_of_unit<kTiles>(i * kTiles, sum, first_unit(warpgroup) + i, warp % 4, 0);
-        if constexpr (kHalf > 0) add_of_unit<kHalf>(kOwn * kTiles, sum, kOwn, warp % 4, warpgroup * kHalf);
+        for (int i = 0; i < kOwn; ++i) add_of_unit<kTiles>(i * kTiles, d_q_sum, first_unit(warpgroup) + i, warp % 4, 0);
+        if constexpr (kHalf > 0) add_of_unit<kHalf>(kOwn * kTiles, d_q_sum, kOwn, warp % 4, warpgroup * kHalf);
     }
 
   private:
@@ -93,16 +93,16 @@ struct QueryGradientShare {
 #pragma unroll
         for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step) {
             if constexpr (Sums::kTransposed)
-                wgmma_ss_trans_a<Element, kCount * 8>(product, keys.rows(step), dS.columns(first_query, step), step > 0);
+                wgmma_ss_trans_a<Element, kCount * 8>(product, keys.mn_major(step), dS.k_major(first_query, step), step > 0);
             else
-                wgmma_ss_trans_b<Element, kCount * 8>(product, dS.columns(unit * 64, step), keys.rows(step), step > 0);
+                wgmma_ss_trans_b<Element, kCount * 8>(product, dS.k_major(unit * 64, step), keys.mn_major(step), step > 0);
         }
     }
     // Where the head dim ends within the last unit, some warps have no columns of it in memory.
     template <int kCount>
-    __device__ __forceinline__ void add_of_unit(int first, float* sum, int unit, int warp, int first_tile) const {
+    __device__ __forceinline__ void add_of_unit(int first, float* d_q_sum, int unit, int warp, int first_tile) const {
         if (Sums::kWarps < kUnits * 4 && unit * 4 + warp >= Sums::kWarps) return;
-        float* own = Sums::place(sum, unit * 4 + warp) + first_tile * 128;
+        float* own = Sums::own_sums(d_q_sum, unit * 4 + warp) + first_tile * 128;
 #pragma unroll
         for (int j = 0; j < kCount; ++j) red_add_f32_v4(own + j * 128, dQ[first + j]);
     }

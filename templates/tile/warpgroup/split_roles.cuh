@@ -3,14 +3,14 @@
 
 // S^T or dP^T of the tile in a stage, once it is there. Issued, not waited for. stages.operand(tile) is how a product takes a tile.
 template <class Element, int kWarpgroup, int kColumns, int kColumnsV, class Stages, class State, int kTiles>
-__device__ __forceinline__ void issue_scores(float (&scores)[kTiles][4], const Stages& stages, const State& state) {
+__device__ __forceinline__ void issue_scores(float (&product)[kTiles][4], const Stages& stages, const State& state) {
     (kWarpgroup == 0 ? stages.query_pipeline : stages.d_out_pipeline).consumer_wait(state);
-    launder(scores);
+    launder(product);
     wgmma_fence();
     if constexpr (kWarpgroup == 0)
-        gemm_scores<Element, kColumns>(scores, stages.operand(stages.key_tile()), 0, stages.operand(stages.query_tile(state.stage)));
+        gemm_scores<Element, kColumns>(product, stages.operand(stages.key_tile()), 0, stages.operand(stages.query_tile(state.stage)));
     else
-        gemm_scores<Element, kColumnsV>(scores, stages.operand(stages.value_tile()), 0, stages.operand(stages.d_out_tile(state.stage)));
+        gemm_scores<Element, kColumnsV>(product, stages.operand(stages.value_tile()), 0, stages.operand(stages.d_out_tile(state.stage)));
     wgmma_commit_group();
 }
 
@@ -27,10 +27,10 @@ __device__ __forceinline__ void round_probabilities(u32 (&P)[kBlockQ / 16][4], f
 
 // dS^T of dP^T and of P as a tile has it, into another tile.
 template <class Element, class ScoreTile, int kTiles>
-__device__ __forceinline__ void store_score_gradients(const ScoreTile& tile, const float (&dP)[kTiles][4], const ScoreTile& probabilities,
+__device__ __forceinline__ void store_score_gradients(const ScoreTile& tile, const float (&dP)[kTiles][4], const ScoreTile& P_tile,
                                                       SharedAddress delta, int warp) {
     u32 P[kTiles / 2][4], dS[kTiles / 2][4];
-    load_transposed(P, probabilities, warp * 16);
+    load_transposed(P, P_tile, warp * 16);
     differentiate_rounded<Element>(dS, dP, P, delta);
     store_transposed(tile, warp * 16, dS);
     fence_proxy_async();

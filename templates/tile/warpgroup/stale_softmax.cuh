@@ -1,11 +1,11 @@
-// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of an early key block, and later
-// blocks do not look for a new maximum. The row sum, which is needed anyway, tells when that row max has become too low: only then the
-// block is recomputed with the true row max, and O and the row sum are rescaled. From there on every block of the work tile updates the row
-// max, so that no input costs more than one block computed twice. Each warp decides by its own rows alone, because results must not depend
-// on who was first.
+// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of a key block visited early, and
+// later blocks do not look for a new maximum. The row sum, which is needed anyway, tells when that row max has become too low: only then a
+// warp computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of
+// the work tile updates the row max, so that no input costs more than one block's P twice. Each warp decides by its own rows alone, because
+// results must not depend on the timing of other warps.
 
-// A lane whose partial row sum over a stale block reaches this limit triggers the recomputation. Below 2^15 no P overflows fp16. bf16 holds
-// any P; 2^72 leaves the fp32 O 2^41 for the values of V over 16384 such keys.
+// A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P overflows fp16. bf16
+// holds any P; and over 2^14 keys with P < 2^72, O < 2^86 * max |V|, which fp32 holds for |V| < 2^42.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
@@ -17,12 +17,12 @@ __device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
 // sums its own columns, and `finish` adds the four sums up.
 template <class Element, bool kStaleRowMax>
 struct OnlineSoftmax {
-    float row_max[2];       // scale_log2 * the maximum of S when it was last updated, rounded
+    float row_max[2];       // scale_log2 * the maximum of S when it was last updated, rounded; 0 in a huge row
     float shift[2];           // see Origin; valid if `huge`
     float row_sum[2], compensation[2];    // what the additions to row_sum rounded away (Dekker 1971)
     float factor[2];          // rescales O, if needs_rescale
     bool needs_rescale;            // the last block updated a row max; the same in the whole warp
-    bool recomputed;              // a block of this work tile was, or a row of the warp is huge
+    bool updates_every_block;      // each later block of this work tile updates the row max
     bool huge;                // a row of the warp is huge
     float scale_log2, ln2_hi;
 
@@ -39,30 +39,30 @@ struct OnlineSoftmax {
             shift[h] = 0.0f;
             row_sum[h] = compensation[h] = 0.0f;
         }
-        recomputed = huge = false;
+        updates_every_block = huge = false;
     }
 
     // If some row of the warp exceeds its row max by more than kHeadroom, raises the row max of all its rows that are higher. In a warp
-    // with a huge row it raises every row that is higher, and subtracts each row's shift from S.
+    // with a huge row it raises every row that is higher, and subtracts each row's shift from S. At most once for each S, therefore.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
-        float maximum[2], highest[2];
-        bool above = false, far = false;
+        float maximum[2], scaled[2];
+        bool above = false, any_huge = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             maximum[h] = quad_max(lane_max(S, h));
-            highest[h] = mul_rn(maximum[h], scale_log2);
-            above |= highest[h] - row_max[h] > kHeadroom;
-            far |= is_huge(maximum[h], highest[h]);
+            scaled[h] = mul_rn(maximum[h], scale_log2);
+            above |= scaled[h] - row_max[h] > kHeadroom;
+            any_huge |= is_huge(maximum[h], scaled[h]);
         }
-        huge |= vote_sync_any(far);
+        huge |= vote_sync_any(any_huge);
         needs_rescale = vote_sync_any(above);
         if (unlikely(huge)) {
             update_huge_row_max(S, maximum);
         } else if (needs_rescale) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float next = fmaxf(row_max[h], highest[h]);
+                const float next = fmaxf(row_max[h], scaled[h]);
                 rescale_sum(h, ex2_approx_ftz(row_max[h] - next));
                 row_max[h] = next;
             }
@@ -70,7 +70,7 @@ struct OnlineSoftmax {
     }
     template <int kKeyTiles>
     __device__ __forceinline__ void update_huge_row_max(float (&S)[kKeyTiles][4], const float (&maximum)[2]) {
-        needs_rescale = recomputed = true;
+        needs_rescale = updates_every_block = true;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             Origin origin{shift[h], row_max[h]};
@@ -92,10 +92,10 @@ struct OnlineSoftmax {
     }
 
     // P = exp2(S * scale_log2 - row_max) of a key block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
-    // accumulator layout make one operand. Adds P to the row sums. `begins`: rows may meet their first visible key here.
+    // accumulator layout make one operand. Adds P to the row sums. `first_keys`: rows may meet their first visible key here.
     template <int kKeyTiles>
-    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool begins) {
-        bool updates_row_max = !kStaleRowMax || begins || recomputed;
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool first_keys) {
+        bool updates_row_max = !kStaleRowMax || first_keys || updates_every_block;
         needs_rescale = false;
         float partial[2][2];
 #pragma unroll 1
@@ -117,7 +117,7 @@ struct OnlineSoftmax {
             if (!kStaleRowMax || updates_row_max) break;
             const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
             if (!vote_sync_any(!fits)) break;
-            updates_row_max = recomputed = true;
+            updates_row_max = updates_every_block = true;
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {

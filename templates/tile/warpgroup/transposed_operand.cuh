@@ -15,7 +15,7 @@ template <class Element, int kBegin, int kEnd, class RowTile, int kSteps, int kT
 __device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], const u32 (&operand)[kSteps][4], RowTile rows) {
     launder(rows.base);
 #pragma unroll
-    for (int step = kBegin; step < kEnd; ++step) wgmma_rs<Element, kTiles * 8>(product, operand[step], rows.rows(step), 1);
+    for (int step = kBegin; step < kEnd; ++step) wgmma_rs<Element, kTiles * 8>(product, operand[step], rows.mn_major(step), 1);
 }
 
 // Stores a warp's 16 rows as columns `first_column` (a multiple of 16) and on of a tile.

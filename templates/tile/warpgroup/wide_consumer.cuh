@@ -69,7 +69,7 @@ struct WideConsumer {
     template <bool kLast>
     __device__ __forceinline__ void step() {
         const u32 stage = state.stage;
-        float* sum = p.d_q_sum + next.index * DQ::kFloats;
+        float* d_q_sum = p.d_q_sum + next.index * DQ::kFloats;
         float first[kFirstPart / 8][4], second[kSecondPart > 0 ? kSecondPart / 8 : 1][4];
         wgmma_fence();
         issue_d_q(first, 0);
@@ -77,7 +77,7 @@ struct WideConsumer {
         wgmma_wait_group<(kSecondPart > 0)>();
         launder(first);
         if constexpr (Traits::kDeterministic) stages.keeper.wait_turn(state);
-        DQ::add(sum, Share::kFirst / 64, warp, first);
+        DQ::add(d_q_sum, Share::kFirst / 64, warp, first);
         state.advance();
         next.advance(work, p);
         if constexpr (!kLast) issue_next_scores();
@@ -88,7 +88,7 @@ struct WideConsumer {
         if constexpr (kSecondPart > 0) {
             wgmma_wait_group<!kLast + 1>();
             launder(second);
-            DQ::add(sum, Share::kFirst / 64 + 1, warp, second);
+            DQ::add(d_q_sum, Share::kFirst / 64 + 1, warp, second);
         }
         if constexpr (!kLast) {
             wgmma_wait_group<1>();

@@ -17,12 +17,12 @@ __device__ __forceinline__ Tile columns_from(Tile tile) {
 
 // product += P^T dO or dS^T Q: keys as rows, over all queries of the tiles.
 template <class Element, int kTiles, class ScoreTile, class RowTile>
-__device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], ScoreTile scores, RowTile rows) {
-    launder(scores.base);
+__device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], ScoreTile score_rows, RowTile rows) {
+    launder(score_rows.base);
     launder(rows.base);
 #pragma unroll
     for (int step = 0; step < ScoreTile::kPanelBytes / 128 / 16; ++step)
-        wgmma_ss_trans_ab<Element, kTiles * 8>(product, scores.rows(step), rows.rows(step), 1);
+        wgmma_ss_trans_ab<Element, kTiles * 8>(product, score_rows.mn_major(step), rows.mn_major(step), 1);
 }
 
 // product = dS K, or product += dS K if kAdd: queries as rows, over all keys of the tiles.
@@ -32,7 +32,7 @@ __device__ __forceinline__ void gemm_over_keys(float (&product)[kTiles][4], Scor
     launder(keys.base);
 #pragma unroll
     for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step)
-        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), kAdd || step > 0);
+        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.k_major(0, step), keys.mn_major(step), kAdd || step > 0);
 }
 
 // Reads what store_transposed wrote: the same registers.
@@ -44,10 +44,10 @@ __device__ __forceinline__ void load_transposed(u32 (&operand)[kSteps][4], const
     for (int step = 0; step < kSteps; ++step) ldmatrix_x4_trans(operand[step], own + step * 16 * 128);
 }
 
-// dS = P * (dP - row_delta), rounded, of probabilities that are rounded already.
+// dS = P * (dP - row_delta), rounded, of P that are rounded already.
 template <class Element, int kTiles>
 __device__ __forceinline__ void differentiate_rounded(u32 (&d_scores)[kTiles / 2][4], const float (&dP)[kTiles][4],
-                                                      const u32 (&probabilities)[kTiles / 2][4], SharedAddress row_delta) {
+                                                      const u32 (&P)[kTiles / 2][4], SharedAddress row_delta) {
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
         float delta[2];
@@ -55,7 +55,7 @@ __device__ __forceinline__ void differentiate_rounded(u32 (&d_scores)[kTiles / 2
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             float low, high;
-            cvt_f32_x2<Element>(low, high, probabilities[j / 2][j % 2 * 2 + h]);
+            cvt_f32_x2<Element>(low, high, P[j / 2][j % 2 * 2 + h]);
             d_scores[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(low * (dP[j][h * 2] - delta[0]), high * (dP[j][h * 2 + 1] - delta[1]));
         }
     }
@@ -67,13 +67,13 @@ struct PanelSums {
     static constexpr int kFloats = 64 * kColumns, kWarps = (kColumns + 63) / 64 * 4;
 
     // Of column tile `tile` of 8, of a warp among all panels' warps.
-    __device__ __forceinline__ static int place(int panel, int warp, int tile) {
+    __device__ __forceinline__ static int offset(int panel, int warp, int tile) {
         const int tiles = min(8, kColumns / 8 - panel * 8);
         return panel * 64 * 64 + (warp * tiles + tile) * 128 + lane_index() * 4;
     }
     template <int kTiles>
-    __device__ __forceinline__ static void add(float* sum, int panel, int warp, const float (&product)[kTiles][4]) {
-        float* own = sum + place(panel, warp, 0);
+    __device__ __forceinline__ static void add(float* d_q_sum, int panel, int warp, const float (&product)[kTiles][4]) {
+        float* own = d_q_sum + offset(panel, warp, 0);
 #pragma unroll
         for (int j = 0; j < kTiles; ++j)  // of the last panel's columns there may be fewer
             if (kColumns % 64 == 0 || panel * 8 + j < kColumns / 8) red_add_f32_v4(own + j * 128, product[j]);
@@ -85,8 +85,8 @@ template <class Element, int kColumns>
 struct PanelGradient : PanelSums<kColumns> {
     float dQ[8][4];
 
-    __device__ __forceinline__ void load(const float* sum, int warp) {
-        const uint4* own = reinterpret_cast<const uint4*>(sum + this->place(warp / 4, warp % 4, 0));
+    __device__ __forceinline__ void load(const float* d_q_sum, int warp) {
+        const uint4* own = reinterpret_cast<const uint4*>(d_q_sum + this->offset(warp / 4, warp % 4, 0));
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const uint4 v = warp / 4 * 8 + j < kColumns / 8 ? own[j * 32] : uint4{0, 0, 0, 0};

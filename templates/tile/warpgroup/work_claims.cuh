@@ -1,15 +1,15 @@
 // The dynamic tile scheduler of persistent backward blocks: a thread of each block claims work tiles from a counter in memory, one after
 // the other, and hands them to the producer and the consumers of its block.
 //
-// No block waits for ever, however few are resident: a work tile is claimed by a block that has begun, and whoever waits for what others
-// compute waits for claimed work tiles, or for none that is left.
+// No block waits for ever, however few are resident. The rounding of dQ waits until all work tiles of a head have added; blocks that run
+// claim work tiles until none is left, whatever their own rounding waits for.
 
 struct WorkClaims {
     static constexpr int kBytes = 48, kWarps = 8;  // kWarps: of consumers
     SharedAddress memory;                          // of a KeyWork, and three barriers
 
-    // The work tile is there; producer and consumers have taken it, and its last query tile is on its way; consumers have read its K and V,
-    // and have added its dQ to the sums. The scheduler takes part in the last one, so that it does not complete again before it has looked.
+    // Barriers. full: the work tile is stored. empty: producer and consumers have read it, and its loads are issued. done: consumers have
+    // read its K and V, and have added its dQ; the scheduler arrives, too, so that `done` does not complete again before it has looked.
     __device__ __forceinline__ SharedAddress full() const { return memory + 24; }
     __device__ __forceinline__ SharedAddress empty() const { return memory + 32; }
     __device__ __forceinline__ SharedAddress done() const { return memory + 40; }
@@ -27,7 +27,8 @@ struct WorkClaims {
 #pragma unroll 1
         for (u32 parity = 0;; parity ^= 1) {
             const int claimed = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
-            // Each block makes one claim that finds nothing. The launch makes no other after the last of these: the next one begins at 0.
+            // Each block makes one claim that finds nothing. The launch makes no other claim after the last of these: the next launch
+            // begins at 0.
             if (claimed == p.work_tiles + p.launched_blocks - 1) st_release_gpu(p.tile_counter, 0);
             const KeyWork work = claimed < p.work_tiles ? find(claimed) : KeyWork{-1};
             store(work);
@@ -51,7 +52,8 @@ struct WorkClaims {
     // The work tile that is there.
     __device__ __forceinline__ KeyWork load() const {
         const uint4 v = load_shared_v4(memory);
-        KeyWork work{static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), {static_cast<int>(v.w)}};  // no tile is full
+        // Which tiles are full consumers find out, for their keys.
+        KeyWork work{static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), {static_cast<int>(v.w)}};
         work.tiles.end = static_cast<int>(load_shared(memory + 16));
         return work;
     }

@@ -15,8 +15,8 @@
 //   _postprocess <<<query_tiles * heads_q * batch, 256, 16384 bytes>>>
 //   parts    atoms/ptx: types, register, index, shared_memory, shared_pair, barrier, cp_async, ldmatrix, mma_sync, cvt,
 //              cvt_f32, ex2, mul, shfl_sync, vote_sync, red
-//            tile/warp: shared_tile, exact_rows, load, load_tile, gemm, column_group, score_gradients, gradient_sum,
-//              epilogue, backward_beside
+//            tile/warp: shared_tile, exact_rows, load, load_tile, gemm, query_loader, column_group, score_gradients,
+//              gradient_products, gradient_sum, epilogue, backward_beside
 //            tile/common: shared_regions, tile_scheduler, sequences, score_chain, softmax_rows, lse, row_statistics
 
 // ==== atoms/ptx/types.cuh ============================================================================================
@@ -278,14 +278,14 @@ __device__ __forceinline__ bool vote_sync_any(bool predicate) { return __any_syn
 
 // ==== atoms/ptx/red.cuh ==============================================================================================
 
-// Additions of fp32 numbers to global memory that give nothing back. PTX ISA, "red"; .v4.f32: sm_90.
+// Additions of fp32 numbers to global memory that return nothing. PTX ISA, "red"; .v4.f32: sm_90. Additions to one address have no fixed
+// order, and each rounds. Subnormal numbers count as 0.
 
-// The order of additions to one address is not said, and each rounds. Subnormal numbers are taken, and given, as 0.
 __device__ __forceinline__ void red_add_f32(float* address, float value) {
     asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "f"(value) : "memory");
 }
 
-// The same for four neighbours, of which the first one's address is a multiple of 16.
+// Adds four neighbouring numbers; `address` is a multiple of 16.
 __device__ __forceinline__ void red_add_f32_v4(float* address, const float (&value)[4]) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                  ::"l"(__cvta_generic_to_global(address)), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3])
@@ -300,16 +300,15 @@ constexpr int kHeadDim = 64, kHeadDimV = 64;
 constexpr bool kCausal = true;
 constexpr int kBlockQ = 128, kBlockKv = 128, kStepQ = 32;
 constexpr int kWarps = 8, kStages = 2, kBlocksPerSm = 1;
-constexpr bool kHoistK = true;   // K is kept in registers, as V is
+constexpr bool kHoistK = true;   // K is kept in registers: only together with V
 constexpr bool kHoistV = true;
 constexpr int kColumnGroups = 1;  // warps that share keys: each has a part of the columns of S^T, dK and dV
-constexpr int kRowsDq = 16;  // of dQ that a warp computes
+constexpr int kRowsDq = 16, kRowTilesDq = kRowsDq / 16;  // of dQ that a warp computes
 constexpr bool kVectorReductions = true;
 
 constexpr int kThreads = kWarps * 32;
 constexpr int kKeyGroups = kWarps / kColumnGroups, kRowsPerWarp = kBlockKv / kKeyGroups, kRowTiles = kRowsPerWarp / 16;
 constexpr int kSteps = kBlockQ / kColumnGroups / kStepQ;  // of a query tile
-constexpr int kRowTilesDq = kRowsDq / 16;
 constexpr int kGroupsDq = kWarps / (kBlockQ / kRowsDq);   // warps that share rows of dQ
 constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix product takes them
 constexpr int kRowThreads = 256, kRowBlocksPerSm = 1024 / kRowThreads;
@@ -462,20 +461,22 @@ struct SharedRegions {
 
 // ==== tile/common/tile_scheduler.cuh =================================================================================
 
-// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile, and which key steps a work tile takes.
+// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile.
 
 // n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int query_tile, head, batch;
+    int tile, head, batch;  // tile: of the head's query tiles, or of its key tiles; the last one comes first
 };
 
 // L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int head_tiles, l2_group_heads, l2_group_blocks;
+    int head_tiles;       // of a head
+    int l2_group_heads;   // of an L2 group
+    int l2_group_blocks;  // work tiles of an L2 group
     u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
 
     template <class Parameters>
@@ -484,7 +485,8 @@ struct TileScheduler {
     }
 };
 
-// The work tile of number `index`. `heads`: of a batch entry, or sets of heads that share tiles; l2_group_heads divides them all.
+// The work tile of number `index`. `heads`: heads of a batch entry, or its sets of heads that share tiles. heads * batch is a multiple of
+// l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
     const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
@@ -530,32 +532,36 @@ struct DenseSequences {
 
 // ==== tile/common/score_chain.cuh ====================================================================================
 
-// Which scores count. A kernel asks one chain of links; each link is a struct with the functions of `SequenceEnd`, and what a link leaves
-// alone costs nothing.
+// The mask: which keys a query sees. It is a chain of conditions, its links, and a query sees the keys that all of them let it see. Each
+// link is a struct with the functions of `SequenceEnd`; one that hides nothing compiles to nothing.
 
-// Of the queries [begin, end) each may see some key of a tile, of [full_begin, full_end) each sees all of them. The others see none.
+// Queries outside of [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
 struct QueryRange {
     int begin, full_begin, full_end, end;
 };
 
-// A query sees no keys but these, and each of them unless a link hides it.
+// A query sees the keys [begin, end). From one query to the next neither end goes down.
 struct KeyRange {
     int begin, end;
 };
 
-// There are keys up to len_kv only. Query rows past len_q need no mask: their P is 0 whatever their scores are.
+// There are keys up to len_kv only. Query rows past len_q need no mask: the forward pass stores nothing of them, and in the backward pass
+// their row_lse is +inf, so that their P is 0.
 struct SequenceEnd {
+    static constexpr bool kHidesFirstKeys = false;
     int len_q, len_kv;
 
+    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key).
     __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
     __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
-    // For the keys [first_key, end_key).
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
         return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
     }
 };
 
 struct NoMask {
+    static constexpr bool kHidesFirstKeys = false;
+
     __device__ __forceinline__ bool visible(int, int) const { return true; }
     __device__ __forceinline__ KeyRange keys(int) const { return {0, 0x7fffffff}; }
     __device__ __forceinline__ QueryRange queries(int, int) const { return {0, 0, 0x7fffffff, 0x7fffffff}; }
@@ -563,6 +569,7 @@ struct NoMask {
 
 // Query i sees the keys j <= i + causal_offset. Aligned bottom-right, causal_offset = len_kv - len_q.
 struct Causal {
+    static constexpr bool kHidesFirstKeys = false;
     int causal_offset;
 
     __device__ __forceinline__ bool visible(int query, int key) const { return key <= query + causal_offset; }
@@ -580,11 +587,39 @@ struct QueryTileRange {
     __device__ __forceinline__ bool needs_mask(int tile) const { return tile < full_begin || tile >= full_end; }
 };
 
+// Some query of a tile sees keys of the key tiles [begin, end); those outside [full_begin, full_end) need the mask. kHidesFirstKeys: begin
+// and full_begin may be other than 0.
+template <bool kHidesFirstKeys>
+struct KeyTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int last() const { return end > begin ? end - 1 : -1; }  // -1: there is none
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile >= full_end || (kHidesFirstKeys && tile < full_begin); }
+};
+
 template <class... Links>
 struct ScoreChain : Links... {
-    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    static constexpr bool kHidesFirstKeys = (Links::kHidesFirstKeys || ...);  // else the range of every query's keys begins at 0
 
-    // A tile is full up to the sequence's end: the last one may reach beyond it.
+    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    __device__ __forceinline__ KeyRange keys(int query) const {
+        KeyRange all{0, 0x7fffffff};
+        (intersect(all, Links::keys(query)), ...);
+        return all;
+    }
+
+    // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
+    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: a row meets its first visible key
+    // there, and softmax must update its row max.
+    template <int kBlockQ, int kBlockKv>
+    __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
+        const KeyRange first = keys(first_query), last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, first.end), last_end = max(0, last.end);  // a range may end before the first key
+        return {first.begin / kBlockKv, (last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+                (last_end + kBlockKv - 1) / kBlockKv};
+    }
+
+    // A last tile that reaches past len_q counts as full, too.
     template <int kBlockQ>
     __device__ __forceinline__ QueryTileRange query_tiles(int first_key, int end_key, int len_q) const {
         QueryRange all{0, 0, len_q, len_q};
@@ -594,6 +629,9 @@ struct ScoreChain : Links... {
     }
 
   private:
+    __device__ __forceinline__ static void intersect(KeyRange& all, const KeyRange& link) {
+        all = {max(all.begin, link.begin), min(all.end, link.end)};
+    }
     __device__ __forceinline__ static void intersect(QueryRange& all, const QueryRange& link) {
         all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
     }
@@ -612,15 +650,15 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
-// maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
-// itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. A large maximum has
+// a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself, unscaled:
+// its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
-// A row is huge if its scaled maximum is at least this large. Below it, rounding the maximum changes an exponent by at most 2^-12, and exp2
-// of the maximum's own exponent still rounds to 1 in fp16.
+// A row is huge if the absolute value of its scaled maximum is at least this. Below it, rounding the maximum changes an exponent by at most
+// 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
 // Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
@@ -674,13 +712,13 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
     const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
-    const float sum = a + b, b_in_sum = sum - a;
-    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float s = a + b, b_in_s = s - a;
+    const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
+    const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * unit.low + exponent * kLn2Low;
     const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
-    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+    const float corrections = sum_error + product_error + low_parts + bias;
+    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
 // The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
@@ -717,7 +755,7 @@ struct RowPart {
     // rowsum(dO * O) in fp32, in all lanes of the row.
     template <class Element>
     __device__ __forceinline__ float product() const {
-        float sum = 0.0f;
+        float delta = 0.0f;
 #pragma unroll
         for (int i = 0; i < kChunks; ++i) {
             const u32 pairs[2][4] = {{out[i].x, out[i].y, out[i].z, out[i].w}, {d_out[i].x, d_out[i].y, d_out[i].z, d_out[i].w}};
@@ -726,12 +764,12 @@ struct RowPart {
                 float x[2], y[2];
                 cvt_f32_x2<Element>(x[0], x[1], pairs[0][j]);
                 cvt_f32_x2<Element>(y[0], y[1], pairs[1][j]);
-                sum = fmaf(x[1], y[1], fmaf(x[0], y[0], sum));
+                delta = fmaf(x[1], y[1], fmaf(x[0], y[0], delta));
             }
         }
 #pragma unroll
-        for (int distance = 1; distance < kRowLanes; distance *= 2) sum += shfl_sync_bfly(sum, distance);
-        return sum;
+        for (int distance = 1; distance < kRowLanes; distance *= 2) delta += shfl_sync_bfly(delta, distance);
+        return delta;
     }
 };
 
@@ -760,10 +798,10 @@ __device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_
         for (int i = 0; i < kAtOnce && first + i < kPasses; ++i) {
             const int row = (first + i) * kRowsOfPass + thread_index() / kRowLanes;
             const bool exists = row < rows_valid;
-            const float sum = parts[i].template product<Element>();
+            const float delta = parts[i].template product<Element>();
             if (lane_index() % kRowLanes != 0) continue;
             row_lse[row] = exists ? base2_lse(lse[row]) : infinity();
-            row_delta[row] = exists ? sum - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
+            row_delta[row] = exists ? delta - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
         }
     }
 }
@@ -781,9 +819,10 @@ __device__ __forceinline__ void write_zeros(float* first) {
 // Rows of which the forward pass has not saved enough, so that the first kernel goes through their keys once more:
 // - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
 //   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
-// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dS = P * (dP - delta) nearly vanishes, and
-//   what is left of it with delta = rowsum(dO * O) is what O was rounded by. Plain PyTorch sums up P * dP: there the errors vanish with dS.
-//   Among many keys this is hidden by rows of which two keys share the probability. A query that sees one key has exactly no gradient.
+// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dP - delta should nearly vanish; but
+//   delta = rowsum(dO * O) comes from the rounded O, so that dS keeps the rounding error of O. Plain PyTorch sums up P * dP, where errors
+//   vanish with dS. Among many keys the gradients of other rows are so much larger that this does not show. A query that sees one key has
+//   exactly no gradient.
 // This is made to be short, not fast.
 
 constexpr int kFewKeys = 64;
@@ -801,7 +840,7 @@ __device__ __forceinline__ bool any_huge_row(const float* lse, int rows_valid) {
 
 // A row's maximum over some of its keys, and with E = exp2((S - maximum) * scale_log2) the sums of E and of E * dP.
 struct RowSum {
-    float maximum, sum, d_p;
+    float maximum, row_sum, d_p;
 
     __device__ __forceinline__ void add(const RowSum& other, float scale_log2) {
         const float higher = fmaxf(maximum, other.maximum);
@@ -809,7 +848,7 @@ struct RowSum {
             return x == higher ? 1.0f : ex2_approx_ftz((x - higher) * scale_log2);
         };
         const float own = factor(maximum), others = factor(other.maximum);
-        *this = {higher, sum * own + other.sum * others, d_p * own + other.d_p * others};
+        *this = {higher, row_sum * own + other.row_sum * others, d_p * own + other.d_p * others};
     }
 };
 
@@ -899,7 +938,8 @@ __device__ __forceinline__ void sum_rows(RowSum (&sums)[2], const WalkedRows<Ele
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const RowSum& own = sums[e];
-            const RowSum other{shfl_sync_bfly(own.maximum, distance), shfl_sync_bfly(own.sum, distance), shfl_sync_bfly(own.d_p, distance)};
+            const float maximum = shfl_sync_bfly(own.maximum, distance), row_sum = shfl_sync_bfly(own.row_sum, distance);
+            const RowSum other{maximum, row_sum, shfl_sync_bfly(own.d_p, distance)};
             sums[e].add(other, scale_log2);
         }
 }
@@ -924,11 +964,11 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
         if (lane_index() >= 8) continue;  // each of these has one row
         const RowSum own = lane_index() < 4 ? sums[0] : sums[1];
         const int row = first + lane_index() % 4 * 2 + lane_index() / 4;
-        const i64 place = sequences.first_row(batch, head) + first_query + row;
-        const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[place]);
+        const i64 index = sequences.first_row(batch, head) + first_query + row;
+        const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[index]);
         row_shift[row] = huge_row ? own.maximum : 0.0f;
-        if (huge_row) row_lse[row] = log_sum_exp(0.0f, own.sum, {1.0f, 0.0f}) * 1.44269504f;
-        if (exists) row_delta[row] = own.d_p * normaliser(own.sum) - (p.d_lse == nullptr ? 0.0f : p.d_lse[place]);
+        if (huge_row) row_lse[row] = log_sum_exp(0.0f, own.row_sum, {1.0f, 0.0f}) * 1.44269504f;
+        if (exists) row_delta[row] = own.d_p * normaliser(own.row_sum) - (p.d_lse == nullptr ? 0.0f : p.d_lse[index]);
     }
 }
 
@@ -1002,20 +1042,22 @@ __device__ __forceinline__ void load_tile(const Tile& tile, const Element* sourc
 
 // ==== tile/warp/gemm.cuh =============================================================================================
 
-// The two matrix products of attention, for one warp: S = Q K^T and O += P V.
+// The two matrix products of attention, for one warp: S = Q K^T and O += P V. In the backward pass the first one computes S^T = K Q^T and
+// dP^T = V dO^T, with keys as rows.
 //
-// A warp owns kRowTiles * 16 query rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
+// A warp owns kRowTiles * 16 rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
 // says: [0], [1] belong to row lane/4, [2], [3] to row lane/4 + 8.
 
-// Where a lane finds its part of an operand in a tile that is kColumns wide. Of Q and of V: 16 rows, in two groups of 8 with the same
-// columns. Of K: the same 16, with the two groups of columns next to each other. An operand is two chunks wide; the offsets within a
+// Where a lane finds its part of an operand in a tile that is kColumns wide, for ldmatrix. Of the left operand (Q) and of a transposed one
+// (V): lanes 0 to 15 point at 16 rows, lanes 16 to 31 at the same rows one chunk further. Of the right operand (K): the second and the
+// third of the four matrices swapped. An operand is two chunks wide; the offsets within a
 // group of chunks are held in registers, and everything else is constants away or the same for all lanes.
 template <int kColumns>
 struct LaneOffsets {
     using Rows = SharedTile<16, kColumns>;
     static constexpr int kOffsets = Rows::kSwizzle / 2;
     u32 offset[kOffsets];
-    u32 to_keys;  // from the place in Q or V to that in K
+    u32 to_keys;  // from the address in Q or V to that in K
 
     __device__ __forceinline__ LaneOffsets() {
         const int lane = lane_index();
@@ -1050,7 +1092,7 @@ struct OperandOffsets<kColumns, kColumns> {
 
 // Q read from shared memory at each use: costs bandwidth, saves registers. `rows` are the warp's.
 template <int kColumns>
-struct QueryInShared {
+struct LeftInShared {
     const LaneOffsets<kColumns>& offsets;
     SharedAddress rows;
 
@@ -1061,10 +1103,10 @@ struct QueryInShared {
 
 // Q read once and kept in registers: kColumns / 4 * kRowTiles of them.
 template <int kRowTiles, int kColumns>
-struct QueryInRegisters {
+struct LeftInRegisters {
     u32 fragments[kRowTiles][kColumns / 16][4];
 
-    __device__ __forceinline__ explicit QueryInRegisters(const QueryInShared<kColumns>& query) {
+    __device__ __forceinline__ explicit LeftInRegisters(const LeftInShared<kColumns>& query) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -1080,11 +1122,11 @@ struct QueryInRegisters {
 // One of the two.
 template <bool kInRegisters, int kRowTiles, int kColumns>
 struct LeftOperandOf {
-    using Type = QueryInRegisters<kRowTiles, kColumns>;
+    using Type = LeftInRegisters<kRowTiles, kColumns>;
 };
 template <int kRowTiles, int kColumns>
 struct LeftOperandOf<false, kRowTiles, kColumns> {
-    using Type = const QueryInShared<kColumns>&;
+    using Type = const LeftInShared<kColumns>&;
 };
 template <bool kInRegisters, int kRowTiles, int kColumns>
 using LeftOperand = typename LeftOperandOf<kInRegisters, kRowTiles, kColumns>::Type;
@@ -1117,6 +1159,55 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4],
         }
     }
 }
+
+// ==== tile/warp/query_loader.cuh =====================================================================================
+
+// What a block of the generic backward kernel reads of its queries, tile by tile: Q, dO, and the statistics of their rows.
+
+// A stage of shared memory for one query tile.
+template <class QueryTile, class GradientTile>
+struct QueryStage {
+    static constexpr int kStatisticsBytes = QueryTile::kRowCount * 4;
+    static constexpr int kBytes = QueryTile::kBytes + GradientTile::kBytes + 2 * kStatisticsBytes;
+    SharedAddress base;
+
+    __device__ __forceinline__ SharedAddress q() const { return base; }
+    __device__ __forceinline__ SharedAddress d_out() const { return base + QueryTile::kBytes; }
+    __device__ __forceinline__ SharedAddress row_lse() const { return d_out() + GradientTile::kBytes; }
+    __device__ __forceinline__ SharedAddress row_delta() const { return row_lse() + kStatisticsBytes; }
+};
+
+// Loads the tiles of all query heads that share the block's keys, one head after the other.
+template <class QueryTile, class GradientTile, int kThreads, int kHeadDim, int kHeadDimV, class Sequences, class Parameters>
+struct QueryLoader {
+    static constexpr int kBlockQ = QueryTile::kRowCount;
+    const Parameters& p;
+    const Sequences& sequences;
+    const QueryTileRange& tiles;
+    int batch, head, tile, left;  // of the tile that comes next; left: tiles
+    int huge = 0;                 // whether the tile that was loaded last has huge rows
+
+    __device__ __forceinline__ QueryLoader(const Parameters& p, const Sequences& sequences, const QueryTileRange& tiles, int batch,
+                                           int head_kv)
+        : p(p), sequences(sequences), tiles(tiles), batch(batch), head(head_kv * p.group), tile(tiles.begin),
+          left(tiles.count() * p.group) {}
+
+    // The caller commits the group.
+    __device__ __forceinline__ void load_next(const QueryStage<QueryTile, GradientTile>& stage) {
+        if (left-- <= 0) return;
+        const int first_query = tile * kBlockQ, queries = sequences.len_q(batch) - first_query;
+        const i64 tile_index = sequences.first_tile(batch, head) + tile, row = tile_index * kBlockQ;
+        huge = p.huge_tiles[tile_index];
+        const Strides of_q{p.q_batch, p.q_head, p.q_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
+        load_tile<kThreads>(QueryTile{stage.q()}, sequences.query_row(p.q, of_q, batch, head, first_query), p.q_row, queries, kHeadDim);
+        load_tile<kThreads>(GradientTile{stage.d_out()}, sequences.query_row(p.d_out, of_d_out, batch, head, first_query), p.d_out_row,
+                            queries, kHeadDimV);
+        const int thread = thread_index();  // row_delta lies behind row_lse
+        if (thread < kBlockQ / 4) cp_async_16(stage.row_lse() + thread * 16, p.row_lse + row + thread * 4);
+        else if (thread < kBlockQ / 2) cp_async_16(stage.row_lse() + thread * 16, p.row_delta + row + thread * 4 - kBlockQ);
+        if (++tile == tiles.end) tile = tiles.begin, ++head;
+    }
+};
 
 // ==== tile/warp/column_group.cuh =====================================================================================
 
@@ -1229,7 +1320,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[kRowTiles][kTiles][4], f
 
 // dS = P * (dP - row_delta), in the place of dP. Not scaled: the sums over dS are, once.
 template <int kRowTiles, int kTiles>
-__device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4], const float (&probabilities)[kRowTiles][kTiles][4],
+__device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4], const float (&P)[kRowTiles][kTiles][4],
                                               SharedAddress row_delta) {
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
@@ -1238,7 +1329,7 @@ __device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4],
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) dp[i][j][e] = probabilities[i][j][e] * (dp[i][j][e] - delta[e % 2]);
+            for (int e = 0; e < 4; ++e) dp[i][j][e] = P[i][j][e] * (dp[i][j][e] - delta[e % 2]);
     }
 }
 
@@ -1266,6 +1357,48 @@ __device__ __forceinline__ void store_operand(const Tile& tile, int first_key, i
             store_shared(tile.at(first_key + i * 16 + r % 2 * 8 + lane / 4, first_query / 8 + r / 2) + lane % 4 * 4, a[i][r]);
 }
 
+// ==== tile/warp/gradient_products.cuh ================================================================================
+
+// Products of P^T and dS^T tiles in shared memory, which have a row for each key and a column for each query.
+
+// product += A B for the 16 queries of a chunk: A is a warp's rows of P^T or dS^T, and B has a row for each query.
+template <class Element, int kRowTiles, int kTiles, int kBlockQ, int kColumns, int kGroups>
+__device__ __forceinline__ void gemm_columns(float (&product)[kRowTiles][kTiles][4], const LeftInShared<kBlockQ>& a, int chunk,
+                                             SharedAddress rows, const ColumnGroup<kColumns, kGroups>& columns) {
+    u32 fragments[kRowTiles][4];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) a.fragment(fragments[i], i, chunk);
+    gemm_columns<Element>(product, fragments, rows, chunk * 16, columns);
+}
+
+// Rows of dS, which are columns of a tile of dS^T: kRowTiles * 16 queries from row tile `row_tile` on, as this lane loads them transposed.
+template <class ScoreTile, int kRowTiles>
+struct TransposedRows {
+    SharedAddress rows[kRowTiles];
+
+    __device__ __forceinline__ TransposedRows(const ScoreTile& tile, int row_tile) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+            rows[i] = tile.at(lane_index() / 16 * 8 + lane_index() % 8, (row_tile + i) * 2 + lane_index() / 8 % 2);
+    }
+    __device__ __forceinline__ void fragments(u32 (&a)[kRowTiles][4], int chunk) const {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) ldmatrix_x4_trans(a[i], rows[i] + ScoreTile::distance(chunk * 16, 0));
+    }
+};
+
+// dQ = dS K over all keys of a block.
+template <class Element, class ScoreTile, int kRowTiles, int kTiles, int kColumns, int kGroups>
+__device__ __forceinline__ void gemm_over_keys(float (&dQ)[kRowTiles][kTiles][4], const TransposedRows<ScoreTile, kRowTiles>& dS,
+                                               SharedAddress keys, const ColumnGroup<kColumns, kGroups>& columns) {
+#pragma unroll
+    for (int chunk = 0; chunk < ScoreTile::kRowCount / 16; ++chunk) {
+        u32 a[kRowTiles][4];
+        dS.fragments(a, chunk);
+        gemm_columns<Element>(dQ, a, keys, chunk * 16, columns);
+    }
+}
+
 // ==== tile/warp/gradient_sum.cuh =====================================================================================
 
 // dQ on its way through global memory: fp32 sums, to which the blocks of all key tiles add. The sums of a query tile lie as warps hold
@@ -1274,44 +1407,44 @@ __device__ __forceinline__ void store_operand(const Tile& tile, int first_key, i
 
 // Where the accumulators of one 16 x 8 product lie, from the first of the query tile.
 template <int kColumns>
-__device__ __forceinline__ constexpr int gradient_place(int row_tile, int column_tile) {
+__device__ __forceinline__ constexpr int gradient_offset(int row_tile, int column_tile) {
     return (row_tile * (kColumns / 8) + column_tile) * 128;
 }
 
-// Adds one product's accumulators to those at `sum`.
+// Adds one product's accumulators to those at `d_q_sum`.
 template <bool kVectors>
-__device__ __forceinline__ void add_gradient(float* sum, const float (&d)[4]) {
+__device__ __forceinline__ void add_gradient(float* d_q_sum, const float (&d)[4]) {
     if (kVectors) {
-        red_add_f32_v4(sum + lane_index() * 4, d);
+        red_add_f32_v4(d_q_sum + lane_index() * 4, d);
     } else {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) red_add_f32(sum + e * 32 + lane_index(), d[e]);
+        for (int e = 0; e < 4; ++e) red_add_f32(d_q_sum + e * 32 + lane_index(), d[e]);
     }
 }
 
 // The same for the rows of a warp, from row tile `row_tile` of the query tile on, and the columns that it owns.
 template <bool kVectors, int kRowTiles, int kTiles, int kColumns, int kGroups>
-__device__ __forceinline__ void add_columns(float* sums, int row_tile, const float (&product)[kRowTiles][kTiles][4],
+__device__ __forceinline__ void add_columns(float* d_q_sum, int row_tile, const float (&product)[kRowTiles][kTiles][4],
                                             const ColumnGroup<kColumns, kGroups>& columns) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int j = 0; j < kTiles; ++j)
             if (columns.has(j / 2))
-                add_gradient<kVectors>(sums + gradient_place<kColumns>(row_tile + i, columns.pair(j / 2) * 2 + j % 2), product[i][j]);
+                add_gradient<kVectors>(d_q_sum + gradient_offset<kColumns>(row_tile + i, columns.pair(j / 2) * 2 + j % 2), product[i][j]);
 }
 
 // Reads one product's accumulators back, times `scale`.
 template <bool kVectors>
-__device__ __forceinline__ void load_gradient(float (&d)[4], const float* sum, float scale) {
+__device__ __forceinline__ void load_gradient(float (&d)[4], const float* d_q_sum, float scale) {
     if (kVectors) {
-        const uint4 four = *reinterpret_cast<const uint4*>(sum + lane_index() * 4);
+        const uint4 four = *reinterpret_cast<const uint4*>(d_q_sum + lane_index() * 4);
         const u32 bits[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) d[e] = __uint_as_float(bits[e]) * scale;
     } else {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) d[e] = sum[e * 32 + lane_index()] * scale;
+        for (int e = 0; e < 4; ++e) d[e] = d_q_sum[e * 32 + lane_index()] * scale;
     }
 }
 
@@ -1392,7 +1525,7 @@ __device__ __forceinline__ void postprocess(const Parameters& p) {
 
     float dQ[1][kColumns / 8][4];
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) load_gradient<kVectorReductions>(dQ[0][j], sums + gradient_place<kColumns>(warp, j), p.scale);
+    for (int j = 0; j < kColumns / 8; ++j) load_gradient<kVectorReductions>(dQ[0][j], sums + gradient_offset<kColumns>(warp, j), p.scale);
     const Strides of_d_q{p.d_q_batch, p.d_q_head, p.d_q_row};
     Element* rows = sequences.query_row(p.d_q, of_d_q, batch, head, first_row);
     store_output<kHeadDim>(rows, p.d_q_row, sequences.len_q(batch) - first_row, dQ, SumTile{tiles + warp * SumTile::kBytes});
@@ -1403,6 +1536,8 @@ using GradientTile = SharedTile<kBlockQ, kColumnsV>;  // of dO
 using KeyTile = SharedTile<kBlockKv, kColumns>;
 using ValueTile = SharedTile<kBlockKv, kColumnsV>;
 using ScoreTile = SharedTile<kBlockKv, kBlockQ>;  // of P^T or dS^T: a row a key
+using Stage = QueryStage<QueryTile, GradientTile>;
+using Loader = QueryLoader<QueryTile, GradientTile, kThreads, kHeadDim, kHeadDimV, DenseSequences, Parameters>;
 
 // ---- row_lse, row_delta, row_shift; d_q_sum = 0 -----------------------------------------------------------------------
 
@@ -1422,42 +1557,22 @@ attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_9
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     const int len_q = sequences.len_q(batch), len_kv = sequences.len_kv(batch);
     // Where additions to dQ have an order the last keys come first, because they add first. Else the first keys do: most queries see them.
-    const int key_tile_index = p.key_tiles - 1 - work.query_tile;
+    const int key_tile_index = p.key_tiles - 1 - work.tile;
     const int first_key = key_tile_index * kBlockKv, keys = len_kv - first_key;
     const auto chain = make_chain<kCausal>(len_q, len_kv);
     const QueryTileRange tiles = chain.query_tiles<kBlockQ>(first_key, first_key + kBlockKv, len_q);
-    const Strides of_q{p.q_batch, p.q_head, p.q_row}, of_k{p.k_batch, p.k_head, p.k_row}, of_v{p.v_batch, p.v_head, p.v_row};
-    const Strides of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
 
-    constexpr int kStatisticsBytes = kBlockQ * 4, kStageBytes = QueryTile::kBytes + GradientTile::kBytes + 2 * kStatisticsBytes;
     SharedRegions regions;
     const KeyTile key_tile{regions.take(KeyTile::kBytes)};
     const ValueTile value_tile{regions.take(ValueTile::kBytes)};
-    const ScoreTile gradient_tile{regions.take(ScoreTile::kBytes)};
-    const SharedAddress ring = regions.take(kStages * kStageBytes);
+    const ScoreTile dS_tile{regions.take(ScoreTile::kBytes)};
+    const Stage stages{regions.take(kStages * Stage::kBytes)};
 
-    // A stage holds a tile of Q and of dO, and the statistics of their rows.
-    struct { int head, tile; } next{head_kv * p.group, tiles.begin};  // to be loaded
-    int to_load = tiles.count() * p.group, next_huge = 0;  // whether the tile that was loaded last has huge rows
-    auto load_next = [&](SharedAddress stage) {
-        if (to_load-- <= 0) return;
-        const int first_query = next.tile * kBlockQ;
-        const i64 place = sequences.first_tile(batch, next.head) + next.tile, statistics = place * kBlockQ;
-        next_huge = p.huge_tiles[place];
-        const Element* q = sequences.query_row(p.q, of_q, batch, next.head, first_query);
-        const Element* d_out = sequences.query_row(p.d_out, of_d_out, batch, next.head, first_query);
-        load_tile<kThreads>(QueryTile{stage}, q, p.q_row, len_q - first_query, kHeadDim);
-        stage += QueryTile::kBytes;
-        load_tile<kThreads>(GradientTile{stage}, d_out, p.d_out_row, len_q - first_query, kHeadDimV);
-        stage += GradientTile::kBytes;
-        const int thread = thread_index();
-        if (thread < kBlockQ / 4) cp_async_16(stage + thread * 16, p.row_lse + statistics + thread * 4);
-        else if (thread < kBlockQ / 2) cp_async_16(stage + thread * 16, p.row_delta + statistics + thread * 4 - kBlockQ);
-        if (++next.tile == tiles.end) next = {next.head + 1, tiles.begin};
-    };
+    const Strides of_k{p.k_batch, p.k_head, p.k_row}, of_v{p.v_batch, p.v_head, p.v_row};
     load_tile<kThreads>(key_tile, sequences.key_row(p.k, of_k, batch, head_kv, first_key), p.k_row, keys, kHeadDim);
     load_tile<kThreads>(value_tile, sequences.key_row(p.v, of_v, batch, head_kv, first_key), p.v_row, keys, kHeadDimV);
-    load_next(ring);
+    Loader queries(p, sequences, tiles, batch, head_kv);
+    queries.load_next(stages);
     cp_async_commit_group();
 
     const int warp = warp_index(), key_group = warp / kColumnGroups, column_group = warp % kColumnGroups;
@@ -1467,83 +1582,71 @@ attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_9
     const ColumnGroup<kColumns, kColumnGroups> key_columns(offsets.keys(), column_group);
     const ColumnGroup<kColumnsV, kColumnGroups> value_columns(offsets.values(), column_group);
     const ColumnGroup<kColumns, kGroupsDq> query_columns(offsets.keys(), warp % kGroupsDq);
-    SharedAddress transposed_gradients[kRowTilesDq];  // of this lane: the warp's rows of dS in the tile of dS^T
-#pragma unroll
-    for (int i = 0; i < kRowTilesDq; ++i)
-        transposed_gradients[i] = gradient_tile.at(lane_index() / 16 * 8 + lane_index() % 8, (row_tile_dq + i) * 2 + lane_index() / 8 % 2);
-    const QueryInShared<kColumns> keys_in_shared{offsets.keys(), key_tile.base + first_row * KeyTile::kRowBytes};
-    const QueryInShared<kColumnsV> values_in_shared{offsets.values(), value_tile.base + first_row * ValueTile::kRowBytes};
-    float d_k[kRowTiles][key_columns.kOwn * 2][4] = {}, d_v[kRowTiles][value_columns.kOwn * 2][4] = {};
+    const TransposedRows<ScoreTile, kRowTilesDq> dS_rows(dS_tile, row_tile_dq);
+    const LeftInShared<kColumns> keys_in_shared{offsets.keys(), key_tile.base + first_row * KeyTile::kRowBytes};
+    const LeftInShared<kColumnsV> values_in_shared{offsets.values(), value_tile.base + first_row * ValueTile::kRowBytes};
+    float dK[kRowTiles][key_columns.kOwn * 2][4] = {}, dV[kRowTiles][value_columns.kOwn * 2][4] = {};
 
     if constexpr (kHoistV) {
         cp_async_wait_group<0>();
         barrier_sync();  // K and V are here
     }
-    const LeftOperand<kHoistK, kRowTiles, kColumns> keys_operand(keys_in_shared);
-    const LeftOperand<kHoistV, kRowTiles, kColumnsV> values_operand(values_in_shared);
+    const LeftOperand<kHoistK, kRowTiles, kColumns> K(keys_in_shared);
+    const LeftOperand<kHoistV, kRowTiles, kColumnsV> V(values_in_shared);
     int head = head_kv * p.group, tile = tiles.begin;
-    SharedAddress stage = ring;
+    Stage stage = stages;  // the first one
     for (int remaining = tiles.count() * p.group; remaining > 0; --remaining) {
         cp_async_wait_group<0>();
         barrier_sync();  // Q and dO of this tile are here, and nobody reads the tile before or its dS any more
-        const SharedAddress q = stage, d_out = q + QueryTile::kBytes;
-        const SharedAddress row_lse = d_out + GradientTile::kBytes, row_delta = row_lse + kStatisticsBytes;
-        const i64 place = sequences.first_tile(batch, head) + tile;  // of the query tile among those of all heads
-        const bool huge = next_huge != 0;
+        const Stage here = stage;
+        const i64 tile_index = sequences.first_tile(batch, head) + tile;  // among those of all heads
+        const bool huge = queries.huge != 0;
         if (kStages > 1) {
-            stage = ring + kStageBytes - (stage - ring);
-            load_next(stage);
+            stage.base = stages.base + Stage::kBytes - (stage.base - stages.base);  // the other of two
+            queries.load_next(stage);
             cp_async_commit_group();
         }
 #pragma unroll 1  // mixed with each other, steps would need more registers
         for (int step = 0; step < kSteps; ++step) {
             const int first = (column_group * kSteps + step) * kStepQ;  // query of the tile
-            float s[kRowTiles][kStepQ / 8][4], d_p[kRowTiles][kStepQ / 8][4];
-            // S^T = K Q^T, dP^T = V dO^T
-            gemm_scores<Element, kStepQ / 8>(s, 0, keys_operand, q + first * QueryTile::kRowBytes, offsets.keys());
-            gemm_scores<Element, kStepQ / 8>(d_p, 0, values_operand, d_out + first * GradientTile::kRowBytes, offsets.values());
-            if (tiles.needs_mask(tile)) mask_transposed(s, first_key + first_row, tile * kBlockQ + first, chain);
-            if (unlikely(huge)) shift_transposed(s, p.row_shift + place * kBlockQ + first);
-            exponentiate(s, p.scale_log2, row_lse + first * 4);
-            differentiate(d_p, s, row_delta + first * 4);
+            float S[kRowTiles][kStepQ / 8][4], dP[kRowTiles][kStepQ / 8][4];
+            // S^T = K Q^T, dP^T = V dO^T. From there on S holds P^T, and dP holds dS^T.
+            gemm_scores<Element, kStepQ / 8>(S, 0, K, here.q() + first * QueryTile::kRowBytes, offsets.keys());
+            gemm_scores<Element, kStepQ / 8>(dP, 0, V, here.d_out() + first * GradientTile::kRowBytes, offsets.values());
+            if (tiles.needs_mask(tile)) mask_transposed(S, first_key + first_row, tile * kBlockQ + first, chain);
+            if (unlikely(huge)) shift_transposed(S, p.row_shift + tile_index * kBlockQ + first);
+            exponentiate(S, p.scale_log2, here.row_lse() + first * 4);
+            differentiate(dP, S, here.row_delta() + first * 4);
 #pragma unroll
             for (int chunk = 0; chunk < kStepQ / 16; ++chunk) {
-                u32 probabilities[kRowTiles][4], gradients[kRowTiles][4];
-                round_to_operand<Element>(probabilities, s, chunk);
-                round_to_operand<Element>(gradients, d_p, chunk);
-                store_operand(gradient_tile, first_row, first + chunk * 16, gradients);
-                gemm_columns<Element>(d_v, probabilities, d_out, first + chunk * 16, value_columns);  // dV += P^T dO
-                gemm_columns<Element>(d_k, gradients, q, first + chunk * 16, key_columns);            // dK += dS^T Q
+                u32 P[kRowTiles][4], dS[kRowTiles][4];
+                round_to_operand<Element>(P, S, chunk);
+                round_to_operand<Element>(dS, dP, chunk);
+                store_operand(dS_tile, first_row, first + chunk * 16, dS);
+                gemm_columns<Element>(dV, P, here.d_out(), first + chunk * 16, value_columns);  // dV += P^T dO
+                gemm_columns<Element>(dK, dS, here.q(), first + chunk * 16, key_columns);       // dK += dS^T Q
             }
         }
         barrier_sync();  // dS of all warps is here
         if (kStages == 1) {
-            load_next(stage);
+            queries.load_next(stage);
             cp_async_commit_group();
         }
-        float d_q[kRowTilesDq][query_columns.kOwn * 2][4] = {};
-#pragma unroll
-        for (int chunk = 0; chunk < kBlockKv / 16; ++chunk) {
-            u32 gradients[kRowTilesDq][4];
-#pragma unroll
-            for (int i = 0; i < kRowTilesDq; ++i)
-                ldmatrix_x4_trans(gradients[i], transposed_gradients[i] + ScoreTile::distance(chunk * 16, 0));
-            gemm_columns<Element>(d_q, gradients, key_tile.base, chunk * 16, query_columns);  // dQ = dS K
-        }
-        add_columns<kVectorReductions>(p.d_q_sum + place * (kBlockQ * kColumns), row_tile_dq, d_q, query_columns);
+        float dQ[kRowTilesDq][query_columns.kOwn * 2][4] = {};
+        gemm_over_keys<Element>(dQ, dS_rows, key_tile.base, query_columns);
+        add_columns<kVectorReductions>(p.d_q_sum + tile_index * (kBlockQ * kColumns), row_tile_dq, dQ, query_columns);
         if (++tile == tiles.end) tile = tiles.begin, ++head;
     }
 
     cp_async_wait_group<0>();
     barrier_sync();  // nobody reads K and V any more: dK and dV take their places
-    store_columns<Element>(key_tile, first_row, d_k, p.scale, key_columns);
-    store_columns<Element>(value_tile, first_row, d_v, 1.0f, value_columns);
+    store_columns<Element>(key_tile, first_row, dK, p.scale, key_columns);
+    store_columns<Element>(value_tile, first_row, dV, 1.0f, value_columns);
     barrier_sync();
-    const Strides of_d_k{p.d_k_batch, p.d_k_head, p.d_k_row}, of_d_v{p.d_v_batch, p.d_v_head, p.d_v_row};
-    Element* d_k_rows = sequences.key_row(p.d_k, of_d_k, batch, head_kv, first_key);
-    Element* d_v_rows = sequences.key_row(p.d_v, of_d_v, batch, head_kv, first_key);
-    store_tile<kThreads, kHeadDim>(d_k_rows, p.d_k_row, keys, key_tile, thread_index());
-    store_tile<kThreads, kHeadDimV>(d_v_rows, p.d_v_row, keys, value_tile, thread_index());
+    Element* d_k = sequences.key_row(p.d_k, {p.d_k_batch, p.d_k_head, p.d_k_row}, batch, head_kv, first_key);
+    Element* d_v = sequences.key_row(p.d_v, {p.d_v_batch, p.d_v_head, p.d_v_row}, batch, head_kv, first_key);
+    store_tile<kThreads, kHeadDim>(d_k, p.d_k_row, keys, key_tile, thread_index());
+    store_tile<kThreads, kHeadDimV>(d_v, p.d_v_row, keys, value_tile, thread_index());
 }
 
 // ---- dQ = scale * d_q_sum ---------------------------------------------------------------------------------------------

@@ -324,9 +324,10 @@ __device__ __forceinline__ void stmatrix_x4_trans(SharedAddress row, u32 r0, u32
 
 // ==== atoms/ptx/red.cuh ==============================================================================================
 
-// Additions of fp32 numbers to global memory that give nothing back. PTX ISA, "red"; .v4.f32: sm_90.
+// Additions of fp32 numbers to global memory that return nothing. PTX ISA, "red"; .v4.f32: sm_90. Additions to one address have no fixed
+// order, and each rounds. Subnormal numbers count as 0.
 
-// The same for four neighbours, of which the first one's address is a multiple of 16.
+// Adds four neighbouring numbers; `address` is a multiple of 16.
 __device__ __forceinline__ void red_add_f32_v4(float* address, const float (&value)[4]) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                  ::"l"(__cvta_generic_to_global(address)), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3])
@@ -713,20 +714,22 @@ struct SharedRegions {
 
 // ==== tile/common/tile_scheduler.cuh =================================================================================
 
-// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile, and which key steps a work tile takes.
+// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile.
 
 // n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int query_tile, head, batch;
+    int tile, head, batch;  // tile: of the head's query tiles, or of its key tiles; the last one comes first
 };
 
 // L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int head_tiles, l2_group_heads, l2_group_blocks;
+    int head_tiles;       // of a head
+    int l2_group_heads;   // of an L2 group
+    int l2_group_blocks;  // work tiles of an L2 group
     u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
 
     template <class Parameters>
@@ -735,7 +738,8 @@ struct TileScheduler {
     }
 };
 
-// The work tile of number `index`. `heads`: of a batch entry, or sets of heads that share tiles; l2_group_heads divides them all.
+// The work tile of number `index`. `heads`: heads of a batch entry, or its sets of heads that share tiles. heads * batch is a multiple of
+// l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
     const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
@@ -781,32 +785,36 @@ struct DenseSequences {
 
 // ==== tile/common/score_chain.cuh ====================================================================================
 
-// Which scores count. A kernel asks one chain of links; each link is a struct with the functions of `SequenceEnd`, and what a link leaves
-// alone costs nothing.
+// The mask: which keys a query sees. It is a chain of conditions, its links, and a query sees the keys that all of them let it see. Each
+// link is a struct with the functions of `SequenceEnd`; one that hides nothing compiles to nothing.
 
-// Of the queries [begin, end) each may see some key of a tile, of [full_begin, full_end) each sees all of them. The others see none.
+// Queries outside of [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
 struct QueryRange {
     int begin, full_begin, full_end, end;
 };
 
-// A query sees no keys but these, and each of them unless a link hides it.
+// A query sees the keys [begin, end). From one query to the next neither end goes down.
 struct KeyRange {
     int begin, end;
 };
 
-// There are keys up to len_kv only. Query rows past len_q need no mask: their P is 0 whatever their scores are.
+// There are keys up to len_kv only. Query rows past len_q need no mask: the forward pass stores nothing of them, and in the backward pass
+// their row_lse is +inf, so that their P is 0.
 struct SequenceEnd {
+    static constexpr bool kHidesFirstKeys = false;
     int len_q, len_kv;
 
+    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key).
     __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
     __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
-    // For the keys [first_key, end_key).
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
         return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
     }
 };
 
 struct NoMask {
+    static constexpr bool kHidesFirstKeys = false;
+
     __device__ __forceinline__ bool visible(int, int) const { return true; }
     __device__ __forceinline__ KeyRange keys(int) const { return {0, 0x7fffffff}; }
     __device__ __forceinline__ QueryRange queries(int, int) const { return {0, 0, 0x7fffffff, 0x7fffffff}; }
@@ -814,6 +822,7 @@ struct NoMask {
 
 // Query i sees the keys j <= i + causal_offset. Aligned bottom-right, causal_offset = len_kv - len_q.
 struct Causal {
+    static constexpr bool kHidesFirstKeys = false;
     int causal_offset;
 
     __device__ __forceinline__ bool visible(int query, int key) const { return key <= query + causal_offset; }
@@ -831,11 +840,39 @@ struct QueryTileRange {
     __device__ __forceinline__ bool needs_mask(int tile) const { return tile < full_begin || tile >= full_end; }
 };
 
+// Some query of a tile sees keys of the key tiles [begin, end); those outside [full_begin, full_end) need the mask. kHidesFirstKeys: begin
+// and full_begin may be other than 0.
+template <bool kHidesFirstKeys>
+struct KeyTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int last() const { return end > begin ? end - 1 : -1; }  // -1: there is none
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile >= full_end || (kHidesFirstKeys && tile < full_begin); }
+};
+
 template <class... Links>
 struct ScoreChain : Links... {
-    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    static constexpr bool kHidesFirstKeys = (Links::kHidesFirstKeys || ...);  // else the range of every query's keys begins at 0
 
-    // A tile is full up to the sequence's end: the last one may reach beyond it.
+    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    __device__ __forceinline__ KeyRange keys(int query) const {
+        KeyRange all{0, 0x7fffffff};
+        (intersect(all, Links::keys(query)), ...);
+        return all;
+    }
+
+    // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
+    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: a row meets its first visible key
+    // there, and softmax must update its row max.
+    template <int kBlockQ, int kBlockKv>
+    __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
+        const KeyRange first = keys(first_query), last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, first.end), last_end = max(0, last.end);  // a range may end before the first key
+        return {first.begin / kBlockKv, (last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+                (last_end + kBlockKv - 1) / kBlockKv};
+    }
+
+    // A last tile that reaches past len_q counts as full, too.
     template <int kBlockQ>
     __device__ __forceinline__ QueryTileRange query_tiles(int first_key, int end_key, int len_q) const {
         QueryRange all{0, 0, len_q, len_q};
@@ -845,6 +882,9 @@ struct ScoreChain : Links... {
     }
 
   private:
+    __device__ __forceinline__ static void intersect(KeyRange& all, const KeyRange& link) {
+        all = {max(all.begin, link.begin), min(all.end, link.end)};
+    }
     __device__ __forceinline__ static void intersect(QueryRange& all, const QueryRange& link) {
         all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
     }
@@ -863,15 +903,15 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
-// maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
-// itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. A large maximum has
+// a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself, unscaled:
+// its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
-// A row is huge if its scaled maximum is at least this large. Below it, rounding the maximum changes an exponent by at most 2^-12, and exp2
-// of the maximum's own exponent still rounds to 1 in fp16.
+// A row is huge if the absolute value of its scaled maximum is at least this. Below it, rounding the maximum changes an exponent by at most
+// 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
 // Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
@@ -925,13 +965,13 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
     const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
-    const float sum = a + b, b_in_sum = sum - a;
-    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float s = a + b, b_in_s = s - a;
+    const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
+    const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * unit.low + exponent * kLn2Low;
     const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
-    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+    const float corrections = sum_error + product_error + low_parts + bias;
+    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
 // The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
@@ -968,7 +1008,7 @@ struct RowPart {
     // rowsum(dO * O) in fp32, in all lanes of the row.
     template <class Element>
     __device__ __forceinline__ float product() const {
-        float sum = 0.0f;
+        float delta = 0.0f;
 #pragma unroll
         for (int i = 0; i < kChunks; ++i) {
             const u32 pairs[2][4] = {{out[i].x, out[i].y, out[i].z, out[i].w}, {d_out[i].x, d_out[i].y, d_out[i].z, d_out[i].w}};
@@ -977,12 +1017,12 @@ struct RowPart {
                 float x[2], y[2];
                 cvt_f32_x2<Element>(x[0], x[1], pairs[0][j]);
                 cvt_f32_x2<Element>(y[0], y[1], pairs[1][j]);
-                sum = fmaf(x[1], y[1], fmaf(x[0], y[0], sum));
+                delta = fmaf(x[1], y[1], fmaf(x[0], y[0], delta));
             }
         }
 #pragma unroll
-        for (int distance = 1; distance < kRowLanes; distance *= 2) sum += shfl_sync_bfly(sum, distance);
-        return sum;
+        for (int distance = 1; distance < kRowLanes; distance *= 2) delta += shfl_sync_bfly(delta, distance);
+        return delta;
     }
 };
 
@@ -1011,10 +1051,10 @@ __device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_
         for (int i = 0; i < kAtOnce && first + i < kPasses; ++i) {
             const int row = (first + i) * kRowsOfPass + thread_index() / kRowLanes;
             const bool exists = row < rows_valid;
-            const float sum = parts[i].template product<Element>();
+            const float delta = parts[i].template product<Element>();
             if (lane_index() % kRowLanes != 0) continue;
             row_lse[row] = exists ? base2_lse(lse[row]) : infinity();
-            row_delta[row] = exists ? sum - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
+            row_delta[row] = exists ? delta - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
         }
     }
 }
@@ -1032,9 +1072,10 @@ __device__ __forceinline__ void write_zeros(float* first) {
 // Rows of which the forward pass has not saved enough, so that the first kernel goes through their keys once more:
 // - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
 //   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
-// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dS = P * (dP - delta) nearly vanishes, and
-//   what is left of it with delta = rowsum(dO * O) is what O was rounded by. Plain PyTorch sums up P * dP: there the errors vanish with dS.
-//   Among many keys this is hidden by rows of which two keys share the probability. A query that sees one key has exactly no gradient.
+// - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dP - delta should nearly vanish; but
+//   delta = rowsum(dO * O) comes from the rounded O, so that dS keeps the rounding error of O. Plain PyTorch sums up P * dP, where errors
+//   vanish with dS. Among many keys the gradients of other rows are so much larger that this does not show. A query that sees one key has
+//   exactly no gradient.
 // This is made to be short, not fast.
 
 constexpr int kFewKeys = 64;
@@ -1052,7 +1093,7 @@ __device__ __forceinline__ bool any_huge_row(const float* lse, int rows_valid) {
 
 // A row's maximum over some of its keys, and with E = exp2((S - maximum) * scale_log2) the sums of E and of E * dP.
 struct RowSum {
-    float maximum, sum, d_p;
+    float maximum, row_sum, d_p;
 
     __device__ __forceinline__ void add(const RowSum& other, float scale_log2) {
         const float higher = fmaxf(maximum, other.maximum);
@@ -1060,7 +1101,7 @@ struct RowSum {
             return x == higher ? 1.0f : ex2_approx_ftz((x - higher) * scale_log2);
         };
         const float own = factor(maximum), others = factor(other.maximum);
-        *this = {higher, sum * own + other.sum * others, d_p * own + other.d_p * others};
+        *this = {higher, row_sum * own + other.row_sum * others, d_p * own + other.d_p * others};
     }
 };
 
@@ -1150,7 +1191,8 @@ __device__ __forceinline__ void sum_rows(RowSum (&sums)[2], const WalkedRows<Ele
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const RowSum& own = sums[e];
-            const RowSum other{shfl_sync_bfly(own.maximum, distance), shfl_sync_bfly(own.sum, distance), shfl_sync_bfly(own.d_p, distance)};
+            const float maximum = shfl_sync_bfly(own.maximum, distance), row_sum = shfl_sync_bfly(own.row_sum, distance);
+            const RowSum other{maximum, row_sum, shfl_sync_bfly(own.d_p, distance)};
             sums[e].add(other, scale_log2);
         }
 }
@@ -1175,11 +1217,11 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
         if (lane_index() >= 8) continue;  // each of these has one row
         const RowSum own = lane_index() < 4 ? sums[0] : sums[1];
         const int row = first + lane_index() % 4 * 2 + lane_index() / 4;
-        const i64 place = sequences.first_row(batch, head) + first_query + row;
-        const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[place]);
+        const i64 index = sequences.first_row(batch, head) + first_query + row;
+        const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[index]);
         row_shift[row] = huge_row ? own.maximum : 0.0f;
-        if (huge_row) row_lse[row] = log_sum_exp(0.0f, own.sum, {1.0f, 0.0f}) * 1.44269504f;
-        if (exists) row_delta[row] = own.d_p * normaliser(own.sum) - (p.d_lse == nullptr ? 0.0f : p.d_lse[place]);
+        if (huge_row) row_lse[row] = log_sum_exp(0.0f, own.row_sum, {1.0f, 0.0f}) * 1.44269504f;
+        if (exists) row_delta[row] = own.d_p * normaliser(own.row_sum) - (p.d_lse == nullptr ? 0.0f : p.d_lse[index]);
     }
 }
 
@@ -1255,12 +1297,12 @@ struct PanelTile {
         for (int panel = 0; panel < kPanels; ++panel)
             cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, row, head, batch);
     }
-    // The K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
-    __device__ __forceinline__ u64 columns(int row, int step) const {
+    // Descriptor of the K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
+    __device__ __forceinline__ u64 k_major(int row, int step) const {
         return matrix_descriptor(base, row * 128 + step / 4 * kPanelBytes + step % 4 * 32);
     }
-    // The MN-major operand of step `step` of the contraction: rows 16 * step and on, all columns.
-    __device__ __forceinline__ u64 rows(int step) const { return matrix_descriptor(base, step * 16 * 128, kPanelBytes); }
+    // Descriptor of the MN-major operand of step `step` of the contraction: rows 16 * step and on, all columns.
+    __device__ __forceinline__ u64 mn_major(int step) const { return matrix_descriptor(base, step * 16 * 128, kPanelBytes); }
     __device__ __forceinline__ SharedAddress at(int row, int chunk) const { return base + row * 128 + ((chunk ^ row % 8) * 16); }
 };
 
@@ -1275,7 +1317,7 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kKeyTiles][4], QueryTile 
     launder(keys.base);
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step)
-        wgmma_ss<Element, kKeyTiles * 8>(S, queries.columns(row, step), keys.columns(0, step), step > 0);
+        wgmma_ss<Element, kKeyTiles * 8>(S, queries.k_major(row, step), keys.k_major(0, step), step > 0);
 }
 
 // ==== tile/warp/score_gradients.cuh ==================================================================================
@@ -1354,7 +1396,7 @@ template <class Element, int kBegin, int kEnd, class RowTile, int kSteps, int kT
 __device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], const u32 (&operand)[kSteps][4], RowTile rows) {
     launder(rows.base);
 #pragma unroll
-    for (int step = kBegin; step < kEnd; ++step) wgmma_rs<Element, kTiles * 8>(product, operand[step], rows.rows(step), 1);
+    for (int step = kBegin; step < kEnd; ++step) wgmma_rs<Element, kTiles * 8>(product, operand[step], rows.mn_major(step), 1);
 }
 
 // Stores a warp's 16 rows as columns `first_column` (a multiple of 16) and on of a tile.
@@ -1388,12 +1430,12 @@ __device__ __forceinline__ Tile columns_from(Tile tile) {
 
 // product += P^T dO or dS^T Q: keys as rows, over all queries of the tiles.
 template <class Element, int kTiles, class ScoreTile, class RowTile>
-__device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], ScoreTile scores, RowTile rows) {
-    launder(scores.base);
+__device__ __forceinline__ void gemm_over_queries(float (&product)[kTiles][4], ScoreTile score_rows, RowTile rows) {
+    launder(score_rows.base);
     launder(rows.base);
 #pragma unroll
     for (int step = 0; step < ScoreTile::kPanelBytes / 128 / 16; ++step)
-        wgmma_ss_trans_ab<Element, kTiles * 8>(product, scores.rows(step), rows.rows(step), 1);
+        wgmma_ss_trans_ab<Element, kTiles * 8>(product, score_rows.mn_major(step), rows.mn_major(step), 1);
 }
 
 // product = dS K, or product += dS K if kAdd: queries as rows, over all keys of the tiles.
@@ -1403,7 +1445,7 @@ __device__ __forceinline__ void gemm_over_keys(float (&product)[kTiles][4], Scor
     launder(keys.base);
 #pragma unroll
     for (int step = 0; step < KeyTile::kPanelBytes / 128 / 16; ++step)
-        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.columns(0, step), keys.rows(step), kAdd || step > 0);
+        wgmma_ss_trans_b<Element, kTiles * 8>(product, d_scores.k_major(0, step), keys.mn_major(step), kAdd || step > 0);
 }
 
 // Reads what store_transposed wrote: the same registers.
@@ -1415,10 +1457,10 @@ __device__ __forceinline__ void load_transposed(u32 (&operand)[kSteps][4], const
     for (int step = 0; step < kSteps; ++step) ldmatrix_x4_trans(operand[step], own + step * 16 * 128);
 }
 
-// dS = P * (dP - row_delta), rounded, of probabilities that are rounded already.
+// dS = P * (dP - row_delta), rounded, of P that are rounded already.
 template <class Element, int kTiles>
 __device__ __forceinline__ void differentiate_rounded(u32 (&d_scores)[kTiles / 2][4], const float (&dP)[kTiles][4],
-                                                      const u32 (&probabilities)[kTiles / 2][4], SharedAddress row_delta) {
+                                                      const u32 (&P)[kTiles / 2][4], SharedAddress row_delta) {
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
         float delta[2];
@@ -1426,7 +1468,7 @@ __device__ __forceinline__ void differentiate_rounded(u32 (&d_scores)[kTiles / 2
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             float low, high;
-            cvt_f32_x2<Element>(low, high, probabilities[j / 2][j % 2 * 2 + h]);
+            cvt_f32_x2<Element>(low, high, P[j / 2][j % 2 * 2 + h]);
             d_scores[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(low * (dP[j][h * 2] - delta[0]), high * (dP[j][h * 2 + 1] - delta[1]));
         }
     }
@@ -1438,13 +1480,13 @@ struct PanelSums {
     static constexpr int kFloats = 64 * kColumns, kWarps = (kColumns + 63) / 64 * 4;
 
     // Of column tile `tile` of 8, of a warp among all panels' warps.
-    __device__ __forceinline__ static int place(int panel, int warp, int tile) {
+    __device__ __forceinline__ static int offset(int panel, int warp, int tile) {
         const int tiles = min(8, kColumns / 8 - panel * 8);
         return panel * 64 * 64 + (warp * tiles + tile) * 128 + lane_index() * 4;
     }
     template <int kTiles>
-    __device__ __forceinline__ static void add(float* sum, int panel, int warp, const float (&product)[kTiles][4]) {
-        float* own = sum + place(panel, warp, 0);
+    __device__ __forceinline__ static void add(float* d_q_sum, int panel, int warp, const float (&product)[kTiles][4]) {
+        float* own = d_q_sum + offset(panel, warp, 0);
 #pragma unroll
         for (int j = 0; j < kTiles; ++j)  // of the last panel's columns there may be fewer
             if (kColumns % 64 == 0 || panel * 8 + j < kColumns / 8) red_add_f32_v4(own + j * 128, product[j]);
@@ -1456,8 +1498,8 @@ template <class Element, int kColumns>
 struct PanelGradient : PanelSums<kColumns> {
     float dQ[8][4];
 
-    __device__ __forceinline__ void load(const float* sum, int warp) {
-        const uint4* own = reinterpret_cast<const uint4*>(sum + this->place(warp / 4, warp % 4, 0));
+    __device__ __forceinline__ void load(const float* d_q_sum, int warp) {
+        const uint4* own = reinterpret_cast<const uint4*>(d_q_sum + this->offset(warp / 4, warp % 4, 0));
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const uint4 v = warp / 4 * 8 + j < kColumns / 8 ? own[j * 32] : uint4{0, 0, 0, 0};
@@ -1512,12 +1554,12 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
     const HeadTile work = HeadTile::of_block(p);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     const int batch = work.batch, head = work.head, first_query = work.tile * kBlockQ, queries = sequences.len_q(batch) - first_query;
-    const i64 place = sequences.first_tile(batch, head) + work.tile, row = sequences.first_row(batch, head) + first_query;
+    const i64 index = sequences.first_tile(batch, head) + work.tile, row = sequences.first_row(batch, head) + first_query;
     const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
-    float* row_lse = p.row_lse + place * RowLse<kBlockQ>::kFloats;
-    write_zeros<kThreads, kSums>(p.d_q_sum + place * kSums);
+    float* row_lse = p.row_lse + index * RowLse<kBlockQ>::kFloats;
+    write_zeros<kThreads, kSums>(p.d_q_sum + index * kSums);
     write_row_statistics<kThreads, kBlockQ, kHeadDimV>(
-        row_lse, p.row_delta + place * kBlockQ, sequences.query_row(p.out, of_out, batch, head, first_query), p.out_row,
+        row_lse, p.row_delta + index * kBlockQ, sequences.query_row(p.out, of_out, batch, head, first_query), p.out_row,
         sequences.query_row(p.d_out, of_d_out, batch, head, first_query), p.d_out_row, p.lse + row,
         p.d_lse == nullptr ? nullptr : p.d_lse + row, queries);
 
@@ -1525,7 +1567,7 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
     if (thread_index() < 4) row_lse[RowLse<kBlockQ>::kFlag + thread_index()] = huge ? 1.0f : 0.0f;
     if (!unlikely(huge || sequences.len_kv(batch) <= kFewKeys)) return;
     barrier_sync();  // row_lse and row_delta are written: those of some rows are replaced
-    write_exact_rows<kThreads, kBlockQ, kHeadDim, kHeadDimV>(row_lse, p.row_delta + place * kBlockQ, p.row_shift + place * kBlockQ, p,
+    write_exact_rows<kThreads, kBlockQ, kHeadDim, kHeadDimV>(row_lse, p.row_delta + index * kBlockQ, p.row_shift + index * kBlockQ, p,
                                                              sequences, batch, head, first_query, huge, chain);
 }
 
@@ -1544,8 +1586,8 @@ __device__ __forceinline__ void postprocess(const Parameters& p) {
     if (thread_index() > 0) return;
 #pragma unroll
     for (int panel = 0; panel < QueryTile::kPanels; ++panel) {
-        const SharedAddress place = rows.base + panel * QueryTile::kPanelBytes;
-        cp_async_bulk_tensor_store(p.d_q_map, place, panel * 64, work.tile * kBlockQ, work.head, work.batch);
+        const SharedAddress base = rows.base + panel * QueryTile::kPanelBytes;
+        cp_async_bulk_tensor_store(p.d_q_map, base, panel * 64, work.tile * kBlockQ, work.head, work.batch);
     }
     cp_async_bulk_commit_group();
     cp_async_bulk_wait_group_read<0>();
@@ -1565,7 +1607,7 @@ struct KeyWork {
     template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
     __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int block = block_index()) {
         const WorkTile work = find_work_tile(block, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
-        const int first_key = (kLastFirst ? work.query_tile : p.key_tiles - 1 - work.query_tile) * kBlockKv;
+        const int first_key = (kLastFirst ? work.tile : p.key_tiles - 1 - work.tile) * kBlockKv;
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
     }
 };
@@ -1635,11 +1677,11 @@ struct BackwardInputs {
         produce<false>(p, work, state, [&] { return work; });
     }
     // The same for one of a persistent block's work tiles. Its K and V come after its first Q and dO, once wait_keys() has returned: until
-    // then consumers may read those of the work tile before. It returns `work` again, of which registers need not keep all meanwhile.
+    // then consumers may read those of the work tile before. wait_keys() reads `work` again, so that registers need not keep all of it.
     template <bool kPersistent = true, class Parameters, class WaitKeys>
     __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work, PipelineState<kStages>& state,
                                             const WaitKeys& wait_keys) const {
-        bool first = true;  // its tiles are loaded before the launch before this one has ended, its row_lse and row_delta after that
+        bool first = true;  // the first Q and dO do not depend on the preprocess kernel, which may still run; row_lse and row_delta do
 #pragma unroll 1
         for (Walk next(work, p); next.left > 0; next.advance(work, p)) {
             const int row = next.tile * Lse::kRows;
@@ -1655,7 +1697,7 @@ struct BackwardInputs {
             auto load_keys = [&](const KeyWork& of) { key_tile().load(p.k_map, queries_full, of.first_key, of.head_kv, of.batch); };
             auto load_values = [&](const KeyWork& of) { value_tile().load(p.v_map, d_out_full, of.first_key, of.head_kv, of.batch); };
             if (first && !kPersistent) load_keys(work);
-            if (!first) load_lse();  // before the tile: copies end in the order of their issue
+            if (!first) load_lse();  // before the tile, which takes longer
             query_tile(state.stage).load(p.q_map, queries_full, row, next.head(work, p), work.batch);
 
             d_out_pipeline.producer_acquire(state);
@@ -1670,6 +1712,7 @@ struct BackwardInputs {
                 load_values(again);
             }
             if (first) {
+                // What the preprocess kernel wrote is visible after this, to copies, too.
                 griddepcontrol_wait();
                 load_lse();
                 load_delta();
@@ -1677,7 +1720,7 @@ struct BackwardInputs {
             state.advance();
             first = false;
         }
-        if (first) wait_keys();
+        if (first) wait_keys();  // no query sees these keys
     }
 };
 
@@ -1721,14 +1764,14 @@ __device__ __forceinline__ void store_columns(const TensorMap& map, const float 
 
 // S^T or dP^T of the tile in a stage, once it is there. Issued, not waited for. stages.operand(tile) is how a product takes a tile.
 template <class Element, int kWarpgroup, int kColumns, int kColumnsV, class Stages, class State, int kTiles>
-__device__ __forceinline__ void issue_scores(float (&scores)[kTiles][4], const Stages& stages, const State& state) {
+__device__ __forceinline__ void issue_scores(float (&product)[kTiles][4], const Stages& stages, const State& state) {
     (kWarpgroup == 0 ? stages.query_pipeline : stages.d_out_pipeline).consumer_wait(state);
-    launder(scores);
+    launder(product);
     wgmma_fence();
     if constexpr (kWarpgroup == 0)
-        gemm_scores<Element, kColumns>(scores, stages.operand(stages.key_tile()), 0, stages.operand(stages.query_tile(state.stage)));
+        gemm_scores<Element, kColumns>(product, stages.operand(stages.key_tile()), 0, stages.operand(stages.query_tile(state.stage)));
     else
-        gemm_scores<Element, kColumnsV>(scores, stages.operand(stages.value_tile()), 0, stages.operand(stages.d_out_tile(state.stage)));
+        gemm_scores<Element, kColumnsV>(product, stages.operand(stages.value_tile()), 0, stages.operand(stages.d_out_tile(state.stage)));
     wgmma_commit_group();
 }
 
@@ -1745,10 +1788,10 @@ __device__ __forceinline__ void round_probabilities(u32 (&P)[kBlockQ / 16][4], f
 
 // dS^T of dP^T and of P as a tile has it, into another tile.
 template <class Element, class ScoreTile, int kTiles>
-__device__ __forceinline__ void store_score_gradients(const ScoreTile& tile, const float (&dP)[kTiles][4], const ScoreTile& probabilities,
+__device__ __forceinline__ void store_score_gradients(const ScoreTile& tile, const float (&dP)[kTiles][4], const ScoreTile& P_tile,
                                                       SharedAddress delta, int warp) {
     u32 P[kTiles / 2][4], dS[kTiles / 2][4];
-    load_transposed(P, probabilities, warp * 16);
+    load_transposed(P, P_tile, warp * 16);
     differentiate_rounded<Element>(dS, dP, P, delta);
     store_transposed(tile, warp * 16, dS);
     fence_proxy_async();

@@ -1,7 +1,7 @@
 // attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fpv_bps1_sm_90a
 //
 // Attention forward, FlashAttention-2 (Dao 2023), algorithm 1:
-//   S = scale * Q K^T + causal mask,  out = softmax(S) V,  lse = log(sum(exp(S))) for each row.
+//   S = Q K^T, causal mask,  out = softmax(scale * S) V,  lse = log(sum(exp(scale * S))) for each row.
 // A block computes 128 query rows of one head, 32 in each warp.
 // It walks over the keys in steps of 32.
 //
@@ -12,8 +12,8 @@
 //   launch   <<<ceil(len_q / 128) * heads_q * batch, 128, 86016 bytes>>>
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, cp_async, ldmatrix, mma_sync, cvt, ex2, mul,
 //              shfl_sync, vote_sync
-//            tile/warp: shared_tile, rows, load, key_value_reader, gemm, softmax, epilogue
-//            tile/common: shared_regions, tile_scheduler, mask, softmax_rows, lse
+//            tile/warp: shared_tile, load, key_value_reader, gemm, softmax, epilogue
+//            tile/common: shared_regions, tile_scheduler, sequences, score_chain, mask, softmax_rows, lse
 
 // ==== atoms/ptx/types.cuh ============================================================================================
 
@@ -344,20 +344,22 @@ struct SharedRegions {
 
 // ==== tile/common/tile_scheduler.cuh =================================================================================
 
-// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile, and which key steps a work tile takes.
+// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile.
 
 // n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int query_tile, head, batch;
+    int tile, head, batch;  // tile: of the head's query tiles, or of its key tiles; the last one comes first
 };
 
 // L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int head_tiles, l2_group_heads, l2_group_blocks;
+    int head_tiles;       // of a head
+    int l2_group_heads;   // of an L2 group
+    int l2_group_blocks;  // work tiles of an L2 group
     u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
 
     template <class Parameters>
@@ -366,7 +368,8 @@ struct TileScheduler {
     }
 };
 
-// The work tile of number `index`. `heads`: of a batch entry, or sets of heads that share tiles; l2_group_heads divides them all.
+// The work tile of number `index`. `heads`: heads of a batch entry, or its sets of heads that share tiles. heads * batch is a multiple of
+// l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
     const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
@@ -375,29 +378,155 @@ __device__ __forceinline__ WorkTile find_work_tile(int index, const TileSchedule
     return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) take the mask, and no query sees the others. Steps
-// are visited from the last to the first. Where the queries of a tile differ in their last visible key, the step of the first query's last
-// key counts as masked even if it is full: a row meets its first visible key there, and softmax must update its row max.
-struct KeySteps {
-    int full, end;
+// ==== tile/common/sequences.cuh ======================================================================================
+
+// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
+// another layout of sequences is another struct with the same functions.
+
+// Distances between batch entries, heads and rows of a tensor, in elements.
+struct Strides {
+    i64 batch, head, row;
 };
 
-template <bool kCausal, int kBlockQ, int kStepKv>
-__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int causal_offset) {
-    // The first query of the tile sees the keys [0, seen_by_first), the last one [0, seen_by_last).
-    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + causal_offset)) : len_kv;
-    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + causal_offset)) : len_kv;
-    return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
-}
+// Sequences of one length, each an entry of the tensors' batch axis.
+struct DenseSequences {
+    int queries, keys;  // of each sequence
+    int heads_q, query_tiles;
 
-// ==== tile/warp/rows.cuh =============================================================================================
+    __device__ __forceinline__ int len_q(int) const { return queries; }
+    __device__ __forceinline__ int len_kv(int) const { return keys; }
 
-// Where the rows of a sequence lie in global memory: dense tensors here; packed or paged ones would differ only in this file.
+    // Row `row` of a head in a tensor of queries, and in a tensor of keys.
+    template <class Element>
+    __device__ __forceinline__ Element* query_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    template <class Element>
+    __device__ __forceinline__ Element* key_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    // The first query's place in [batch, heads_q, len_q], dense.
+    __device__ __forceinline__ i64 first_row(int batch, int head) const { return (static_cast<i64>(batch) * heads_q + head) * queries; }
+    // The first query tile's place in [batch, heads_q, query_tiles].
+    __device__ __forceinline__ i64 first_tile(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
+    }
+};
 
-// The first row of (batch, head) in a tensor with these strides, in elements.
-template <class Element>
-__device__ __forceinline__ Element* sequence_rows(Element* base, int batch, i64 batch_stride, int head, i64 head_stride) {
-    return base + batch * batch_stride + head * head_stride;
+// ==== tile/common/score_chain.cuh ====================================================================================
+
+// The mask: which keys a query sees. It is a chain of conditions, its links, and a query sees the keys that all of them let it see. Each
+// link is a struct with the functions of `SequenceEnd`; one that hides nothing compiles to nothing.
+
+// Queries outside of [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
+struct QueryRange {
+    int begin, full_begin, full_end, end;
+};
+
+// A query sees the keys [begin, end). From one query to the next neither end goes down.
+struct KeyRange {
+    int begin, end;
+};
+
+// There are keys up to len_kv only. Query rows past len_q need no mask: the forward pass stores nothing of them, and in the backward pass
+// their row_lse is +inf, so that their P is 0.
+struct SequenceEnd {
+    static constexpr bool kHidesFirstKeys = false;
+    int len_q, len_kv;
+
+    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key).
+    __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
+    }
+};
+
+struct NoMask {
+    static constexpr bool kHidesFirstKeys = false;
+
+    __device__ __forceinline__ bool visible(int, int) const { return true; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, 0x7fffffff}; }
+    __device__ __forceinline__ QueryRange queries(int, int) const { return {0, 0, 0x7fffffff, 0x7fffffff}; }
+};
+
+// Query i sees the keys j <= i + causal_offset. Aligned bottom-right, causal_offset = len_kv - len_q.
+struct Causal {
+    static constexpr bool kHidesFirstKeys = false;
+    int causal_offset;
+
+    __device__ __forceinline__ bool visible(int query, int key) const { return key <= query + causal_offset; }
+    __device__ __forceinline__ KeyRange keys(int query) const { return {0, query + causal_offset + 1}; }
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {max(0, first_key - causal_offset), max(0, end_key - 1 - causal_offset), 0x7fffffff, 0x7fffffff};
+    }
+};
+
+// Query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
+struct QueryTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int count() const { return max(0, end - begin); }
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile < full_begin || tile >= full_end; }
+};
+
+// Some query of a tile sees keys of the key tiles [begin, end); those outside [full_begin, full_end) need the mask. kHidesFirstKeys: begin
+// and full_begin may be other than 0.
+template <bool kHidesFirstKeys>
+struct KeyTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int last() const { return end > begin ? end - 1 : -1; }  // -1: there is none
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile >= full_end || (kHidesFirstKeys && tile < full_begin); }
+};
+
+template <class... Links>
+struct ScoreChain : Links... {
+    static constexpr bool kHidesFirstKeys = (Links::kHidesFirstKeys || ...);  // else the range of every query's keys begins at 0
+
+    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    __device__ __forceinline__ KeyRange keys(int query) const {
+        KeyRange all{0, 0x7fffffff};
+        (intersect(all, Links::keys(query)), ...);
+        return all;
+    }
+
+    // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
+    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: a row meets its first visible key
+    // there, and softmax must update its row max.
+    template <int kBlockQ, int kBlockKv>
+    __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
+        const KeyRange first = keys(first_query), last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, first.end), last_end = max(0, last.end);  // a range may end before the first key
+        return {first.begin / kBlockKv, (last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+                (last_end + kBlockKv - 1) / kBlockKv};
+    }
+
+    // A last tile that reaches past len_q counts as full, too.
+    template <int kBlockQ>
+    __device__ __forceinline__ QueryTileRange query_tiles(int first_key, int end_key, int len_q) const {
+        QueryRange all{0, 0, len_q, len_q};
+        (intersect(all, Links::queries(first_key, end_key)), ...);
+        return {all.begin / kBlockQ, (all.full_begin + kBlockQ - 1) / kBlockQ, all.full_end == len_q ? 0x7fffffff : all.full_end / kBlockQ,
+                (all.end + kBlockQ - 1) / kBlockQ};
+    }
+
+  private:
+    __device__ __forceinline__ static void intersect(KeyRange& all, const KeyRange& link) {
+        all = {max(all.begin, link.begin), min(all.end, link.end)};
+    }
+    __device__ __forceinline__ static void intersect(QueryRange& all, const QueryRange& link) {
+        all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
+    }
+};
+
+// The chain of a plain problem: keys up to len_kv, and a causal mask, aligned bottom-right, if kCausal.
+template <bool kCausal>
+__device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
+    if constexpr (kCausal)
+        return ScoreChain<SequenceEnd, Causal>{{len_q, len_kv}, {len_kv - len_q}};
+    else
+        return ScoreChain<SequenceEnd, NoMask>{{len_q, len_kv}, {}};
 }
 
 // ==== tile/warp/load.cuh =============================================================================================
@@ -504,14 +633,15 @@ __device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int ro
 // ahead. A load is one group of copies, empty where there is no tile, so that the number of groups under way never depends on the data.
 template <class KeyTile, class ValueTile, int kStepKv, int kThreads, int kHeadDim, int kHeadDimV, class Element>
 struct KeyValueReader {
-    static constexpr int kBlockKv = KeyTile::kRowCount;
-    int tile;  // that was loaded last
+    static constexpr int kBlockKv = KeyTile::kRowCount, kSteps = kBlockKv / kStepKv;
+    int first, tile;  // the first tile, which comes last; the one that was loaded last
     TileReader<KeyTile, kThreads, kHeadDim, Element> keys;
     TileReader<ValueTile, kThreads, kHeadDimV, Element> values;
 
-    // `k` and `v` point at the first rows of the sequence; `last` is its last tile, or -1 if there is none.
-    __device__ __forceinline__ KeyValueReader(const Element* k, i64 k_row, const Element* v, i64 v_row, int last)
-        : tile(last), keys(k + (last * kBlockKv - kStepKv) * k_row, k_row), values(v + last * kBlockKv * v_row, v_row) {}
+    // `k` and `v` point at the first rows of the sequence. `steps`: those that the block visits.
+    template <class Steps>
+    __device__ __forceinline__ KeyValueReader(const Element* k, i64 k_row, const Element* v, i64 v_row, const Steps& steps)
+        : KeyValueReader(k, k_row, v, v_row, steps.begin / kSteps, steps.last() >= 0 ? steps.last() / kSteps : -1) {}
 
     // The last tile, which comes first and may end early. The caller commits the group.
     __device__ __forceinline__ void load_last(SharedAddress stage, int len_kv) {
@@ -519,33 +649,39 @@ struct KeyValueReader {
         keys.load(KeyTile{stage}, tile == 0 ? kStepKv : 0, rows_valid + kStepKv);
         values.load(ValueTile{stage + KeyTile::kBytes}, 0, rows_valid);
     }
-    // The tile before, and its group. All others are whole; only the keys one step before the first tile do not exist.
+    // The tile before, and its group. All others are whole; only the keys one step before tile 0 do not exist.
     __device__ __forceinline__ void load_next(SharedAddress stage) {
-        if (--tile > 0)
+        if (--tile > 0 && tile >= first)
             keys.load(KeyTile{stage});
-        else if (tile == 0 && kBlockKv > kStepKv)
+        else if (tile == 0 && tile >= first && kBlockKv > kStepKv)
             keys.template load<kStepKv>(KeyTile{stage});
-        if (tile >= 0) values.load(ValueTile{stage + KeyTile::kBytes});
+        if (tile >= first) values.load(ValueTile{stage + KeyTile::kBytes});
         cp_async_commit_group();
     }
+
+  private:
+    __device__ __forceinline__ KeyValueReader(const Element* k, i64 k_row, const Element* v, i64 v_row, int first, int last)
+        : first(first), tile(last), keys(k + (last * kBlockKv - kStepKv) * k_row, k_row), values(v + last * kBlockKv * v_row, v_row) {}
 };
 
 // ==== tile/warp/gemm.cuh =============================================================================================
 
-// The two matrix products of attention, for one warp: S = Q K^T and O += P V.
+// The two matrix products of attention, for one warp: S = Q K^T and O += P V. In the backward pass the first one computes S^T = K Q^T and
+// dP^T = V dO^T, with keys as rows.
 //
-// A warp owns kRowTiles * 16 query rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
+// A warp owns kRowTiles * 16 rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
 // says: [0], [1] belong to row lane/4, [2], [3] to row lane/4 + 8.
 
-// Where a lane finds its part of an operand in a tile that is kColumns wide. Of Q and of V: 16 rows, in two groups of 8 with the same
-// columns. Of K: the same 16, with the two groups of columns next to each other. An operand is two chunks wide; the offsets within a
+// Where a lane finds its part of an operand in a tile that is kColumns wide, for ldmatrix. Of the left operand (Q) and of a transposed one
+// (V): lanes 0 to 15 point at 16 rows, lanes 16 to 31 at the same rows one chunk further. Of the right operand (K): the second and the
+// third of the four matrices swapped. An operand is two chunks wide; the offsets within a
 // group of chunks are held in registers, and everything else is constants away or the same for all lanes.
 template <int kColumns>
 struct LaneOffsets {
     using Rows = SharedTile<16, kColumns>;
     static constexpr int kOffsets = Rows::kSwizzle / 2;
     u32 offset[kOffsets];
-    u32 to_keys;  // from the place in Q or V to that in K
+    u32 to_keys;  // from the address in Q or V to that in K
 
     __device__ __forceinline__ LaneOffsets() {
         const int lane = lane_index();
@@ -580,7 +716,7 @@ struct OperandOffsets<kColumns, kColumns> {
 
 // Q read from shared memory at each use: costs bandwidth, saves registers. `rows` are the warp's.
 template <int kColumns>
-struct QueryInShared {
+struct LeftInShared {
     const LaneOffsets<kColumns>& offsets;
     SharedAddress rows;
 
@@ -591,10 +727,10 @@ struct QueryInShared {
 
 // Q read once and kept in registers: kColumns / 4 * kRowTiles of them.
 template <int kRowTiles, int kColumns>
-struct QueryInRegisters {
+struct LeftInRegisters {
     u32 fragments[kRowTiles][kColumns / 16][4];
 
-    __device__ __forceinline__ explicit QueryInRegisters(const QueryInShared<kColumns>& query) {
+    __device__ __forceinline__ explicit LeftInRegisters(const LeftInShared<kColumns>& query) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -654,23 +790,24 @@ __device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4],
 
 // ==== tile/common/mask.cuh ===========================================================================================
 
-// The mask of the forward kernels: S = -inf where a query does not see a key.
+// What the chain makes of S in the forward kernels, whose rows are queries.
 
-// `first_row` and `first_key` are the positions of S[0][0] of this warp. Under PackGQA kPackGqa rows, one of each head, belong to a query.
-// A query sees the keys below min(len_kv, query + 1 + causal_offset); bottom-right alignment takes causal_offset = len_kv - len_q.
-template <bool kCausal, int kPackGqa = 1, int kRowTiles, int kKeyTiles>
-__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_row, int first_key, int len_kv,
-                                            int causal_offset) {
+// S = -inf where the chain hides a key from a query. `first_row` and `first_key` are the positions of S[0][0] of this warp. Under PackGQA
+// kPackGqa rows, one of each head, belong to a query.
+template <int kPackGqa = 1, class Chain, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_row, int first_key, const Chain& chain) {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int query = (first_row + i * 16 + e / 2 * 8 + lane / 4) / kPackGqa;
-            const int end = kCausal ? min(len_kv, query + 1 + causal_offset) : len_kv;
+            const KeyRange seen = chain.keys(query);
 #pragma unroll
-            for (int j = 0; j < kKeyTiles; ++j)
-                if (first_key + j * 8 + lane % 4 * 2 + e % 2 >= end) S[i][j][e] = -infinity();
+            for (int j = 0; j < kKeyTiles; ++j) {
+                const int key = first_key + j * 8 + lane % 4 * 2 + e % 2;
+                if (key >= seen.end || (Chain::kHidesFirstKeys && key < seen.begin)) S[i][j][e] = -infinity();
+            }
         }
 }
 
@@ -686,18 +823,18 @@ constexpr float kHeadroom = 8.0f;
 // exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
-// maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
-// itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. A large maximum has
+// a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself, unscaled:
+// its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
-// A row is huge if its scaled maximum is at least this large. Below it, rounding the maximum changes an exponent by at most 2^-12, and exp2
-// of the maximum's own exponent still rounds to 1 in fp16.
+// A row is huge if the absolute value of its scaled maximum is at least this. Below it, rounding the maximum changes an exponent by at most
+// 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a row with this maximum, also given scaled, is huge. A row that sees no key, with a maximum of -inf, is not.
+// Whether a row with this maximum is huge; `scaled`: maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
 __device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
 
 // The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
@@ -788,13 +925,13 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
     const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
-    const float sum = a + b, b_in_sum = sum - a;
-    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float s = a + b, b_in_s = s - a;
+    const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
+    const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * unit.low + exponent * kLn2Low;
     const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
-    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+    const float corrections = sum_error + product_error + low_parts + bias;
+    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
 // The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
@@ -1049,14 +1186,16 @@ using OutTile = SharedTile<kRowsPerWarp, kColumnsV>;  // of a warp
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fpv_bps1_sm_90a(const __grid_constant__ Parameters p) {
     const WorkTile work = find_work_tile(block_index(), TileScheduler::of(p, p.query_tiles), p.heads_q, p.heads_q_reciprocal);
-    const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
-    const int head_kv = divide(work.head, p.group_reciprocal);
-    const int causal_offset = p.len_kv - p.len_q;
-    const KeySteps steps = find_key_steps<kCausal, kBlockQ, kStepKv>(first_query, p.len_kv, causal_offset);
+    const int batch = work.batch, head_kv = divide(work.head, p.group_reciprocal);
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    const int len_q = sequences.len_q(batch), len_kv = sequences.len_kv(batch);
+    const int first_query = work.tile * kBlockQ, queries = min(kBlockQ, len_q - first_query);
+    const auto chain = make_chain<kCausal>(len_q, len_kv);
+    auto steps = chain.key_tiles<kBlockQ, kStepKv>(first_query);
 
-    const Element* q = sequence_rows(p.q, work.batch, p.q_batch, work.head, p.q_head) + first_query * p.q_row;
-    const Element* k = sequence_rows(p.k, work.batch, p.k_batch, head_kv, p.k_head);
-    const Element* v = sequence_rows(p.v, work.batch, p.v_batch, head_kv, p.v_head);
+    const Element* q = sequences.query_row(p.q, {p.q_batch, p.q_head, p.q_row}, batch, work.head, first_query);
+    const Element* k = sequences.key_row(p.k, {p.k_batch, p.k_head, p.k_row}, batch, head_kv, 0);
+    const Element* v = sequences.key_row(p.v, {p.v_batch, p.v_head, p.v_row}, batch, head_kv, 0);
 
     // Shared memory: Q, whose rows each warp later uses for its rows of O; a ring of stages for K and V; row sums.
     constexpr int kOutBytes = kWarps * OutTile::kBytes, kQueryBytes = QueryTile::kBytes > kOutBytes ? QueryTile::kBytes : kOutBytes;
@@ -1068,28 +1207,27 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fpv_bps1_sm_
     const SharedAddress last_stage = ring + (kStages - 1) * kStageBytes;
 
     // Keys are visited from the last to the first, so that those that need the mask come first.
-    int step = steps.end - 1, last_tile = step >= 0 ? step / kSteps : -1;
+    int step = steps.last();
     TileReader<QueryTile, kThreads, kHeadDim, Element> queries_in(q, p.q_row);
     TileReader<KeyStep, kThreads, kHeadDim, Element> first_keys_in(k + step * kStepKv * p.k_row, p.k_row);
-    KeyValueReader<KeyTile, ValueTile, kStepKv, kThreads, kHeadDim, kHeadDimV, Element> keys_and_values(k, p.k_row, v, p.v_row, last_tile);
+    KeyValueReader<KeyTile, ValueTile, kStepKv, kThreads, kHeadDim, kHeadDimV, Element> keys_and_values(k, p.k_row, v, p.v_row, steps);
     queries_in.load(query_tile, 0, queries);
-    if (step >= 0) first_keys_in.load(KeyStep{last_stage}, 0, p.len_kv - step * kStepKv);
+    if (step >= 0) first_keys_in.load(KeyStep{last_stage}, 0, len_kv - step * kStepKv);
     cp_async_commit_group();
-    if (step >= 0) keys_and_values.load_last(ring, p.len_kv);
+    if (step >= 0) keys_and_values.load_last(ring, len_kv);
     cp_async_commit_group();
 #pragma unroll
     for (int stage = 1; stage < kStages - 1; ++stage) keys_and_values.load_next(ring + stage * kStageBytes);
 
     const int first_row = warp_index() * kRowsPerWarp;
     const OperandOffsets<kColumns, kColumnsV> offsets;
-    const QueryInShared<kColumns> query_in_shared{offsets.keys(), query_tile.base + first_row * QueryTile::kRowBytes};
+    const LeftInShared<kColumns> query_in_shared{offsets.keys(), query_tile.base + first_row * QueryTile::kRowBytes};
     Softmax softmax(p.scale_log2, p.ln2_hi, sums);
-    float O[kRowTiles][kColumnsV / 8][4] = {};
-    float S[kRowTiles][kStepKv / 8][4];
+    float O[kRowTiles][kColumnsV / 8][4] = {}, S[kRowTiles][kStepKv / 8][4];
 
     cp_async_wait_group<kStages - 1>();
     barrier_sync();  // Q and the first keys are here
-    const QueryInRegisters<kRowTiles, kColumns> query(query_in_shared);
+    const LeftInRegisters<kRowTiles, kColumns> query(query_in_shared);
     SharedAddress stage = last_stage;  // in use
     int step_in_tile = step % kSteps;
     auto next_stage = [&] {
@@ -1100,15 +1238,14 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fpv_bps1_sm_
     };
     if (step >= 0) {
         gemm_scores<Element, kStepKv / 8>(S, 0, query, stage, offsets.keys());
-        if (step >= steps.full) mask_scores<kCausal>(S, first_query + first_row, step * kStepKv, p.len_kv, causal_offset);
+        if (steps.needs_mask(step)) mask_scores(S, first_query + first_row, step * kStepKv, chain);
         softmax.start(S);
         next_stage();
     }
 
     // P = exp2(S - row_max) and O += P V of this step, in chunks of 16 keys; S of the next step takes the registers of those that are used
     // up. So the tensor cores have work while exponentials are under way.
-    int first_masked = steps.full;
-    launder(first_masked);  // as a branch, masking stays apart from the products; mixed with them, it would need more registers
+    launder(steps.full_end);  // as a branch, masking stays apart from the products; mixed with them, it would need more registers
     auto run_step = [&](bool has_next, bool next_masked) {
         const SharedAddress keys = stage + step_in_tile * KeyStep::kBytes;
         const SharedAddress values = stage + KeyTile::kBytes + step_in_tile * ValueStep::kBytes;
@@ -1120,8 +1257,8 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fpv_bps1_sm_
             if (has_next) gemm_scores<Element, 2>(S, chunk * 2, query, keys, offsets.keys());
         }
         if (!has_next) return;
-        const bool masked = next_masked && step > first_masked;
-        if (masked) mask_scores<kCausal>(S, first_query + first_row, (step - 1) * kStepKv, p.len_kv, causal_offset);
+        const bool masked = next_masked && steps.needs_mask(step - 1);
+        if (masked) mask_scores(S, first_query + first_row, (step - 1) * kStepKv, chain);
         if (softmax.needs_rescale(S, masked)) softmax.rescale(S, O);
         if (--step_in_tile < 0) {
             step_in_tile = kSteps - 1;
@@ -1129,17 +1266,17 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fpv_bps1_sm_
             next_stage();
         }
     };
-    // Two loops: without the mask the assembler makes a better one.
-    for (; step > steps.full; --step) run_step(/*has_next=*/true, /*next_masked=*/true);
-    for (; step > 0; --step) run_step(/*has_next=*/true, /*next_masked=*/false);
-    if (step == 0) run_step(/*has_next=*/false, /*next_masked=*/false);
+    // Loops of their own: without the mask the assembler makes a better one.
+    for (; step > steps.full_end; --step) run_step(/*has_next=*/true, /*next_masked=*/true);
+    for (; step > steps.full_begin; --step) run_step(/*has_next=*/true, /*next_masked=*/false);
+    if constexpr (chain.kHidesFirstKeys)
+        for (; step > steps.begin; --step) run_step(/*has_next=*/true, /*next_masked=*/true);
+    if (step == steps.begin) run_step(/*has_next=*/false, /*next_masked=*/false);
 
-    Element* out = sequence_rows(p.out, work.batch, p.out_batch, work.head, p.out_head) + (first_query + first_row) * p.out_row;
+    Element* out = sequences.query_row(p.out, {p.out_batch, p.out_head, p.out_row}, batch, work.head, first_query + first_row);
     const float lse = softmax.finish(O, p.ln2_lo);
-    if (p.lse != nullptr) {
-        float* of_head = p.lse + (static_cast<i64>(work.batch) * p.heads_q + work.head) * p.len_q;
-        store_lse<kRowTiles>(of_head + first_query + first_row, queries - first_row, lse);
-    }
+    if (p.lse != nullptr)
+        store_lse<kRowTiles>(p.lse + sequences.first_row(batch, work.head) + first_query + first_row, queries - first_row, lse);
     const OutTile out_tile{query_tile.base + first_row * QueryTile::kRowBytes};
     store_output<kHeadDimV>(out, p.out_row, queries - first_row, O, out_tile);
 }

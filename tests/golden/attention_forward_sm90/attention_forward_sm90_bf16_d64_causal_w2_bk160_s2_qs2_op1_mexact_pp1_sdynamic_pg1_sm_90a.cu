@@ -1,7 +1,7 @@
 // attention_forward_sm90_bf16_d64_causal_w2_bk160_s2_qs2_op1_mexact_pp1_sdynamic_pg1_sm_90a
 //
 // Attention forward for Hopper, as in FlashAttention-3 (Shah et al. 2024), algorithms 1 and 2:
-//   S = scale * Q K^T + causal mask,  out = softmax(S) V,  lse = log(sum(exp(S))) for each row.
+//   S = Q K^T, causal mask,  out = softmax(scale * S) V,  lse = log(sum(exp(scale * S))) for each row.
 // The first warpgroup is the producer: one thread issues the TMA loads, and a warp for each consumer writes its lse.
 // Each of the other 2 warpgroups, the consumers, computes 64 rows of O.
 // A work tile is 128 rows of Q, with all keys that they see.
@@ -15,7 +15,7 @@
 //            work tiles: ceil(len_q / 128) * heads_q * batch
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, named_barrier, mbarrier, cp_async_bulk_tensor,
 //              setmaxnreg, wgmma, stmatrix, atomic, cvt, ex2, mul, shfl_sync, vote_sync
-//            tile/common: shared_regions, tile_scheduler, mask, softmax_rows, lse
+//            tile/common: shared_regions, tile_scheduler, sequences, score_chain, mask, softmax_rows, lse
 //            tile/warpgroup: pipeline, panel_tile, gemm, row_sums, stale_softmax, epilogue, forward_storage,
 //              forward_producer, forward_lse, forward_consumer
 
@@ -436,20 +436,22 @@ struct SharedRegions {
 
 // ==== tile/common/tile_scheduler.cuh =================================================================================
 
-// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile, and which key steps a work tile takes.
+// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile.
 
 // n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int query_tile, head, batch;
+    int tile, head, batch;  // tile: of the head's query tiles, or of its key tiles; the last one comes first
 };
 
 // L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int head_tiles, l2_group_heads, l2_group_blocks;
+    int head_tiles;       // of a head
+    int l2_group_heads;   // of an L2 group
+    int l2_group_blocks;  // work tiles of an L2 group
     u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
 
     template <class Parameters>
@@ -458,7 +460,8 @@ struct TileScheduler {
     }
 };
 
-// The work tile of number `index`. `heads`: of a batch entry, or sets of heads that share tiles; l2_group_heads divides them all.
+// The work tile of number `index`. `heads`: heads of a batch entry, or its sets of heads that share tiles. heads * batch is a multiple of
+// l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
     const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
@@ -467,19 +470,155 @@ __device__ __forceinline__ WorkTile find_work_tile(int index, const TileSchedule
     return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) take the mask, and no query sees the others. Steps
-// are visited from the last to the first. Where the queries of a tile differ in their last visible key, the step of the first query's last
-// key counts as masked even if it is full: a row meets its first visible key there, and softmax must update its row max.
-struct KeySteps {
-    int full, end;
+// ==== tile/common/sequences.cuh ======================================================================================
+
+// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
+// another layout of sequences is another struct with the same functions.
+
+// Distances between batch entries, heads and rows of a tensor, in elements.
+struct Strides {
+    i64 batch, head, row;
 };
 
-template <bool kCausal, int kBlockQ, int kStepKv>
-__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int causal_offset) {
-    // The first query of the tile sees the keys [0, seen_by_first), the last one [0, seen_by_last).
-    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + causal_offset)) : len_kv;
-    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + causal_offset)) : len_kv;
-    return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
+// Sequences of one length, each an entry of the tensors' batch axis.
+struct DenseSequences {
+    int queries, keys;  // of each sequence
+    int heads_q, query_tiles;
+
+    __device__ __forceinline__ int len_q(int) const { return queries; }
+    __device__ __forceinline__ int len_kv(int) const { return keys; }
+
+    // Row `row` of a head in a tensor of queries, and in a tensor of keys.
+    template <class Element>
+    __device__ __forceinline__ Element* query_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    template <class Element>
+    __device__ __forceinline__ Element* key_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    // The first query's place in [batch, heads_q, len_q], dense.
+    __device__ __forceinline__ i64 first_row(int batch, int head) const { return (static_cast<i64>(batch) * heads_q + head) * queries; }
+    // The first query tile's place in [batch, heads_q, query_tiles].
+    __device__ __forceinline__ i64 first_tile(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
+    }
+};
+
+// ==== tile/common/score_chain.cuh ====================================================================================
+
+// The mask: which keys a query sees. It is a chain of conditions, its links, and a query sees the keys that all of them let it see. Each
+// link is a struct with the functions of `SequenceEnd`; one that hides nothing compiles to nothing.
+
+// Queries outside of [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
+struct QueryRange {
+    int begin, full_begin, full_end, end;
+};
+
+// A query sees the keys [begin, end). From one query to the next neither end goes down.
+struct KeyRange {
+    int begin, end;
+};
+
+// There are keys up to len_kv only. Query rows past len_q need no mask: the forward pass stores nothing of them, and in the backward pass
+// their row_lse is +inf, so that their P is 0.
+struct SequenceEnd {
+    static constexpr bool kHidesFirstKeys = false;
+    int len_q, len_kv;
+
+    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key).
+    __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
+    }
+};
+
+struct NoMask {
+    static constexpr bool kHidesFirstKeys = false;
+
+    __device__ __forceinline__ bool visible(int, int) const { return true; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, 0x7fffffff}; }
+    __device__ __forceinline__ QueryRange queries(int, int) const { return {0, 0, 0x7fffffff, 0x7fffffff}; }
+};
+
+// Query i sees the keys j <= i + causal_offset. Aligned bottom-right, causal_offset = len_kv - len_q.
+struct Causal {
+    static constexpr bool kHidesFirstKeys = false;
+    int causal_offset;
+
+    __device__ __forceinline__ bool visible(int query, int key) const { return key <= query + causal_offset; }
+    __device__ __forceinline__ KeyRange keys(int query) const { return {0, query + causal_offset + 1}; }
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {max(0, first_key - causal_offset), max(0, end_key - 1 - causal_offset), 0x7fffffff, 0x7fffffff};
+    }
+};
+
+// Query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
+struct QueryTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int count() const { return max(0, end - begin); }
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile < full_begin || tile >= full_end; }
+};
+
+// Some query of a tile sees keys of the key tiles [begin, end); those outside [full_begin, full_end) need the mask. kHidesFirstKeys: begin
+// and full_begin may be other than 0.
+template <bool kHidesFirstKeys>
+struct KeyTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int last() const { return end > begin ? end - 1 : -1; }  // -1: there is none
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile >= full_end || (kHidesFirstKeys && tile < full_begin); }
+};
+
+template <class... Links>
+struct ScoreChain : Links... {
+    static constexpr bool kHidesFirstKeys = (Links::kHidesFirstKeys || ...);  // else the range of every query's keys begins at 0
+
+    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    __device__ __forceinline__ KeyRange keys(int query) const {
+        KeyRange all{0, 0x7fffffff};
+        (intersect(all, Links::keys(query)), ...);
+        return all;
+    }
+
+    // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
+    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: a row meets its first visible key
+    // there, and softmax must update its row max.
+    template <int kBlockQ, int kBlockKv>
+    __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
+        const KeyRange first = keys(first_query), last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, first.end), last_end = max(0, last.end);  // a range may end before the first key
+        return {first.begin / kBlockKv, (last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+                (last_end + kBlockKv - 1) / kBlockKv};
+    }
+
+    // A last tile that reaches past len_q counts as full, too.
+    template <int kBlockQ>
+    __device__ __forceinline__ QueryTileRange query_tiles(int first_key, int end_key, int len_q) const {
+        QueryRange all{0, 0, len_q, len_q};
+        (intersect(all, Links::queries(first_key, end_key)), ...);
+        return {all.begin / kBlockQ, (all.full_begin + kBlockQ - 1) / kBlockQ, all.full_end == len_q ? 0x7fffffff : all.full_end / kBlockQ,
+                (all.end + kBlockQ - 1) / kBlockQ};
+    }
+
+  private:
+    __device__ __forceinline__ static void intersect(KeyRange& all, const KeyRange& link) {
+        all = {max(all.begin, link.begin), min(all.end, link.end)};
+    }
+    __device__ __forceinline__ static void intersect(QueryRange& all, const QueryRange& link) {
+        all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
+    }
+};
+
+// The chain of a plain problem: keys up to len_kv, and a causal mask, aligned bottom-right, if kCausal.
+template <bool kCausal>
+__device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
+    if constexpr (kCausal)
+        return ScoreChain<SequenceEnd, Causal>{{len_q, len_kv}, {len_kv - len_q}};
+    else
+        return ScoreChain<SequenceEnd, NoMask>{{len_q, len_kv}, {}};
 }
 
 // ==== tile/warpgroup/pipeline.cuh ====================================================================================
@@ -554,12 +693,12 @@ struct PanelTile {
         for (int panel = 0; panel < kPanels; ++panel)
             cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, row, head, batch);
     }
-    // The K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
-    __device__ __forceinline__ u64 columns(int row, int step) const {
+    // Descriptor of the K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
+    __device__ __forceinline__ u64 k_major(int row, int step) const {
         return matrix_descriptor(base, row * 128 + step / 4 * kPanelBytes + step % 4 * 32);
     }
-    // The MN-major operand of step `step` of the contraction: rows 16 * step and on, all columns.
-    __device__ __forceinline__ u64 rows(int step) const { return matrix_descriptor(base, step * 16 * 128, kPanelBytes); }
+    // Descriptor of the MN-major operand of step `step` of the contraction: rows 16 * step and on, all columns.
+    __device__ __forceinline__ u64 mn_major(int step) const { return matrix_descriptor(base, step * 16 * 128, kPanelBytes); }
     __device__ __forceinline__ SharedAddress at(int row, int chunk) const { return base + row * 128 + ((chunk ^ row % 8) * 16); }
 };
 
@@ -574,7 +713,7 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kKeyTiles][4], QueryTile 
     launder(keys.base);
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step)
-        wgmma_ss<Element, kKeyTiles * 8>(S, queries.columns(row, step), keys.columns(0, step), step > 0);
+        wgmma_ss<Element, kKeyTiles * 8>(S, queries.k_major(row, step), keys.k_major(0, step), step > 0);
 }
 
 // O += P V.
@@ -583,28 +722,29 @@ __device__ __forceinline__ void gemm_output(float (&O)[kOutTiles][4], const u32 
     launder(values.base);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-        wgmma_rs<Element, kOutTiles * 8>(O, P[step], values.rows(step), 1);
+        wgmma_rs<Element, kOutTiles * 8>(O, P[step], values.mn_major(step), 1);
 }
 
 // ==== tile/common/mask.cuh ===========================================================================================
 
-// The mask of the forward kernels: S = -inf where a query does not see a key.
+// What the chain makes of S in the forward kernels, whose rows are queries.
 
-// `first_row` and `first_key` are the positions of S[0][0] of this warp. Under PackGQA kPackGqa rows, one of each head, belong to a query.
-// A query sees the keys below min(len_kv, query + 1 + causal_offset); bottom-right alignment takes causal_offset = len_kv - len_q.
-template <bool kCausal, int kPackGqa = 1, int kRowTiles, int kKeyTiles>
-__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_row, int first_key, int len_kv,
-                                            int causal_offset) {
+// S = -inf where the chain hides a key from a query. `first_row` and `first_key` are the positions of S[0][0] of this warp. Under PackGQA
+// kPackGqa rows, one of each head, belong to a query.
+template <int kPackGqa = 1, class Chain, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_row, int first_key, const Chain& chain) {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int query = (first_row + i * 16 + e / 2 * 8 + lane / 4) / kPackGqa;
-            const int end = kCausal ? min(len_kv, query + 1 + causal_offset) : len_kv;
+            const KeyRange seen = chain.keys(query);
 #pragma unroll
-            for (int j = 0; j < kKeyTiles; ++j)
-                if (first_key + j * 8 + lane % 4 * 2 + e % 2 >= end) S[i][j][e] = -infinity();
+            for (int j = 0; j < kKeyTiles; ++j) {
+                const int key = first_key + j * 8 + lane % 4 * 2 + e % 2;
+                if (key >= seen.end || (Chain::kHidesFirstKeys && key < seen.begin)) S[i][j][e] = -infinity();
+            }
         }
 }
 
@@ -620,18 +760,18 @@ constexpr float kHeadroom = 8.0f;
 // exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
-// maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
-// itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. A large maximum has
+// a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself, unscaled:
+// its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
-// A row is huge if its scaled maximum is at least this large. Below it, rounding the maximum changes an exponent by at most 2^-12, and exp2
-// of the maximum's own exponent still rounds to 1 in fp16.
+// A row is huge if the absolute value of its scaled maximum is at least this. Below it, rounding the maximum changes an exponent by at most
+// 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a row with this maximum, also given scaled, is huge. A row that sees no key, with a maximum of -inf, is not.
+// Whether a row with this maximum is huge; `scaled`: maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
 __device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
 
 // The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
@@ -722,13 +862,13 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
     const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
-    const float sum = a + b, b_in_sum = sum - a;
-    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float s = a + b, b_in_s = s - a;
+    const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
+    const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * unit.low + exponent * kLn2Low;
     const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
-    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+    const float corrections = sum_error + product_error + low_parts + bias;
+    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
 // The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
@@ -771,14 +911,14 @@ struct RowSums {
 
 // ==== tile/warpgroup/stale_softmax.cuh ===============================================================================
 
-// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of an early key block, and later
-// blocks do not look for a new maximum. The row sum, which is needed anyway, tells when that row max has become too low: only then the
-// block is recomputed with the true row max, and O and the row sum are rescaled. From there on every block of the work tile updates the row
-// max, so that no input costs more than one block computed twice. Each warp decides by its own rows alone, because results must not depend
-// on who was first.
+// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of a key block visited early, and
+// later blocks do not look for a new maximum. The row sum, which is needed anyway, tells when that row max has become too low: only then a
+// warp computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of
+// the work tile updates the row max, so that no input costs more than one block's P twice. Each warp decides by its own rows alone, because
+// results must not depend on the timing of other warps.
 
-// A lane whose partial row sum over a stale block reaches this limit triggers the recomputation. Below 2^15 no P overflows fp16. bf16 holds
-// any P; 2^72 leaves the fp32 O 2^41 for the values of V over 16384 such keys.
+// A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P overflows fp16. bf16
+// holds any P; and over 2^14 keys with P < 2^72, O < 2^86 * max |V|, which fp32 holds for |V| < 2^42.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
@@ -790,12 +930,12 @@ __device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
 // sums its own columns, and `finish` adds the four sums up.
 template <class Element, bool kStaleRowMax>
 struct OnlineSoftmax {
-    float row_max[2];       // scale_log2 * the maximum of S when it was last updated, rounded
+    float row_max[2];       // scale_log2 * the maximum of S when it was last updated, rounded; 0 in a huge row
     float shift[2];           // see Origin; valid if `huge`
     float row_sum[2], compensation[2];    // what the additions to row_sum rounded away (Dekker 1971)
     float factor[2];          // rescales O, if needs_rescale
     bool needs_rescale;            // the last block updated a row max; the same in the whole warp
-    bool recomputed;              // a block of this work tile was, or a row of the warp is huge
+    bool updates_every_block;      // each later block of this work tile updates the row max
     bool huge;                // a row of the warp is huge
     float scale_log2, ln2_hi;
 
@@ -812,30 +952,30 @@ struct OnlineSoftmax {
             shift[h] = 0.0f;
             row_sum[h] = compensation[h] = 0.0f;
         }
-        recomputed = huge = false;
+        updates_every_block = huge = false;
     }
 
     // If some row of the warp exceeds its row max by more than kHeadroom, raises the row max of all its rows that are higher. In a warp
-    // with a huge row it raises every row that is higher, and subtracts each row's shift from S.
+    // with a huge row it raises every row that is higher, and subtracts each row's shift from S. At most once for each S, therefore.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
-        float maximum[2], highest[2];
-        bool above = false, far = false;
+        float maximum[2], scaled[2];
+        bool above = false, any_huge = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             maximum[h] = quad_max(lane_max(S, h));
-            highest[h] = mul_rn(maximum[h], scale_log2);
-            above |= highest[h] - row_max[h] > kHeadroom;
-            far |= is_huge(maximum[h], highest[h]);
+            scaled[h] = mul_rn(maximum[h], scale_log2);
+            above |= scaled[h] - row_max[h] > kHeadroom;
+            any_huge |= is_huge(maximum[h], scaled[h]);
         }
-        huge |= vote_sync_any(far);
+        huge |= vote_sync_any(any_huge);
         needs_rescale = vote_sync_any(above);
         if (unlikely(huge)) {
             update_huge_row_max(S, maximum);
         } else if (needs_rescale) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float next = fmaxf(row_max[h], highest[h]);
+                const float next = fmaxf(row_max[h], scaled[h]);
                 rescale_sum(h, ex2_approx_ftz(row_max[h] - next));
                 row_max[h] = next;
             }
@@ -843,7 +983,7 @@ struct OnlineSoftmax {
     }
     template <int kKeyTiles>
     __device__ __forceinline__ void update_huge_row_max(float (&S)[kKeyTiles][4], const float (&maximum)[2]) {
-        needs_rescale = recomputed = true;
+        needs_rescale = updates_every_block = true;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             Origin origin{shift[h], row_max[h]};
@@ -865,10 +1005,10 @@ struct OnlineSoftmax {
     }
 
     // P = exp2(S * scale_log2 - row_max) of a key block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
-    // accumulator layout make one operand. Adds P to the row sums. `begins`: rows may meet their first visible key here.
+    // accumulator layout make one operand. Adds P to the row sums. `first_keys`: rows may meet their first visible key here.
     template <int kKeyTiles>
-    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool begins) {
-        bool updates_row_max = !kStaleRowMax || begins || recomputed;
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool first_keys) {
+        bool updates_row_max = !kStaleRowMax || first_keys || updates_every_block;
         needs_rescale = false;
         float partial[2][2];
 #pragma unroll 1
@@ -890,7 +1030,7 @@ struct OnlineSoftmax {
             if (!kStaleRowMax || updates_row_max) break;
             const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
             if (!vote_sync_any(!fits)) break;
-            updates_row_max = recomputed = true;
+            updates_row_max = updates_every_block = true;
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -931,7 +1071,7 @@ struct OnlineSoftmax {
 template <class Element, int kPanels, int kOutTiles>
 __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kOutTiles][4], const float (&normalisers)[2],
                                              SharedAddress ring, int row, int head, int batch) {
-    // Each call begins with the ring's first panel, which the last copy of the call before may still read, unless that call ended with the
+    // Each call begins with the ring's first panel. The last copy of the call before may still read that panel, unless it read the ring's
     // last one.
     constexpr int kFirstPending = (kOutTiles + 7) / 8 % kPanels == 0 ? kPanels - 1 : 0;
     int lane = lane_index();
@@ -971,24 +1111,41 @@ __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kO
 
 // What the roles of the warp-specialised forward kernel share: the work tiles of a block, and its shared memory.
 
-// A Q tile, and how many K blocks its rows see. n_blocks >= 1 even if every key is masked, so that the epilogue runs; n_blocks == 0 marks
-// the end of the work. Row r of the tile is query first_query + r / kPackGqa of head first_head + r % kPackGqa.
+// A Q tile, and where the K blocks that its rows see end (a K block is a key tile of the mask). end_block >= 1 even if every key is masked,
+// so that the epilogue runs; end_block == 0 marks the end of the work. Row r of the tile is query first_query + r / kPackGqa of head
+// first_head + r % kPackGqa.
 template <class Traits>
 struct WorkTileInfo {
     static constexpr int kBytes = 16, kPackGqa = Traits::kPackGqa;
-    int first_query, first_head, batch, n_blocks;
+    int first_query, first_head, batch, end_block;
 
     template <class Parameters>
     __device__ __forceinline__ static WorkTileInfo find(const Parameters& p, int index) {
         const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.query_tiles), p.head_sets, p.head_sets_reciprocal);
-        const int first_query = work.query_tile * Traits::kQueries;
-        constexpr int kQueries = Traits::kQueries, kBlockKv = Traits::kBlockKv;
-        const KeySteps blocks = find_key_steps<Traits::kCausal, kQueries, kBlockKv>(first_query, p.len_kv, p.len_kv - p.len_q);
-        return {first_query, work.head * kPackGqa, work.batch, max(blocks.end, 1)};
+        WorkTileInfo info{work.tile * Traits::kQueries, work.head * kPackGqa, work.batch, 0};
+        info.end_block = max(info.blocks(p).end, 1);
+        return info;
     }
-    // Coordinates 1 and 2 of a row in the tensor maps of Q and O, behind the column: (query, head), or under PackGQA (head, query).
-    __device__ __forceinline__ int first(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
-    __device__ __forceinline__ int second(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
+    template <class Parameters>
+    __device__ __forceinline__ auto chain(const Parameters& p) const {
+        const auto sequences = Traits::sequences(p);
+        return make_chain<Traits::kCausal>(sequences.len_q(batch), sequences.len_kv(batch));
+    }
+    // K blocks that the tile's queries see.
+    template <class Parameters>
+    __device__ __forceinline__ auto blocks(const Parameters& p) const {
+        return chain(p).template key_tiles<Traits::kQueries, Traits::kBlockKv>(first_query);
+    }
+    // Blocks are visited from end_block - 1 to this one.
+    template <class Parameters>
+    __device__ __forceinline__ int first_block(const Parameters& p) const {
+        if constexpr (!decltype(chain(p))::kHidesFirstKeys) return 0;
+        return min(blocks(p).begin, end_block - 1);
+    }
+    // Coordinates 1 and 2 of a row in the tensor maps of Q and O, where the column is coordinate 0: (query, head), or under PackGQA
+    // (head, query).
+    __device__ __forceinline__ int coordinate1(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
+    __device__ __forceinline__ int coordinate2(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
 
     __device__ __forceinline__ static WorkTileInfo load(SharedAddress slot) {
         const uint4 v = load_shared_v4(slot);
@@ -996,7 +1153,7 @@ struct WorkTileInfo {
     }
     __device__ __forceinline__ void store(SharedAddress slot) const {
         store_shared_v4(slot, {static_cast<u32>(first_query), static_cast<u32>(first_head), static_cast<u32>(batch),
-                               static_cast<u32>(n_blocks)});
+                               static_cast<u32>(end_block)});
     }
 };
 
@@ -1010,8 +1167,8 @@ __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     return claims + p.launched_blocks;
 }
 
-// Slots for the descriptors of work tiles. Up to kQueryStages tiles have a stage of Q or wait for one; one more has released Q while its
-// last P V runs, and one has O still to store. An LSE writer is no further behind: its consumer waits for it before it hands over the next
+// Slots for the descriptors of work tiles. kQueryStages tiles hold a stage of Q; one more has released Q while its last P V runs, and one
+// more has its O still to store. An LSE writer is no further behind: its consumer waits for it before it hands over the next
 // statistics.
 template <class Traits>
 constexpr int kWorkSlots = Traits::kQueryStages + 2;
@@ -1022,7 +1179,7 @@ struct ForwardStorage {
     using QueryTile = typename Traits::QueryTile;
     using KeyTile = typename Traits::KeyTile;
     using ValueTile = typename Traits::ValueTile;
-    static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages, kWarpgroups = Traits::kWarpgroups;
+    static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages, kConsumers = Traits::kConsumers;
     static constexpr int kOutBytes = Traits::kOutPanels * PanelTile<16, 64>::kBytes;  // for each consumer warp
     static constexpr int kStatisticsBytes = 64 * 8;                                  // for each consumer
     static_assert(sizeof(RowSums) * 32 == kStatisticsBytes, "32 pairs of rows");
@@ -1034,32 +1191,33 @@ struct ForwardStorage {
     Pipeline<1> statistics_pipelines;  // the first one: each consumer fills one, and its LSE writer empties it
     SharedAddress work_slots;
 
-    // All threads call this, since each claims the regions; the pipelines are initialised by one, for all after the next barrier.
+    // All threads call this: each computes the addresses. One thread initialises the pipelines, for all after the next barrier.
     __device__ __forceinline__ explicit ForwardStorage(SharedRegions& regions) {
         queries = regions.take(kQueryStages * QueryTile::kBytes);
         keys = regions.take(kStages * KeyTile::kBytes);
         values = regions.take(kStages * ValueTile::kBytes);
-        out = regions.take(kWarpgroups * 4 * kOutBytes);
-        statistics = regions.take(kWarpgroups * kStatisticsBytes);
+        out = regions.take(kConsumers * 4 * kOutBytes);
+        statistics = regions.take(kConsumers * kStatisticsBytes);
         q_pipeline.barriers = regions.take(Pipeline<kQueryStages>::kBytes);
         k_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         v_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
-        statistics_pipelines.barriers = regions.take(kWarpgroups * Pipeline<1>::kBytes);
+        statistics_pipelines.barriers = regions.take(kConsumers * Pipeline<1>::kBytes);
         work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
     }
     __device__ __forceinline__ void initialise() const {
-        // Each warp of a consumer releases Q, since its lanes also read the work slot. K and V are read by products alone, which complete
-        // for the whole warpgroup: one thread of a consumer releases them. Each warp commits its rows' statistics.
-        q_pipeline.initialise(1, kWarpgroups * 4);
-        k_pipeline.initialise(1, kWarpgroups);
-        v_pipeline.initialise(1, kWarpgroups);
-        for (int i = 0; i < kWarpgroups; ++i) statistics_pipeline(i).initialise(4, 1);
+        // Each warp of a consumer releases Q, since its lanes also read the work slot. Only products read K and V, and they complete for
+        // the whole warpgroup: one thread of a consumer releases them, as in CUTLASS's PipelineTmaAsync. Each warp commits its rows'
+        // statistics.
+        q_pipeline.initialise(1, kConsumers * 4);
+        k_pipeline.initialise(1, kConsumers);
+        v_pipeline.initialise(1, kConsumers);
+        for (int i = 0; i < kConsumers; ++i) statistics_pipeline(i).initialise(4, 1);
         fence_mbarrier_init();
     }
-    __device__ __forceinline__ Pipeline<1> statistics_pipeline(int warpgroup) const {
-        return {statistics_pipelines.barriers + warpgroup * Pipeline<1>::kBytes};
+    __device__ __forceinline__ Pipeline<1> statistics_pipeline(int consumer) const {
+        return {statistics_pipelines.barriers + consumer * Pipeline<1>::kBytes};
     }
-    __device__ __forceinline__ SharedAddress statistics_of(int warpgroup) const { return statistics + warpgroup * kStatisticsBytes; }
+    __device__ __forceinline__ SharedAddress statistics_of(int consumer) const { return statistics + consumer * kStatisticsBytes; }
     __device__ __forceinline__ SharedAddress work_slot(u32 slot) const { return work_slots + slot * WorkTileInfo<Traits>::kBytes; }
     __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {queries + stage * QueryTile::kBytes}; }
     __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {keys + stage * KeyTile::kBytes}; }
@@ -1095,25 +1253,26 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
     while (index < p.tiles) {
         const Work work = Work::find(p, index);
         const int head_kv = divide(work.first_head, p.group_reciprocal);
+        const int last_block = work.end_block - 1, first_block = work.first_block(p);
         int next = index;
 #pragma unroll 1
-        for (int n_block = work.n_blocks - 1; n_block >= 0; --n_block) {
+        for (int n_block = last_block; n_block >= first_block; --n_block) {
             smem.k_pipeline.producer_acquire(k_state);
             smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
             const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);
             smem.key_tile(k_state.stage).load(p.k_map, k_full, n_block * Traits::kBlockKv, head_kv, work.batch);
             k_state.advance();
-            if (n_block == work.n_blocks - 1) {
+            if (n_block == last_block) {
                 smem.q_pipeline.producer_acquire(q_state);
                 work.store(smem.work_slot(slot.stage));  // those who wait for Q see it, by the arrival of producer_expect
                 slot.advance();
                 smem.q_pipeline.producer_expect(q_state, Storage::QueryTile::kBytes);
                 const SharedAddress q_full = smem.q_pipeline.full(q_state.stage);
-                smem.query_tile(q_state.stage).load(p.q_map, q_full, work.first(), work.second(), work.batch);
+                smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
                 q_state.advance();
             }
             // One block before the last: loads that are still to come hide the latency of the claim.
-            if (n_block == min(1, work.n_blocks - 1)) next = next_work_tile<Traits>(p, index);
+            if (n_block == min(first_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
             load_v();
             v_block = n_block, v_head = head_kv, v_batch = work.batch;
         }
@@ -1132,27 +1291,27 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
 
 // One warp writes lse for the 64 rows of a consumer, in every work tile of this block.
 template <class Traits, class Parameters>
-__device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStorage<Traits>& smem, int warpgroup) {
+__device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStorage<Traits>& smem, int consumer) {
     constexpr int kPackGqa = Traits::kPackGqa;
-    const Pipeline<1> pipeline = smem.statistics_pipeline(warpgroup);
+    const Pipeline<1> pipeline = smem.statistics_pipeline(consumer);
     PipelineState<1> state;
     PipelineState<kWorkSlots<Traits>> slot;
 #pragma unroll 1
     for (;;) {
         pipeline.consumer_wait(state);
         const auto work = WorkTileInfo<Traits>::load(smem.work_slot(slot.stage));
-        if (work.n_blocks == 0) return;
+        if (work.end_block == 0) return;
         slot.advance();
-        const RowSums statistics = RowSums::load(smem.statistics_of(warpgroup));
+        const RowSums statistics = RowSums::load(smem.statistics_of(consumer));
         barrier_warp_sync();
         pipeline.consumer_release(state.stage, lane_index() == 0);
         state.advance();
-        const i64 first_head = static_cast<i64>(work.batch) * p.head_sets * kPackGqa + work.first_head;
+        const auto sequences = Traits::sequences(p);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int row = warpgroup * 64 + RowSums::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
+            const int row = consumer * 64 + RowSums::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
             const float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
-            if (query < p.len_q) p.lse[(first_head + row % kPackGqa) * p.len_q + query] = lse;
+            if (query < sequences.len_q(work.batch)) p.lse[sequences.first_row(work.batch, work.first_head + row % kPackGqa) + query] = lse;
         }
     }
 }
@@ -1166,16 +1325,19 @@ template <class Traits, class Parameters>
 struct ForwardConsumer {
     using Element = typename Traits::Element;
     using Work = WorkTileInfo<Traits>;
+    using Chain = decltype(Work{}.chain(Parameters{}));
+    using Blocks = decltype(Work{}.blocks(Parameters{}));
     static constexpr int kBlockKv = Traits::kBlockKv, kPackGqa = Traits::kPackGqa;
     static constexpr int kQueries = 64 / kPackGqa;  // in a consumer's rows
     // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
-    static_assert(!Traits::kPingPong || Traits::kWarpgroups > 1, "ping-pong scheduling takes two consumers");
+    static_assert(!Traits::kPingPong || Traits::kConsumers > 1, "ping-pong scheduling takes two consumers");
+    static_assert(Traits::kStages > 1, "a consumer releases V after its next turn has begun");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
 
     const Parameters& p;
     const ForwardStorage<Traits>& smem;
-    const int warpgroup;
+    const int consumer;
     const bool elected;
     PipelineState<Traits::kQueryStages> q_state;
     PipelineState<kWorkSlots<Traits>> slot;
@@ -1185,28 +1347,30 @@ struct ForwardConsumer {
     float S[1][kBlockKv / 8][4], O[Traits::kColumnsV / 8][4] = {};
     Fragment P[2];                            // one is multiplied with V while softmax writes the other
     SharedAddress current = 0, finished = 0;  // slots of the work tile in work, and of the one whose O is to be stored
-    int first_query, n_block, first_masked;   // of the work tile in work
+    int first_query, n_block, first_block;    // of the work tile in work
+    Chain chain;                              // of its sequence
+    Blocks own_blocks;                        // K blocks that this consumer's rows see
     float normalisers[2];
     bool store_pending = false;  // once the P V under way is complete, O is the finished work tile's, and retire_pv stores it
     int v_stage_in_use = -1;     // that the P V under way reads
 
-    __device__ __forceinline__ ForwardConsumer(const Parameters& p, const ForwardStorage<Traits>& smem, int warpgroup)
-        : p(p), smem(smem), warpgroup(warpgroup), elected(thread_index() % 128 == 0), softmax(p.scale_log2, p.ln2_hi) {}
+    __device__ __forceinline__ ForwardConsumer(const Parameters& p, const ForwardStorage<Traits>& smem, int consumer)
+        : p(p), smem(smem), consumer(consumer), elected(thread_index() % 128 == 0), softmax(p.scale_log2, p.ln2_hi) {}
 
     // One iteration of FlashAttention-3, algorithm 2 (lines 8 to 15): S = Q K^T of this block runs beside O += P V of the block before, and
     // softmax runs under that product. P_prev is the paper's P_cur: P[0] and P[1] swap roles, in place of line 16. Blocks go from the last
     // to the first. The first block of a work tile overlaps the last product of the tile before, so the pipeline never drains. Line 20 is
     // finish_tile, and store_output in retire_pv. Returns false at the end of the work; P_prev is then left to `drain`.
     __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
-        const bool new_tile = --n_block < 0;
+        const bool new_tile = --n_block < first_block;
         if (new_tile && !wait_for_work()) return false;
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
         wgmma_wait_group<1>();  // lines 14, 15 of the iteration before: O += P V is complete
-        retire_pv();            // rescale O, release V
+        retire_pv();            // rescale or store O, release V: O must be free before the next product
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
-        if (new_tile) {
+        if (new_tile) {  // O and the P V under way still belong to the tile before; all else is the new one's from here on
             finish_tile();
             begin_tile();
             softmax.restart();
@@ -1232,9 +1396,10 @@ struct ForwardConsumer {
         if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
     }
     __device__ __forceinline__ void run() {
-        if (!wait_for_work()) return;
+        wait_for_work();  // the grid has no more blocks than work tiles, so each block has a first one
         begin_tile();
-        if (Traits::kPingPong && warpgroup == 0) bar_arrive(kFirstBarrier, kPingPongThreads);  // nobody precedes consumer 0
+        // The first time consumer 0 makes the arrival that the last consumer makes later. The last arrival of all is left over.
+        if (Traits::kPingPong && consumer == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();
         make_p(P[0], true);
@@ -1249,16 +1414,16 @@ struct ForwardConsumer {
     // ---- the steps of an iteration ----
 
     __device__ __forceinline__ void wait_ping_pong() const {
-        if (Traits::kPingPong) bar_sync(kFirstBarrier + warpgroup, kPingPongThreads);
+        if (Traits::kPingPong) bar_sync(kFirstBarrier + consumer, kPingPongThreads);
     }
     __device__ __forceinline__ void arrive_ping_pong() const {
-        if (Traits::kPingPong) bar_arrive(kFirstBarrier + (warpgroup + 1) % Traits::kWarpgroups, kPingPongThreads);
+        if (Traits::kPingPong) bar_arrive(kFirstBarrier + (consumer + 1) % Traits::kConsumers, kPingPongThreads);
     }
 
     __device__ __forceinline__ void issue_qk() {
         smem.k_pipeline.consumer_wait(k_state);
         wgmma_fence();
-        gemm_scores<Element, Traits::kColumns>(S[0], smem.query_tile(q_state.stage), warpgroup * 64, smem.key_tile(k_state.stage));
+        gemm_scores<Element, Traits::kColumns>(S[0], smem.query_tile(q_state.stage), consumer * 64, smem.key_tile(k_state.stage));
         wgmma_commit_group();
     }
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
@@ -1275,15 +1440,13 @@ struct ForwardConsumer {
         launder(S[0]);
         smem.k_pipeline.consumer_release(k_state.stage, elected);
         k_state.advance();
-        const bool masked = n_block >= first_masked;
-        if (masked) {
-            const int row = first_query * kPackGqa + first_row();
-            mask_scores<Traits::kCausal, kPackGqa>(S, row, n_block * kBlockKv, p.len_kv, p.len_kv - p.len_q);
-        }
-        if (n_block == 0) release_q();
+        const bool masked = own_blocks.needs_mask(n_block);
+        if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + first_row(), n_block * kBlockKv, chain);
+        if (n_block == first_block) release_q();
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
     }
-    // Every warp releases Q for itself, because its lanes have also read work slots that the producer may write next.
+    // Every warp releases Q for itself. Once work tile t is released, the producer may write the descriptor of tile t + kQueryStages over
+    // that of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
     __device__ __forceinline__ void release_q() {
         barrier_warp_sync();
         smem.q_pipeline.consumer_release(q_state.stage, lane_index() == 0);
@@ -1297,7 +1460,8 @@ struct ForwardConsumer {
             const Work work = Work::load(finished);
             const int row = first_row();
             const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
-            store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, work.first(row), work.second(row), work.batch);
+            const int coordinates[2] = {work.coordinate1(row), work.coordinate2(row)};
+            store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, coordinates[0], coordinates[1], work.batch);
             store_pending = false;
         } else if (softmax.needs_rescale) {
             softmax.rescale(O);
@@ -1309,16 +1473,17 @@ struct ForwardConsumer {
     // Waits for the next work tile's Q. Returns false at the end of the work.
     __device__ __forceinline__ bool wait_for_work() const {
         smem.q_pipeline.consumer_wait(q_state);
-        return shfl_sync_first(Work::load(smem.work_slot(slot.stage)).n_blocks) > 0;
+        return shfl_sync_first(Work::load(smem.work_slot(slot.stage)).end_block) > 0;
     }
     __device__ __forceinline__ void begin_tile() {
         current = smem.work_slot(slot.stage);
         slot.advance();
         const Work work = Work::load(current);
         first_query = work.first_query;
-        n_block = shfl_sync_first(work.n_blocks) - 1;
-        const int own_query = first_query + warpgroup * kQueries;
-        first_masked = find_key_steps<Traits::kCausal, kQueries, kBlockKv>(own_query, p.len_kv, p.len_kv - p.len_q).full;
+        n_block = shfl_sync_first(work.end_block) - 1;
+        first_block = work.first_block(p);
+        chain = work.chain(p);
+        own_blocks = chain.template key_tiles<kQueries, kBlockKv>(first_query + consumer * kQueries);
     }
     __device__ __forceinline__ void finish_tile() {
         const RowSums statistics = softmax.finish(normalisers);
@@ -1327,9 +1492,9 @@ struct ForwardConsumer {
         store_pending = true;
     }
     __device__ __forceinline__ void hand_statistics_over(const RowSums& statistics) {
-        const Pipeline<1> pipeline = smem.statistics_pipeline(warpgroup);
+        const Pipeline<1> pipeline = smem.statistics_pipeline(consumer);
         pipeline.producer_acquire(statistics_state);
-        statistics.store(smem.statistics_of(warpgroup));
+        statistics.store(smem.statistics_of(consumer));
         barrier_warp_sync();
         pipeline.producer_commit(statistics_state.stage, lane_index() == 0);
         statistics_state.advance();
@@ -1347,8 +1512,8 @@ struct ForwardConsumer {
 
 // lse: [batch, heads_q, len_q], dense, or null. tile_counter: claims of this launch; each launch finds 0 and leaves 0. x_reciprocal: for a
 // division by x (see divide). head_sets: heads_q / kPackGqa, sets of heads that share tiles. group: heads_q / heads_kv. query_tiles: of a
-// head set; tiles: of all. scale_log2: softmax scale * log2(e); ln2_hi + ln2_lo: scale / scale_log2, ln 2 but for the rounding of
-// scale_log2.
+// head set; tiles: of all. launched_blocks: of the grid. scale_log2: softmax scale * log2(e), more than 0; ln2_hi + ln2_lo: scale /
+// scale_log2, ln 2 but for the rounding of scale_log2.
 struct Parameters {
     TensorMap q_map;
     TensorMap k_map;
@@ -1379,23 +1544,29 @@ struct Traits {
     static constexpr int kHeadDim = 64, kHeadDimV = 64;
     static constexpr bool kCausal = true;
 
-    static constexpr int kWarpgroups = 2, kBlockKv = 160;  // kWarpgroups: consumers
+    static constexpr int kConsumers = 2, kBlockKv = 160;
     static constexpr int kStages = 2, kQueryStages = 2, kOutPanels = 1;
     static constexpr bool kStaleRowMax = false;  // stale row max, conditional rescaling
     static constexpr bool kPingPong = true;  // consumers alternate between products and softmax
     static constexpr bool kDynamic = true;  // work tiles are claimed from a counter
     static constexpr int kPackGqa = 1;  // query heads of a group, interleaved along the rows of a Q tile
 
-    static constexpr int kBlockQ = kWarpgroups * 64, kQueries = kBlockQ / kPackGqa;
+    static constexpr int kBlockQ = kConsumers * 64, kQueries = kBlockQ / kPackGqa;
     static constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // wgmma takes 16 at a time
     using QueryTile = PanelTile<kBlockQ, kColumns>;
     using KeyTile = PanelTile<kBlockKv, kColumns>;
     using ValueTile = PanelTile<kBlockKv, kColumnsV>;
+
+    __device__ __forceinline__ static DenseSequences sequences(const Parameters& p) {
+        return {p.len_q, p.len_kv, p.head_sets * kPackGqa, p.query_tiles};
+    }
 };
 
-constexpr int kThreads = (Traits::kWarpgroups + 1) * 128, kBlocksPerSm = 1;
+constexpr int kThreads = (Traits::kConsumers + 1) * 128, kBlocksPerSm = 1;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr bool kMovesRegisters = kProducerRegisters != kConsumerRegisters;
+static_assert((kProducerRegisters + Traits::kConsumers * kConsumerRegisters) * 128 * kBlocksPerSm <= 65536, "registers of an SM");
+static_assert(Traits::kConsumers <= 3, "each consumer's LSE writer is a warp of the producer's warpgroup");
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 attention_forward_sm90_bf16_d64_causal_w2_bk160_s2_qs2_op1_mexact_pp1_sdynamic_pg1_sm_90a(const __grid_constant__ Parameters p) {
@@ -1408,7 +1579,7 @@ attention_forward_sm90_bf16_d64_causal_w2_bk160_s2_qs2_op1_mexact_pp1_sdynamic_p
         if constexpr (kMovesRegisters) setmaxnreg_dec<kProducerRegisters>();
         if (warp == 0) {
             if (thread_index() == 0) produce(p, smem);
-        } else if (warp <= Traits::kWarpgroups && p.lse != nullptr) {
+        } else if (warp <= Traits::kConsumers && p.lse != nullptr) {
             write_lse(p, smem, warp - 1);
         }
     } else {

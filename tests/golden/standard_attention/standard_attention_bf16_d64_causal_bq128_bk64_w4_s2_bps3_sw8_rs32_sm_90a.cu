@@ -13,8 +13,8 @@
 //   _output  <<<ceil(len_q / 128) * heads_q * batch, 128, 49152 bytes>>>
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, cp_async, ldmatrix, mma_sync, cvt, ex2, mul,
 //              shfl_sync
-//            tile/warp: shared_tile, rows, load, load_tile, tile_pipeline, gemm, store_scores, row_slice, epilogue
-//            tile/common: shared_regions, tile_scheduler, softmax_rows, lse
+//            tile/warp: shared_tile, load, load_tile, tile_pipeline, gemm, store_scores, row_slice, epilogue
+//            tile/common: shared_regions, tile_scheduler, sequences, score_chain, softmax_rows, lse
 
 // ==== atoms/ptx/types.cuh ============================================================================================
 
@@ -371,20 +371,22 @@ struct SharedRegions {
 
 // ==== tile/common/tile_scheduler.cuh =================================================================================
 
-// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile, and which key steps a work tile takes.
+// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile.
 
 // n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int query_tile, head, batch;
+    int tile, head, batch;  // tile: of the head's query tiles, or of its key tiles; the last one comes first
 };
 
 // L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int head_tiles, l2_group_heads, l2_group_blocks;
+    int head_tiles;       // of a head
+    int l2_group_heads;   // of an L2 group
+    int l2_group_blocks;  // work tiles of an L2 group
     u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
 
     template <class Parameters>
@@ -393,7 +395,8 @@ struct TileScheduler {
     }
 };
 
-// The work tile of number `index`. `heads`: of a batch entry, or sets of heads that share tiles; l2_group_heads divides them all.
+// The work tile of number `index`. `heads`: heads of a batch entry, or its sets of heads that share tiles. heads * batch is a multiple of
+// l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
     const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
@@ -402,29 +405,155 @@ __device__ __forceinline__ WorkTile find_work_tile(int index, const TileSchedule
     return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
-// Every query of the tile sees all keys of the steps [0, full). The steps [full, end) take the mask, and no query sees the others. Steps
-// are visited from the last to the first. Where the queries of a tile differ in their last visible key, the step of the first query's last
-// key counts as masked even if it is full: a row meets its first visible key there, and softmax must update its row max.
-struct KeySteps {
-    int full, end;
+// ==== tile/common/sequences.cuh ======================================================================================
+
+// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
+// another layout of sequences is another struct with the same functions.
+
+// Distances between batch entries, heads and rows of a tensor, in elements.
+struct Strides {
+    i64 batch, head, row;
 };
 
-template <bool kCausal, int kBlockQ, int kStepKv>
-__device__ __forceinline__ KeySteps find_key_steps(int first_query, int len_kv, int causal_offset) {
-    // The first query of the tile sees the keys [0, seen_by_first), the last one [0, seen_by_last).
-    const int seen_by_first = kCausal ? min(len_kv, max(0, first_query + 1 + causal_offset)) : len_kv;
-    const int seen_by_last = kCausal ? min(len_kv, max(0, first_query + kBlockQ + causal_offset)) : len_kv;
-    return {(seen_by_first - (seen_by_first < seen_by_last)) / kStepKv, (seen_by_last + kStepKv - 1) / kStepKv};
-}
+// Sequences of one length, each an entry of the tensors' batch axis.
+struct DenseSequences {
+    int queries, keys;  // of each sequence
+    int heads_q, query_tiles;
 
-// ==== tile/warp/rows.cuh =============================================================================================
+    __device__ __forceinline__ int len_q(int) const { return queries; }
+    __device__ __forceinline__ int len_kv(int) const { return keys; }
 
-// Where the rows of a sequence lie in global memory: dense tensors here; packed or paged ones would differ only in this file.
+    // Row `row` of a head in a tensor of queries, and in a tensor of keys.
+    template <class Element>
+    __device__ __forceinline__ Element* query_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    template <class Element>
+    __device__ __forceinline__ Element* key_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    // The first query's place in [batch, heads_q, len_q], dense.
+    __device__ __forceinline__ i64 first_row(int batch, int head) const { return (static_cast<i64>(batch) * heads_q + head) * queries; }
+    // The first query tile's place in [batch, heads_q, query_tiles].
+    __device__ __forceinline__ i64 first_tile(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
+    }
+};
 
-// The first row of (batch, head) in a tensor with these strides, in elements.
-template <class Element>
-__device__ __forceinline__ Element* sequence_rows(Element* base, int batch, i64 batch_stride, int head, i64 head_stride) {
-    return base + batch * batch_stride + head * head_stride;
+// ==== tile/common/score_chain.cuh ====================================================================================
+
+// The mask: which keys a query sees. It is a chain of conditions, its links, and a query sees the keys that all of them let it see. Each
+// link is a struct with the functions of `SequenceEnd`; one that hides nothing compiles to nothing.
+
+// Queries outside of [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
+struct QueryRange {
+    int begin, full_begin, full_end, end;
+};
+
+// A query sees the keys [begin, end). From one query to the next neither end goes down.
+struct KeyRange {
+    int begin, end;
+};
+
+// There are keys up to len_kv only. Query rows past len_q need no mask: the forward pass stores nothing of them, and in the backward pass
+// their row_lse is +inf, so that their P is 0.
+struct SequenceEnd {
+    static constexpr bool kHidesFirstKeys = false;
+    int len_q, len_kv;
+
+    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key).
+    __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
+    }
+};
+
+struct NoMask {
+    static constexpr bool kHidesFirstKeys = false;
+
+    __device__ __forceinline__ bool visible(int, int) const { return true; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, 0x7fffffff}; }
+    __device__ __forceinline__ QueryRange queries(int, int) const { return {0, 0, 0x7fffffff, 0x7fffffff}; }
+};
+
+// Query i sees the keys j <= i + causal_offset. Aligned bottom-right, causal_offset = len_kv - len_q.
+struct Causal {
+    static constexpr bool kHidesFirstKeys = false;
+    int causal_offset;
+
+    __device__ __forceinline__ bool visible(int query, int key) const { return key <= query + causal_offset; }
+    __device__ __forceinline__ KeyRange keys(int query) const { return {0, query + causal_offset + 1}; }
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {max(0, first_key - causal_offset), max(0, end_key - 1 - causal_offset), 0x7fffffff, 0x7fffffff};
+    }
+};
+
+// Query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
+struct QueryTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int count() const { return max(0, end - begin); }
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile < full_begin || tile >= full_end; }
+};
+
+// Some query of a tile sees keys of the key tiles [begin, end); those outside [full_begin, full_end) need the mask. kHidesFirstKeys: begin
+// and full_begin may be other than 0.
+template <bool kHidesFirstKeys>
+struct KeyTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int last() const { return end > begin ? end - 1 : -1; }  // -1: there is none
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile >= full_end || (kHidesFirstKeys && tile < full_begin); }
+};
+
+template <class... Links>
+struct ScoreChain : Links... {
+    static constexpr bool kHidesFirstKeys = (Links::kHidesFirstKeys || ...);  // else the range of every query's keys begins at 0
+
+    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    __device__ __forceinline__ KeyRange keys(int query) const {
+        KeyRange all{0, 0x7fffffff};
+        (intersect(all, Links::keys(query)), ...);
+        return all;
+    }
+
+    // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
+    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: a row meets its first visible key
+    // there, and softmax must update its row max.
+    template <int kBlockQ, int kBlockKv>
+    __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
+        const KeyRange first = keys(first_query), last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, first.end), last_end = max(0, last.end);  // a range may end before the first key
+        return {first.begin / kBlockKv, (last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+                (last_end + kBlockKv - 1) / kBlockKv};
+    }
+
+    // A last tile that reaches past len_q counts as full, too.
+    template <int kBlockQ>
+    __device__ __forceinline__ QueryTileRange query_tiles(int first_key, int end_key, int len_q) const {
+        QueryRange all{0, 0, len_q, len_q};
+        (intersect(all, Links::queries(first_key, end_key)), ...);
+        return {all.begin / kBlockQ, (all.full_begin + kBlockQ - 1) / kBlockQ, all.full_end == len_q ? 0x7fffffff : all.full_end / kBlockQ,
+                (all.end + kBlockQ - 1) / kBlockQ};
+    }
+
+  private:
+    __device__ __forceinline__ static void intersect(KeyRange& all, const KeyRange& link) {
+        all = {max(all.begin, link.begin), min(all.end, link.end)};
+    }
+    __device__ __forceinline__ static void intersect(QueryRange& all, const QueryRange& link) {
+        all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
+    }
+};
+
+// The chain of a plain problem: keys up to len_kv, and a causal mask, aligned bottom-right, if kCausal.
+template <bool kCausal>
+__device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
+    if constexpr (kCausal)
+        return ScoreChain<SequenceEnd, Causal>{{len_q, len_kv}, {len_kv - len_q}};
+    else
+        return ScoreChain<SequenceEnd, NoMask>{{len_q, len_kv}, {}};
 }
 
 // ==== tile/warp/load.cuh =============================================================================================
@@ -521,20 +650,22 @@ __device__ __forceinline__ void for_each_tile(int tiles, SharedAddress ring, int
 
 // ==== tile/warp/gemm.cuh =============================================================================================
 
-// The two matrix products of attention, for one warp: S = Q K^T and O += P V.
+// The two matrix products of attention, for one warp: S = Q K^T and O += P V. In the backward pass the first one computes S^T = K Q^T and
+// dP^T = V dO^T, with keys as rows.
 //
-// A warp owns kRowTiles * 16 query rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
+// A warp owns kRowTiles * 16 rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
 // says: [0], [1] belong to row lane/4, [2], [3] to row lane/4 + 8.
 
-// Where a lane finds its part of an operand in a tile that is kColumns wide. Of Q and of V: 16 rows, in two groups of 8 with the same
-// columns. Of K: the same 16, with the two groups of columns next to each other. An operand is two chunks wide; the offsets within a
+// Where a lane finds its part of an operand in a tile that is kColumns wide, for ldmatrix. Of the left operand (Q) and of a transposed one
+// (V): lanes 0 to 15 point at 16 rows, lanes 16 to 31 at the same rows one chunk further. Of the right operand (K): the second and the
+// third of the four matrices swapped. An operand is two chunks wide; the offsets within a
 // group of chunks are held in registers, and everything else is constants away or the same for all lanes.
 template <int kColumns>
 struct LaneOffsets {
     using Rows = SharedTile<16, kColumns>;
     static constexpr int kOffsets = Rows::kSwizzle / 2;
     u32 offset[kOffsets];
-    u32 to_keys;  // from the place in Q or V to that in K
+    u32 to_keys;  // from the address in Q or V to that in K
 
     __device__ __forceinline__ LaneOffsets() {
         const int lane = lane_index();
@@ -569,7 +700,7 @@ struct OperandOffsets<kColumns, kColumns> {
 
 // Q read from shared memory at each use: costs bandwidth, saves registers. `rows` are the warp's.
 template <int kColumns>
-struct QueryInShared {
+struct LeftInShared {
     const LaneOffsets<kColumns>& offsets;
     SharedAddress rows;
 
@@ -627,12 +758,12 @@ __device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4],
 
 // From a warp's accumulators to S in global memory, in fp32 as they are: neither scaled nor masked.
 
-// Writes rows [0, rows_valid) and columns [0, columns_valid) of the warp's scores, 16 bytes a lane; the last 16 may reach beyond
+// Writes rows [0, rows_valid) and columns [0, columns_valid) of the warp's S, 16 bytes a lane; the last 16 may reach beyond
 // columns_valid. Four lanes hold a row, a pair of columns of each column tile. Two neighbours trade pairs, so that the even one has four
 // columns of one column tile, and the odd one four of the next: the four lanes then write 64 bytes in a row, which are two whole sectors.
 template <int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void store_scores(float* rows, i64 row_stride, int rows_valid, int columns_valid,
-                                             const float (&scores)[kRowTiles][kKeyTiles][4]) {
+                                             const float (&S)[kRowTiles][kKeyTiles][4]) {
     static_assert(kKeyTiles % 2 == 0, "column tiles are written in pairs");
     const int lane = lane_index(), odd = lane % 2;
 #pragma unroll
@@ -643,7 +774,7 @@ __device__ __forceinline__ void store_scores(float* rows, i64 row_stride, int ro
             float* row_start = rows + row * row_stride;
 #pragma unroll
             for (int j = 0; j < kKeyTiles; j += 2) {
-                const float(&even_tile)[4] = scores[i][j], (&odd_tile)[4] = scores[i][j + 1];
+                const float(&even_tile)[4] = S[i][j], (&odd_tile)[4] = S[i][j + 1];
                 u32 kept[2], got[2];
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
@@ -661,18 +792,18 @@ __device__ __forceinline__ void store_scores(float* rows, i64 row_stride, int ro
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. The larger the
-// maximum, the more that rounding is worth, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum
-// itself, unscaled: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. A large maximum has
+// a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself, unscaled:
+// its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
-// A row is huge if its scaled maximum is at least this large. Below it, rounding the maximum changes an exponent by at most 2^-12, and exp2
-// of the maximum's own exponent still rounds to 1 in fp16.
+// A row is huge if the absolute value of its scaled maximum is at least this. Below it, rounding the maximum changes an exponent by at most
+// 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a row with this maximum, also given scaled, is huge. A row that sees no key, with a maximum of -inf, is not.
+// Whether a row with this maximum is huge; `scaled`: maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
 __device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
 
 // The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
@@ -730,13 +861,13 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - (power << 23));
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) << 23);  // of total, to 20 %, and exactly 1 for 1
     const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
-    const float sum = a + b, b_in_sum = sum - a;
-    const float lost_in_sum = (a - (sum - b_in_sum)) + (b - b_in_sum);  // exactly (Knuth's TwoSum)
-    const float lost_in_products = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
+    const float s = a + b, b_in_s = s - a;
+    const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
+    const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * unit.low + exponent * kLn2Low;
     const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
-    const float corrections = lost_in_sum + lost_in_products + low_parts + bias;
-    return sum + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+    const float corrections = sum_error + product_error + low_parts + bias;
+    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
 // The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
@@ -808,8 +939,8 @@ struct RowSlice {
             for (int e = 0; e < 4; ++e) x[i][e] = ex2_approx_ftz(fmaf(x[i][e] - origin.shift, scale_log2, -origin.row_max));
     }
 
-    // This lane's sum. In four chains: each addition rounds, and short chains round least.
-    __device__ __forceinline__ float sum() const {
+    // This lane's part of the row sum. In four chains: each addition rounds, and short chains round least.
+    __device__ __forceinline__ float row_sum() const {
         float total[4] = {x[0][0], x[0][1], x[0][2], x[0][3]};
 #pragma unroll
         for (int i = 1; i < kChunks; ++i)
@@ -898,7 +1029,7 @@ using OutTile = SharedTile<kRowsPerWarp, kColumnsV>;  // of a warp
 
 // How many key tiles the queries of the tile from `first_query` on see: of S and P nothing else is computed, written or read.
 __device__ __forceinline__ int visible_key_tiles(int first_query, int len_q, int len_kv) {
-    return find_key_steps<kCausal, kBlockQ, kBlockKv>(first_query, len_kv, len_kv - len_q).end;
+    return make_chain<kCausal>(len_q, len_kv).template key_tiles<kBlockQ, kBlockKv>(first_query).end;
 }
 
 // ---- S = Q K^T --------------------------------------------------------------------------------------------------------
@@ -907,13 +1038,16 @@ __device__ __forceinline__ int visible_key_tiles(int first_query, int len_q, int
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a(const __grid_constant__ Parameters p) {
     const WorkTile work = find_work_tile(block_index(), TileScheduler::of(p, p.query_tiles), p.heads_q, p.heads_q_reciprocal);
-    const int head_kv = divide(work.head, p.group_reciprocal);
-    const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
+    const int batch = work.batch, head_kv = divide(work.head, p.group_reciprocal);
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    const int first_query = work.tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
     const int first_row = warp_index() * kRowsPerWarp;  // of this warp in the tile
 
-    const Element* q = sequence_rows(p.q, work.batch, p.q_batch, work.head, p.q_head) + first_query * p.q_row;
-    const Element* k = sequence_rows(p.k, work.batch, p.k_batch, head_kv, p.k_head);
-    float* S = sequence_rows(p.S, work.batch, p.score_batch, work.head, p.score_head) + (first_query + first_row) * p.score_row;
+    const Strides of_q{p.q_batch, p.q_head, p.q_row}, of_k{p.k_batch, p.k_head, p.k_row};
+    const Strides of_scores{p.score_batch, p.score_head, p.score_row};
+    const Element* q = sequences.query_row(p.q, of_q, batch, work.head, first_query);
+    const Element* k = sequences.key_row(p.k, of_k, batch, head_kv, 0);
+    float* s_rows = sequences.query_row(p.S, of_scores, batch, work.head, first_query + first_row);
 
     SharedRegions regions;
     const QueryTile query_tile{regions.take(QueryTile::kBytes)};
@@ -922,7 +1056,7 @@ standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a(const _
     if (key_tiles == 0) return;
 
     const LaneOffsets<kColumns> offsets;
-    const QueryInShared<kColumns> query{offsets, query_tile.base + first_row * QueryTile::kRowBytes};
+    const LeftInShared<kColumns> query{offsets, query_tile.base + first_row * QueryTile::kRowBytes};
     load_tile<kThreads>(query_tile, q, p.q_row, queries, kHeadDim);
     auto load_keys = [&](int tile, SharedAddress stage) {
         const int first_key = tile * kBlockKv;
@@ -930,9 +1064,9 @@ standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a(const _
     };
     for_each_tile<kStages>(key_tiles, ring, KeyTile::kBytes, load_keys, [&](int tile, SharedAddress stage) {
         const int first_key = tile * kBlockKv;
-        float scores[kRowTiles][kBlockKv / 8][4];
-        gemm_scores<Element, kBlockKv / 8>(scores, 0, query, stage, offsets);
-        store_scores(S + first_key, p.score_row, queries - first_row, p.len_kv - first_key, scores);
+        float S[kRowTiles][kBlockKv / 8][4];
+        gemm_scores<Element, kBlockKv / 8>(S, 0, query, stage, offsets);
+        store_scores(s_rows + first_key, p.score_row, queries - first_row, p.len_kv - first_key, S);
     });
 }
 
@@ -970,7 +1104,7 @@ standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_softmax
     for (int i = 0, first = 0; i < slices; ++i, first += slice.columns()) {
         if (slices > 1) slice.load(S + first, visible - first);
         slice.exponentiate(origin, p.scale_log2);
-        row_sum += slice.sum();
+        row_sum += slice.row_sum();
     }
     row_sum = reduce_row<Sum>(row_sum, sums, warp, row_warp, p.row_warps);
 
@@ -993,35 +1127,38 @@ standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_softmax
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 standard_attention_bf16_d64_causal_bq128_bk64_w4_s2_bps3_sw8_rs32_sm_90a_output(const __grid_constant__ OutputParameters p) {
     const WorkTile work = find_work_tile(block_index(), TileScheduler::of(p, p.query_tiles), p.heads_q, p.heads_q_reciprocal);
-    const int head_kv = divide(work.head, p.group_reciprocal);
-    const int first_query = work.query_tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
+    const int batch = work.batch, head_kv = divide(work.head, p.group_reciprocal);
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    const int first_query = work.tile * kBlockQ, queries = min(kBlockQ, p.len_q - first_query);
     const int first_row = warp_index() * kRowsPerWarp;  // of this warp in the tile
 
-    const Element* P = sequence_rows(p.P, work.batch, p.score_batch, work.head, p.score_head) + first_query * p.score_row;
-    const Element* v = sequence_rows(p.v, work.batch, p.v_batch, head_kv, p.v_head);
-    Element* out = sequence_rows(p.out, work.batch, p.out_batch, work.head, p.out_head) + (first_query + first_row) * p.out_row;
+    const Strides of_scores{p.score_batch, p.score_head, p.score_row}, of_v{p.v_batch, p.v_head, p.v_row};
+    const Strides of_out{p.out_batch, p.out_head, p.out_row};
+    const Element* p_rows = sequences.query_row(p.P, of_scores, batch, work.head, first_query);
+    const Element* v = sequences.key_row(p.v, of_v, batch, head_kv, 0);
+    Element* out = sequences.query_row(p.out, of_out, batch, work.head, first_query + first_row);
 
     constexpr int kStageBytes = ProbabilityTile::kBytes + ValueTile::kBytes, kOutBytes = kWarps * OutTile::kBytes;
     SharedRegions regions;
     const SharedAddress ring = regions.take(kStages * kStageBytes > kOutBytes ? kStages * kStageBytes : kOutBytes);
 
     const OperandOffsets<kBlockKv, kColumnsV> offsets;
-    float accumulator[kRowTiles][kColumnsV / 8][4] = {};
+    float O[kRowTiles][kColumnsV / 8][4] = {};
     auto load_stage = [&](int tile, SharedAddress stage) {
         const int first_key = tile * kBlockKv, keys = p.len_kv - first_key;
-        load_tile<kThreads>(ProbabilityTile{stage}, P + first_key, p.score_row, queries, keys);
+        load_tile<kThreads>(ProbabilityTile{stage}, p_rows + first_key, p.score_row, queries, keys);
         load_tile<kThreads>(ValueTile{stage + ProbabilityTile::kBytes}, v + first_key * p.v_row, p.v_row, keys, kHeadDimV);
     };
     for_each_tile<kStages>(visible_key_tiles(first_query, p.len_q, p.len_kv), ring, kStageBytes, load_stage, [&](int, SharedAddress stage) {
-        const QueryInShared<kBlockKv> rows{offsets.keys(), stage + first_row * ProbabilityTile::kRowBytes};
+        const LeftInShared<kBlockKv> rows{offsets.keys(), stage + first_row * ProbabilityTile::kRowBytes};
 #pragma unroll
         for (int chunk = 0; chunk < kBlockKv / 16; ++chunk) {
-            u32 probabilities[kRowTiles][4];
+            u32 P[kRowTiles][4];
 #pragma unroll
-            for (int i = 0; i < kRowTiles; ++i) rows.fragment(probabilities[i], i, chunk);
-            gemm_output<Element>(accumulator, probabilities, chunk, stage + ProbabilityTile::kBytes, offsets.values());
+            for (int i = 0; i < kRowTiles; ++i) rows.fragment(P[i], i, chunk);
+            gemm_output<Element>(O, P, chunk, stage + ProbabilityTile::kBytes, offsets.values());
         }
     });
     barrier_sync();  // nobody reads the stages any more: the output takes their place
-    store_output<kHeadDimV>(out, p.out_row, queries - first_row, accumulator, OutTile{ring + warp_index() * OutTile::kBytes});
+    store_output<kHeadDimV>(out, p.out_row, queries - first_row, O, OutTile{ring + warp_index() * OutTile::kBytes});
 }
