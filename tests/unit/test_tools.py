@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,10 +35,10 @@ from flashgen.timing import protocol as timing
 from flashgen.timing.kernels import Bench
 from tests.support.examples import families_of
 from tests.support.fake_gpu import FakeGpu
-from tools import ab, instruction_mix, lse_cost, model
+from tools import ab, before_after, instruction_mix, lse_cost, model
 
-MAINS: dict[str, Callable[[list[str]], None]] = {m.__name__: m.main for m in (ab, instruction_mix, lse_cost, model)}
-H200 = find_device("h200")
+MAINS: dict[str, Callable[[list[str]], None]] = {m.__name__: m.main for m in (ab, before_after, instruction_mix, lse_cost, model)}
+H200, ROOT = find_device("h200"), Path(__file__).parents[2]
 LOG = (
     "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
     "ptxas info    : 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used 128 registers"
@@ -73,11 +74,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
     monkeypatch.setattr(compilation, "store", lambda: SimpleNamespace(get_or_compile=compiled))
     monkeypatch.setattr(loaded, "kernels", SimpleNamespace(choose=choose))
-    for module in (ab, lse_cost, driver):
+    monkeypatch.setattr(
+        before_after, "Kernels", lambda: SimpleNamespace(choose=lambda problem, workload, gpu, _: choose(problem, workload, gpu))
+    )
+    for module in (ab, before_after, lse_cost, driver):
         monkeypatch.setattr(module, "gpu", lambda ordinal: here)
-    for module in (ab, lse_cost, timing_kernels):
+    for module in (ab, before_after, lse_cost, timing_kernels):
         monkeypatch.setattr(module, "Bench", FakeBench)
-    for module in (ab, kernel):
+    for module in (ab, before_after, kernel):
         monkeypatch.setattr(module, "Kernel", FakeKernel)
     return clock
 
@@ -87,13 +91,14 @@ def test_help_shows_how_to_call_it(main: Callable[[list[str]], None], capsys: py
     with pytest.raises(SystemExit) as stopped:
         main(["--help"])
     assert stopped.value.code == 0
-    assert "    python tools/" in capsys.readouterr().out
+    assert re.search(r"    python (tools/|-m tools\.)", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
     ("tool", "line", "message"),
     [
         ("ab", "", "required: --head-dim"),
+        ("before_after", "--grid gqa", "required: --old"),
         ("ab", "--head-dim 64 --patch name find", "--patch: expected 3 arguments"),
         ("instruction_mix", "", "required: mix"),
         ("instruction_mix", "mma=32,add=x", "argument mix: must be like mma=32,fma=16, of mma, ldmatrix, ex2, fma, max, add; got 'add=x'"),
@@ -114,6 +119,7 @@ def test_a_command_line_that_means_nothing_is_misuse(tool: str, line: str, messa
     ("tool", "line", "message"),
     [
         ("lse_cost", "--grid enormous", "error: grid must be one of standard, "),
+        ("before_after", "--old . --grid enormous", "error: grid must be one of standard, "),
         ("instruction_mix", "--arch sm_70 mma=1", "error: arch must be one of sm_80, "),
         ("model", "judge nowhere.json --head-dim 64", "error: [Errno 2] No such file or directory: 'nowhere.json'"),
     ],
@@ -127,7 +133,7 @@ def test_a_wrong_value_is_said_in_a_sentence(tool: str, line: str, message: str)
 @pytest.mark.skipif(gpu_count() > 0, reason="needs a machine without a GPU: there is one")
 @pytest.mark.parametrize(
     "line",
-    ["ab --head-dim 64", "instruction_mix mma=1", "lse_cost", "model measure times.json --head-dim 64"],
+    ["ab --head-dim 64", "before_after --old .", "instruction_mix mma=1", "lse_cost", "model measure times.json --head-dim 64"],
     ids=lambda line: line.split()[0],
 )
 def test_without_a_gpu_that_is_what_is_missing(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +142,25 @@ def test_without_a_gpu_that_is_what_is_missing(line: str, tmp_path: Path, monkey
     with pytest.raises(SystemExit, match=r"^error: driver must be 580 or newer"):
         MAINS[f"tools.{tool}"](arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+# before_after
+
+
+def test_a_checkout_is_as_fast_as_itself(fake: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
+    before_after.main(["--old", str(ROOT), "--grid", "mixed,gqa"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 12
+    assert lines[0] == "mixed      bf16_d192x128_full B1 H16 S16384: x 1.0000 [1.000..1.000], 128 -> 128 registers"
+    assert lines[-1] == "gqa: geometric mean 1.0000, from 1.0000 to 1.0000, 6 cells"
+
+
+def test_a_checkout_that_launches_otherwise_is_refused(fake: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(before_after, "rendered_here", lambda spec: SimpleNamespace(launch={"": (1, 2, "none")}))
+    with pytest.raises(
+        SystemExit, match=r"^error: old must launch attention_forward_sm90_\S+ as this checkout does; got: launched with other"
+    ):
+        before_after.main(["--old", str(ROOT), "--grid", "mixed"])
 
 
 # ab
