@@ -5,8 +5,8 @@
     python -m tools.before_after --old ../before --pass backward --family attention_backward
 
 For each cell the config is the one that this checkout chooses, or that of the family asked for. Both checkouts render it, and both texts
-run on the same inputs in shuffled order. Printed are the median over the rounds of the old kernel's time over the new one's, its spread, and
-registers; then each grid's geometric mean and extremes. Results are not checked here.
+run on the same inputs in shuffled order. Printed are the median over the rounds of the old kernel's time over the new one's, its spread,
+and registers; then each grid's geometric mean and extremes. Results are not checked here.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def panels(width: int) -> int:
 def heads_of_l2_group(problem: Problem, w: Workload, head_blocks: int, device: Device) -> int:
     """Key/value heads of a group of the L2 swizzle: see templates/tile/common/tile_scheduler.cuh. Without a mask, one head after the other.
 
-    But blocks that wait for others of their head (turns.cuh beside it) lose the least time with other heads between them. With grouped
+    But blocks that wait for others of their head (semaphore.cuh beside it) lose the least time with other heads between them. With grouped
     queries the blocks of a group, `head_blocks` for each of its heads, are about as many as run at once: see tile_walk.cuh beside it.
     """
     if problem.mask is Mask.FULL and not problem.deterministic:
