@@ -30,9 +30,9 @@ def encoder(shape: TensorMapShape) -> Callable[[int], bytes]:
 @lru_cache(maxsize=2**10)
 def _encoded(cu: Any, shape: TensorMapShape, address: int) -> bytes:
     """As `encoder`. Kept beyond a plan: where only the keys become more, q and out often lie where they lay."""
-    dtype, steps, options = _constants(cu, shape.dtype, len(shape.sizes), shape.swizzle_bytes)
-    # The driver's numbers are made here: kept, they would be dozens of objects a plan for the garbage collector to walk.
-    sizes, strides, box = [*map(cu.cuuint64_t, shape.sizes)], [*map(cu.cuuint64_t, shape.strides)], [*map(cu.cuuint32_t, shape.box)]
+    dtype, box, steps, options = _constants(cu, shape.dtype, shape.box, shape.swizzle_bytes)
+    # These numbers of the driver are made here: kept, they would be dozens of objects a plan for the garbage collector to walk.
+    sizes, strides = [*map(cu.cuuint64_t, shape.sizes)], [*map(cu.cuuint64_t, shape.strides)]
     status, encoded = cu.cuTensorMapEncodeTiled(dtype, len(sizes), address, sizes, strides, box, steps, *options)
     if status:
         check((status,), f"encoding a tensor map of {shape} at address {address:#x}")
@@ -40,15 +40,20 @@ def _encoded(cu: Any, shape: TensorMapShape, address: int) -> bytes:
 
 
 @cache
-def _constants(cu: Any, dtype: Dtype, rank: int, swizzle_bytes: int) -> tuple[Any, list[Any], tuple[Any, ...]]:
-    """The driver's element type, steps of 1, and what follows the steps."""
+def _constants(cu: Any, dtype: Dtype, box: tuple[int, ...], swizzle_bytes: int) -> tuple[Any, list[Any], list[Any], tuple[Any, ...]]:
+    """What a kernel's config decides: the driver's element type, the box, steps of 1, and what follows the steps."""
     options = (
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[swizzle_bytes]}"),
         cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    return getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_DTYPES[dtype]}"), [cu.cuuint32_t(1)] * rank, options
+    return (
+        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_DTYPES[dtype]}"),
+        [*map(cu.cuuint32_t, box)],
+        [cu.cuuint32_t(1)] * len(box),
+        options,
+    )
 
 
 class TensorMapField:
