@@ -93,8 +93,8 @@ def cxx_compiler() -> CxxCompiler:
     )
 
 
-def compile_for_emulator(source: Source, kind: Emulated = Emulated.LIBRARY) -> Artifact:
-    """Compiles a text with emulated atoms to a shared library, or to a program: one of OPTIONS.
+def compile_for_emulator(source: Source, kind: Emulated = Emulated.LIBRARY, more: tuple[str, ...] = ()) -> Artifact:
+    """Compiles a text with emulated atoms to a shared library, or to a program: with one of OPTIONS, and with `more` options.
 
     Raises CompileError with the compiler's log, CxxCompilerMissingError without a compiler, SanitizerMissingError if it lacks libraries.
     """
@@ -103,7 +103,7 @@ def compile_for_emulator(source: Source, kind: Emulated = Emulated.LIBRARY) -> A
         made = Path(folder, "kernel")
         Path(folder, TEXT_FILE).write_text(source.text, encoding="utf-8")
         # Line numbers must not speak of a folder that is gone.
-        command = [str(compiler.path), *OPTIONS[kind], f"-ffile-prefix-map={folder}=.", TEXT_FILE, "-lstdc++", "-o", str(made)]
+        command = [str(compiler.path), *OPTIONS[kind], *more, f"-ffile-prefix-map={folder}=.", TEXT_FILE, "-lstdc++", "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder)
         if done.returncode or not made.is_file():
             if kind == Emulated.SANITIZED and (missing := re.search(r"^.*cannot find.*(?:asan|ubsan).*$", done.stderr, re.MULTILINE)):

@@ -6,9 +6,12 @@ This lies below the artifact store: each test's cache is its own, and as empty a
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from flashgen import templates
 from flashgen.build.artifact import Artifact
 from flashgen.build.emulator.compiler import OPTIONS, Emulated, cxx_compiler
 from flashgen.build.lock import locked
@@ -36,3 +39,29 @@ def once(folder: Path, compile: Compile) -> Compile:
             return artifact
 
     return compile_once
+
+
+def precompiled(folder: Path, compile: Compile) -> Compile:
+    """`compile_for_emulator` that takes the standard headers of libraries precompiled from `folder`: a third less to do. Of g++ alone."""
+
+    def compile_precompiled(source: Source, kind: Emulated = Emulated.LIBRARY) -> Artifact:
+        if kind != Emulated.LIBRARY or not cxx_compiler().version.startswith("g++"):
+            return compile(source, kind)
+        return compile(source, kind, ("-include", str(_standard_headers(folder))))
+
+    return compile_precompiled
+
+
+def _standard_headers(folder: Path) -> Path:
+    """A header of all standard headers that the emulator includes, which g++ finds precompiled beside it."""
+    header, made = folder / "standard.hpp", folder / "standard.hpp.gch"
+    with locked(folder / "standard.lock", header.name, _PATIENCE, say=lambda message: None):
+        if not made.exists():
+            texts = [path.read_text() for path in Path(templates.__file__).parent.rglob("emulat*/*.cuh")]
+            header.write_text("".join(sorted({line for text in texts for line in re.findall(r"^#include <.*>\n", text, re.MULTILINE)})))
+            partial = made.with_suffix(".partial")
+            options = [option for option in OPTIONS[Emulated.LIBRARY] if option != "-shared"]
+            command = [str(cxx_compiler().path), *options, "-x", "c++-header", str(header), "-o", str(partial)]
+            subprocess.run(command, check=True)
+            partial.rename(made)
+    return header

@@ -10,10 +10,10 @@ import pytest
 
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.emulator import compiler
-from flashgen.build.emulator.compiler import CxxCompilerMissingError, Emulated, cxx_compiler
+from flashgen.build.emulator.compiler import CxxCompilerMissingError, Emulated, compile_for_emulator, cxx_compiler
 from flashgen.build.store.store import ArtifactStore
 from flashgen.codegen.render import Source
-from tests.support.compiles import once
+from tests.support.compiles import once, precompiled
 
 try:
     cxx_compiler()
@@ -73,3 +73,22 @@ def test_a_store_of_a_test_s_own_is_filled_by_the_compiler_of_the_run(tmp_path: 
         store.get_or_compile(Source("k", "text"), Emulated.LIBRARY)
         assert store.usage().entries == 1
     assert len(counted.compiled) == 1
+
+
+def test_standard_headers_are_precompiled_once_and_libraries_take_them(tmp_path: Path) -> None:
+    if not cxx_compiler().version.startswith("g++"):
+        pytest.skip("precompiled headers are used with g++ alone")
+    taken = list[tuple[str, ...]]()
+
+    def compile(source: Source, kind: Emulated = Emulated.LIBRARY, more: tuple[str, ...] = ()) -> Artifact:
+        taken.append(more)
+        return compile_for_emulator(source, kind, (*more, "-H"))
+
+    compile_precompiled, text = precompiled(tmp_path, compile), "#include <vector>\nint main() { return std::vector<int>().size(); }\n"
+    first = compile_precompiled(Source("main", text))
+    made = (tmp_path / "standard.hpp.gch").stat().st_mtime_ns
+    compile_precompiled(Source("main", text))
+    compile_precompiled(Source("main", text), Emulated.PROGRAM)
+    assert taken == [("-include", str(tmp_path / "standard.hpp"))] * 2 + [()]
+    assert f"! {tmp_path / 'standard.hpp.gch'}" in first.log, "g++ must find it valid"
+    assert (tmp_path / "standard.hpp.gch").stat().st_mtime_ns == made
