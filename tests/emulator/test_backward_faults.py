@@ -183,8 +183,8 @@ GRADIENTS = [
     ),
     Fault(
         "keys-of-dQ-left-out",
-        "chunk < ScoreTile::kRowCount / 16;",
-        "chunk < ScoreTile::kRowCount / 32;",
+        "slice < ScoreTile::kRowCount / 16;",
+        "slice < ScoreTile::kRowCount / 32;",
         FULL,
     ),
     Fault("huge-scores-not-shifted", "if (unlikely(huge)) shift_transposed(", "if (false) shift_transposed(", HUGE),

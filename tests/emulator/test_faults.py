@@ -98,7 +98,7 @@ RUNTIME = [
 ]
 # Faults that break no rule of memory: wrong numbers are all there is to see.
 NUMBERS = [
-    Fault("wrong-swizzle-on-one-side", "offsets.at(values, chunk * 16, j));", "offsets.at(values, chunk * 16, j) ^ 16);", SMALL),
+    Fault("wrong-swizzle-on-one-side", "offsets.at(values, slice * 16, j));", "offsets.at(values, slice * 16, j) ^ 16);", SMALL),
     Fault("wrong-fragment-map", "S[i][j], a[i], b[0], b[1]);", "S[i][j], a[i], b[1], b[0]);", SMALL),
 ]
 

@@ -204,7 +204,7 @@ def test_what_ordinary_cases_hide_is_seen(family: str, shape: tuple[int, int, in
 
 _LAST, _SHORT = "keys(first_query + kBlockQ - 1);", "keys(first_query + kBlockQ - 2);"
 EDGES = {
-    "first": ("attention_forward", "first = keys(first_query),", "first = keys(first_query + 2),"),
+    "first": ("attention_forward", "of_first = keys(first_query),", "of_first = keys(first_query + 2),"),
     "last": ("attention_forward", _LAST, _SHORT),
     "sm90-last": ("attention_forward_sm90", _LAST, _SHORT),
 }

@@ -83,8 +83,8 @@ SOFTMAX = [
     Fault("maximum-of-half-the-lanes", "return fmaxf(value, shfl_sync_bfly(value, 2));", "return value;", FULL),
     Fault(
         "maximum-of-the-first-columns",
-        "for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(",
-        "for (int j = 2; j < 2; ++j) chain[j % 2] = fmaxf(",
+        "for (int j = 2; j < kKeyTiles; ++j) partial[j % 2] = fmaxf(",
+        "for (int j = 2; j < 2; ++j) partial[j % 2] = fmaxf(",
         LARGE,
     ),
     Fault(
@@ -221,18 +221,18 @@ PLACES = [
         "KeyTile::kBytes + (kSteps - 1 - step_in_tile) * ValueStep::kBytes;",
         FULL,
     ),
-    Fault("values-of-another-chunk", "offsets.at(values, chunk * 16, j)", "offsets.at(values, (chunk ^ 1) * 16, j)", FULL),
-    Fault("scores-of-another-chunk", "(S, chunk * 2, query, keys,", "(S, (chunk ^ 1) * 2, query, keys,", FULL),
+    Fault("values-of-another-slice", "offsets.at(values, slice * 16, j)", "offsets.at(values, (slice ^ 1) * 16, j)", FULL),
+    Fault("scores-of-another-slice", "(S, slice * 2, query, keys,", "(S, (slice ^ 1) * 2, query, keys,", FULL),
     Fault("tile-begun-at-its-end", "int step_in_tile = step % kSteps;", "int step_in_tile = kSteps - 1;", FULL),
     Fault("tile-left-early", "step_in_tile = kSteps - 1;", "step_in_tile = 0;", FULL),
     Fault("stale-stage", "stage = stage == last_stage ? ring : stage + kStageBytes;", "stage = ring;", FULL),
-    Fault("second-rows-read-as-the-first", "offsets.at(rows, row_tile * 16, step * 2)", "offsets.at(rows, 0, step * 2)", TALL),
+    Fault("second-rows-read-as-the-first", "offsets.at(rows, row_tile * 16, k * 2)", "offsets.at(rows, 0, k * 2)", TALL),
     Fault("second-columns-read-as-the-first", "chunks / Rows::kSwizzle * Rows::kSwizzle);", "0);", WIDE),
     Fault(
         "load-without-swizzle",
-        "cp_async_16(partition.address(tile, pass, group), chunk);",
+        "cp_async_16(partition.address(tile, pass, group), from);",
         """cp_async_16(tile.base + (pass * Passes::kRowsPerPass + partition.row) * Tile::kRowBytes
-                                + (group * Passes::kLanes + partition.chunk) * 16, chunk);""",
+                                + (group * Passes::kLanes + partition.chunk) * 16, from);""",
         FULL,
     ),
     Fault(
@@ -242,7 +242,7 @@ PLACES = [
         FULL,
     ),
     Fault("keys-read-from-the-wrong-columns", "lane / 8 % 2) - offset[0];", "lane / 8 % 2 ^ 1) - offset[0];", FULL),
-    Fault("values-read-with-wrong-swizzle", "offsets.at(values, chunk * 16, j));", "offsets.at(values, chunk * 16, j) ^ 16);", FULL),
+    Fault("values-read-with-wrong-swizzle", "offsets.at(values, slice * 16, j));", "offsets.at(values, slice * 16, j) ^ 16);", FULL),
     Fault(
         "columns-past-the-end-read",
         "TileReader<KeyTile, kThreads, kHeadDim, Element> keys",
@@ -274,7 +274,7 @@ def _slow(text: str) -> tuple[tuple[str, str], ...]:
 
 
 _SLOW_LOADS = _slow("    queries_in.load(query_tile, 0, queries);")
-_SLOW_STEPS = _slow("            softmax.exp2_and_sum<Element>(P, S, chunk);")
+_SLOW_STEPS = _slow("            softmax.exp2_and_sum<Element>(P, S, slice);")
 
 RACES = [
     Fault("barrier-before-queries", _FIRST, "", RACE, race=True, also=_SLOW_LOADS),

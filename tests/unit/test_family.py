@@ -152,8 +152,8 @@ def divide(n: int, reciprocal: int) -> int:
 
 def find_work(block: int, values: dict[str, Any]) -> tuple[int, int, int]:
     """(query tile, head, batch) of a block, as in tile/common/tile_scheduler.cuh."""
-    section = divide(block, values["l2_group_blocks_reciprocal"])
-    within = block - section * values["l2_group_blocks"]
+    section = divide(block, values["l2_group_tiles_reciprocal"])
+    within = block - section * values["l2_group_tiles"]
     tile = divide(within, values["l2_group_heads_reciprocal"])
     head_and_batch = section * values["l2_group_heads"] + within - tile * values["l2_group_heads"]
     batch = divide(head_and_batch, values["heads_q_reciprocal"])
@@ -342,9 +342,9 @@ class TestAttentionForward:
         by_blocks = self.values(Workload(2, 8, 2, 64 * min(divisor, 2**25) - 63, 99))
         by_heads = self.values(Workload(1, divisor, divisor, 100, 99))
         by_group = self.values(Workload(1, divisor, 1, 100, 99))
-        assert by_blocks["l2_group_blocks"] == min(divisor, 2**25)
+        assert by_blocks["l2_group_tiles"] == min(divisor, 2**25)
         for number, reciprocal in (
-            (by_blocks["l2_group_blocks"], by_blocks["l2_group_blocks_reciprocal"]),
+            (by_blocks["l2_group_tiles"], by_blocks["l2_group_tiles_reciprocal"]),
             (divisor, by_heads["heads_q_reciprocal"]),
             (divisor, by_group["group_reciprocal"]),
         ):
@@ -373,8 +373,8 @@ class TestAttentionForward:
         blocks = [find_work(block, values) for block in range(launch.grid)]
         assert set(blocks) == set(itertools.product(range(-(-workload.len_q // 64)), range(workload.heads_q), range(workload.batch)))
         assert len(set(blocks)) == len(blocks)
-        for begin in range(0, len(blocks), values["l2_group_blocks"]):
-            of_section = [tile for tile, _, _ in blocks[begin : begin + values["l2_group_blocks"]]]
+        for begin in range(0, len(blocks), values["l2_group_tiles"]):
+            of_section = [tile for tile, _, _ in blocks[begin : begin + values["l2_group_tiles"]]]
             assert of_section == sorted(of_section, reverse=True)
 
     def test_without_a_mask_blocks_of_a_head_are_neighbours(self) -> None:

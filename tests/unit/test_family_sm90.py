@@ -262,8 +262,8 @@ def test_sections_take_so_much_of_the_l2(len_kv: int, packed: int, section: int)
     workload = Workload(1, 64 * group, 64, 4096, len_kv)
     given = values(config(pack_gqa=packed), workload, causal)
     assert given["l2_group_heads"] == section
-    assert given["l2_group_blocks"] == section * given["query_tiles"]
-    assert given["l2_group_blocks_reciprocal"] == -(-(2**64) // given["l2_group_blocks"])
+    assert given["l2_group_tiles"] == section * given["query_tiles"]
+    assert given["l2_group_tiles_reciprocal"] == -(-(2**64) // given["l2_group_tiles"])
     assert values(config(pack_gqa=packed), workload)["l2_group_heads"] == 1, "without a mask"
 
 

@@ -53,8 +53,8 @@ _MAIN = (
     *_named("float*", "d_q_sum"),
     *_named("Element*", "d_k", "d_v"),
     *_strides("q", "k", "v", "d_out", "d_k", "d_v"),
-    *_named("u64", "heads_kv_reciprocal", "l2_group_heads_reciprocal", "l2_group_blocks_reciprocal"),
-    *_named("int", "heads_q", "heads_kv", "group", "len_q", "len_kv", "query_tiles", "key_tiles", "l2_group_heads", "l2_group_blocks"),
+    *_named("u64", "heads_kv_reciprocal", "l2_group_heads_reciprocal", "l2_group_tiles_reciprocal"),
+    *_named("int", "heads_q", "heads_kv", "group", "len_q", "len_kv", "query_tiles", "key_tiles", "l2_group_heads", "l2_group_tiles"),
     *_named("float", "scale", "scale_log2"),
 )
 _SUMS = (
@@ -207,7 +207,7 @@ class AttentionBackward(Family):
         turned = Workload(w.batch, w.heads_kv, w.heads_kv, w.len_kv, w.len_q * group)
         l2_heads = l2_group_heads(problem, turned, device.l2_bytes // L2_GROUP_SHARE)
         counts = {"heads_q": w.heads_q, "heads_kv": w.heads_kv, "group": group, "query_tiles": query_tiles, "key_tiles": key_tiles}
-        counts |= {"l2_group_heads": l2_heads, "l2_group_blocks": l2_heads * key_tiles}
+        counts |= {"l2_group_heads": l2_heads, "l2_group_tiles": l2_heads * key_tiles}
         known: dict[str, int | float] = {**counts, "len_q": w.len_q, "len_kv": w.len_kv, **scale_values(scale), "scale": float32(scale)}
         known |= {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in counts.items()}
         for name in STRIDED:

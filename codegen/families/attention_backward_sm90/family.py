@@ -156,7 +156,7 @@ class AttentionBackwardSm90(Family):
             "group": w.heads_q // w.heads_kv,
             "heads_kv": w.heads_kv,
             "l2_group_heads": l2_heads,
-            "l2_group_blocks": l2_heads * key_tiles,
+            "l2_group_tiles": l2_heads * key_tiles,
         }
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}

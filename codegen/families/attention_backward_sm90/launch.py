@@ -10,7 +10,7 @@ from flashgen.codegen.tensor_map import TensorMapShape, tensor_map_shape
 from flashgen.codegen.workload import Workload
 
 L2_GROUP_BYTES = 32 * 2**20  # of Q, dO and the sums of dQ that blocks that run together may take of the L2
-L2_GROUP_HEADS = 16  # of short sequences, where more are slower: docs/performance-log.md, "All of it together"
+L2_GROUP_HEADS = 16  # of short sequences, where more are slower: docs/performance-log.md, "Smaller changes"
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 
 

@@ -17,9 +17,9 @@ PARAMETERS = ParameterBlock(
         *(Parameter("TensorMap", f"{tensor}_map") for tensor in ("q", "k", "v", "d_out", "d_k", "d_v")),
         *(Parameter("const float*", n) for n in ("row_lse", "row_delta", "row_shift")),
         Parameter("float*", "d_q_sum"),
-        *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_kv", "l2_group_heads", "l2_group_blocks")),
+        *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_kv", "l2_group_heads", "l2_group_tiles")),
         *_SIZES,
-        *(Parameter("int", n) for n in ("heads_kv", "group", "key_tiles", "l2_group_heads", "l2_group_blocks")),
+        *(Parameter("int", n) for n in ("heads_kv", "group", "key_tiles", "l2_group_heads", "l2_group_tiles")),
         *(Parameter("float", n) for n in ("scale_log2", "scale")),
     )
 )

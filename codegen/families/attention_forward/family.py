@@ -36,8 +36,8 @@ class AttentionForward(Family):
             Parameter("Element*", "out"),
             Parameter("float*", "lse"),
             *(Parameter("i64", f"{tensor}_{dim}") for tensor in TENSORS for dim in ("batch", "head", "row")),
-            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "l2_group_heads", "l2_group_blocks")),
-            *(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "l2_group_heads", "l2_group_blocks")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "l2_group_heads", "l2_group_tiles")),
+            *(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "l2_group_heads", "l2_group_tiles")),
             *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
         )
     )
@@ -149,13 +149,13 @@ class AttentionForward(Family):
             "heads_q": workload.heads_q,
             "group": workload.heads_q // workload.heads_kv,
             "l2_group_heads": l2_heads,
-            "l2_group_blocks": l2_heads * query_tiles,
+            "l2_group_tiles": l2_heads * query_tiles,
         }
         values: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         for name in TENSORS:
             batch, row, head, _ = call.views[name].strides
             values |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
-        values |= {name: divisors[name] for name in ("heads_q", "l2_group_heads", "l2_group_blocks")}
+        values |= {name: divisors[name] for name in ("heads_q", "l2_group_heads", "l2_group_tiles")}
         values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles, **scale_values(call.scalars["scale"])}
         grid = self.grid(config, workload)
         return Program((KernelLaunch(grid, values),))
@@ -176,7 +176,7 @@ class AttentionForward(Family):
         rows = ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8), (256, 8))
         keys = [(16, 16), (32, 16), (32, 32), (48, 48), (64, 16), (64, 32), (64, 64), (80, 80)]
         keys += [(96, 32), (96, 48), (96, 96), (128, 32), (128, 64)]
-        # On an H200 a third stage is worth nothing in the median, and costs where it takes a resident block away: docs/performance-log.md.
+        # On an H200 a third stage is worth nothing in the median, and costs where it takes a resident block away.
         stages = 2
         for (block_q, warps), (block_kv, step_kv), query, first_product in itertools.product(rows, keys, QueryPlace, FirstProduct):
             caps: set[int] = set()

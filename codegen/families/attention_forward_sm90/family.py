@@ -54,8 +54,8 @@ class AttentionForwardSm90(Family):
             *(Parameter("TensorMap", f"{tensor}_map") for tensor in TENSORS),
             Parameter("float*", "lse"),
             Parameter("u32*", "tile_counter"),
-            *(Parameter("u64", f"{n}_reciprocal") for n in ("head_sets", "group", "l2_group_heads", "l2_group_blocks")),
-            *(Parameter("int", n) for n in ("head_sets", "len_q", "len_kv", "query_tiles", "l2_group_heads", "l2_group_blocks")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("head_sets", "group", "l2_group_heads", "l2_group_tiles")),
+            *(Parameter("int", n) for n in ("head_sets", "len_q", "len_kv", "query_tiles", "l2_group_heads", "l2_group_tiles")),
             *(Parameter("int", n) for n in ("tiles", "launched_blocks")),
             *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
         )
@@ -181,7 +181,7 @@ class AttentionForwardSm90(Family):
         sets = workload.heads_q // config.pack_gqa
         in_sets = workload if config.pack_gqa == 1 else dataclasses.replace(workload, heads_q=sets)
         l2_heads = l2_group_heads(problem, in_sets, L2_GROUP_BYTES if workload.len_kv >= LONG else SHORT_L2_GROUP_BYTES)
-        of_order = {"head_sets": sets, "l2_group_heads": l2_heads, "l2_group_blocks": l2_heads * query_tiles}
+        of_order = {"head_sets": sets, "l2_group_heads": l2_heads, "l2_group_tiles": l2_heads * query_tiles}
         divisors = {**of_order, "group": workload.heads_q // workload.heads_kv}
         return {
             **{f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()},

@@ -32,8 +32,8 @@ def _strides(*tensors: str) -> tuple[Parameter, ...]:
     return tuple(Parameter("i64", f"{tensor}_{dim}") for tensor in tensors for dim in ("batch", "head", "row"))
 
 
-_ORDER_RECIPROCALS = tuple(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "l2_group_heads", "l2_group_blocks"))
-_ORDER = tuple(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "l2_group_heads", "l2_group_blocks"))
+_ORDER_RECIPROCALS = tuple(Parameter("u64", f"{n}_reciprocal") for n in ("heads_q", "group", "l2_group_heads", "l2_group_tiles"))
+_ORDER = tuple(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles", "l2_group_heads", "l2_group_tiles"))
 _SCORES = (
     *(Parameter("const Element*", n) for n in ("q", "k")),
     Parameter("float*", "S"),
@@ -195,12 +195,12 @@ class StandardAttention(Family):
             "heads_q": w.heads_q,
             "group": w.heads_q // w.heads_kv,
             "l2_group_heads": l2_heads,
-            "l2_group_blocks": l2_heads * query_tiles,
+            "l2_group_tiles": l2_heads * query_tiles,
             "len_q": w.len_q,
         }
         row_warps = self.row_warps(config, w)
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
-        known |= {name: divisors[name] for name in ("heads_q", "l2_group_heads", "l2_group_blocks")}
+        known |= {name: divisors[name] for name in ("heads_q", "l2_group_heads", "l2_group_tiles")}
         known |= {"len_q": w.len_q, "len_kv": w.len_kv, "query_tiles": query_tiles, "rows": rows, "row_warps": row_warps}
         known |= {"score_batch": w.heads_q * w.len_q * row, "score_head": w.len_q * row, "score_row": row}
         known |= scale_values(call.scalars["scale"])

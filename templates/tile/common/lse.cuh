@@ -1,7 +1,7 @@
 // The log-sum-exp of a row, from its row max and row sum.
 
-// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90): it is too small by this much. A single value may
-// ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. A
+// single value may ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
 constexpr float kEx2Bias = 5.0e-8f;
 
 // Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
@@ -15,11 +15,11 @@ __device__ __forceinline__ float log_near_one(float x) {
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// The factor from a row max to a scaled score, in two floats: ln2_hi and ln2_lo, or the softmax scale.
+// The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
 struct Unit {
     float high, low;
 
-    // For a row max that is a score itself, not scaled yet: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    // For a row max that is a score itself, without the scale: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
     __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
         const float high = mul_rn(scale_log2, ln2_hi);
         return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
@@ -39,12 +39,12 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
     const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * unit.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
+    const float bias = kEx2Bias * (1.0f - inverse);  // where the row max is a score, its 2^0 = 1 is exact
     const float corrections = sum_error + product_error + low_parts + bias;
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
-// The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+// The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
 __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
     const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};

@@ -6,7 +6,8 @@ struct QueryRange {
     int begin, full_begin, full_end, end;
 };
 
-// A query sees the keys [begin, end). From one query to the next neither end goes down.
+// A query sees the keys [begin, end). Neither end may go down from one query to the next: so the first and the last query of a tile say
+// what all of them see. Here and above 0x7fffffff stands for no limit.
 struct KeyRange {
     int begin, end;
 };
@@ -79,9 +80,9 @@ struct ScoreChain : Links... {
     // there, and softmax must update its row max.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
-        const KeyRange first = keys(first_query), last = keys(first_query + kBlockQ - 1);
-        const int first_end = max(0, first.end), last_end = max(0, last.end);  // a range may end before the first key
-        return {first.begin / kBlockKv, (last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+        const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, of_first.end), last_end = max(0, of_last.end);  // a range may end before the first key
+        return {of_first.begin / kBlockKv, (of_last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
                 (last_end + kBlockKv - 1) / kBlockKv};
     }
 

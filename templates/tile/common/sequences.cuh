@@ -8,11 +8,11 @@ struct Strides {
 
 // Sequences of one length, each an entry of the tensors' batch axis.
 struct DenseSequences {
-    int queries, keys;  // of each sequence
+    int query_length, key_length;  // of each sequence
     int heads_q, query_tiles;
 
-    __device__ __forceinline__ int len_q(int) const { return queries; }
-    __device__ __forceinline__ int len_kv(int) const { return keys; }
+    __device__ __forceinline__ int len_q(int) const { return query_length; }
+    __device__ __forceinline__ int len_kv(int) const { return key_length; }
 
     // Row `row` of a head in a tensor of queries, and in a tensor of keys.
     template <class Element>
@@ -24,7 +24,9 @@ struct DenseSequences {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
     }
     // The first query's place in [batch, heads_q, len_q], dense.
-    __device__ __forceinline__ i64 first_row(int batch, int head) const { return (static_cast<i64>(batch) * heads_q + head) * queries; }
+    __device__ __forceinline__ i64 first_row(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_length;
+    }
     // The first query tile's place in [batch, heads_q, query_tiles].
     __device__ __forceinline__ i64 first_tile(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_tiles;

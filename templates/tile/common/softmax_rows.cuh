@@ -1,31 +1,33 @@
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if a scaled score exceeds it by more than this
-// (log2). P is then at most 2^8, which fp16 holds.
+// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if S * scale_log2 exceeds it by more than this,
+// FlashAttention-4's threshold. P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
 // The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and every score of a row that is not huge
 // exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. A large maximum has
-// a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself, unscaled:
-// its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
+// has a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself,
+// without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
-// A row is huge if the absolute value of its scaled maximum is at least this. Below it, rounding the maximum changes an exponent by at most
-// 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
+// A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
+// at most 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a row with this maximum is huge; `scaled`: maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
-__device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
+// Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
+__device__ __forceinline__ bool is_huge(float maximum, float maximum_log2) {
+    return !(fabsf(maximum_log2) < kHuge) && maximum > -infinity();
+}
 
-// The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
+// The origin for a maximum. If fp32 cannot hold maximum * scale, the row becomes NaN, as in plain PyTorch.
 __device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
-    const float scaled = mul_rn(maximum, scale_log2);
-    if (!is_huge(maximum, scaled)) return {0.0f, scaled};
+    const float maximum_log2 = mul_rn(maximum, scale_log2);
+    if (!is_huge(maximum, maximum_log2)) return {0.0f, maximum_log2};
     return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
 }
 
@@ -46,10 +48,10 @@ __device__ __forceinline__ float move_origin(Origin& origin, float maximum, floa
 // The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
 template <int kKeyTiles>
 __device__ __forceinline__ float lane_max(const float (&S)[kKeyTiles][4], int h) {
-    float chain[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
+    float partial[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
 #pragma unroll
-    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
-    return fmaxf(chain[0], chain[1]);
+    for (int j = 2; j < kKeyTiles; ++j) partial[j % 2] = fmaxf(partial[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
+    return fmaxf(partial[0], partial[1]);
 }
 
 // Reductions over the quad of lanes that holds a row.

@@ -6,7 +6,7 @@ __device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int 
                                              const SharedTile<kRowTiles * 16, kOutTiles * 8>& tile) {
     int lane = lane_index();
     launder(lane);
-    barrier_warp_sync();
+    barrier_warp_sync();  // all lanes have read what the tile held before
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll

@@ -13,7 +13,9 @@ struct LaneOffsets {
     using Rows = SharedTile<16, kColumns>;
     static constexpr int kOffsets = Rows::kSwizzle / 2;
     u32 offset[kOffsets];
-    u32 to_keys;  // from the address in Q or V to that in K
+    // From the address in Q or V to that in K, whose four matrices are (keys, d), (keys, d + 8), (keys + 8, d), (keys + 8, d + 8) in this
+    // order. One difference serves all offsets: row % 8 is the same in both, and the chunks differ in bit 0 alone, which i * 2 leaves.
+    u32 to_keys;
 
     __device__ __forceinline__ LaneOffsets() {
         const int lane = lane_index();
@@ -52,8 +54,8 @@ struct LeftInShared {
     const LaneOffsets<kColumns>& offsets;
     SharedAddress rows;
 
-    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
-        ldmatrix_x4(a, offsets.at(rows, row_tile * 16, step * 2));
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int k) const {  // k: 16 columns of the contraction
+        ldmatrix_x4(a, offsets.at(rows, row_tile * 16, k * 2));
     }
 };
 
@@ -66,12 +68,12 @@ struct LeftInRegisters {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-            for (int step = 0; step < kColumns / 16; ++step) query.fragment(fragments[i][step], i, step);
+            for (int k = 0; k < kColumns / 16; ++k) query.fragment(fragments[i][k], i, k);
     }
 
-    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int k) const {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) a[j] = fragments[row_tile][step][j];
+        for (int j = 0; j < 4; ++j) a[j] = fragments[row_tile][k][j];
     }
 };
 
@@ -99,14 +101,14 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4],
 #pragma unroll
             for (int e = 0; e < 4; ++e) S[i][j][e] = 0.0f;
 #pragma unroll
-    for (int step = 0; step < kColumns / 16; ++step) {
+    for (int k = 0; k < kColumns / 16; ++k) {
         u32 a[kRowTiles][4];
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, step);
+        for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, k);
 #pragma unroll
         for (int j = first; j < first + kCount; j += 2) {
             u32 b[4];  // (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d 8-15)
-            ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
+            ldmatrix_x4(b, offsets.at(own_keys, j * 8, k * 2));
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i) {
                 mma_sync_m16n8k16<Element>(S[i][j], a[i], b[0], b[1]);
@@ -116,14 +118,14 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4],
     }
 }
 
-// O += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
+// O += P V for a slice of 16 keys. The tile at `values` holds one key a row.
 template <class Element, int kRowTiles, int kOutTiles, int kColumns>
-__device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4], const u32 (&P)[kRowTiles][4], int chunk,
+__device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4], const u32 (&P)[kRowTiles][4], int slice,
                                             SharedAddress values, const LaneOffsets<kColumns>& offsets) {
 #pragma unroll
     for (int j = 0; j < kOutTiles; j += 2) {
         u32 b[4];  // (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 8-15), each transposed
-        ldmatrix_x4_trans(b, offsets.at(values, chunk * 16, j));
+        ldmatrix_x4_trans(b, offsets.at(values, slice * 16, j));
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
             mma_sync_m16n8k16<Element>(O[i][j], P[i], b[0], b[1]);

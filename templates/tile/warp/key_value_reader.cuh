@@ -5,7 +5,7 @@
 template <class KeyTile, class ValueTile, int kStepKv, int kThreads, int kHeadDim, int kHeadDimV, class Element>
 struct KeyValueReader {
     static constexpr int kBlockKv = KeyTile::kRowCount, kSteps = kBlockKv / kStepKv;
-    int first, tile;  // the first tile, which comes last; the one that was loaded last
+    int lowest, tile;  // the tile that is loaded at the end; the one that was loaded last
     TileReader<KeyTile, kThreads, kHeadDim, Element> keys;
     TileReader<ValueTile, kThreads, kHeadDimV, Element> values;
 
@@ -22,15 +22,15 @@ struct KeyValueReader {
     }
     // The tile before, and its group. All others are whole; only the keys one step before tile 0 do not exist.
     __device__ __forceinline__ void load_next(SharedAddress stage) {
-        if (--tile > 0 && tile >= first)
+        if (--tile > 0 && tile >= lowest)
             keys.load(KeyTile{stage});
-        else if (tile == 0 && tile >= first && kBlockKv > kStepKv)
+        else if (tile == 0 && tile >= lowest && kBlockKv > kStepKv)
             keys.template load<kStepKv>(KeyTile{stage});
-        if (tile >= first) values.load(ValueTile{stage + KeyTile::kBytes});
+        if (tile >= lowest) values.load(ValueTile{stage + KeyTile::kBytes});
         cp_async_commit_group();
     }
 
   private:
-    __device__ __forceinline__ KeyValueReader(const Element* k, i64 k_row, const Element* v, i64 v_row, int first, int last)
-        : first(first), tile(last), keys(k + (last * kBlockKv - kStepKv) * k_row, k_row), values(v + last * kBlockKv * v_row, v_row) {}
+    __device__ __forceinline__ KeyValueReader(const Element* k, i64 k_row, const Element* v, i64 v_row, int lowest, int last)
+        : lowest(lowest), tile(last), keys(k + (last * kBlockKv - kStepKv) * k_row, k_row), values(v + last * kBlockKv * v_row, v_row) {}
 };

@@ -41,23 +41,23 @@ struct TileReader {
 
     // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
     __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
-        pass_by_pass([&](int pass, int group, const Element* chunk) {
+        pass_by_pass([&](int pass, int group, const Element* from) {
             const int row = pass * Passes::kRowsPerPass + partition.row;
             const bool valid = begin <= row && row < end && partition.has_column(group, kColumnsValid);
-            cp_async_16(partition.address(tile, pass, group), chunk, valid);
+            cp_async_16(partition.address(tile, pass, group), from, valid);
         });
     }
 
     // The same for a tile of which all rows from kBegin on are read; the others are left alone.
     template <int kBegin = 0>
     __device__ __forceinline__ void load(const Tile& tile) {
-        pass_by_pass([&](int pass, int group, const Element* chunk) {
+        pass_by_pass([&](int pass, int group, const Element* from) {
             const int first = pass * Passes::kRowsPerPass;
             if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + partition.row < kBegin)) return;
             if ((group + 1) * Passes::kLanes * 8 <= kColumnsValid)
-                cp_async_16(partition.address(tile, pass, group), chunk);
+                cp_async_16(partition.address(tile, pass, group), from);
             else
-                cp_async_16(partition.address(tile, pass, group), chunk, partition.has_column(group, kColumnsValid));
+                cp_async_16(partition.address(tile, pass, group), from, partition.has_column(group, kColumnsValid));
         });
     }
 

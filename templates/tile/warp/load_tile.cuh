@@ -6,16 +6,16 @@
 template <int kThreads, class Tile, class Element>
 __device__ __forceinline__ void load_tile(const Tile& tile, const Element* source, i64 row_stride, int rows_valid, int columns_valid) {
     const CopyPartition<kThreads, Tile> partition(thread_index());
-    const Element* chunk = source + partition.row * row_stride + partition.chunk * 8;
+    const Element* from = source + partition.row * row_stride + partition.chunk * 8;
 #pragma unroll
     for (int pass = 0; pass < partition.kPasses; ++pass) {
         const bool valid = pass * partition.kRowsPerPass + partition.row < rows_valid;
 #pragma unroll
         for (int group = 0; group < partition.kGroups; ++group)
             if (partition.has_row(pass))
-                cp_async_16(partition.address(tile, pass, group), chunk + group * partition.kLanes * 8,
+                cp_async_16(partition.address(tile, pass, group), from + group * partition.kLanes * 8,
                             valid && partition.has_column(group, columns_valid));
-        chunk += partition.kRowsPerPass * row_stride;
-        launder(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
+        from += partition.kRowsPerPass * row_stride;
+        launder(from);  // or the compiler would keep the addresses of all passes in registers of their own
     }
 }

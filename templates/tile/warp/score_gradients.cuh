@@ -58,12 +58,12 @@ __device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4],
 
 // Rounds two neighbouring column tiles: they are then the left operand of a product over their 16 queries.
 template <class Element, int kRowTiles, int kTiles>
-__device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const float (&x)[kRowTiles][kTiles][4], int chunk) {
+__device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const float (&x)[kRowTiles][kTiles][4], int slice) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-            const float(&tile)[4] = x[i][chunk * 2 + r / 2];
+            const float(&tile)[4] = x[i][slice * 2 + r / 2];
             a[i][r] = cvt_rn_x2<Element>(tile[r % 2 * 2], tile[r % 2 * 2 + 1]);
         }
 }

@@ -1,13 +1,15 @@
 // Online softmax in base 2 (Milakov and Gimelshein 2018) as in FlashAttention-2, algorithm 1, with conditional rescaling: the row max stays
-// stale until a score exceeds it by kHeadroom. So rescaling is rare, and the usual step needs neither the exact maximum nor an exchange
+// as it is until a score exceeds it by kHeadroom. So rescaling is rare, and the usual step needs neither the exact maximum nor an exchange
 // between lanes.
 
-// One lane's sums over its columns of a row tile, for the rows lane/4 and lane/4 + 8. They change once a tile, and stay in shared memory in
-// between, because registers limit the tile sizes.
-struct RowSums {
-    float row_sum[2], compensation[2];  // what the additions to row_sum rounded away (Dekker 1971)
+// One lane's sums over its columns of a row tile, for the rows lane/4 and lane/4 + 8. They change once a tile and where a row
+// max does, and stay in shared memory in between, because registers limit the tile sizes.
+struct LaneSums {
+    // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971), else but for about
+    // the rounding of one addition.
+    float row_sum[2], compensation[2];
 
-    __device__ __forceinline__ static RowSums load(SharedAddress slot) {
+    __device__ __forceinline__ static LaneSums load(SharedAddress slot) {
         const uint4 v = load_shared_v4(slot);
         return {{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}};
     }
@@ -22,12 +24,13 @@ struct RowSums {
 template <int kRowTiles, int kThreads>
 struct OnlineSoftmax {
     static constexpr int kBytes = kRowTiles * kThreads * 16;
+    static_assert(kRowTiles <= 2, "in `finish` each lane of a quad has one row");
     float row_max[kRowTiles][2];  // scale_log2 * the maximum of S when it was last updated, rounded
-    float shift[kRowTiles][2];      // see Origin; valid if `huge`
-    float partial[kRowTiles][2];    // row sums of P since the last add_partial
-    bool huge;                      // a row of the warp is huge
-    SharedAddress slots;             // this thread's RowSums of row tile 0; those of the others follow
-    float scale_log2, ln2_hi;
+    float shift[kRowTiles][2];    // see Origin; valid if `huge`
+    float partial[kRowTiles][2];  // row sums of P since the last add_partial
+    bool huge;                    // a row of the warp is huge
+    SharedAddress slots;          // this thread's LaneSums of row tile 0; those of the others follow
+    float scale_log2, ln2_hi;     // ln2_hi: for origin_at alone
 
     // `memory` is kBytes of shared memory.
     __device__ __forceinline__ OnlineSoftmax(float scale_log2, float ln2_hi, SharedAddress memory)
@@ -40,14 +43,14 @@ struct OnlineSoftmax {
                 shift[i][h] = 0.0f;
                 partial[i][h] = 0.0f;
             }
-            RowSums{}.store(slot(i));
+            LaneSums{}.store(slot(i));
         }
     }
 
     __device__ __forceinline__ SharedAddress slot(int row_tile) const { return slots + row_tile * kThreads * 16; }
 
-    // Whether a score of this warp exceeds its row max by more than kHeadroom. `masked`: rows may meet their first visible key, however low
-    // its score.
+    // Whether a score of this warp exceeds its row max by more than kHeadroom. `masked`: looks for huge rows,
+    // too, as a row may meet its first visible key, and a huge one below zero exceeds nothing.
     template <int kKeyTiles>
     __device__ __forceinline__ bool needs_rescale(const float (&S)[kRowTiles][kKeyTiles][4], bool masked) const {
         bool any = huge;
@@ -66,15 +69,15 @@ struct OnlineSoftmax {
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kRowTiles][kKeyTiles][4], float (&factor)[kRowTiles][2]) {
         float maximum[kRowTiles][2];
-        bool far = false;
+        bool any_huge = false;
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 maximum[i][h] = quad_max(lane_max(S[i], h));
-                far |= is_huge(maximum[i][h], mul_rn(maximum[i][h], scale_log2));
+                any_huge |= is_huge(maximum[i][h], mul_rn(maximum[i][h], scale_log2));
             }
-        huge |= vote_sync_any(far);
+        huge |= vote_sync_any(any_huge);
         if (unlikely(huge)) {
             update_huge_row_max(S, maximum, factor);
         } else {
@@ -121,7 +124,7 @@ struct OnlineSoftmax {
         update_row_max(S, factor);
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            RowSums row = RowSums::load(slot(i));
+            LaneSums row = LaneSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float factor_of_sum = fmaf(factor[i][h], kEx2Bias, factor[i][h]);  // 1 stays 1
@@ -137,15 +140,15 @@ struct OnlineSoftmax {
         }
     }
 
-    // P = exp2(S * scale_log2 - row_max) of a chunk of 16 keys, rounded to Element, as the operand of P V: two neighbouring column tiles of
+    // P = exp2(S * scale_log2 - row_max) of a slice of 16 keys, rounded to Element, as the operand of P V: two neighbouring column tiles of
     // the accumulator layout make one operand. Adds P to the partial sums.
     template <class Element, int kKeyTiles>
-    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kRowTiles][4], const float (&S)[kRowTiles][kKeyTiles][4], int chunk) {
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kRowTiles][4], const float (&S)[kRowTiles][kKeyTiles][4], int slice) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float* pair = S[i][chunk * 2 + e / 2] + e % 2 * 2;
+                const float* pair = S[i][slice * 2 + e / 2] + e % 2 * 2;
                 const float low = ex2_approx_ftz(fmaf(pair[0], scale_log2, -row_max[i][e % 2]));
                 const float high = ex2_approx_ftz(fmaf(pair[1], scale_log2, -row_max[i][e % 2]));
                 partial[i][e % 2] += low;
@@ -158,7 +161,7 @@ struct OnlineSoftmax {
     __device__ __forceinline__ void add_partial() {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            RowSums row = RowSums::load(slot(i));
+            LaneSums row = LaneSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float before = row.row_sum[h];
@@ -180,7 +183,7 @@ struct OnlineSoftmax {
         Origin own_origin{};
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            const RowSums row = RowSums::load(slot(i));
+            const LaneSums row = LaneSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float total = quad_sum(row.row_sum[h] + row.compensation[h]), inverse = normaliser(total);

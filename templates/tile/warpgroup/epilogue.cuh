@@ -1,13 +1,14 @@
 // The epilogue of a consumer warp: from O in registers through a ring of panels in shared memory, 64 columns each, to global memory by
 // tensor copies.
 
-// Rounds O * normalisers and stores the warp's 16 rows from `row` on; the copies leave out rows and columns outside of the tensor. `ring`
-// has kPanels panels of 16 rows, which no other warp uses, and which the copies may still read on return. Sets O to zero.
+// Rounds O * normalisers and stores the warp's 16 rows; the copies leave out rows and columns outside of the tensor. The coordinates are
+// those of the first row in the tensor map. `ring` has kPanels panels of 16 rows, which no other warp uses, and which the copies may still
+// read on return. Sets O to zero.
 template <class Element, int kPanels, int kOutTiles>
 __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kOutTiles][4], const float (&normalisers)[2],
-                                             SharedAddress ring, int row, int head, int batch) {
-    // Each call begins with the ring's first panel. The last copy of the call before may still read that panel, unless it read the ring's
-    // last one.
+                                             SharedAddress ring, int coordinate1, int coordinate2, int batch) {
+    // Each call begins with the ring's first panel. Where the panels of a call fill the ring a whole number of times, that panel's copy is
+    // the oldest one, and all others may be pending; else the call waits for all.
     constexpr int kFirstPending = (kOutTiles + 7) / 8 % kPanels == 0 ? kPanels - 1 : 0;
     int lane = lane_index();
     launder(lane);  // else addresses in the ring, which are needed once a work tile, would occupy registers
@@ -36,7 +37,7 @@ __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kO
         fence_proxy_async();
         barrier_warp_sync();
         if (lane == 0) {
-            cp_async_bulk_tensor_store(map, box.base, panel * 64, row, head, batch);
+            cp_async_bulk_tensor_store(map, box.base, panel * 64, coordinate1, coordinate2, batch);
             cp_async_bulk_commit_group();
         }
     }

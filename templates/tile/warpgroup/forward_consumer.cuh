@@ -8,11 +8,11 @@ struct ForwardConsumer {
     using Chain = decltype(Work{}.chain(Parameters{}));
     using Blocks = decltype(Work{}.blocks(Parameters{}));
     static constexpr int kBlockKv = Traits::kBlockKv, kPackGqa = Traits::kPackGqa;
-    static constexpr int kQueries = 64 / kPackGqa;  // in a consumer's rows
+    static constexpr int kOwnQueries = 64 / kPackGqa;  // distinct queries in a consumer's rows
     // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
     static_assert(!Traits::kPingPong || Traits::kConsumers > 1, "ping-pong scheduling takes two consumers");
-    static_assert(Traits::kStages > 1, "a consumer releases V after its next turn has begun");
+    static_assert(Traits::kStages > 1, "in its turn a consumer would wait for V that another one releases only in its own turn");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
 
     const Parameters& p;
@@ -26,10 +26,12 @@ struct ForwardConsumer {
     OnlineSoftmax<Element, Traits::kStaleRowMax> softmax;
     float S[1][kBlockKv / 8][4], O[Traits::kColumnsV / 8][4] = {};
     Fragment P[2];                            // one is multiplied with V while softmax writes the other
-    SharedAddress current = 0, finished = 0;  // slots of the work tile in work, and of the one whose O is to be stored
-    int first_query, n_block, first_block;    // of the work tile in work
+    SharedAddress current = 0, finished = 0;  // slots of the current work tile, and of the one whose O is to be stored
+    int first_query, n_block, lowest_block;   // of the current work tile
     Chain chain;                              // of its sequence
-    Blocks own_blocks;                        // K blocks that this consumer's rows see
+    // K blocks that this consumer's rows see, for the mask alone: every consumer visits all blocks of the work tile, as the turns of
+    // ping-pong scheduling and the releases of K and V must match in number.
+    Blocks own_blocks;
     float normalisers[2];
     bool store_pending = false;  // once the P V under way is complete, O is the finished work tile's, and retire_pv stores it
     int v_stage_in_use = -1;     // that the P V under way reads
@@ -39,10 +41,10 @@ struct ForwardConsumer {
 
     // One iteration of FlashAttention-3, algorithm 2 (lines 8 to 15): S = Q K^T of this block runs beside O += P V of the block before, and
     // softmax runs under that product. P_prev is the paper's P_cur: P[0] and P[1] swap roles, in place of line 16. Blocks go from the last
-    // to the first. The first block of a work tile overlaps the last product of the tile before, so the pipeline never drains. Line 20 is
+    // to the first. The first S of a work tile overlaps the last product of the tile before, so the pipeline never drains. Line 20 is
     // finish_tile, and store_output in retire_pv. Returns false at the end of the work; P_prev is then left to `drain`.
     __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
-        const bool new_tile = --n_block < first_block;
+        const bool new_tile = --n_block < lowest_block;
         if (new_tile && !wait_for_work()) return false;
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
@@ -59,10 +61,10 @@ struct ForwardConsumer {
         v_stage_in_use = v_state.stage;
         v_state.advance();
         make_p(P_next, new_tile);  // line 15 for K, line 13: row_max, P, row_sum
-        if (new_tile) softmax.needs_rescale = false;  // O of a new tile begins at zero
+        if (new_tile) softmax.needs_rescale = false;  // O of a new tile begins at zero, once the old one is stored
         return true;
     }
-    // The last block of all has no Q K^T beside its P V (lines 18, 19).
+    // The last K block of all has no Q K^T beside its P V (lines 18, 19).
     __device__ __forceinline__ void drain(Fragment& P_last) {
         wgmma_wait_group<0>();
         retire_pv();
@@ -76,14 +78,15 @@ struct ForwardConsumer {
         if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
     }
     __device__ __forceinline__ void run() {
-        wait_for_work();  // the grid has no more blocks than work tiles, so each block has a first one
+        wait_for_work();  // the grid has no more thread blocks than work tiles, so each has a first one
         begin_tile();
-        // The first time consumer 0 makes the arrival that the last consumer makes later. The last arrival of all is left over.
+        // The first time consumer 0 makes the arrival that the last consumer makes later: its threads then count twice, as those that
+        // arrive and those that wait. The last arrival of all meets nobody, and ends with the block.
         if (Traits::kPingPong && consumer == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();
         make_p(P[0], true);
-        softmax.needs_rescale = false;
+        softmax.needs_rescale = false;  // O is zero
 #pragma unroll 1
         for (;;) {
             if (!iterate(P[0], P[1])) return drain(P[0]);
@@ -108,7 +111,7 @@ struct ForwardConsumer {
     }
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
         smem.v_pipeline.consumer_wait(v_state);
-        launder(O);
+        launder(O);  // S needs none in issue_qk: its first product only writes it
         launder(P_used);
         wgmma_fence();
         gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
@@ -122,17 +125,18 @@ struct ForwardConsumer {
         k_state.advance();
         const bool masked = own_blocks.needs_mask(n_block);
         if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + first_row(), n_block * kBlockKv, chain);
-        if (n_block == first_block) release_q();
+        if (n_block == lowest_block) release_q();
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
     }
-    // Every warp releases Q for itself. Once work tile t is released, the producer may write the descriptor of tile t + kQueryStages over
-    // that of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
+    // Every warp releases Q for itself. Once work tile t is released, the producer may write tile t + kQueryStages into
+    // the slot of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
     __device__ __forceinline__ void release_q() {
         barrier_warp_sync();
         smem.q_pipeline.consumer_release(q_state.stage, lane_index() == 0);
         q_state.advance();
     }
     // The P V before has completed: releases its V stage, and stores O if that was the tile's last one, else rescales it if need be.
+    // Storing delays the other consumer's turn; the Q K^T just issued runs meanwhile.
     __device__ __forceinline__ void retire_pv() {
         launder(O);
         if (v_stage_in_use >= 0) smem.v_pipeline.consumer_release(v_stage_in_use, elected);
@@ -161,17 +165,17 @@ struct ForwardConsumer {
         const Work work = Work::load(current);
         first_query = work.first_query;
         n_block = shfl_sync_first(work.end_block) - 1;
-        first_block = work.first_block(p);
+        lowest_block = work.lowest_block(p);
         chain = work.chain(p);
-        own_blocks = chain.template key_tiles<kQueries, kBlockKv>(first_query + consumer * kQueries);
+        own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
     }
     __device__ __forceinline__ void finish_tile() {
-        const RowSums statistics = softmax.finish(normalisers);
+        const PairStatistics statistics = softmax.finish(normalisers);
         if (p.lse != nullptr) hand_statistics_over(statistics);
         finished = current;
         store_pending = true;
     }
-    __device__ __forceinline__ void hand_statistics_over(const RowSums& statistics) {
+    __device__ __forceinline__ void hand_statistics_over(const PairStatistics& statistics) {
         const Pipeline<1> pipeline = smem.statistics_pipeline(consumer);
         pipeline.producer_acquire(statistics_state);
         statistics.store(smem.statistics_of(consumer));
@@ -180,7 +184,7 @@ struct ForwardConsumer {
         statistics_state.advance();
     }
     // This warp's first row within a tile: 0 for warp 4 of the block, the first of all consumers'. It is computed anew at each use, because
-    // a register that kept it would be missing elsewhere.
+    // keeping it would cost a register.
     __device__ __forceinline__ static int first_row() {
         int thread = thread_index();
         launder(thread);

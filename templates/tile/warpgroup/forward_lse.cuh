@@ -14,14 +14,14 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
         const auto work = WorkTileInfo<Traits>::load(smem.work_slot(slot.stage));
         if (work.end_block == 0) return;
         slot.advance();
-        const RowSums statistics = RowSums::load(smem.statistics_of(consumer));
+        const PairStatistics statistics = PairStatistics::load(smem.statistics_of(consumer));
         barrier_warp_sync();
         pipeline.consumer_release(state.stage, lane_index() == 0);
         state.advance();
         const auto sequences = Traits::sequences(p);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int row = consumer * 64 + RowSums::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
+            const int row = consumer * 64 + PairStatistics::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
             const float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
             if (query < sequences.len_q(work.batch)) p.lse[sequences.first_row(work.batch, work.first_head + row % kPackGqa) + query] = lse;
         }

@@ -1,7 +1,7 @@
 // The producer of the warp-specialised forward kernel: one thread that loads Q, K and V by tensor copies (FlashAttention-3, algorithm 1).
 
 // Loads in the order in which consumers ask for tiles, for all work tiles of this block: K and V blocks from the last to the first, V one
-// block behind K, and Q together with the first K block.
+// block behind K, and Q together with the first K block, after it: a stage of Q may become free later.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorage<Traits>& smem) {
     using Storage = ForwardStorage<Traits>;
@@ -25,10 +25,10 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
     while (index < p.tiles) {
         const Work work = Work::find(p, index);
         const int head_kv = divide(work.first_head, p.group_reciprocal);
-        const int last_block = work.end_block - 1, first_block = work.first_block(p);
+        const int last_block = work.end_block - 1, lowest_block = work.lowest_block(p);
         int next = index;
 #pragma unroll 1
-        for (int n_block = last_block; n_block >= first_block; --n_block) {
+        for (int n_block = last_block; n_block >= lowest_block; --n_block) {
             smem.k_pipeline.producer_acquire(k_state);
             smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
             const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);
@@ -43,8 +43,9 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
                 smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
                 q_state.advance();
             }
-            // One block before the last: loads that are still to come hide the latency of the claim.
-            if (n_block == min(first_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
+            // This waits for the claim, while consumers work on the stages that are full. Not with the last K block: its successor, the
+            // first one of the next work tile, would come late.
+            if (n_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
             load_v();
             v_block = n_block, v_head = head_kv, v_batch = work.batch;
         }

@@ -25,9 +25,9 @@ struct WorkTileInfo {
     __device__ __forceinline__ auto blocks(const Parameters& p) const {
         return chain(p).template key_tiles<Traits::kQueries, Traits::kBlockKv>(first_query);
     }
-    // Blocks are visited from end_block - 1 to this one.
+    // K blocks are visited from end_block - 1 down to this one.
     template <class Parameters>
-    __device__ __forceinline__ int first_block(const Parameters& p) const {
+    __device__ __forceinline__ int lowest_block(const Parameters& p) const {
         if constexpr (!decltype(chain(p))::kHidesFirstKeys) return 0;
         return min(blocks(p).begin, end_block - 1);
     }
@@ -51,18 +51,19 @@ struct WorkTileInfo {
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
+    // Nothing else is published by the counter: a claim is a number.
     const int claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
     if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
     return claims + p.launched_blocks;
 }
 
-// Slots for the descriptors of work tiles. kQueryStages tiles hold a stage of Q; one more has released Q while its last P V runs, and one
-// more has its O still to store. An LSE writer is no further behind: its consumer waits for it before it hands over the next
-// statistics.
+// Slots for WorkTileInfo. When work tile t releases its Q, the kQueryStages tiles after it may have theirs, and t itself is in use, as is
+// t - 1, whose O is not stored yet (see ForwardConsumer::release_q). An LSE writer is no further behind: its consumer waits for it before
+// it hands over the next statistics.
 template <class Traits>
 constexpr int kWorkSlots = Traits::kQueryStages + 2;
 
-// Shared memory: tiles, pipelines and work descriptors. A row's softmax statistics are 8 bytes, handed from consumers to LSE writers.
+// Shared memory: tiles, pipelines and slots for WorkTileInfo. A row's softmax statistics are 8 bytes, handed from consumers to LSE writers.
 template <class Traits>
 struct ForwardStorage {
     using QueryTile = typename Traits::QueryTile;
@@ -71,26 +72,26 @@ struct ForwardStorage {
     static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages, kConsumers = Traits::kConsumers;
     static constexpr int kOutBytes = Traits::kOutPanels * PanelTile<16, 64>::kBytes;  // for each consumer warp
     static constexpr int kStatisticsBytes = 64 * 8;                                  // for each consumer
-    static_assert(sizeof(RowSums) * 32 == kStatisticsBytes, "32 pairs of rows");
-    static_assert(sizeof(WorkTileInfo<Traits>) == WorkTileInfo<Traits>::kBytes, "a descriptor is stored as one vector");
+    static_assert(sizeof(PairStatistics) * 32 == kStatisticsBytes, "32 pairs of rows");
+    static_assert(sizeof(WorkTileInfo<Traits>) == WorkTileInfo<Traits>::kBytes, "stored as one vector");
 
-    SharedAddress queries, keys, values, out, statistics;
+    SharedAddress q_tiles, k_tiles, v_tiles, out, statistics;
     Pipeline<kQueryStages> q_pipeline;
     Pipeline<kStages> k_pipeline, v_pipeline;
-    Pipeline<1> statistics_pipelines;  // the first one: each consumer fills one, and its LSE writer empties it
+    SharedAddress statistics_barriers;  // of a Pipeline<1> for each consumer, which fills it; its LSE writer empties it
     SharedAddress work_slots;
 
     // All threads call this: each computes the addresses. One thread initialises the pipelines, for all after the next barrier.
     __device__ __forceinline__ explicit ForwardStorage(SharedRegions& regions) {
-        queries = regions.take(kQueryStages * QueryTile::kBytes);
-        keys = regions.take(kStages * KeyTile::kBytes);
-        values = regions.take(kStages * ValueTile::kBytes);
+        q_tiles = regions.take(kQueryStages * QueryTile::kBytes);
+        k_tiles = regions.take(kStages * KeyTile::kBytes);
+        v_tiles = regions.take(kStages * ValueTile::kBytes);
         out = regions.take(kConsumers * 4 * kOutBytes);
         statistics = regions.take(kConsumers * kStatisticsBytes);
         q_pipeline.barriers = regions.take(Pipeline<kQueryStages>::kBytes);
         k_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         v_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
-        statistics_pipelines.barriers = regions.take(kConsumers * Pipeline<1>::kBytes);
+        statistics_barriers = regions.take(kConsumers * Pipeline<1>::kBytes);
         work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
     }
     __device__ __forceinline__ void initialise() const {
@@ -104,11 +105,11 @@ struct ForwardStorage {
         fence_mbarrier_init();
     }
     __device__ __forceinline__ Pipeline<1> statistics_pipeline(int consumer) const {
-        return {statistics_pipelines.barriers + consumer * Pipeline<1>::kBytes};
+        return {statistics_barriers + consumer * Pipeline<1>::kBytes};
     }
     __device__ __forceinline__ SharedAddress statistics_of(int consumer) const { return statistics + consumer * kStatisticsBytes; }
     __device__ __forceinline__ SharedAddress work_slot(u32 slot) const { return work_slots + slot * WorkTileInfo<Traits>::kBytes; }
-    __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {queries + stage * QueryTile::kBytes}; }
-    __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {keys + stage * KeyTile::kBytes}; }
-    __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {values + stage * ValueTile::kBytes}; }
+    __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {q_tiles + stage * QueryTile::kBytes}; }
+    __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {k_tiles + stage * KeyTile::kBytes}; }
+    __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {v_tiles + stage * ValueTile::kBytes}; }
 };

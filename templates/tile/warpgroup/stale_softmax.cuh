@@ -1,11 +1,11 @@
-// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of a key block visited early, and
+// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of a K block visited early, and
 // later blocks do not look for a new maximum. The row sum, which is needed anyway, tells when that row max has become too low: only then a
 // warp computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of
 // the work tile updates the row max, so that no input costs more than one block's P twice. Each warp decides by its own rows alone, because
 // results must not depend on the timing of other warps.
 
 // A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P overflows fp16. bf16
-// holds any P; and over 2^14 keys with P < 2^72, O < 2^86 * max |V|, which fp32 holds for |V| < 2^42.
+// holds any P, and fp32 holds O as long as keys * 2^72 * max |V| < 2^128: 2^14 keys with |V| < 2^42.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
@@ -17,13 +17,15 @@ __device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
 // sums its own columns, and `finish` adds the four sums up.
 template <class Element, bool kStaleRowMax>
 struct OnlineSoftmax {
-    float row_max[2];       // scale_log2 * the maximum of S when it was last updated, rounded; 0 in a huge row
-    float shift[2];           // see Origin; valid if `huge`
-    float row_sum[2], compensation[2];    // what the additions to row_sum rounded away (Dekker 1971)
-    float factor[2];          // rescales O, if needs_rescale
-    bool needs_rescale;            // the last block updated a row max; the same in the whole warp
-    bool updates_every_block;      // each later block of this work tile updates the row max
-    bool huge;                // a row of the warp is huge
+    float row_max[2];    // scale_log2 * the maximum of S when it was last updated, rounded; 0 in a huge row
+    float shift[2];      // see Origin; valid if `huge`
+    // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971), else but for about
+    // the rounding of one addition.
+    float row_sum[2], compensation[2];
+    float factor[2];     // rescales O, if needs_rescale
+    bool needs_rescale;  // the last block updated a row max; the same in the whole warp
+    bool updates_every_block;  // each later K block of this work tile updates the row max
+    bool huge;  // a row of the warp is huge
     float scale_log2, ln2_hi;
 
     __device__ __forceinline__ OnlineSoftmax(float scale_log2, float ln2_hi)
@@ -43,17 +45,17 @@ struct OnlineSoftmax {
     }
 
     // If some row of the warp exceeds its row max by more than kHeadroom, raises the row max of all its rows that are higher. In a warp
-    // with a huge row it raises every row that is higher, and subtracts each row's shift from S. At most once for each S, therefore.
+    // with a huge row it raises every row that is higher, and subtracts each row's shift from S: so it may be called only once for each S.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
-        float maximum[2], scaled[2];
+        float maximum[2], maximum_log2[2];
         bool above = false, any_huge = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             maximum[h] = quad_max(lane_max(S, h));
-            scaled[h] = mul_rn(maximum[h], scale_log2);
-            above |= scaled[h] - row_max[h] > kHeadroom;
-            any_huge |= is_huge(maximum[h], scaled[h]);
+            maximum_log2[h] = mul_rn(maximum[h], scale_log2);
+            above |= maximum_log2[h] - row_max[h] > kHeadroom;
+            any_huge |= is_huge(maximum[h], maximum_log2[h]);
         }
         huge |= vote_sync_any(any_huge);
         needs_rescale = vote_sync_any(above);
@@ -62,7 +64,7 @@ struct OnlineSoftmax {
         } else if (needs_rescale) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float next = fmaxf(row_max[h], scaled[h]);
+                const float next = fmaxf(row_max[h], maximum_log2[h]);
                 rescale_sum(h, ex2_approx_ftz(row_max[h] - next));
                 row_max[h] = next;
             }
@@ -91,11 +93,11 @@ struct OnlineSoftmax {
         compensation[h] *= factor_of_sum;
     }
 
-    // P = exp2(S * scale_log2 - row_max) of a key block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
-    // accumulator layout make one operand. Adds P to the row sums. `first_keys`: rows may meet their first visible key here.
+    // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
+    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: rows may meet their first visible key here.
     template <int kKeyTiles>
-    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool first_keys) {
-        bool updates_row_max = !kStaleRowMax || first_keys || updates_every_block;
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows) {
+        bool updates_row_max = !kStaleRowMax || new_rows || updates_every_block;
         needs_rescale = false;
         float partial[2][2];
 #pragma unroll 1
@@ -136,14 +138,14 @@ struct OnlineSoftmax {
     }
 
     // The factors that normalise O, and the row statistics from which the LSE writer computes lse.
-    __device__ __forceinline__ RowSums finish(float (&inverse)[2]) const {
-        RowSums sums;
+    __device__ __forceinline__ PairStatistics finish(float (&inverse)[2]) const {
+        PairStatistics statistics;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sums.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
-            inverse[h] = normaliser(sums.rows[h].total);
-            if (unlikely(huge) && shift[h] != 0.0f) sums.rows[h] = {-sums.rows[h].total, shift[h]};
+            statistics.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
+            inverse[h] = normaliser(statistics.rows[h].total);
+            if (unlikely(huge) && shift[h] != 0.0f) statistics.rows[h] = {-statistics.rows[h].total, shift[h]};
         }
-        return sums;
+        return statistics;
     }
 };

@@ -386,7 +386,7 @@ struct Parameters {
     i64 d_v_row;
     u64 heads_kv_reciprocal;
     u64 l2_group_heads_reciprocal;
-    u64 l2_group_blocks_reciprocal;
+    u64 l2_group_tiles_reciprocal;
     int heads_q;
     int heads_kv;
     int group;
@@ -395,7 +395,7 @@ struct Parameters {
     int query_tiles;
     int key_tiles;
     int l2_group_heads;
-    int l2_group_blocks;
+    int l2_group_tiles;
     float scale;
     float scale_log2;
 };
@@ -467,28 +467,28 @@ struct SharedRegions {
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: of the head's query tiles, or of its key tiles; the last one comes first
+    int tile, head, batch;  // tile: its place among the head's query tiles, or, in the backward pass, among its key tiles
 };
 
 // L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int head_tiles;       // of a head
-    int l2_group_heads;   // of an L2 group
-    int l2_group_blocks;  // work tiles of an L2 group
-    u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
+    int head_tiles;      // tiles of each head
+    int l2_group_heads;  // heads of an L2 group
+    int l2_group_tiles;  // work tiles of an L2 group
+    u64 l2_group_heads_reciprocal, l2_group_tiles_reciprocal;
 
     template <class Parameters>
     __device__ __forceinline__ static TileScheduler of(const Parameters& p, int head_tiles) {
-        return {head_tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+        return {head_tiles, p.l2_group_heads, p.l2_group_tiles, p.l2_group_heads_reciprocal, p.l2_group_tiles_reciprocal};
     }
 };
 
-// The work tile of number `index`. `heads`: heads of a batch entry, or its sets of heads that share tiles. heads * batch is a multiple of
-// l2_group_heads.
+// The work tile of number `index`; the last tiles of heads come first. `heads`: heads of a batch entry, or its sets of heads that share
+// tiles. heads * batch is a multiple of l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
+    const int group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - group * scheduler.l2_group_tiles;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
     const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
@@ -507,11 +507,11 @@ struct Strides {
 
 // Sequences of one length, each an entry of the tensors' batch axis.
 struct DenseSequences {
-    int queries, keys;  // of each sequence
+    int query_length, key_length;  // of each sequence
     int heads_q, query_tiles;
 
-    __device__ __forceinline__ int len_q(int) const { return queries; }
-    __device__ __forceinline__ int len_kv(int) const { return keys; }
+    __device__ __forceinline__ int len_q(int) const { return query_length; }
+    __device__ __forceinline__ int len_kv(int) const { return key_length; }
 
     // Row `row` of a head in a tensor of queries, and in a tensor of keys.
     template <class Element>
@@ -523,7 +523,9 @@ struct DenseSequences {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
     }
     // The first query's place in [batch, heads_q, len_q], dense.
-    __device__ __forceinline__ i64 first_row(int batch, int head) const { return (static_cast<i64>(batch) * heads_q + head) * queries; }
+    __device__ __forceinline__ i64 first_row(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_length;
+    }
     // The first query tile's place in [batch, heads_q, query_tiles].
     __device__ __forceinline__ i64 first_tile(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
@@ -540,7 +542,8 @@ struct QueryRange {
     int begin, full_begin, full_end, end;
 };
 
-// A query sees the keys [begin, end). From one query to the next neither end goes down.
+// A query sees the keys [begin, end). Neither end may go down from one query to the next: so the first and the last query of a tile say
+// what all of them see. Here and above 0x7fffffff stands for no limit.
 struct KeyRange {
     int begin, end;
 };
@@ -613,9 +616,9 @@ struct ScoreChain : Links... {
     // there, and softmax must update its row max.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
-        const KeyRange first = keys(first_query), last = keys(first_query + kBlockQ - 1);
-        const int first_end = max(0, first.end), last_end = max(0, last.end);  // a range may end before the first key
-        return {first.begin / kBlockKv, (last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+        const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, of_first.end), last_end = max(0, of_last.end);  // a range may end before the first key
+        return {of_first.begin / kBlockKv, (of_last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
                 (last_end + kBlockKv - 1) / kBlockKv};
     }
 
@@ -650,15 +653,15 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. A large maximum has
-// a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself, unscaled:
-// its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
+// has a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself,
+// without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
-// A row is huge if the absolute value of its scaled maximum is at least this. Below it, rounding the maximum changes an exponent by at most
-// 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
+// A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
+// at most 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
 // Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
@@ -677,8 +680,8 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90): it is too small by this much. A single value may
-// ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. A
+// single value may ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
 constexpr float kEx2Bias = 5.0e-8f;
 
 // Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
@@ -692,11 +695,11 @@ __device__ __forceinline__ float log_near_one(float x) {
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// The factor from a row max to a scaled score, in two floats: ln2_hi and ln2_lo, or the softmax scale.
+// The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
 struct Unit {
     float high, low;
 
-    // For a row max that is a score itself, not scaled yet: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    // For a row max that is a score itself, without the scale: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
     __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
         const float high = mul_rn(scale_log2, ln2_hi);
         return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
@@ -716,12 +719,12 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
     const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * unit.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
+    const float bias = kEx2Bias * (1.0f - inverse);  // where the row max is a score, its 2^0 = 1 is exact
     const float corrections = sum_error + product_error + low_parts + bias;
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
-// The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+// The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
 __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
     const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
@@ -1026,17 +1029,17 @@ __device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int ro
 template <int kThreads, class Tile, class Element>
 __device__ __forceinline__ void load_tile(const Tile& tile, const Element* source, i64 row_stride, int rows_valid, int columns_valid) {
     const CopyPartition<kThreads, Tile> partition(thread_index());
-    const Element* chunk = source + partition.row * row_stride + partition.chunk * 8;
+    const Element* from = source + partition.row * row_stride + partition.chunk * 8;
 #pragma unroll
     for (int pass = 0; pass < partition.kPasses; ++pass) {
         const bool valid = pass * partition.kRowsPerPass + partition.row < rows_valid;
 #pragma unroll
         for (int group = 0; group < partition.kGroups; ++group)
             if (partition.has_row(pass))
-                cp_async_16(partition.address(tile, pass, group), chunk + group * partition.kLanes * 8,
+                cp_async_16(partition.address(tile, pass, group), from + group * partition.kLanes * 8,
                             valid && partition.has_column(group, columns_valid));
-        chunk += partition.kRowsPerPass * row_stride;
-        launder(chunk);  // or the compiler would keep the addresses of all passes in registers of their own
+        from += partition.kRowsPerPass * row_stride;
+        launder(from);  // or the compiler would keep the addresses of all passes in registers of their own
     }
 }
 
@@ -1057,7 +1060,9 @@ struct LaneOffsets {
     using Rows = SharedTile<16, kColumns>;
     static constexpr int kOffsets = Rows::kSwizzle / 2;
     u32 offset[kOffsets];
-    u32 to_keys;  // from the address in Q or V to that in K
+    // From the address in Q or V to that in K, whose four matrices are (keys, d), (keys, d + 8), (keys + 8, d), (keys + 8, d + 8) in this
+    // order. One difference serves all offsets: row % 8 is the same in both, and the chunks differ in bit 0 alone, which i * 2 leaves.
+    u32 to_keys;
 
     __device__ __forceinline__ LaneOffsets() {
         const int lane = lane_index();
@@ -1096,8 +1101,8 @@ struct LeftInShared {
     const LaneOffsets<kColumns>& offsets;
     SharedAddress rows;
 
-    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
-        ldmatrix_x4(a, offsets.at(rows, row_tile * 16, step * 2));
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int k) const {  // k: 16 columns of the contraction
+        ldmatrix_x4(a, offsets.at(rows, row_tile * 16, k * 2));
     }
 };
 
@@ -1110,12 +1115,12 @@ struct LeftInRegisters {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-            for (int step = 0; step < kColumns / 16; ++step) query.fragment(fragments[i][step], i, step);
+            for (int k = 0; k < kColumns / 16; ++k) query.fragment(fragments[i][k], i, k);
     }
 
-    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int k) const {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) a[j] = fragments[row_tile][step][j];
+        for (int j = 0; j < 4; ++j) a[j] = fragments[row_tile][k][j];
     }
 };
 
@@ -1143,14 +1148,14 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4],
 #pragma unroll
             for (int e = 0; e < 4; ++e) S[i][j][e] = 0.0f;
 #pragma unroll
-    for (int step = 0; step < kColumns / 16; ++step) {
+    for (int k = 0; k < kColumns / 16; ++k) {
         u32 a[kRowTiles][4];
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, step);
+        for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, k);
 #pragma unroll
         for (int j = first; j < first + kCount; j += 2) {
             u32 b[4];  // (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d 8-15)
-            ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
+            ldmatrix_x4(b, offsets.at(own_keys, j * 8, k * 2));
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i) {
                 mma_sync_m16n8k16<Element>(S[i][j], a[i], b[0], b[1]);
@@ -1335,12 +1340,12 @@ __device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4],
 
 // Rounds two neighbouring column tiles: they are then the left operand of a product over their 16 queries.
 template <class Element, int kRowTiles, int kTiles>
-__device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const float (&x)[kRowTiles][kTiles][4], int chunk) {
+__device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const float (&x)[kRowTiles][kTiles][4], int slice) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-            const float(&tile)[4] = x[i][chunk * 2 + r / 2];
+            const float(&tile)[4] = x[i][slice * 2 + r / 2];
             a[i][r] = cvt_rn_x2<Element>(tile[r % 2 * 2], tile[r % 2 * 2 + 1]);
         }
 }
@@ -1361,14 +1366,14 @@ __device__ __forceinline__ void store_operand(const Tile& tile, int first_key, i
 
 // Products of P^T and dS^T tiles in shared memory, which have a row for each key and a column for each query.
 
-// product += A B for the 16 queries of a chunk: A is a warp's rows of P^T or dS^T, and B has a row for each query.
+// product += A B for the 16 queries of a slice: A is a warp's rows of P^T or dS^T, and B has a row for each query.
 template <class Element, int kRowTiles, int kTiles, int kBlockQ, int kColumns, int kGroups>
-__device__ __forceinline__ void gemm_columns(float (&product)[kRowTiles][kTiles][4], const LeftInShared<kBlockQ>& a, int chunk,
+__device__ __forceinline__ void gemm_columns(float (&product)[kRowTiles][kTiles][4], const LeftInShared<kBlockQ>& a, int slice,
                                              SharedAddress rows, const ColumnGroup<kColumns, kGroups>& columns) {
     u32 fragments[kRowTiles][4];
 #pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) a.fragment(fragments[i], i, chunk);
-    gemm_columns<Element>(product, fragments, rows, chunk * 16, columns);
+    for (int i = 0; i < kRowTiles; ++i) a.fragment(fragments[i], i, slice);
+    gemm_columns<Element>(product, fragments, rows, slice * 16, columns);
 }
 
 // Rows of dS, which are columns of a tile of dS^T: kRowTiles * 16 queries from row tile `row_tile` on, as this lane loads them transposed.
@@ -1381,9 +1386,9 @@ struct TransposedRows {
         for (int i = 0; i < kRowTiles; ++i)
             rows[i] = tile.at(lane_index() / 16 * 8 + lane_index() % 8, (row_tile + i) * 2 + lane_index() / 8 % 2);
     }
-    __device__ __forceinline__ void fragments(u32 (&a)[kRowTiles][4], int chunk) const {
+    __device__ __forceinline__ void fragments(u32 (&a)[kRowTiles][4], int slice) const {
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) ldmatrix_x4_trans(a[i], rows[i] + ScoreTile::distance(chunk * 16, 0));
+        for (int i = 0; i < kRowTiles; ++i) ldmatrix_x4_trans(a[i], rows[i] + ScoreTile::distance(slice * 16, 0));
     }
 };
 
@@ -1392,10 +1397,10 @@ template <class Element, class ScoreTile, int kRowTiles, int kTiles, int kColumn
 __device__ __forceinline__ void gemm_over_keys(float (&dQ)[kRowTiles][kTiles][4], const TransposedRows<ScoreTile, kRowTiles>& dS,
                                                SharedAddress keys, const ColumnGroup<kColumns, kGroups>& columns) {
 #pragma unroll
-    for (int chunk = 0; chunk < ScoreTile::kRowCount / 16; ++chunk) {
+    for (int slice = 0; slice < ScoreTile::kRowCount / 16; ++slice) {
         u32 a[kRowTiles][4];
-        dS.fragments(a, chunk);
-        gemm_columns<Element>(dQ, a, keys, chunk * 16, columns);
+        dS.fragments(a, slice);
+        gemm_columns<Element>(dQ, a, keys, slice * 16, columns);
     }
 }
 
@@ -1458,7 +1463,7 @@ __device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int 
                                              const SharedTile<kRowTiles * 16, kOutTiles * 8>& tile) {
     int lane = lane_index();
     launder(lane);
-    barrier_warp_sync();
+    barrier_warp_sync();  // all lanes have read what the tile held before
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -1618,13 +1623,13 @@ attention_backward_bf16_d64_causal_bq128_bk128_sq32_w8_cg1_rq16_s2_hkv_bps1_sm_9
             exponentiate(S, p.scale_log2, here.row_lse() + first * 4);
             differentiate(dP, S, here.row_delta() + first * 4);
 #pragma unroll
-            for (int chunk = 0; chunk < kStepQ / 16; ++chunk) {
+            for (int slice = 0; slice < kStepQ / 16; ++slice) {
                 u32 P[kRowTiles][4], dS[kRowTiles][4];
-                round_to_operand<Element>(P, S, chunk);
-                round_to_operand<Element>(dS, dP, chunk);
-                store_operand(dS_tile, first_row, first + chunk * 16, dS);
-                gemm_columns<Element>(dV, P, here.d_out(), first + chunk * 16, value_columns);  // dV += P^T dO
-                gemm_columns<Element>(dK, dS, here.q(), first + chunk * 16, key_columns);       // dK += dS^T Q
+                round_to_operand<Element>(P, S, slice);
+                round_to_operand<Element>(dS, dP, slice);
+                store_operand(dS_tile, first_row, first + slice * 16, dS);
+                gemm_columns<Element>(dV, P, here.d_out(), first + slice * 16, value_columns);  // dV += P^T dO
+                gemm_columns<Element>(dK, dS, here.q(), first + slice * 16, key_columns);       // dK += dS^T Q
             }
         }
         barrier_sync();  // dS of all warps is here

@@ -668,7 +668,7 @@ struct Parameters {
     float* d_q_sum;
     u64 heads_kv_reciprocal;
     u64 l2_group_heads_reciprocal;
-    u64 l2_group_blocks_reciprocal;
+    u64 l2_group_tiles_reciprocal;
     int heads_q;
     int len_q;
     int len_kv;
@@ -677,7 +677,7 @@ struct Parameters {
     int group;
     int key_tiles;
     int l2_group_heads;
-    int l2_group_blocks;
+    int l2_group_tiles;
     float scale_log2;
     float scale;
 };
@@ -720,28 +720,28 @@ struct SharedRegions {
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: of the head's query tiles, or of its key tiles; the last one comes first
+    int tile, head, batch;  // tile: its place among the head's query tiles, or, in the backward pass, among its key tiles
 };
 
 // L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int head_tiles;       // of a head
-    int l2_group_heads;   // of an L2 group
-    int l2_group_blocks;  // work tiles of an L2 group
-    u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
+    int head_tiles;      // tiles of each head
+    int l2_group_heads;  // heads of an L2 group
+    int l2_group_tiles;  // work tiles of an L2 group
+    u64 l2_group_heads_reciprocal, l2_group_tiles_reciprocal;
 
     template <class Parameters>
     __device__ __forceinline__ static TileScheduler of(const Parameters& p, int head_tiles) {
-        return {head_tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+        return {head_tiles, p.l2_group_heads, p.l2_group_tiles, p.l2_group_heads_reciprocal, p.l2_group_tiles_reciprocal};
     }
 };
 
-// The work tile of number `index`. `heads`: heads of a batch entry, or its sets of heads that share tiles. heads * batch is a multiple of
-// l2_group_heads.
+// The work tile of number `index`; the last tiles of heads come first. `heads`: heads of a batch entry, or its sets of heads that share
+// tiles. heads * batch is a multiple of l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
+    const int group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - group * scheduler.l2_group_tiles;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
     const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
@@ -760,11 +760,11 @@ struct Strides {
 
 // Sequences of one length, each an entry of the tensors' batch axis.
 struct DenseSequences {
-    int queries, keys;  // of each sequence
+    int query_length, key_length;  // of each sequence
     int heads_q, query_tiles;
 
-    __device__ __forceinline__ int len_q(int) const { return queries; }
-    __device__ __forceinline__ int len_kv(int) const { return keys; }
+    __device__ __forceinline__ int len_q(int) const { return query_length; }
+    __device__ __forceinline__ int len_kv(int) const { return key_length; }
 
     // Row `row` of a head in a tensor of queries, and in a tensor of keys.
     template <class Element>
@@ -776,7 +776,9 @@ struct DenseSequences {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
     }
     // The first query's place in [batch, heads_q, len_q], dense.
-    __device__ __forceinline__ i64 first_row(int batch, int head) const { return (static_cast<i64>(batch) * heads_q + head) * queries; }
+    __device__ __forceinline__ i64 first_row(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_length;
+    }
     // The first query tile's place in [batch, heads_q, query_tiles].
     __device__ __forceinline__ i64 first_tile(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
@@ -793,7 +795,8 @@ struct QueryRange {
     int begin, full_begin, full_end, end;
 };
 
-// A query sees the keys [begin, end). From one query to the next neither end goes down.
+// A query sees the keys [begin, end). Neither end may go down from one query to the next: so the first and the last query of a tile say
+// what all of them see. Here and above 0x7fffffff stands for no limit.
 struct KeyRange {
     int begin, end;
 };
@@ -866,9 +869,9 @@ struct ScoreChain : Links... {
     // there, and softmax must update its row max.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
-        const KeyRange first = keys(first_query), last = keys(first_query + kBlockQ - 1);
-        const int first_end = max(0, first.end), last_end = max(0, last.end);  // a range may end before the first key
-        return {first.begin / kBlockKv, (last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+        const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, of_first.end), last_end = max(0, of_last.end);  // a range may end before the first key
+        return {of_first.begin / kBlockKv, (of_last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
                 (last_end + kBlockKv - 1) / kBlockKv};
     }
 
@@ -903,15 +906,15 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. A large maximum has
-// a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself, unscaled:
-// its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
+// has a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself,
+// without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
-// A row is huge if the absolute value of its scaled maximum is at least this. Below it, rounding the maximum changes an exponent by at most
-// 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
+// A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
+// at most 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
 // Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
@@ -930,8 +933,8 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90): it is too small by this much. A single value may
-// ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. A
+// single value may ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
 constexpr float kEx2Bias = 5.0e-8f;
 
 // Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
@@ -945,11 +948,11 @@ __device__ __forceinline__ float log_near_one(float x) {
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// The factor from a row max to a scaled score, in two floats: ln2_hi and ln2_lo, or the softmax scale.
+// The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
 struct Unit {
     float high, low;
 
-    // For a row max that is a score itself, not scaled yet: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    // For a row max that is a score itself, without the scale: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
     __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
         const float high = mul_rn(scale_log2, ln2_hi);
         return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
@@ -969,12 +972,12 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
     const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * unit.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
+    const float bias = kEx2Bias * (1.0f - inverse);  // where the row max is a score, its 2^0 = 1 is exact
     const float corrections = sum_error + product_error + low_parts + bias;
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
-// The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+// The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
 __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
     const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
@@ -1291,11 +1294,12 @@ struct PanelTile {
     static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
     SharedAddress base;
 
-    // Loads rows from `row` on, all columns. What lies outside of the tensor becomes zeros.
-    __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int row, int head, int batch) const {
+    // Loads the rows from these coordinates of the tensor map on (row and head, or under PackGQA head and row), all columns. What lies
+    // outside of the tensor becomes zeros.
+    __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int coordinate1, int coordinate2, int batch) const {
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel)
-            cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, row, head, batch);
+            cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, coordinate1, coordinate2, batch);
     }
     // Descriptor of the K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
     __device__ __forceinline__ u64 k_major(int row, int step) const {
@@ -1367,12 +1371,12 @@ __device__ __forceinline__ void exponentiate(float (&s)[kRowTiles][kTiles][4], f
 
 // Rounds two neighbouring column tiles: they are then the left operand of a product over their 16 queries.
 template <class Element, int kRowTiles, int kTiles>
-__device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const float (&x)[kRowTiles][kTiles][4], int chunk) {
+__device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const float (&x)[kRowTiles][kTiles][4], int slice) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-            const float(&tile)[4] = x[i][chunk * 2 + r / 2];
+            const float(&tile)[4] = x[i][slice * 2 + r / 2];
             a[i][r] = cvt_rn_x2<Element>(tile[r % 2 * 2], tile[r % 2 * 2 + 1]);
         }
 }

@@ -262,7 +262,9 @@ constexpr bool kCausal = true;
 constexpr int kThreads = kWarps * 32, kSteps = kBlockKv / kStepKv, kRowsPerWarp = kBlockQ / kWarps, kRowTiles = kRowsPerWarp / 16;
 constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix product takes them
 
-// Strides in elements. lse is [batch, heads_q, len_q], dense, or null.
+// Strides in elements. lse: [batch, heads_q, len_q], dense, or null. scale_log2: softmax scale * log2(e), more than 0; ln2_hi + ln2_lo:
+// scale / scale_log2, ln 2 but for the rounding of scale_log2. x_reciprocal: for a division by x (see divide). group: heads_q / heads_kv.
+// query_tiles: of a head.
 struct Parameters {
     const Element* q;
     const Element* k;
@@ -284,13 +286,13 @@ struct Parameters {
     u64 heads_q_reciprocal;
     u64 group_reciprocal;
     u64 l2_group_heads_reciprocal;
-    u64 l2_group_blocks_reciprocal;
+    u64 l2_group_tiles_reciprocal;
     int heads_q;
     int len_q;
     int len_kv;
     int query_tiles;
     int l2_group_heads;
-    int l2_group_blocks;
+    int l2_group_tiles;
     float scale_log2;
     float ln2_hi;
     float ln2_lo;
@@ -350,28 +352,28 @@ struct SharedRegions {
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: of the head's query tiles, or of its key tiles; the last one comes first
+    int tile, head, batch;  // tile: its place among the head's query tiles, or, in the backward pass, among its key tiles
 };
 
 // L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int head_tiles;       // of a head
-    int l2_group_heads;   // of an L2 group
-    int l2_group_blocks;  // work tiles of an L2 group
-    u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
+    int head_tiles;      // tiles of each head
+    int l2_group_heads;  // heads of an L2 group
+    int l2_group_tiles;  // work tiles of an L2 group
+    u64 l2_group_heads_reciprocal, l2_group_tiles_reciprocal;
 
     template <class Parameters>
     __device__ __forceinline__ static TileScheduler of(const Parameters& p, int head_tiles) {
-        return {head_tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+        return {head_tiles, p.l2_group_heads, p.l2_group_tiles, p.l2_group_heads_reciprocal, p.l2_group_tiles_reciprocal};
     }
 };
 
-// The work tile of number `index`. `heads`: heads of a batch entry, or its sets of heads that share tiles. heads * batch is a multiple of
-// l2_group_heads.
+// The work tile of number `index`; the last tiles of heads come first. `heads`: heads of a batch entry, or its sets of heads that share
+// tiles. heads * batch is a multiple of l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
+    const int group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - group * scheduler.l2_group_tiles;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
     const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
@@ -390,11 +392,11 @@ struct Strides {
 
 // Sequences of one length, each an entry of the tensors' batch axis.
 struct DenseSequences {
-    int queries, keys;  // of each sequence
+    int query_length, key_length;  // of each sequence
     int heads_q, query_tiles;
 
-    __device__ __forceinline__ int len_q(int) const { return queries; }
-    __device__ __forceinline__ int len_kv(int) const { return keys; }
+    __device__ __forceinline__ int len_q(int) const { return query_length; }
+    __device__ __forceinline__ int len_kv(int) const { return key_length; }
 
     // Row `row` of a head in a tensor of queries, and in a tensor of keys.
     template <class Element>
@@ -406,7 +408,9 @@ struct DenseSequences {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
     }
     // The first query's place in [batch, heads_q, len_q], dense.
-    __device__ __forceinline__ i64 first_row(int batch, int head) const { return (static_cast<i64>(batch) * heads_q + head) * queries; }
+    __device__ __forceinline__ i64 first_row(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_length;
+    }
     // The first query tile's place in [batch, heads_q, query_tiles].
     __device__ __forceinline__ i64 first_tile(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
@@ -423,7 +427,8 @@ struct QueryRange {
     int begin, full_begin, full_end, end;
 };
 
-// A query sees the keys [begin, end). From one query to the next neither end goes down.
+// A query sees the keys [begin, end). Neither end may go down from one query to the next: so the first and the last query of a tile say
+// what all of them see. Here and above 0x7fffffff stands for no limit.
 struct KeyRange {
     int begin, end;
 };
@@ -496,9 +501,9 @@ struct ScoreChain : Links... {
     // there, and softmax must update its row max.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
-        const KeyRange first = keys(first_query), last = keys(first_query + kBlockQ - 1);
-        const int first_end = max(0, first.end), last_end = max(0, last.end);  // a range may end before the first key
-        return {first.begin / kBlockKv, (last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+        const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, of_first.end), last_end = max(0, of_last.end);  // a range may end before the first key
+        return {of_first.begin / kBlockKv, (of_last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
                 (last_end + kBlockKv - 1) / kBlockKv};
     }
 
@@ -574,23 +579,23 @@ struct TileReader {
 
     // Starts the copy of a tile of which only rows [begin, end) are read; it holds zeros in the others.
     __device__ __forceinline__ void load(const Tile& tile, int begin, int end) {
-        pass_by_pass([&](int pass, int group, const Element* chunk) {
+        pass_by_pass([&](int pass, int group, const Element* from) {
             const int row = pass * Passes::kRowsPerPass + partition.row;
             const bool valid = begin <= row && row < end && partition.has_column(group, kColumnsValid);
-            cp_async_16(partition.address(tile, pass, group), chunk, valid);
+            cp_async_16(partition.address(tile, pass, group), from, valid);
         });
     }
 
     // The same for a tile of which all rows from kBegin on are read; the others are left alone.
     template <int kBegin = 0>
     __device__ __forceinline__ void load(const Tile& tile) {
-        pass_by_pass([&](int pass, int group, const Element* chunk) {
+        pass_by_pass([&](int pass, int group, const Element* from) {
             const int first = pass * Passes::kRowsPerPass;
             if (first + Passes::kRowsPerPass <= kBegin || (first < kBegin && first + partition.row < kBegin)) return;
             if ((group + 1) * Passes::kLanes * 8 <= kColumnsValid)
-                cp_async_16(partition.address(tile, pass, group), chunk);
+                cp_async_16(partition.address(tile, pass, group), from);
             else
-                cp_async_16(partition.address(tile, pass, group), chunk, partition.has_column(group, kColumnsValid));
+                cp_async_16(partition.address(tile, pass, group), from, partition.has_column(group, kColumnsValid));
         });
     }
 
@@ -634,7 +639,7 @@ __device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int ro
 template <class KeyTile, class ValueTile, int kStepKv, int kThreads, int kHeadDim, int kHeadDimV, class Element>
 struct KeyValueReader {
     static constexpr int kBlockKv = KeyTile::kRowCount, kSteps = kBlockKv / kStepKv;
-    int first, tile;  // the first tile, which comes last; the one that was loaded last
+    int lowest, tile;  // the tile that is loaded at the end; the one that was loaded last
     TileReader<KeyTile, kThreads, kHeadDim, Element> keys;
     TileReader<ValueTile, kThreads, kHeadDimV, Element> values;
 
@@ -651,17 +656,17 @@ struct KeyValueReader {
     }
     // The tile before, and its group. All others are whole; only the keys one step before tile 0 do not exist.
     __device__ __forceinline__ void load_next(SharedAddress stage) {
-        if (--tile > 0 && tile >= first)
+        if (--tile > 0 && tile >= lowest)
             keys.load(KeyTile{stage});
-        else if (tile == 0 && tile >= first && kBlockKv > kStepKv)
+        else if (tile == 0 && tile >= lowest && kBlockKv > kStepKv)
             keys.template load<kStepKv>(KeyTile{stage});
-        if (tile >= first) values.load(ValueTile{stage + KeyTile::kBytes});
+        if (tile >= lowest) values.load(ValueTile{stage + KeyTile::kBytes});
         cp_async_commit_group();
     }
 
   private:
-    __device__ __forceinline__ KeyValueReader(const Element* k, i64 k_row, const Element* v, i64 v_row, int first, int last)
-        : first(first), tile(last), keys(k + (last * kBlockKv - kStepKv) * k_row, k_row), values(v + last * kBlockKv * v_row, v_row) {}
+    __device__ __forceinline__ KeyValueReader(const Element* k, i64 k_row, const Element* v, i64 v_row, int lowest, int last)
+        : lowest(lowest), tile(last), keys(k + (last * kBlockKv - kStepKv) * k_row, k_row), values(v + last * kBlockKv * v_row, v_row) {}
 };
 
 // ==== tile/warp/gemm.cuh =============================================================================================
@@ -681,7 +686,9 @@ struct LaneOffsets {
     using Rows = SharedTile<16, kColumns>;
     static constexpr int kOffsets = Rows::kSwizzle / 2;
     u32 offset[kOffsets];
-    u32 to_keys;  // from the address in Q or V to that in K
+    // From the address in Q or V to that in K, whose four matrices are (keys, d), (keys, d + 8), (keys + 8, d), (keys + 8, d + 8) in this
+    // order. One difference serves all offsets: row % 8 is the same in both, and the chunks differ in bit 0 alone, which i * 2 leaves.
+    u32 to_keys;
 
     __device__ __forceinline__ LaneOffsets() {
         const int lane = lane_index();
@@ -720,8 +727,8 @@ struct LeftInShared {
     const LaneOffsets<kColumns>& offsets;
     SharedAddress rows;
 
-    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
-        ldmatrix_x4(a, offsets.at(rows, row_tile * 16, step * 2));
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int k) const {  // k: 16 columns of the contraction
+        ldmatrix_x4(a, offsets.at(rows, row_tile * 16, k * 2));
     }
 };
 
@@ -734,12 +741,12 @@ struct LeftInRegisters {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-            for (int step = 0; step < kColumns / 16; ++step) query.fragment(fragments[i][step], i, step);
+            for (int k = 0; k < kColumns / 16; ++k) query.fragment(fragments[i][k], i, k);
     }
 
-    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int step) const {
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int k) const {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) a[j] = fragments[row_tile][step][j];
+        for (int j = 0; j < 4; ++j) a[j] = fragments[row_tile][k][j];
     }
 };
 
@@ -755,14 +762,14 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4],
 #pragma unroll
             for (int e = 0; e < 4; ++e) S[i][j][e] = 0.0f;
 #pragma unroll
-    for (int step = 0; step < kColumns / 16; ++step) {
+    for (int k = 0; k < kColumns / 16; ++k) {
         u32 a[kRowTiles][4];
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, step);
+        for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, k);
 #pragma unroll
         for (int j = first; j < first + kCount; j += 2) {
             u32 b[4];  // (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d 8-15)
-            ldmatrix_x4(b, offsets.at(own_keys, j * 8, step * 2));
+            ldmatrix_x4(b, offsets.at(own_keys, j * 8, k * 2));
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i) {
                 mma_sync_m16n8k16<Element>(S[i][j], a[i], b[0], b[1]);
@@ -772,14 +779,14 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4],
     }
 }
 
-// O += P V for a chunk of 16 keys. The tile at `values` holds one key a row.
+// O += P V for a slice of 16 keys. The tile at `values` holds one key a row.
 template <class Element, int kRowTiles, int kOutTiles, int kColumns>
-__device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4], const u32 (&P)[kRowTiles][4], int chunk,
+__device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4], const u32 (&P)[kRowTiles][4], int slice,
                                             SharedAddress values, const LaneOffsets<kColumns>& offsets) {
 #pragma unroll
     for (int j = 0; j < kOutTiles; j += 2) {
         u32 b[4];  // (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 8-15), each transposed
-        ldmatrix_x4_trans(b, offsets.at(values, chunk * 16, j));
+        ldmatrix_x4_trans(b, offsets.at(values, slice * 16, j));
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
             mma_sync_m16n8k16<Element>(O[i][j], P[i], b[0], b[1]);
@@ -815,32 +822,34 @@ __device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4],
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if a scaled score exceeds it by more than this
-// (log2). P is then at most 2^8, which fp16 holds.
+// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if S * scale_log2 exceeds it by more than this,
+// FlashAttention-4's threshold. P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
 // The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and every score of a row that is not huge
 // exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. A large maximum has
-// a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself, unscaled:
-// its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
+// has a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself,
+// without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
-// A row is huge if the absolute value of its scaled maximum is at least this. Below it, rounding the maximum changes an exponent by at most
-// 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
+// A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
+// at most 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a row with this maximum is huge; `scaled`: maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
-__device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
+// Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
+__device__ __forceinline__ bool is_huge(float maximum, float maximum_log2) {
+    return !(fabsf(maximum_log2) < kHuge) && maximum > -infinity();
+}
 
-// The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
+// The origin for a maximum. If fp32 cannot hold maximum * scale, the row becomes NaN, as in plain PyTorch.
 __device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
-    const float scaled = mul_rn(maximum, scale_log2);
-    if (!is_huge(maximum, scaled)) return {0.0f, scaled};
+    const float maximum_log2 = mul_rn(maximum, scale_log2);
+    if (!is_huge(maximum, maximum_log2)) return {0.0f, maximum_log2};
     return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
 }
 
@@ -861,10 +870,10 @@ __device__ __forceinline__ float move_origin(Origin& origin, float maximum, floa
 // The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
 template <int kKeyTiles>
 __device__ __forceinline__ float lane_max(const float (&S)[kKeyTiles][4], int h) {
-    float chain[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
+    float partial[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
 #pragma unroll
-    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
-    return fmaxf(chain[0], chain[1]);
+    for (int j = 2; j < kKeyTiles; ++j) partial[j % 2] = fmaxf(partial[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
+    return fmaxf(partial[0], partial[1]);
 }
 
 // Reductions over the quad of lanes that holds a row.
@@ -890,8 +899,8 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90): it is too small by this much. A single value may
-// ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. A
+// single value may ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
 constexpr float kEx2Bias = 5.0e-8f;
 
 // Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
@@ -905,11 +914,11 @@ __device__ __forceinline__ float log_near_one(float x) {
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// The factor from a row max to a scaled score, in two floats: ln2_hi and ln2_lo, or the softmax scale.
+// The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
 struct Unit {
     float high, low;
 
-    // For a row max that is a score itself, not scaled yet: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    // For a row max that is a score itself, without the scale: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
     __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
         const float high = mul_rn(scale_log2, ln2_hi);
         return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
@@ -929,12 +938,12 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
     const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * unit.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
+    const float bias = kEx2Bias * (1.0f - inverse);  // where the row max is a score, its 2^0 = 1 is exact
     const float corrections = sum_error + product_error + low_parts + bias;
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
-// The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+// The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
 __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
     const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
@@ -945,15 +954,17 @@ __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, 
 // ==== tile/warp/softmax.cuh ==========================================================================================
 
 // Online softmax in base 2 (Milakov and Gimelshein 2018) as in FlashAttention-2, algorithm 1, with conditional rescaling: the row max stays
-// stale until a score exceeds it by kHeadroom. So rescaling is rare, and the usual step needs neither the exact maximum nor an exchange
+// as it is until a score exceeds it by kHeadroom. So rescaling is rare, and the usual step needs neither the exact maximum nor an exchange
 // between lanes.
 
-// One lane's sums over its columns of a row tile, for the rows lane/4 and lane/4 + 8. They change once a tile, and stay in shared memory in
-// between, because registers limit the tile sizes.
-struct RowSums {
-    float row_sum[2], compensation[2];  // what the additions to row_sum rounded away (Dekker 1971)
+// One lane's sums over its columns of a row tile, for the rows lane/4 and lane/4 + 8. They change once a tile and where a row
+// max does, and stay in shared memory in between, because registers limit the tile sizes.
+struct LaneSums {
+    // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971), else but for about
+    // the rounding of one addition.
+    float row_sum[2], compensation[2];
 
-    __device__ __forceinline__ static RowSums load(SharedAddress slot) {
+    __device__ __forceinline__ static LaneSums load(SharedAddress slot) {
         const uint4 v = load_shared_v4(slot);
         return {{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}};
     }
@@ -968,12 +979,13 @@ struct RowSums {
 template <int kRowTiles, int kThreads>
 struct OnlineSoftmax {
     static constexpr int kBytes = kRowTiles * kThreads * 16;
+    static_assert(kRowTiles <= 2, "in `finish` each lane of a quad has one row");
     float row_max[kRowTiles][2];  // scale_log2 * the maximum of S when it was last updated, rounded
-    float shift[kRowTiles][2];      // see Origin; valid if `huge`
-    float partial[kRowTiles][2];    // row sums of P since the last add_partial
-    bool huge;                      // a row of the warp is huge
-    SharedAddress slots;             // this thread's RowSums of row tile 0; those of the others follow
-    float scale_log2, ln2_hi;
+    float shift[kRowTiles][2];    // see Origin; valid if `huge`
+    float partial[kRowTiles][2];  // row sums of P since the last add_partial
+    bool huge;                    // a row of the warp is huge
+    SharedAddress slots;          // this thread's LaneSums of row tile 0; those of the others follow
+    float scale_log2, ln2_hi;     // ln2_hi: for origin_at alone
 
     // `memory` is kBytes of shared memory.
     __device__ __forceinline__ OnlineSoftmax(float scale_log2, float ln2_hi, SharedAddress memory)
@@ -986,14 +998,14 @@ struct OnlineSoftmax {
                 shift[i][h] = 0.0f;
                 partial[i][h] = 0.0f;
             }
-            RowSums{}.store(slot(i));
+            LaneSums{}.store(slot(i));
         }
     }
 
     __device__ __forceinline__ SharedAddress slot(int row_tile) const { return slots + row_tile * kThreads * 16; }
 
-    // Whether a score of this warp exceeds its row max by more than kHeadroom. `masked`: rows may meet their first visible key, however low
-    // its score.
+    // Whether a score of this warp exceeds its row max by more than kHeadroom. `masked`: looks for huge rows,
+    // too, as a row may meet its first visible key, and a huge one below zero exceeds nothing.
     template <int kKeyTiles>
     __device__ __forceinline__ bool needs_rescale(const float (&S)[kRowTiles][kKeyTiles][4], bool masked) const {
         bool any = huge;
@@ -1012,15 +1024,15 @@ struct OnlineSoftmax {
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kRowTiles][kKeyTiles][4], float (&factor)[kRowTiles][2]) {
         float maximum[kRowTiles][2];
-        bool far = false;
+        bool any_huge = false;
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 maximum[i][h] = quad_max(lane_max(S[i], h));
-                far |= is_huge(maximum[i][h], mul_rn(maximum[i][h], scale_log2));
+                any_huge |= is_huge(maximum[i][h], mul_rn(maximum[i][h], scale_log2));
             }
-        huge |= vote_sync_any(far);
+        huge |= vote_sync_any(any_huge);
         if (unlikely(huge)) {
             update_huge_row_max(S, maximum, factor);
         } else {
@@ -1067,7 +1079,7 @@ struct OnlineSoftmax {
         update_row_max(S, factor);
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            RowSums row = RowSums::load(slot(i));
+            LaneSums row = LaneSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float factor_of_sum = fmaf(factor[i][h], kEx2Bias, factor[i][h]);  // 1 stays 1
@@ -1083,15 +1095,15 @@ struct OnlineSoftmax {
         }
     }
 
-    // P = exp2(S * scale_log2 - row_max) of a chunk of 16 keys, rounded to Element, as the operand of P V: two neighbouring column tiles of
+    // P = exp2(S * scale_log2 - row_max) of a slice of 16 keys, rounded to Element, as the operand of P V: two neighbouring column tiles of
     // the accumulator layout make one operand. Adds P to the partial sums.
     template <class Element, int kKeyTiles>
-    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kRowTiles][4], const float (&S)[kRowTiles][kKeyTiles][4], int chunk) {
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kRowTiles][4], const float (&S)[kRowTiles][kKeyTiles][4], int slice) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float* pair = S[i][chunk * 2 + e / 2] + e % 2 * 2;
+                const float* pair = S[i][slice * 2 + e / 2] + e % 2 * 2;
                 const float low = ex2_approx_ftz(fmaf(pair[0], scale_log2, -row_max[i][e % 2]));
                 const float high = ex2_approx_ftz(fmaf(pair[1], scale_log2, -row_max[i][e % 2]));
                 partial[i][e % 2] += low;
@@ -1104,7 +1116,7 @@ struct OnlineSoftmax {
     __device__ __forceinline__ void add_partial() {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            RowSums row = RowSums::load(slot(i));
+            LaneSums row = LaneSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float before = row.row_sum[h];
@@ -1126,7 +1138,7 @@ struct OnlineSoftmax {
         Origin own_origin{};
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-            const RowSums row = RowSums::load(slot(i));
+            const LaneSums row = LaneSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float total = quad_sum(row.row_sum[h] + row.compensation[h]), inverse = normaliser(total);
@@ -1154,7 +1166,7 @@ __device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int 
                                              const SharedTile<kRowTiles * 16, kOutTiles * 8>& tile) {
     int lane = lane_index();
     launder(lane);
-    barrier_warp_sync();
+    barrier_warp_sync();  // all lanes have read what the tile held before
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -1198,6 +1210,7 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fpv_bps1_sm_
     const Element* v = sequences.key_row(p.v, {p.v_batch, p.v_head, p.v_row}, batch, head_kv, 0);
 
     // Shared memory: Q, whose rows each warp later uses for its rows of O; a ring of stages for K and V; row sums.
+    // O may be wider than Q.
     constexpr int kOutBytes = kWarps * OutTile::kBytes, kQueryBytes = QueryTile::kBytes > kOutBytes ? QueryTile::kBytes : kOutBytes;
     constexpr int kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
     using Softmax = OnlineSoftmax<kRowTiles, kThreads>;
@@ -1209,10 +1222,11 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fpv_bps1_sm_
     // Keys are visited from the last to the first, so that those that need the mask come first.
     int step = steps.last();
     TileReader<QueryTile, kThreads, kHeadDim, Element> queries_in(q, p.q_row);
-    TileReader<KeyStep, kThreads, kHeadDim, Element> first_keys_in(k + step * kStepKv * p.k_row, p.k_row);
+    TileReader<KeyStep, kThreads, kHeadDim, Element> starting_keys(k + step * kStepKv * p.k_row, p.k_row);
     KeyValueReader<KeyTile, ValueTile, kStepKv, kThreads, kHeadDim, kHeadDimV, Element> keys_and_values(k, p.k_row, v, p.v_row, steps);
     queries_in.load(query_tile, 0, queries);
-    if (step >= 0) first_keys_in.load(KeyStep{last_stage}, 0, len_kv - step * kStepKv);
+    // The keys of the first step go to the last stage, which no other load fills before next_stage.
+    if (step >= 0) starting_keys.load(KeyStep{last_stage}, 0, len_kv - step * kStepKv);
     cp_async_commit_group();
     if (step >= 0) keys_and_values.load_last(ring, len_kv);
     cp_async_commit_group();
@@ -1243,18 +1257,18 @@ attention_forward_bf16_d64_causal_bq128_bk128_sk32_w4_s2_qregisters_fpv_bps1_sm_
         next_stage();
     }
 
-    // P = exp2(S - row_max) and O += P V of this step, in chunks of 16 keys; S of the next step takes the registers of those that are used
+    // P = exp2(S - row_max) and O += P V of this step, in slices of 16 keys; S of the next step takes the registers of those that are used
     // up. So the tensor cores have work while exponentials are under way.
     launder(steps.full_end);  // as a branch, masking stays apart from the products; mixed with them, it would need more registers
     auto run_step = [&](bool has_next, bool next_masked) {
         const SharedAddress keys = stage + step_in_tile * KeyStep::kBytes;
         const SharedAddress values = stage + KeyTile::kBytes + step_in_tile * ValueStep::kBytes;
 #pragma unroll
-        for (int chunk = 0; chunk < kStepKv / 16; ++chunk) {
+        for (int slice = 0; slice < kStepKv / 16; ++slice) {
             u32 P[kRowTiles][4];
-            softmax.exp2_and_sum<Element>(P, S, chunk);
-            gemm_output<Element>(O, P, chunk, values, offsets.values());
-            if (has_next) gemm_scores<Element, 2>(S, chunk * 2, query, keys, offsets.keys());
+            softmax.exp2_and_sum<Element>(P, S, slice);
+            gemm_output<Element>(O, P, slice, values, offsets.values());
+            if (has_next) gemm_scores<Element, 2>(S, slice * 2, query, keys, offsets.keys());
         }
         if (!has_next) return;
         const bool masked = next_masked && steps.needs_mask(step - 1);

@@ -442,28 +442,28 @@ struct SharedRegions {
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: of the head's query tiles, or of its key tiles; the last one comes first
+    int tile, head, batch;  // tile: its place among the head's query tiles, or, in the backward pass, among its key tiles
 };
 
 // L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
 // longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
 // tiles of the head follow each other.
 struct TileScheduler {
-    int head_tiles;       // of a head
-    int l2_group_heads;   // of an L2 group
-    int l2_group_blocks;  // work tiles of an L2 group
-    u64 l2_group_heads_reciprocal, l2_group_blocks_reciprocal;
+    int head_tiles;      // tiles of each head
+    int l2_group_heads;  // heads of an L2 group
+    int l2_group_tiles;  // work tiles of an L2 group
+    u64 l2_group_heads_reciprocal, l2_group_tiles_reciprocal;
 
     template <class Parameters>
     __device__ __forceinline__ static TileScheduler of(const Parameters& p, int head_tiles) {
-        return {head_tiles, p.l2_group_heads, p.l2_group_blocks, p.l2_group_heads_reciprocal, p.l2_group_blocks_reciprocal};
+        return {head_tiles, p.l2_group_heads, p.l2_group_tiles, p.l2_group_heads_reciprocal, p.l2_group_tiles_reciprocal};
     }
 };
 
-// The work tile of number `index`. `heads`: heads of a batch entry, or its sets of heads that share tiles. heads * batch is a multiple of
-// l2_group_heads.
+// The work tile of number `index`; the last tiles of heads come first. `heads`: heads of a batch entry, or its sets of heads that share
+// tiles. heads * batch is a multiple of l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(index, scheduler.l2_group_blocks_reciprocal), within = index - group * scheduler.l2_group_blocks;
+    const int group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - group * scheduler.l2_group_tiles;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
     const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
@@ -482,11 +482,11 @@ struct Strides {
 
 // Sequences of one length, each an entry of the tensors' batch axis.
 struct DenseSequences {
-    int queries, keys;  // of each sequence
+    int query_length, key_length;  // of each sequence
     int heads_q, query_tiles;
 
-    __device__ __forceinline__ int len_q(int) const { return queries; }
-    __device__ __forceinline__ int len_kv(int) const { return keys; }
+    __device__ __forceinline__ int len_q(int) const { return query_length; }
+    __device__ __forceinline__ int len_kv(int) const { return key_length; }
 
     // Row `row` of a head in a tensor of queries, and in a tensor of keys.
     template <class Element>
@@ -498,7 +498,9 @@ struct DenseSequences {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
     }
     // The first query's place in [batch, heads_q, len_q], dense.
-    __device__ __forceinline__ i64 first_row(int batch, int head) const { return (static_cast<i64>(batch) * heads_q + head) * queries; }
+    __device__ __forceinline__ i64 first_row(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_length;
+    }
     // The first query tile's place in [batch, heads_q, query_tiles].
     __device__ __forceinline__ i64 first_tile(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
@@ -515,7 +517,8 @@ struct QueryRange {
     int begin, full_begin, full_end, end;
 };
 
-// A query sees the keys [begin, end). From one query to the next neither end goes down.
+// A query sees the keys [begin, end). Neither end may go down from one query to the next: so the first and the last query of a tile say
+// what all of them see. Here and above 0x7fffffff stands for no limit.
 struct KeyRange {
     int begin, end;
 };
@@ -588,9 +591,9 @@ struct ScoreChain : Links... {
     // there, and softmax must update its row max.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
-        const KeyRange first = keys(first_query), last = keys(first_query + kBlockQ - 1);
-        const int first_end = max(0, first.end), last_end = max(0, last.end);  // a range may end before the first key
-        return {first.begin / kBlockKv, (last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+        const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, of_first.end), last_end = max(0, of_last.end);  // a range may end before the first key
+        return {of_first.begin / kBlockKv, (of_last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
                 (last_end + kBlockKv - 1) / kBlockKv};
     }
 
@@ -687,11 +690,12 @@ struct PanelTile {
     static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
     SharedAddress base;
 
-    // Loads rows from `row` on, all columns. What lies outside of the tensor becomes zeros.
-    __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int row, int head, int batch) const {
+    // Loads the rows from these coordinates of the tensor map on (row and head, or under PackGQA head and row), all columns. What lies
+    // outside of the tensor becomes zeros.
+    __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int coordinate1, int coordinate2, int batch) const {
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel)
-            cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, row, head, batch);
+            cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, coordinate1, coordinate2, batch);
     }
     // Descriptor of the K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
     __device__ __forceinline__ u64 k_major(int row, int step) const {
@@ -752,32 +756,34 @@ __device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4],
 
 // What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
 
-// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if a scaled score exceeds it by more than this
-// (log2). P is then at most 2^8, which fp16 holds.
+// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if S * scale_log2 exceeds it by more than this,
+// FlashAttention-4's threshold. P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
 // The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and every score of a row that is not huge
 // exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is the scaled maximum, rounded. A large maximum has
-// a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself, unscaled:
-// its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
+// has a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself,
+// without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
-// A row is huge if the absolute value of its scaled maximum is at least this. Below it, rounding the maximum changes an exponent by at most
-// 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
+// A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
+// at most 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a row with this maximum is huge; `scaled`: maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
-__device__ __forceinline__ bool is_huge(float maximum, float scaled) { return !(fabsf(scaled) < kHuge) && maximum > -infinity(); }
+// Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
+__device__ __forceinline__ bool is_huge(float maximum, float maximum_log2) {
+    return !(fabsf(maximum_log2) < kHuge) && maximum > -infinity();
+}
 
-// The origin for a maximum. If fp32 cannot hold the scaled maximum, the row becomes NaN, as in plain PyTorch.
+// The origin for a maximum. If fp32 cannot hold maximum * scale, the row becomes NaN, as in plain PyTorch.
 __device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
-    const float scaled = mul_rn(maximum, scale_log2);
-    if (!is_huge(maximum, scaled)) return {0.0f, scaled};
+    const float maximum_log2 = mul_rn(maximum, scale_log2);
+    if (!is_huge(maximum, maximum_log2)) return {0.0f, maximum_log2};
     return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
 }
 
@@ -798,10 +804,10 @@ __device__ __forceinline__ float move_origin(Origin& origin, float maximum, floa
 // The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
 template <int kKeyTiles>
 __device__ __forceinline__ float lane_max(const float (&S)[kKeyTiles][4], int h) {
-    float chain[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
+    float partial[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
 #pragma unroll
-    for (int j = 2; j < kKeyTiles; ++j) chain[j % 2] = fmaxf(chain[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
-    return fmaxf(chain[0], chain[1]);
+    for (int j = 2; j < kKeyTiles; ++j) partial[j % 2] = fmaxf(partial[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
+    return fmaxf(partial[0], partial[1]);
 }
 
 // Reductions over the quad of lanes that holds a row.
@@ -827,8 +833,8 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90): it is too small by this much. A single value may
-// ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. A
+// single value may ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
 constexpr float kEx2Bias = 5.0e-8f;
 
 // Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
@@ -842,11 +848,11 @@ __device__ __forceinline__ float log_near_one(float x) {
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// The factor from a row max to a scaled score, in two floats: ln2_hi and ln2_lo, or the softmax scale.
+// The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
 struct Unit {
     float high, low;
 
-    // For a row max that is a score itself, not scaled yet: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    // For a row max that is a score itself, without the scale: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
     __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
         const float high = mul_rn(scale_log2, ln2_hi);
         return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
@@ -866,12 +872,12 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
     const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * unit.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // the 2^0 = 1 of the score that is the row max is exact
+    const float bias = kEx2Bias * (1.0f - inverse);  // where the row max is a score, its 2^0 = 1 is exact
     const float corrections = sum_error + product_error + low_parts + bias;
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
 
-// The log-sum-exp of a row's scaled scores. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+// The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
 __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
     const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
@@ -883,27 +889,27 @@ __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, 
 
 // The row statistics that a consumer hands to its LSE writer: row sum and row max, through shared memory.
 
-// A huge row has its shift in the place of row_max, and its total with the sign turned (see Origin).
-struct RowSum {
+// A huge row has its shift in the place of row_max, and its total negated (see Origin).
+struct RowStatistics {
     float total, row_max;
 
     __device__ __forceinline__ Origin origin() const { return total < 0.0f ? Origin{row_max, 0.0f} : Origin{0.0f, row_max}; }
 };
 
 // Two rows of a warp's 16, eight apart. A warpgroup has 32 such pairs, in the order of its warps and rows.
-struct RowSums {
-    RowSum rows[2];
+struct PairStatistics {
+    RowStatistics rows[2];
 
     // All threads of the consumer call this, for the rows lane/4 and lane/4 + 8 of their warps; the quad of a row holds the same values.
-    __device__ __forceinline__ void store(SharedAddress sums) const {
+    __device__ __forceinline__ void store(SharedAddress statistics) const {
         if (lane_index() % 4) return;
         const int pair = thread_index() / 32 % 4 * 8 + lane_index() / 4;
-        store_shared_v4(sums + pair * 16, {__float_as_uint(rows[0].total), __float_as_uint(rows[0].row_max), __float_as_uint(rows[1].total),
-                                           __float_as_uint(rows[1].row_max)});
+        store_shared_v4(statistics + pair * 16, {__float_as_uint(rows[0].total), __float_as_uint(rows[0].row_max),
+                                                 __float_as_uint(rows[1].total), __float_as_uint(rows[1].row_max)});
     }
     // The LSE writer's lanes take one pair each, whose first row is first_row_of_pair().
-    __device__ __forceinline__ static RowSums load(SharedAddress sums) {
-        const uint4 v = load_shared_v4(sums + lane_index() * 16);
+    __device__ __forceinline__ static PairStatistics load(SharedAddress statistics) {
+        const uint4 v = load_shared_v4(statistics + lane_index() * 16);
         return {{{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}}};
     }
     __device__ __forceinline__ static int first_row_of_pair() { return lane_index() / 8 * 16 + lane_index() % 8; }
@@ -911,14 +917,14 @@ struct RowSums {
 
 // ==== tile/warpgroup/stale_softmax.cuh ===============================================================================
 
-// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of a key block visited early, and
+// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of a K block visited early, and
 // later blocks do not look for a new maximum. The row sum, which is needed anyway, tells when that row max has become too low: only then a
 // warp computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of
 // the work tile updates the row max, so that no input costs more than one block's P twice. Each warp decides by its own rows alone, because
 // results must not depend on the timing of other warps.
 
 // A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P overflows fp16. bf16
-// holds any P; and over 2^14 keys with P < 2^72, O < 2^86 * max |V|, which fp32 holds for |V| < 2^42.
+// holds any P, and fp32 holds O as long as keys * 2^72 * max |V| < 2^128: 2^14 keys with |V| < 2^42.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
@@ -930,13 +936,15 @@ __device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
 // sums its own columns, and `finish` adds the four sums up.
 template <class Element, bool kStaleRowMax>
 struct OnlineSoftmax {
-    float row_max[2];       // scale_log2 * the maximum of S when it was last updated, rounded; 0 in a huge row
-    float shift[2];           // see Origin; valid if `huge`
-    float row_sum[2], compensation[2];    // what the additions to row_sum rounded away (Dekker 1971)
-    float factor[2];          // rescales O, if needs_rescale
-    bool needs_rescale;            // the last block updated a row max; the same in the whole warp
-    bool updates_every_block;      // each later block of this work tile updates the row max
-    bool huge;                // a row of the warp is huge
+    float row_max[2];    // scale_log2 * the maximum of S when it was last updated, rounded; 0 in a huge row
+    float shift[2];      // see Origin; valid if `huge`
+    // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971), else but for about
+    // the rounding of one addition.
+    float row_sum[2], compensation[2];
+    float factor[2];     // rescales O, if needs_rescale
+    bool needs_rescale;  // the last block updated a row max; the same in the whole warp
+    bool updates_every_block;  // each later K block of this work tile updates the row max
+    bool huge;  // a row of the warp is huge
     float scale_log2, ln2_hi;
 
     __device__ __forceinline__ OnlineSoftmax(float scale_log2, float ln2_hi)
@@ -956,17 +964,17 @@ struct OnlineSoftmax {
     }
 
     // If some row of the warp exceeds its row max by more than kHeadroom, raises the row max of all its rows that are higher. In a warp
-    // with a huge row it raises every row that is higher, and subtracts each row's shift from S. At most once for each S, therefore.
+    // with a huge row it raises every row that is higher, and subtracts each row's shift from S: so it may be called only once for each S.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
-        float maximum[2], scaled[2];
+        float maximum[2], maximum_log2[2];
         bool above = false, any_huge = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             maximum[h] = quad_max(lane_max(S, h));
-            scaled[h] = mul_rn(maximum[h], scale_log2);
-            above |= scaled[h] - row_max[h] > kHeadroom;
-            any_huge |= is_huge(maximum[h], scaled[h]);
+            maximum_log2[h] = mul_rn(maximum[h], scale_log2);
+            above |= maximum_log2[h] - row_max[h] > kHeadroom;
+            any_huge |= is_huge(maximum[h], maximum_log2[h]);
         }
         huge |= vote_sync_any(any_huge);
         needs_rescale = vote_sync_any(above);
@@ -975,7 +983,7 @@ struct OnlineSoftmax {
         } else if (needs_rescale) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float next = fmaxf(row_max[h], scaled[h]);
+                const float next = fmaxf(row_max[h], maximum_log2[h]);
                 rescale_sum(h, ex2_approx_ftz(row_max[h] - next));
                 row_max[h] = next;
             }
@@ -1004,11 +1012,11 @@ struct OnlineSoftmax {
         compensation[h] *= factor_of_sum;
     }
 
-    // P = exp2(S * scale_log2 - row_max) of a key block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
-    // accumulator layout make one operand. Adds P to the row sums. `first_keys`: rows may meet their first visible key here.
+    // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
+    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: rows may meet their first visible key here.
     template <int kKeyTiles>
-    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool first_keys) {
-        bool updates_row_max = !kStaleRowMax || first_keys || updates_every_block;
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows) {
+        bool updates_row_max = !kStaleRowMax || new_rows || updates_every_block;
         needs_rescale = false;
         float partial[2][2];
 #pragma unroll 1
@@ -1049,15 +1057,15 @@ struct OnlineSoftmax {
     }
 
     // The factors that normalise O, and the row statistics from which the LSE writer computes lse.
-    __device__ __forceinline__ RowSums finish(float (&inverse)[2]) const {
-        RowSums sums;
+    __device__ __forceinline__ PairStatistics finish(float (&inverse)[2]) const {
+        PairStatistics statistics;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            sums.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
-            inverse[h] = normaliser(sums.rows[h].total);
-            if (unlikely(huge) && shift[h] != 0.0f) sums.rows[h] = {-sums.rows[h].total, shift[h]};
+            statistics.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
+            inverse[h] = normaliser(statistics.rows[h].total);
+            if (unlikely(huge) && shift[h] != 0.0f) statistics.rows[h] = {-statistics.rows[h].total, shift[h]};
         }
-        return sums;
+        return statistics;
     }
 };
 
@@ -1066,13 +1074,14 @@ struct OnlineSoftmax {
 // The epilogue of a consumer warp: from O in registers through a ring of panels in shared memory, 64 columns each, to global memory by
 // tensor copies.
 
-// Rounds O * normalisers and stores the warp's 16 rows from `row` on; the copies leave out rows and columns outside of the tensor. `ring`
-// has kPanels panels of 16 rows, which no other warp uses, and which the copies may still read on return. Sets O to zero.
+// Rounds O * normalisers and stores the warp's 16 rows; the copies leave out rows and columns outside of the tensor. The coordinates are
+// those of the first row in the tensor map. `ring` has kPanels panels of 16 rows, which no other warp uses, and which the copies may still
+// read on return. Sets O to zero.
 template <class Element, int kPanels, int kOutTiles>
 __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kOutTiles][4], const float (&normalisers)[2],
-                                             SharedAddress ring, int row, int head, int batch) {
-    // Each call begins with the ring's first panel. The last copy of the call before may still read that panel, unless it read the ring's
-    // last one.
+                                             SharedAddress ring, int coordinate1, int coordinate2, int batch) {
+    // Each call begins with the ring's first panel. Where the panels of a call fill the ring a whole number of times, that panel's copy is
+    // the oldest one, and all others may be pending; else the call waits for all.
     constexpr int kFirstPending = (kOutTiles + 7) / 8 % kPanels == 0 ? kPanels - 1 : 0;
     int lane = lane_index();
     launder(lane);  // else addresses in the ring, which are needed once a work tile, would occupy registers
@@ -1101,7 +1110,7 @@ __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kO
         fence_proxy_async();
         barrier_warp_sync();
         if (lane == 0) {
-            cp_async_bulk_tensor_store(map, box.base, panel * 64, row, head, batch);
+            cp_async_bulk_tensor_store(map, box.base, panel * 64, coordinate1, coordinate2, batch);
             cp_async_bulk_commit_group();
         }
     }
@@ -1136,9 +1145,9 @@ struct WorkTileInfo {
     __device__ __forceinline__ auto blocks(const Parameters& p) const {
         return chain(p).template key_tiles<Traits::kQueries, Traits::kBlockKv>(first_query);
     }
-    // Blocks are visited from end_block - 1 to this one.
+    // K blocks are visited from end_block - 1 down to this one.
     template <class Parameters>
-    __device__ __forceinline__ int first_block(const Parameters& p) const {
+    __device__ __forceinline__ int lowest_block(const Parameters& p) const {
         if constexpr (!decltype(chain(p))::kHidesFirstKeys) return 0;
         return min(blocks(p).begin, end_block - 1);
     }
@@ -1162,18 +1171,19 @@ struct WorkTileInfo {
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
+    // Nothing else is published by the counter: a claim is a number.
     const int claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
     if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
     return claims + p.launched_blocks;
 }
 
-// Slots for the descriptors of work tiles. kQueryStages tiles hold a stage of Q; one more has released Q while its last P V runs, and one
-// more has its O still to store. An LSE writer is no further behind: its consumer waits for it before it hands over the next
-// statistics.
+// Slots for WorkTileInfo. When work tile t releases its Q, the kQueryStages tiles after it may have theirs, and t itself is in use, as is
+// t - 1, whose O is not stored yet (see ForwardConsumer::release_q). An LSE writer is no further behind: its consumer waits for it before
+// it hands over the next statistics.
 template <class Traits>
 constexpr int kWorkSlots = Traits::kQueryStages + 2;
 
-// Shared memory: tiles, pipelines and work descriptors. A row's softmax statistics are 8 bytes, handed from consumers to LSE writers.
+// Shared memory: tiles, pipelines and slots for WorkTileInfo. A row's softmax statistics are 8 bytes, handed from consumers to LSE writers.
 template <class Traits>
 struct ForwardStorage {
     using QueryTile = typename Traits::QueryTile;
@@ -1182,26 +1192,26 @@ struct ForwardStorage {
     static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages, kConsumers = Traits::kConsumers;
     static constexpr int kOutBytes = Traits::kOutPanels * PanelTile<16, 64>::kBytes;  // for each consumer warp
     static constexpr int kStatisticsBytes = 64 * 8;                                  // for each consumer
-    static_assert(sizeof(RowSums) * 32 == kStatisticsBytes, "32 pairs of rows");
-    static_assert(sizeof(WorkTileInfo<Traits>) == WorkTileInfo<Traits>::kBytes, "a descriptor is stored as one vector");
+    static_assert(sizeof(PairStatistics) * 32 == kStatisticsBytes, "32 pairs of rows");
+    static_assert(sizeof(WorkTileInfo<Traits>) == WorkTileInfo<Traits>::kBytes, "stored as one vector");
 
-    SharedAddress queries, keys, values, out, statistics;
+    SharedAddress q_tiles, k_tiles, v_tiles, out, statistics;
     Pipeline<kQueryStages> q_pipeline;
     Pipeline<kStages> k_pipeline, v_pipeline;
-    Pipeline<1> statistics_pipelines;  // the first one: each consumer fills one, and its LSE writer empties it
+    SharedAddress statistics_barriers;  // of a Pipeline<1> for each consumer, which fills it; its LSE writer empties it
     SharedAddress work_slots;
 
     // All threads call this: each computes the addresses. One thread initialises the pipelines, for all after the next barrier.
     __device__ __forceinline__ explicit ForwardStorage(SharedRegions& regions) {
-        queries = regions.take(kQueryStages * QueryTile::kBytes);
-        keys = regions.take(kStages * KeyTile::kBytes);
-        values = regions.take(kStages * ValueTile::kBytes);
+        q_tiles = regions.take(kQueryStages * QueryTile::kBytes);
+        k_tiles = regions.take(kStages * KeyTile::kBytes);
+        v_tiles = regions.take(kStages * ValueTile::kBytes);
         out = regions.take(kConsumers * 4 * kOutBytes);
         statistics = regions.take(kConsumers * kStatisticsBytes);
         q_pipeline.barriers = regions.take(Pipeline<kQueryStages>::kBytes);
         k_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         v_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
-        statistics_pipelines.barriers = regions.take(kConsumers * Pipeline<1>::kBytes);
+        statistics_barriers = regions.take(kConsumers * Pipeline<1>::kBytes);
         work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
     }
     __device__ __forceinline__ void initialise() const {
@@ -1215,13 +1225,13 @@ struct ForwardStorage {
         fence_mbarrier_init();
     }
     __device__ __forceinline__ Pipeline<1> statistics_pipeline(int consumer) const {
-        return {statistics_pipelines.barriers + consumer * Pipeline<1>::kBytes};
+        return {statistics_barriers + consumer * Pipeline<1>::kBytes};
     }
     __device__ __forceinline__ SharedAddress statistics_of(int consumer) const { return statistics + consumer * kStatisticsBytes; }
     __device__ __forceinline__ SharedAddress work_slot(u32 slot) const { return work_slots + slot * WorkTileInfo<Traits>::kBytes; }
-    __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {queries + stage * QueryTile::kBytes}; }
-    __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {keys + stage * KeyTile::kBytes}; }
-    __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {values + stage * ValueTile::kBytes}; }
+    __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {q_tiles + stage * QueryTile::kBytes}; }
+    __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {k_tiles + stage * KeyTile::kBytes}; }
+    __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {v_tiles + stage * ValueTile::kBytes}; }
 };
 
 // ==== tile/warpgroup/forward_producer.cuh ============================================================================
@@ -1229,7 +1239,7 @@ struct ForwardStorage {
 // The producer of the warp-specialised forward kernel: one thread that loads Q, K and V by tensor copies (FlashAttention-3, algorithm 1).
 
 // Loads in the order in which consumers ask for tiles, for all work tiles of this block: K and V blocks from the last to the first, V one
-// block behind K, and Q together with the first K block.
+// block behind K, and Q together with the first K block, after it: a stage of Q may become free later.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorage<Traits>& smem) {
     using Storage = ForwardStorage<Traits>;
@@ -1253,10 +1263,10 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
     while (index < p.tiles) {
         const Work work = Work::find(p, index);
         const int head_kv = divide(work.first_head, p.group_reciprocal);
-        const int last_block = work.end_block - 1, first_block = work.first_block(p);
+        const int last_block = work.end_block - 1, lowest_block = work.lowest_block(p);
         int next = index;
 #pragma unroll 1
-        for (int n_block = last_block; n_block >= first_block; --n_block) {
+        for (int n_block = last_block; n_block >= lowest_block; --n_block) {
             smem.k_pipeline.producer_acquire(k_state);
             smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
             const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);
@@ -1271,8 +1281,9 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
                 smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
                 q_state.advance();
             }
-            // One block before the last: loads that are still to come hide the latency of the claim.
-            if (n_block == min(first_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
+            // This waits for the claim, while consumers work on the stages that are full. Not with the last K block: its successor, the
+            // first one of the next work tile, would come late.
+            if (n_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
             load_v();
             v_block = n_block, v_head = head_kv, v_batch = work.batch;
         }
@@ -1302,14 +1313,14 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
         const auto work = WorkTileInfo<Traits>::load(smem.work_slot(slot.stage));
         if (work.end_block == 0) return;
         slot.advance();
-        const RowSums statistics = RowSums::load(smem.statistics_of(consumer));
+        const PairStatistics statistics = PairStatistics::load(smem.statistics_of(consumer));
         barrier_warp_sync();
         pipeline.consumer_release(state.stage, lane_index() == 0);
         state.advance();
         const auto sequences = Traits::sequences(p);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int row = consumer * 64 + RowSums::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
+            const int row = consumer * 64 + PairStatistics::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
             const float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
             if (query < sequences.len_q(work.batch)) p.lse[sequences.first_row(work.batch, work.first_head + row % kPackGqa) + query] = lse;
         }
@@ -1328,11 +1339,11 @@ struct ForwardConsumer {
     using Chain = decltype(Work{}.chain(Parameters{}));
     using Blocks = decltype(Work{}.blocks(Parameters{}));
     static constexpr int kBlockKv = Traits::kBlockKv, kPackGqa = Traits::kPackGqa;
-    static constexpr int kQueries = 64 / kPackGqa;  // in a consumer's rows
+    static constexpr int kOwnQueries = 64 / kPackGqa;  // distinct queries in a consumer's rows
     // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
     static_assert(!Traits::kPingPong || Traits::kConsumers > 1, "ping-pong scheduling takes two consumers");
-    static_assert(Traits::kStages > 1, "a consumer releases V after its next turn has begun");
+    static_assert(Traits::kStages > 1, "in its turn a consumer would wait for V that another one releases only in its own turn");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
 
     const Parameters& p;
@@ -1346,10 +1357,12 @@ struct ForwardConsumer {
     OnlineSoftmax<Element, Traits::kStaleRowMax> softmax;
     float S[1][kBlockKv / 8][4], O[Traits::kColumnsV / 8][4] = {};
     Fragment P[2];                            // one is multiplied with V while softmax writes the other
-    SharedAddress current = 0, finished = 0;  // slots of the work tile in work, and of the one whose O is to be stored
-    int first_query, n_block, first_block;    // of the work tile in work
+    SharedAddress current = 0, finished = 0;  // slots of the current work tile, and of the one whose O is to be stored
+    int first_query, n_block, lowest_block;   // of the current work tile
     Chain chain;                              // of its sequence
-    Blocks own_blocks;                        // K blocks that this consumer's rows see
+    // K blocks that this consumer's rows see, for the mask alone: every consumer visits all blocks of the work tile, as the turns of
+    // ping-pong scheduling and the releases of K and V must match in number.
+    Blocks own_blocks;
     float normalisers[2];
     bool store_pending = false;  // once the P V under way is complete, O is the finished work tile's, and retire_pv stores it
     int v_stage_in_use = -1;     // that the P V under way reads
@@ -1359,10 +1372,10 @@ struct ForwardConsumer {
 
     // One iteration of FlashAttention-3, algorithm 2 (lines 8 to 15): S = Q K^T of this block runs beside O += P V of the block before, and
     // softmax runs under that product. P_prev is the paper's P_cur: P[0] and P[1] swap roles, in place of line 16. Blocks go from the last
-    // to the first. The first block of a work tile overlaps the last product of the tile before, so the pipeline never drains. Line 20 is
+    // to the first. The first S of a work tile overlaps the last product of the tile before, so the pipeline never drains. Line 20 is
     // finish_tile, and store_output in retire_pv. Returns false at the end of the work; P_prev is then left to `drain`.
     __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
-        const bool new_tile = --n_block < first_block;
+        const bool new_tile = --n_block < lowest_block;
         if (new_tile && !wait_for_work()) return false;
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
@@ -1379,10 +1392,10 @@ struct ForwardConsumer {
         v_stage_in_use = v_state.stage;
         v_state.advance();
         make_p(P_next, new_tile);  // line 15 for K, line 13: row_max, P, row_sum
-        if (new_tile) softmax.needs_rescale = false;  // O of a new tile begins at zero
+        if (new_tile) softmax.needs_rescale = false;  // O of a new tile begins at zero, once the old one is stored
         return true;
     }
-    // The last block of all has no Q K^T beside its P V (lines 18, 19).
+    // The last K block of all has no Q K^T beside its P V (lines 18, 19).
     __device__ __forceinline__ void drain(Fragment& P_last) {
         wgmma_wait_group<0>();
         retire_pv();
@@ -1396,14 +1409,15 @@ struct ForwardConsumer {
         if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
     }
     __device__ __forceinline__ void run() {
-        wait_for_work();  // the grid has no more blocks than work tiles, so each block has a first one
+        wait_for_work();  // the grid has no more thread blocks than work tiles, so each has a first one
         begin_tile();
-        // The first time consumer 0 makes the arrival that the last consumer makes later. The last arrival of all is left over.
+        // The first time consumer 0 makes the arrival that the last consumer makes later: its threads then count twice, as those that
+        // arrive and those that wait. The last arrival of all meets nobody, and ends with the block.
         if (Traits::kPingPong && consumer == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();
         make_p(P[0], true);
-        softmax.needs_rescale = false;
+        softmax.needs_rescale = false;  // O is zero
 #pragma unroll 1
         for (;;) {
             if (!iterate(P[0], P[1])) return drain(P[0]);
@@ -1428,7 +1442,7 @@ struct ForwardConsumer {
     }
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
         smem.v_pipeline.consumer_wait(v_state);
-        launder(O);
+        launder(O);  // S needs none in issue_qk: its first product only writes it
         launder(P_used);
         wgmma_fence();
         gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
@@ -1442,17 +1456,18 @@ struct ForwardConsumer {
         k_state.advance();
         const bool masked = own_blocks.needs_mask(n_block);
         if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + first_row(), n_block * kBlockKv, chain);
-        if (n_block == first_block) release_q();
+        if (n_block == lowest_block) release_q();
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
     }
-    // Every warp releases Q for itself. Once work tile t is released, the producer may write the descriptor of tile t + kQueryStages over
-    // that of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
+    // Every warp releases Q for itself. Once work tile t is released, the producer may write tile t + kQueryStages into
+    // the slot of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
     __device__ __forceinline__ void release_q() {
         barrier_warp_sync();
         smem.q_pipeline.consumer_release(q_state.stage, lane_index() == 0);
         q_state.advance();
     }
     // The P V before has completed: releases its V stage, and stores O if that was the tile's last one, else rescales it if need be.
+    // Storing delays the other consumer's turn; the Q K^T just issued runs meanwhile.
     __device__ __forceinline__ void retire_pv() {
         launder(O);
         if (v_stage_in_use >= 0) smem.v_pipeline.consumer_release(v_stage_in_use, elected);
@@ -1481,17 +1496,17 @@ struct ForwardConsumer {
         const Work work = Work::load(current);
         first_query = work.first_query;
         n_block = shfl_sync_first(work.end_block) - 1;
-        first_block = work.first_block(p);
+        lowest_block = work.lowest_block(p);
         chain = work.chain(p);
-        own_blocks = chain.template key_tiles<kQueries, kBlockKv>(first_query + consumer * kQueries);
+        own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
     }
     __device__ __forceinline__ void finish_tile() {
-        const RowSums statistics = softmax.finish(normalisers);
+        const PairStatistics statistics = softmax.finish(normalisers);
         if (p.lse != nullptr) hand_statistics_over(statistics);
         finished = current;
         store_pending = true;
     }
-    __device__ __forceinline__ void hand_statistics_over(const RowSums& statistics) {
+    __device__ __forceinline__ void hand_statistics_over(const PairStatistics& statistics) {
         const Pipeline<1> pipeline = smem.statistics_pipeline(consumer);
         pipeline.producer_acquire(statistics_state);
         statistics.store(smem.statistics_of(consumer));
@@ -1500,7 +1515,7 @@ struct ForwardConsumer {
         statistics_state.advance();
     }
     // This warp's first row within a tile: 0 for warp 4 of the block, the first of all consumers'. It is computed anew at each use, because
-    // a register that kept it would be missing elsewhere.
+    // keeping it would cost a register.
     __device__ __forceinline__ static int first_row() {
         int thread = thread_index();
         launder(thread);
@@ -1524,13 +1539,13 @@ struct Parameters {
     u64 head_sets_reciprocal;
     u64 group_reciprocal;
     u64 l2_group_heads_reciprocal;
-    u64 l2_group_blocks_reciprocal;
+    u64 l2_group_tiles_reciprocal;
     int head_sets;
     int len_q;
     int len_kv;
     int query_tiles;
     int l2_group_heads;
-    int l2_group_blocks;
+    int l2_group_tiles;
     int tiles;
     int launched_blocks;
     float scale_log2;
@@ -1545,13 +1560,14 @@ struct Traits {
     static constexpr bool kCausal = true;
 
     static constexpr int kConsumers = 2, kBlockKv = 160;
+    // Stages of K and of V; of Q; panels of 64 columns in the ring through which a consumer warp stores O.
     static constexpr int kStages = 2, kQueryStages = 2, kOutPanels = 1;
-    static constexpr bool kStaleRowMax = false;  // stale row max, conditional rescaling
+    static constexpr bool kStaleRowMax = false;  // later K blocks look for no maximum
     static constexpr bool kPingPong = true;  // consumers alternate between products and softmax
     static constexpr bool kDynamic = true;  // work tiles are claimed from a counter
     static constexpr int kPackGqa = 1;  // query heads of a group, interleaved along the rows of a Q tile
 
-    static constexpr int kBlockQ = kConsumers * 64, kQueries = kBlockQ / kPackGqa;
+    static constexpr int kBlockQ = kConsumers * 64, kQueries = kBlockQ / kPackGqa;  // distinct queries of a Q tile
     static constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // wgmma takes 16 at a time
     using QueryTile = PanelTile<kBlockQ, kColumns>;
     using KeyTile = PanelTile<kBlockKv, kColumns>;
@@ -1563,6 +1579,7 @@ struct Traits {
 };
 
 constexpr int kThreads = (Traits::kConsumers + 1) * 128, kBlocksPerSm = 1;
+// Of a thread, once setmaxnreg has moved some. FlashAttention-3's 24 are too few for a producer that claims work tiles.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr bool kMovesRegisters = kProducerRegisters != kConsumerRegisters;
 static_assert((kProducerRegisters + Traits::kConsumers * kConsumerRegisters) * 128 * kBlocksPerSm <= 65536, "registers of an SM");
