@@ -49,6 +49,8 @@ class Target:
                 require_int(name, value, 0, 2**31 - 1)
         if not re.fullmatch(r"sm_[1-9][0-9]{1,2}[af]?", self.name):
             raise ArgumentError(f"name must look like sm_80 or sm_90a; got {shown(self.name)}")
+        if self.name.rstrip("af") != "sm_{}{}".format(*self.capability):
+            raise ArgumentError(f"name must be that of the compute capability {shown(self.capability)}; got {shown(self.name)}")
 
     def blocks_resident(self, threads: int, registers: int, shared_bytes: int) -> int:
         """How many blocks of that size fit on one SM at once (0: not even one)."""
@@ -64,8 +66,14 @@ def targets() -> dict[str, Target]:
     """Every target that has a file in `codegen/targets`, by name, oldest first."""
     from . import targets as package
 
-    found = [importlib.import_module(f"{package.__name__}.{m.name}").TARGET for m in pkgutil.iter_modules(package.__path__)]
-    return {t.name: t for t in sorted(found, key=lambda t: t.capability)}
+    found: dict[tuple[int, int], Target] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        target = getattr(importlib.import_module(f"{package.__name__}.{module.name}"), "TARGET", None)
+        if not isinstance(target, Target):
+            raise ArgumentError(f"codegen/targets/{module.name}.py must define TARGET, a Target; got {shown(target)}")
+        if (other := found.setdefault(target.capability, target)) is not target:
+            raise ArgumentError(f"targets must have a compute capability each; got {other.name} and {target.name}")
+    return {found[capability].name: found[capability] for capability in sorted(found)}
 
 
 def find_target(text: str) -> Target:

@@ -1,4 +1,4 @@
-"""One GPU model: `Device`, and how to come by one that is not in this machine: by its name, or for a target. Figures: devices.py."""
+"""One GPU model: `Device`, and how to come by one that is not in this machine: by its name, or for a target. Figures: table.py."""
 
 from __future__ import annotations
 

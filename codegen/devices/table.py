@@ -1,4 +1,4 @@
-"""The table of known devices: one row a GPU model, with the sources of its figures. What is done with the rows is in device.py.
+"""The table of known devices: one row a GPU model, with the sources of its figures. What is done with the rows is in `__init__.py`.
 
 Clocks are boost clocks unless a note says otherwise. A figure that sources disagree on has a note: which one was taken, and why.
 `docs/devices.md` is this table for people: `python tools/devices_page.py > docs/devices.md` writes it, a test compares.
@@ -7,6 +7,10 @@ Clocks are boost clocks unless a note says otherwise. A figure that sources disa
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ..errors import choice_error
+from ..target import targets
+from ..typed import require_field_types
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class KnownDevice:
     measured: bool = False
     aliases: tuple[str, ...] = ()
     note: str = ""
+
+    def __post_init__(self) -> None:
+        require_field_types(self)
+        if self.arch not in targets():
+            raise choice_error(f"arch of device {self.key}", self.arch, targets())
 
 
 def _techpowerup(page: str) -> Citation:

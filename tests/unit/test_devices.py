@@ -38,11 +38,18 @@ def test_figures_come_to_the_peak_rate_of_the_vendor(key: str) -> None:
 
 def test_figures_are_in_the_right_unit() -> None:
     for name, device in named_devices().items():
-        # Between an embedded GPU and twice the fastest of today.
-        assert 1e9 < device.clock_hz < 4e9, name
-        assert 2e11 < device.memory_bandwidth < 2e13, name
-        assert 2**22 <= device.l2_bytes < 2**29, name
+        # Between half the smallest embedded GPU and twice the fastest of today.
+        assert 4e8 < device.clock_hz < 4e9, name
+        assert 3e10 < device.memory_bandwidth < 2e13, name
+        assert 2**19 <= device.l2_bytes < 2**29, name
         assert 0 < device.mma_rate <= 1, name
+
+
+def test_a_row_of_an_unknown_architecture_is_named() -> None:
+    with pytest.raises(ArgumentError, match=r"^arch of device h200 must be one of sm_80, .*; got 'sm_77'$"):
+        replace(next(known for known in DEVICES if known.key == "h200"), arch="sm_77")
+    with pytest.raises(ArgumentError, match=r"^l2_mib must be of type int; got 1\.5$"):
+        replace(DEVICES[0], l2_mib=1.5)  # type: ignore[arg-type]
 
 
 def test_every_device_has_sources_and_a_name_of_its_own() -> None:

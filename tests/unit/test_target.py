@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
+from flashgen.codegen import targets as package
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.target import Target, find_target, target_for_capability, targets
 
@@ -49,6 +52,28 @@ def test_every_target_is_found_by_its_name_and_its_capability() -> None:
         assert find_target(f"{major}.{minor}") is target
         assert target_for_capability(target.capability) is target
     assert target_for_capability((7, 5)) is None
+
+
+def test_a_name_of_another_capability_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"^name must be that of the compute capability \(8, 0\); got 'sm_86'$"):
+        made_up("sm_86")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("from flashgen.codegen.targets.sm_80 import TARGET", "targets must have a compute capability each; got sm_80 and sm_80a"),
+        ("", r"codegen/targets/sm_80b\.py must define TARGET, a Target; got None"),
+    ],
+)
+def test_a_target_file_that_cannot_be_taken_is_named(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if text:
+        text += "\nfrom dataclasses import replace\nTARGET = replace(TARGET, name='sm_80a')\n"
+    (tmp_path / "sm_80b.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, f"{package.__name__}.sm_80b", raising=False)
+    with pytest.raises(ArgumentError, match=f"^{says}$"):
+        targets.__wrapped__()
 
 
 def test_the_figures_of_a_target_go_together() -> None:
