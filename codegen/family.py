@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from typing import Any, ClassVar
 
 from .config import Config
 from .devices import Device
+from .discovery import discovered
 from .errors import ArgumentError, IllegalConfigError, choice_error
 from .operands import Call
 from .parameters import ParameterBlock
@@ -156,14 +155,18 @@ def families() -> dict[str, Family]:
     """Every family that has a file in `codegen/families`, by name."""
     from . import families as package
 
-    found = [importlib.import_module(f"{package.__name__}.{m.name}").FAMILY for m in pkgutil.iter_modules(package.__path__)]
-    return {f.name: f for f in found}
+    found = discovered(package, "FAMILY", Family)  # type: ignore[type-abstract]
+    return {family.name: family for family in found.values()}
 
 
 def automatic_families(problem: Problem) -> tuple[Family, ...]:
-    """The automatic families of a problem's operation; all automatic ones if it has none, so that somebody says why it cannot be done."""
-    automatic = tuple(family for family in families().values() if family.automatic)
-    return tuple(family for family in automatic if family.operation == problem.operation) or automatic
+    """The automatic families of a problem's operation. Raises ArgumentError if it has none: the message lists those that go by name."""
+    of_operation = [family for family in families().values() if family.operation == problem.operation]
+    if automatic := tuple(family for family in of_operation if family.automatic):
+        return automatic
+    if of_operation:
+        raise ArgumentError(f"family must be given for {problem.operation}: one of {', '.join(family.name for family in of_operation)}")
+    raise ArgumentError(f"pass must be one that a family computes; got {problem.operation}, which none does")
 
 
 def require_possible(problem: Problem) -> None:

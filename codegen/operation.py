@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from typing import ClassVar
 
+from .discovery import discovered
 from .errors import ArgumentError, choice_error, shown
 from .operands import Call, Operand, View
 from .problem import Problem
@@ -82,8 +81,11 @@ def operations() -> dict[str, Operation]:
     """Every operation that has a file in `codegen/operations`, by name."""
     from . import operations as package
 
-    found = [importlib.import_module(f"{package.__name__}.{m.name}").OPERATION for m in pkgutil.iter_modules(package.__path__)]
-    return {operation.name: operation for operation in found}
+    found = discovered(package, "OPERATION", Operation)  # type: ignore[type-abstract]
+    for file, operation in found.items():
+        if operation.name != file:
+            raise ArgumentError(f"name of the operation in codegen/operations/{file}.py must be {file}; got {operation.name}")
+    return found
 
 
 def find_operation(name: str) -> Operation:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from flashgen import templates
 
+from .errors import ArgumentError
 from .prune import END, MARK, parts, pruned
 from .spec import KernelSpec
 
@@ -132,6 +133,10 @@ def _kernel_table(spec: KernelSpec, text: str) -> str:
     rows = []
     for suffix, kernel in spec.kernels.items():
         entry = spec.name + suffix
-        ((bounds, cluster),) = re.findall(rf"__launch_bounds__\((\w+, \w+)\)(?:\s+__cluster_dims__\((\w+), 1, 1\))?\s+{entry}\(", text)
+        found = re.findall(rf"__launch_bounds__\((\w+, \w+)\)(?:\s+__cluster_dims__\((\w+), 1, 1\))?\s+{entry}\(", text)
+        if len(found) != 1:
+            rule = "must be declared once, right after __launch_bounds__(threads, blocks) with two names in it"
+            raise ArgumentError(f"kernel {entry} {rule}; found {len(found)} of the kind")
+        ((bounds, cluster),) = found
         rows.append(f"kernel({entry}, {kernel.struct}, {bounds}, {cluster or 1})")
     return f"#define FLASHGEN_KERNELS(kernel) {' '.join(rows)}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import re
 from dataclasses import dataclass
 from functools import cache
 
+from .discovery import discovered
 from .errors import ArgumentError, choice_error, require_int, shown
 from .typed import require_field_types
 
@@ -67,10 +66,7 @@ def targets() -> dict[str, Target]:
     from . import targets as package
 
     found: dict[tuple[int, int], Target] = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        target = getattr(importlib.import_module(f"{package.__name__}.{module.name}"), "TARGET", None)
-        if not isinstance(target, Target):
-            raise ArgumentError(f"codegen/targets/{module.name}.py must define TARGET, a Target; got {shown(target)}")
+    for target in discovered(package, "TARGET", Target).values():
         if (other := found.setdefault(target.capability, target)) is not target:
             raise ArgumentError(f"targets must have a compute capability each; got {other.name} and {target.name}")
     return {found[capability].name: found[capability] for capability in sorted(found)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from flashgen.codegen.discovery import defined
 from flashgen.codegen.operands import Element, Operand, Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Problem
@@ -75,5 +75,6 @@ def torch_dtype(operand: Operand, problem: Problem) -> torch.dtype:
 
 def oracle_of(problem: Problem) -> Oracle:
     """The oracle of a problem's operation."""
-    found: Oracle = importlib.import_module(f"{__package__}.{operation_of(problem).name}").ORACLE
-    return found
+    from flashgen import numerics
+
+    return defined(numerics, operation_of(problem).name, "ORACLE", Oracle)  # type: ignore[type-abstract]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flashgen.build.emulator.compiler import CxxCompilerMissingError, cxx_compiler
 from flashgen.build.emulator.fault import EmulatorFaultError
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 
@@ -49,6 +50,6 @@ class CpuScreen:
             self._screens[spec.problem] = Screen(spec.problem, "cpu")
         try:
             cases = self._screens[spec.problem].judge(cpu.load_emulated(spec))
-        except EmulatorFaultError as error:
+        except (EmulatorFaultError, ArgumentError) as error:
             return str(error)
         return "; ".join(f"{case.workload.name}: {case.verdict.message}" for case in cases if not case.verdict.ok)

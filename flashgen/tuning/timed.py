@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.gpu.driver import DriverError, Gpu
 from flashgen.build.nvrtc import compile_many, nvrtc_version
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 
@@ -144,9 +145,12 @@ class TimedRun:
 
             if spec.problem not in self._screens:
                 self._screens[spec.problem] = Screen(spec.problem, f"cuda:{self.gpu.ordinal}")
-            cases = self._screens[spec.problem].judge(kernel)
-            wrong = [f"{case.workload.name}: {case.verdict.message}" for case in cases if not case.verdict.ok]
-            self._screened[spec] = "; ".join(wrong)
+            try:
+                cases = self._screens[spec.problem].judge(kernel)
+            except ArgumentError as error:  # it can take no case
+                self._screened[spec] = str(error)
+            else:
+                self._screened[spec] = "; ".join(f"{c.workload.name}: {c.verdict.message}" for c in cases if not c.verdict.ok)
         return self._screened[spec]
 
     @staticmethod

@@ -84,7 +84,7 @@ def _coarse(tensors: Tensors, dtype: Dtype) -> _Special:
 
 
 def _far(tensors: Tensors, _dtype: Dtype) -> _Special:
-    return tensors.far(), 1.0, [range(tensors["q"].shape[1])]
+    return tensors.far(), 1.0, [range(tensors.workload.len_q)]
 
 
 SPECIAL = {LONG: _nearly_equal, HUGE: _huge, COARSE: _coarse, FAR: _far}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operation import operation_of
 
 from ..launch.tensors import Tensors
@@ -27,7 +28,12 @@ class Expected:
         """Computed once for all candidates; `scalars`: those that are not as usual."""
         problem, oracle = tensors.problem, oracle_of(tensors.problem)
         given = {**operation_of(problem).scalars(problem), **(scalars or {})}
-        return cls(sample, oracle.exact(problem, tensors, given, sample), oracle.plain(problem, tensors, given, sample))
+        exact, plain = oracle.exact(problem, tensors, given, sample), oracle.plain(problem, tensors, given, sample)
+        for what, found in (("exact", exact), ("plain", plain)):
+            if found.keys() != tensors.outputs.keys():
+                owner = f"{what} of {type(oracle).__name__}"
+                raise ArgumentError(f"{owner} must give {', '.join(tensors.outputs)}; got {', '.join(found)}")
+        return cls(sample, exact, plain)
 
     def judge(self, tensors: Tensors) -> Verdict:
         """The numerics rule on what a kernel wrote."""

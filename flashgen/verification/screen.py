@@ -9,6 +9,7 @@ import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel, EmulationLimits
 from flashgen.build.gpu.kernel import Kernel
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
@@ -93,14 +94,18 @@ class Screen:
     def judge(self, kernel: Kernel | EmulatedKernel) -> list[CaseResult]:
         """Runs the kernel on every case that it can take: calls like the others go to another family.
 
-        Raises HungKernelError or DriverError if it does not finish or faults on a GPU, EmulatorFaultError if a check fails on the CPU.
+        Raises HungKernelError or DriverError if it does not finish or faults on a GPU, EmulatorFaultError if a check fails on the CPU, and
+        ArgumentError if it can take no case: nothing would have been judged.
         """
-        results, spec = [], kernel.spec
+        results, spec, refusals = [], kernel.spec, dict[str, None]()
         for case in self.cases(spec.family.group_unit(spec.config)):
-            if spec.family.call_refusals(case.tensors.call(), spec.config):
+            if refused := spec.family.call_refusals(case.tensors.call(), spec.config):
+                refusals |= dict.fromkeys(refused)
                 continue
             _launch(kernel, case.tensors)
             results.append(CaseResult(case.workload, case.magnitude, case.judge()))
+        if not results:
+            raise ArgumentError(f"{spec.family.name} takes none of the cases that it is to be judged by: {'; '.join(refusals)}")
         return results
 
 
@@ -124,6 +129,6 @@ def verify_kernel(kernel: Kernel | EmulatedKernel) -> list[CaseResult]:
 def whole_screen(problem: Problem, device: str) -> Screen:
     """All that `verify_kernel` puts to a kernel. Large logits and the special cases are made for attention's inputs."""
     if not {"q", "k", "v"} <= {operand.name for operand in operation_of(problem).operands(problem)}:
-        return Screen(problem, device, cases.SHAPES)
+        return Screen(problem, device, cases.SHAPES, special=(FAR,) if device == "cpu" else ())
     special = (LONG, HUGE, COARSE, FAR) if device == "cpu" else (LONG, HUGE, COARSE)
     return Screen(problem, device, cases.SHAPES, magnitudes=(1.0, 16.0), special=special)

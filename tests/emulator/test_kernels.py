@@ -21,7 +21,7 @@ from flashgen.codegen.workload import Workload
 from flashgen.selection.families import family_of
 from tests.support.cases import Case, Layout
 from tests.support.configs import CHOSEN, CHOSEN_SM90
-from tests.support.examples import families_of
+from tests.support.examples import families_of, taken
 from tests.support.plan import planned, to_run
 from tests.support.runs import compile_ahead, emulated_kernel, emulated_text, launch, why_rejected
 
@@ -92,7 +92,7 @@ def chosen_spec(width: tuple[int, int], config: Config) -> KernelSpec:
 def test_right_in_every_order(family: Family, target: Target, mask: Mask) -> None:
     spec = spec_of(family, target, mask)
     kernel = emulated_kernel(spec)
-    assert not why_rejected(kernel, case(spec.problem, Workload(1, 2, 1, 150, 330), layouts=PADDED), ORDERS)
+    assert not why_rejected(kernel, case(spec.problem, taken(family, spec.problem, Workload(1, 2, 1, 150, 330)), layouts=PADDED), ORDERS)
     seeds = [EmulationOrder(Schedule.RANDOM, late_copies=True, seed=seed) for seed in (1, 2)]
     small = [case(spec.problem, Workload(1, 4, 2, *lengths)) for lengths in SMALL]
     for some in small:
@@ -140,7 +140,7 @@ def test_blocks_that_work_on_many_tiles(spec: KernelSpec) -> None:
 def test_without_lse(family: Family) -> None:
     """The same output, and nothing else is written."""
     spec = spec_of(family, target_of(family), Mask.CAUSAL)
-    some = case(spec.problem, Workload(1, 2, 1, 150, 200))
+    some = case(spec.problem, taken(family, spec.problem, Workload(1, 2, 1, 150, 200)))
     tensors, kernel = some.make("cpu"), emulated_kernel(spec)
     launch(kernel, some, tensors)
     expected = tensors.out.view.clone()
@@ -154,7 +154,7 @@ def test_without_lse(family: Family) -> None:
 def test_shared_memory_is_all_taken_and_no_more(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that claims too little would have regions overlap whatever lies behind on a GPU; one that claims too much wastes it."""
     spec = spec_of(family, target_of(family), Mask.FULL)
-    small, kernel = case(spec.problem, Workload(1, 1, 1, 40, 100)), emulated_kernel(spec)
+    small, kernel = case(spec.problem, taken(family, spec.problem, Workload(1, 1, 1, 40, 100))), emulated_kernel(spec)
     tensors, right = small.make("cpu"), spec.resources
     launch(kernel, small, tensors)
     changes = itertools.product(right, (-4096, -16, 16, 4096))

@@ -18,7 +18,7 @@ from flashgen.launch import cpu
 from flashgen.launch.tensors import Tensors, untouched
 from flashgen.verification.expected import Expected
 from tests.support.cases import Layout
-from tests.support.examples import families_of
+from tests.support.examples import families_of, taken
 from tests.support.plan import planned
 
 PROBLEM, TARGET = Problem(Dtype.BF16, 64, 64, Mask.FULL), find_target("sm_90a")
@@ -61,7 +61,7 @@ def laid(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 )
 def test_a_layout_gives_what_dense_tensors_give(family: Family, layout: Layout, mixed: bool) -> None:
     """All four tensors have it, or each has another one of those that follow."""
-    workload = SINGLE if layout is Layout.SINGULAR else ORDINARY
+    workload = taken(family, PROBLEM, SINGLE if layout is Layout.SINGULAR else ORDINARY)
     expected, every = dense(family, workload), list(Layout)
     after = [every[(every.index(layout) + place * mixed) % len(every)] for place in range(4)]
     names = dict(zip(("q", "k", "v", "out"), after, strict=True))

@@ -18,10 +18,11 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
+from flashgen.codegen.workload import Workload
 from flashgen.launch.tensors import Tensors
 from flashgen.verification.cases import COARSE, FAR, HUGE, LONG, SCREENING, SHAPES
 from flashgen.verification.screen import Screen
-from tests.support.examples import families_of
+from tests.support.examples import families_of, taken
 from tests.support.plan import planned
 from tests.support.runs import emulated_kernel, emulated_text
 
@@ -71,7 +72,8 @@ def listed(faults: Mapping[str, tuple[Any, ...]], seconds: float, each: int = QU
 @cache
 def screened(family: Family) -> tuple[Screen, EmulatedKernel]:
     """A screen, and a kernel that it accepts."""
-    screen, kernel = Screen(PROBLEM, "cpu", SCREENING[:1]), kernel_of(family)
+    shape = dataclasses.astuple(taken(family, PROBLEM, Workload(*SCREENING[0])))
+    screen, kernel = Screen(PROBLEM, "cpu", [shape]), kernel_of(family)
     assert not why_rejected(screen, kernel)
     return screen, kernel
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.family import Family, families
 from flashgen.codegen.operation import operations
 from flashgen.codegen.problem import Problem
@@ -22,3 +25,11 @@ def examples(family: Family) -> list[tuple[Problem, Workload, Target]]:
     found = [(p, w, target) for p, w in of_operations for target in targets().values() if not family.refusals(p, target)]
     assert found, f"{family.name} computes no example of any operation ({', '.join(operations())}): it would not be tested"
     return found
+
+
+def taken(family: Family, problem: Problem, workload: Workload) -> Workload:
+    """The workload, its keys halved until the family takes it (`Family.call_refusals`): for a family of short sequences."""
+    while reasons := family.call_refusals(attention_call(problem, workload)):
+        assert workload.len_kv > 1, f"{family.name} takes no length: {'; '.join(reasons)}"
+        workload = dataclasses.replace(workload, len_kv=workload.len_kv // 2)
+    return workload

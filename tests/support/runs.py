@@ -57,10 +57,14 @@ def launch(
     sm_count: int | None = None,
     with_lse: bool = True,
 ) -> None:
-    """Poisons the results and runs the kernel, as on a GPU with so many SMs. Raises EmulatorFaultError if a check of the runtime fails."""
+    """Poisons the results and runs the kernel, as on a GPU with so many SMs. Raises EmulatorFaultError if a check of the runtime fails.
+
+    A call that the family refuses never reaches its kernel: such a case is a mistake of the test.
+    """
     tensors.out.buffer.fill_(torch.nan)
     tensors.lse.buffer.fill_(torch.nan)
     family, config, device = kernel.spec.family, kernel.spec.config, device_of_target(kernel.spec.target)
+    assert not (refused := family.call_refusals(case.call(), config)), f"{family.name} refuses this case: {'; '.join(refused)}"
     if sm_count is not None:
         device = dataclasses.replace(device, sm_count=sm_count)
     given = {name: view_of(name, getattr(tensors, name)) for name in ("q", "k", "v")}

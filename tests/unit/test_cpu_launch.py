@@ -19,7 +19,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 from flashgen.launch import cpu
 from flashgen.launch.tensors import Tensors
-from tests.support.examples import families_of
+from tests.support.examples import families_of, taken
 from tests.support.programs import program_of
 
 PROBLEM = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL)
@@ -50,7 +50,7 @@ def launch(spec: KernelSpec, tensors: Tensors, scale: float | None = None, order
 @pytest.mark.parametrize("family", families_of(), ids=lambda family: family.name)
 def test_a_launch_has_the_tensors_and_no_more(family: Any) -> None:
     spec = KernelSpec(family, PROBLEM, family.default(PROBLEM, SM_90), SM_90)
-    tensors = Tensors.random(PROBLEM, WORKLOAD, torch.Generator().manual_seed(0))
+    tensors = Tensors.random(PROBLEM, taken(family, PROBLEM, WORKLOAD), torch.Generator().manual_seed(0))
     tensors["out"].zero_()
     given = launch(spec, tensors)
     operands = {"q": tensors["q"], "k": tensors["k"], "v": tensors["v"], "out": tensors["out"], "lse": tensors["lse"]}
@@ -62,7 +62,7 @@ def test_a_launch_has_the_tensors_and_no_more(family: Any) -> None:
     assert tensors["lse"].isnan().all()
     expected = program_of(family, PROBLEM, spec.config, WORKLOAD, device_of_target(SM_90))
     assert given.grids == [launch.grid for launch in expected.launches]
-    assert [given.values[name] for name in ("len_q", "len_kv")] == [70, 130]
+    assert [given.values[name] for name in ("len_q", "len_kv")] == [70, tensors.workload.len_kv]
     assert given.values["scale_log2"] == pytest.approx(64**-0.5 * 1.4426950408889634)
     assert given.maps.keys() == {place.name for kernel in spec.kernels.values() for place in kernel.parameters.tensor_maps}
     assert launch(spec, tensors, 0.3).values["scale_log2"] == pytest.approx(0.3 * 1.4426950408889634)

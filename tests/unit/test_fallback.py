@@ -182,4 +182,5 @@ def test_calls_on_the_cpu(keys: int, expected: str, monkeypatch: pytest.MonkeyPa
 def test_a_kernel_is_not_verified_on_what_its_family_cannot_take(picky: Family) -> None:
     spec = KernelSpec(picky, PROBLEM, CONFIGS[1], DEVICE.target)
     kernel: Any = SimpleNamespace(spec=spec)  # could not be launched
-    assert Screen(PROBLEM, "cpu", [(1, 2, 1, 3, 0)]).judge(kernel) == []
+    with pytest.raises(ArgumentError, match=rf"^{picky.name} takes none of the cases that it is to be judged by: "):
+        Screen(PROBLEM, "cpu", [(1, 2, 1, 3, 0)]).judge(kernel)

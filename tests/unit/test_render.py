@@ -69,7 +69,7 @@ def test_nothing_is_there_that_nothing_uses(spec: KernelSpec) -> None:
     functions = re.findall(r"(?m)^__device__ __forceinline__ [^(=\n]*?[ &*](\w+)(?:<[^(\n]*>)?\(", code)
     structs = re.findall(r"(?m)^struct (?:alignas\(\d+\) )?(\w+)", code)
     words = collections.Counter(re.findall(r"\w+", code))
-    assert len(functions) > 10
+    assert functions or not spec.family.atoms
     assert [name for name in (*functions, *structs) if words[name] == 1] == []
 
 

@@ -63,7 +63,7 @@ def test_a_name_of_another_capability_is_refused() -> None:
     ("text", "says"),
     [
         ("from flashgen.codegen.targets.sm_80 import TARGET", "targets must have a compute capability each; got sm_80 and sm_80a"),
-        ("", r"codegen/targets/sm_80b\.py must define TARGET, a Target; got None"),
+        ("", r"flashgen\.codegen\.targets\.sm_80b must define TARGET, of type Target; got None"),
     ],
 )
 def test_a_target_file_that_cannot_be_taken_is_named(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

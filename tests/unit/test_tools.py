@@ -33,7 +33,6 @@ from flashgen.selection.picks import model_picks
 from flashgen.timing import kernels as timing_kernels
 from flashgen.timing import protocol as timing
 from flashgen.timing.kernels import Bench
-from tests.support.examples import families_of
 from tests.support.fake_gpu import FakeGpu
 from tools import ab, before_after, instruction_mix, lse_cost, model
 
@@ -293,7 +292,7 @@ def test_what_is_measured_can_be_judged(fake: FakeGpu, tmp_path: Path, capsys: p
 
 def test_a_sample_is_legal_repeatable_and_half_of_the_space() -> None:
     problem, _ = model.cell_of((72, True, 512))
-    for family in families_of():
+    for family in map(find_family, model.FITTED):
         sample = model.sample(family, problem, H200.target, 20)
         legal = family.legal_configs(problem, H200.target)
         assert len(set(sample)) == min(20, len(legal))

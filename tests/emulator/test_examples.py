@@ -1,0 +1,62 @@
+"""Every family computes the examples of its operation, and every oracle gives of a sample what it gives of the whole.
+
+Families of the forward and the backward pass have tests made for them, beside which this one adds little: plain pytest has the others here.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashgen.codegen.family import Family, families
+from flashgen.codegen.operation import operation_of, operations
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import Target
+from flashgen.codegen.workload import Workload
+from flashgen.launch import cpu
+from flashgen.launch.tensors import Tensors
+from flashgen.numerics.oracle import oracle_of
+from flashgen.verification.expected import Expected
+from tests.support.examples import examples
+from tests.support.plan import planned
+
+WITH_THEIR_OWN = ("forward", "backward")
+EXAMPLES = [(problem, workload) for operation in operations().values() for problem, workload in operation.examples()]
+
+
+def drawn(problem: Problem, workload: Workload) -> Tensors:
+    return Tensors.random(problem, workload, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("family", "problem", "workload", "target"),
+    planned(
+        [(family, *example) for family in families().values() for example in {one[0]: one for one in examples(family)}.values()],
+        lambda name: 0 if families()[name].operation in WITH_THEIR_OWN else 2,
+        family=lambda one: one[0].name,
+        kinds=lambda one: one[1:],
+        name=lambda one: f"{one[0].name}-{one[1].name}-{one[3].name}",
+        seconds=lambda one: 3.0,
+    ),
+)
+def test_a_family_computes_the_examples_of_its_operation(family: Family, problem: Problem, workload: Workload, target: Target) -> None:
+    kernel = cpu.load_emulated(KernelSpec(family, problem, family.default(problem, target), target))
+    for tensors in (drawn(problem, workload), drawn(problem, workload).apart()):
+        if not family.call_refusals(tensors.call()):
+            cpu.run_on_cpu(kernel, tensors)
+            verdict = Expected.of(tensors).judge(tensors)
+            assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize(("problem", "workload"), EXAMPLES, ids=[f"{problem.name}-{workload.name}" for problem, workload in EXAMPLES])
+def test_an_oracle_gives_of_a_sample_what_it_gives_of_the_whole(problem: Problem, workload: Workload) -> None:
+    oracle, tensors, scalars = oracle_of(problem), drawn(problem, workload), operation_of(problem).scalars(problem)
+    sample = oracle.sample(problem, workload, 20, 1)
+    for compute in (oracle.exact, oracle.plain):
+        of_sample, whole = compute(problem, tensors, scalars, sample), oracle.sampled(compute(problem, tensors, scalars), sample)
+        assert of_sample.keys() == whole.keys() == tensors.outputs.keys()
+        for name, expected in whole.items():
+            torch.testing.assert_close(of_sample[name], expected, rtol=1e-2 if compute == oracle.plain else 1e-9, atol=1e-6, equal_nan=True)
+    every = oracle.rows_of({name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in tensors.outputs.items()})
+    assert len(set(map(tuple, every.tolist()))) == len(every) > 0
