@@ -50,13 +50,31 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --slow-rest, leaves out what every run has, and what does not fit the budget of its family."""
-    if (option := config.getoption("--slow-rest")) is None:
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    taken = within(map(costly, slow), budgets(option))
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in taken])
-    items[:] = [item for item in slow if item.nodeid in taken]
+    """Leaves out tests marked slow, unless they are asked for, and those of a GPU where there is none.
+
+    With --slow-rest leaves out what every run has, and what does not fit the budget of its family.
+    """
+    if (option := config.getoption("--slow-rest")) is not None:
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        within_budget = within(map(costly, slow), budgets(option))
+        taken = [item for item in slow if item.nodeid in within_budget]
+    elif config.getoption("--slow"):
+        taken = items
+    else:
+        taken = [item for item in items if not item.get_closest_marker("slow")]
+    if missing_gpu() and not config.getoption("--require-gpu"):
+        taken = [item for item in taken if not item.get_closest_marker("gpu")]
+    kept = set(taken)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = taken
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """What is left out, and why."""
+    left_out = [] if every_case(config) else ["tests marked slow are left out: --slow runs them"]
+    if (reason := missing_gpu()) and not config.getoption("--require-gpu"):
+        left_out.append(f"tests marked gpu are left out: {reason}")
+    return left_out
 
 
 def costly(item: pytest.Item) -> Costly:
@@ -65,12 +83,8 @@ def costly(item: pytest.Item) -> Costly:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("slow") and not every_case(item.config):
-        pytest.skip("slow: run with --slow")
     if item.get_closest_marker("gpu") and (reason := missing_gpu()):
-        if item.config.getoption("--require-gpu"):
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+        pytest.fail(reason, pytrace=False)  # with --require-gpu: else it was left out
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,7 +21,7 @@ from tests.support.plan import planned, sample
 # The usual head dims, then awkward ones: narrower than a row of the matrix product, no multiple of 16, two that differ.
 HEAD_DIMS = ((64, 64), (128, 128), (256, 256), (8, 8), (72, 72), (96, 96), (192, 128), (40, 256))
 EXAMPLE = Problem(Dtype.BF16, 64)
-QUICK_CONFIGS = 4  # of each family for every run; --slow has many
+QUICK_CONFIGS = 2  # of each family for every run; --slow has many
 
 
 def problems(head_dims: tuple[int, int], operation: str = "forward") -> list[Problem]:
@@ -102,8 +102,8 @@ def test_every_target_has_a_family() -> None:
     """So that none of the tests above passes because it has nothing to do."""
     for target in targets().values():
         for head_dims in HEAD_DIMS:
-            found = [s for f in families().values() for s in default_specs(f, target, problems(head_dims))]
-            assert found, f"no family computes head dims {head_dims} on {target.name}"
+            able = any(not family.refusals(problem, target) for family in families().values() for problem in problems(head_dims))
+            assert able, f"no family computes head dims {head_dims} on {target.name}"
 
 
 def test_the_space_is_worth_tuning() -> None:
