@@ -28,7 +28,8 @@ class Atoms(enum.Enum):
     EMULATED = "emulated"
 
 
-# Files of templates/emulator that come before the atoms; `launch` comes last, and after it `program` where that is asked for.
+# Files of templates/emulator that come before all atoms. One of an atom's name comes right before it; `launch` comes last, and after it
+# `program` where that is asked for.
 EMULATOR_RUNTIME = ("language", "shared", "fiber", "schedule", "report", "extent", "block", "cluster", "isolate")
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
@@ -87,6 +88,23 @@ def _contents(paths: Sequence[str]) -> str:
     return "\n".join(lines).replace(_LABELLED, "//   parts    ", 1)
 
 
+def atom_files(names: Sequence[str], atoms: Atoms) -> list[str]:
+    """The files of these atoms, in their order, with what emulated ones stand on."""
+    if atoms is Atoms.PTX:
+        return [f"atoms/ptx/{name}.cuh" for name in names]
+    files = [f"emulator/{name}.cuh" for name in EMULATOR_RUNTIME]
+    for name in names:
+        files += [*_behind(name), f"atoms/emulated/{name}.cuh"]
+    return files
+
+
+@cache
+def _behind(name: str) -> list[str]:
+    """What an emulated atom stands on, beside the runtime of all: a file of its name, if there is one."""
+    path = f"emulator/{name}.cuh"
+    return [path] if name not in EMULATOR_RUNTIME and path in templates.paths() else []
+
+
 def render_program(spec: KernelSpec) -> Source:
     """The text with emulated atoms as a program of its own: what it reads and writes is said in templates/emulator/program.cuh."""
     source = render(spec, Atoms.EMULATED)
@@ -102,9 +120,6 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     template = jinja_environment().get_template(spec.family.template)
     context = spec.family.context(spec.problem, spec.config, spec.target)
     used_atoms, used_tiles = spec.family.files(spec.problem)
-    files = [f"atoms/{atoms.value}/{name}.cuh" for name in used_atoms]
-    if atoms is Atoms.EMULATED:
-        files = [f"emulator/{name}.cuh" for name in EMULATOR_RUNTIME] + files
     tiles = [f"tile/{name}.cuh" for name in used_tiles]
     written = spec.family.instructions(spec.problem, spec.config) if atoms is Atoms.PTX else ""
     if written:
@@ -115,7 +130,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         config=spec.config,
         parameters=kernels[""].parameters.fields,
         kernels=kernels,
-        atoms=files,
+        atoms=atom_files(used_atoms, atoms),
         tiles=tiles,
         contents=_CONTENTS,
         instructions=written,

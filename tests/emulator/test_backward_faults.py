@@ -110,7 +110,7 @@ _OVERWRITE, _UNORDERED = "write over what another warp may still read", "no barr
 
 ROWS = [
     Fault("delta-of-another-row", "row_delta[row] = exists", "row_delta[row ^ 1] = exists", CAUSAL),
-    Fault("delta-without-d-lse", "delta - (d_lse == nullptr ? 0.0f : d_lse[row])", "delta", CAUSAL),
+    Fault("delta-without-d-lse", "product - (d_lse == nullptr ? 0.0f : d_lse[row])", "product", CAUSAL),
     Fault(
         "delta-of-half-the-lanes", "for (int distance = 1; distance < kRowLanes;", "for (int distance = 2; distance < kRowLanes;", CAUSAL
     ),

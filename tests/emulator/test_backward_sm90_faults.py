@@ -133,7 +133,7 @@ NUMBERS = [
 ]
 _P_STORED = "        store_transposed(stages.p_tile(), warp * 16, P);\n        fence_proxy_async();\n"
 _DS_STORED = "    store_transposed(tile, warp * 16, dS);\n    fence_proxy_async();\n"
-_P_BARRIER = "        barrier_sync_unaligned(kPReady, kConsumers);\n"
+_P_BARRIER = "        barrier_sync_unaligned(kPReady, kConsumerThreads);\n"
 _DV_DONE = "        wgmma_wait_group<0>();\n        launder(dV);\n"
 WIDE_OVERLAP = [
     Planted("wide-wait-before-row_lse-removed", _WAIT_BEFORE_ROWS, _LSE, WIDE),
@@ -143,7 +143,7 @@ WIDE_ORDER = [
     Planted("wide-fence-after-P-removed", _P_STORED, _P_STORED.split("        fence")[0], WIDE, _NO_FENCE),
     Planted("wide-fence-after-dS-removed", _DS_STORED, _DS_STORED.split("    fence")[0], WIDE, _NO_FENCE),
     Planted("wide-barrier-of-P-removed", _P_BARRIER, "", WIDE, _NO_BARRIER),
-    Planted("wide-barrier-of-dS-removed", "        barrier_sync_unaligned(kDScoresReady, kConsumers);\n", "", WIDE, _NOT_WRITTEN),
+    Planted("wide-barrier-of-dS-removed", "        barrier_sync_unaligned(kDScoresReady, kConsumerThreads);\n", "", WIDE, _NOT_WRITTEN),
     Planted("wide-P-while-dV-is-computed", _DV_DONE, "", WIDE, _UNDER_PRODUCT),
     Planted("wide-dK-not-waited-for", "        wgmma_wait_group<0>();\n        launder(dK);\n", "", WIDE, _UNDER_PRODUCT),
 ]
@@ -170,7 +170,7 @@ PAIR_ORDER = [
     Planted("pair-fence-after-P-removed", _P_STORED, _P_STORED.split("        fence")[0], PAIR, _NO_FENCE),
     Planted("pair-fence-after-dS-removed", _DS_STORED, _DS_STORED.split("    fence")[0], PAIR, _NO_FENCE),
     Planted("pair-barrier-of-P-removed", _P_BARRIER + "        launder", "        launder", PAIR, _NO_BARRIER),
-    Planted("pair-P-over-the-other-dS", "                bar_sync(kPFree, kConsumers);\n", "", PAIR, "write under"),
+    Planted("pair-P-over-the-other-dS", "                bar_sync(kPFree, kConsumerThreads);\n", "", PAIR, "write under"),
     Planted("pair-dS-over-what-is-sent", "            if constexpr (!kFirst) exchange.wait_arrived(parity ^ 1);\n", "", PAIR, _BEYOND),
     Planted("pair-sent-over-P", "                wait(ready, parity);\n", "", PAIR, "under an asynchronous copy"),
     Planted("pair-other-dS-not-waited-for", "        wait(full, parity);\n", "", PAIR, "asynchronous copy"),
@@ -185,7 +185,7 @@ PAIR_ORDER = [
     ),
     Planted("pair-ends-before-the-other", "    barrier_cluster_sync();  //", "    //", PAIR, "may still"),
     Planted("pair-descriptor-with-a-rank", "dV, stages.operand(stages.p_tile())", "dV, stages.p_tile()", PAIR, "of which block it is"),
-    Planted("pair-barrier-before-output-removed", "barrier_sync_unaligned(kPReady, kConsumers);  //", "//", PAIR, _UNDER_PRODUCT),
+    Planted("pair-barrier-before-output-removed", "barrier_sync_unaligned(kPReady, kConsumerThreads);  //", "//", PAIR, _UNDER_PRODUCT),
     Planted("pair-dK-not-waited-for", "        wgmma_wait_group<0>();\n        launder(dK);\n", "", PAIR, _UNDER_PRODUCT),
 ]
 PAIR_NUMBERS = [
@@ -238,15 +238,15 @@ PERSISTENT_NUMBERS = [
     Planted("persistent-dQ-not-scaled", "round_part(p.scale,", "round_part(1.0f,", PERSISTENT),
     Planted(
         "persistent-dQ-in-the-first-columns",
-        "store_rounded(QueryTile{rows}, part,",
-        "store_rounded(QueryTile{rows}, 0,",
+        "store_rounded(QueryTile{rounded_tile}, part,",
+        "store_rounded(QueryTile{rounded_tile}, 0,",
         PERSISTENT,
         _NOT_WRITTEN,
     ),
     Planted(
         "persistent-dQ-in-the-first-rows",
-        "store_rounded(QueryTile{rows}, part,",
-        "store_rounded(QueryTile{rows}, 0,",
+        "store_rounded(QueryTile{rounded_tile}, part,",
+        "store_rounded(QueryTile{rounded_tile}, 0,",
         PERSISTENT_QUERIES,
         _NOT_WRITTEN,
     ),
@@ -258,7 +258,7 @@ PERSISTENT_NUMBERS = [
         PERSISTENT,
         "",
     ),
-    Planted("persistent-walk-backwards-adds-forwards", "index += step - p.group", "index += 1 - p.group", PERSISTENT, ""),
+    Planted("persistent-walk-backwards-adds-forwards", "index += direction - p.group", "index += 1 - p.group", PERSISTENT, ""),
     Planted("persistent-queries-not-transposed", "tile.base + first * 8 * 128", "tile.base", PERSISTENT, _NOT_WRITTEN),
 ]
 QUICK_ORDER, QUICK_NUMBERS = 1, 1  # for every run; --slow has all

@@ -109,7 +109,7 @@ SOFTMAX = [
         FULL,
     ),
     Fault("lse-base-2", "const float value = log_sum_exp(", "const float value = 1.442695f * log_sum_exp(", FULL),
-    Fault("lse-reference-in-base-2", "Unit{ln2_hi, ln2_lo}", "Unit{1.0f, ln2_lo}", FULL),
+    Fault("lse-reference-in-base-2", "RowMaxFactor{ln2_hi, ln2_lo}", "RowMaxFactor{1.0f, ln2_lo}", FULL),
     Fault("lse-of-another-row", "row = own * 8 + lane_index() / 4;", "row = (own ^ 1) * 8 + lane_index() / 4;", FULL),
     Fault("lse-of-another-lane", "if (own == i * 2 + h) {", "if (own == h * 2 + i) {", TALL),
     Fault("scale-not-applied", "softmax(p.scale_log2, p.ln2_hi, sums", "softmax(1.442695f, p.ln2_hi, sums", FULL),
@@ -117,7 +117,7 @@ SOFTMAX = [
     Fault("guard-of-the-reference", "next = fmaxf(row_max[i][h], mul_rn(", "next = fmaxf(-infinity(), mul_rn(", UNSEEN),
     Fault("huge-maximum-rounded", "constexpr float kHuge = 0x1p13f;", "constexpr float kHuge = 0x1p120f;", HUGE),
     Fault("huge-scores-half-shifted", "S[i][j][h * 2] -= shift[i][h];", "", HUGE),
-    Fault("huge-lse-in-the-wrong-unit", "const Unit unit = huge ?", "const Unit unit = false ?", HUGE),
+    Fault("huge-lse-in-the-wrong-unit", "const RowMaxFactor factor = huge ?", "const RowMaxFactor factor = false ?", HUGE),
     Fault("guard-of-the-sum", "return total == 0.0f ? 0.0f : y;", "return y;", UNSEEN),
 ]
 

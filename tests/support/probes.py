@@ -20,7 +20,7 @@ from flashgen.build.emulator.tensor_map import emulated_map
 from flashgen.build.gpu.tensor_map import encoder
 from flashgen.build.nvrtc import compile_source
 from flashgen.build.parameter_buffer import parameter_buffer
-from flashgen.codegen.render import EMULATOR_RUNTIME, Atoms, Source
+from flashgen.codegen.render import Atoms, Source, atom_files
 from flashgen.codegen.tensor_map import TensorMapShape
 
 SHARED_BYTES = 48 * 1024
@@ -120,10 +120,7 @@ struct Parameters {{ {maps}const u32* in; u32* out; }};
 
 
 def _atoms(atoms: Atoms) -> str:
-    files = [f"atoms/{atoms.value}/{name}.cuh" for name in ATOM_FILES]
-    if atoms is Atoms.EMULATED:
-        files = [f"emulator/{name}.cuh" for name in EMULATOR_RUNTIME] + files
-    return "".join(map(templates.read, files))
+    return "".join(map(templates.read, atom_files(ATOM_FILES, atoms)))
 
 
 # By their texts: where the probes that have been compiled for the CPU are, and which of that library's each is.

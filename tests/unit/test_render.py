@@ -64,6 +64,15 @@ def test_no_line_is_longer_than_140_columns(path: str) -> None:
     assert [line for line in templates.read(path).splitlines() if len(line) > 140] == []
 
 
+LONGEST = {"kernels/attention_forward": 160, "kernels/": 220, "tile/": 200, "atoms/": 200}  # lines; the first that fits counts
+
+
+@pytest.mark.parametrize("path", [path for path in templates.paths() if path.startswith(tuple(LONGEST))])
+def test_a_file_is_short_enough_to_be_read_at_once(path: str) -> None:
+    most = next(lines for start, lines in LONGEST.items() if path.startswith(start))
+    assert len(templates.read(path).splitlines()) <= most
+
+
 @some_specs
 def test_nothing_is_there_that_nothing_uses(spec: KernelSpec) -> None:
     code = re.sub(r"//[^\n]*", "", rendered(spec).text)

@@ -1,15 +1,15 @@
-// Which work a block of a backward pass does: a key tile of a key/value head, and the query tiles that see any of its keys, those of all
-// `group` query heads that share it. The block owns dK and dV of its keys.
+// A work tile of a backward pass: a key tile of a key/value head, and the query tiles that see any of its keys, those of all
+// `group` query heads that share it. The block that has it owns dK and dV of its keys.
 
 struct KeyWork {
-    int first_key, head_kv, batch;
+    int first_key, head_kv, batch;  // first_key: -1 where there is no work tile (WorkClaims)
     QueryTileRange tiles;  // of each query head
 
     // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass. But
     // where additions to dQ have an order the last ones do, because they add first.
     template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
-    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int block = block_index()) {
-        const WorkTile work = find_work_tile(block, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
+    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int index = block_index()) {
+        const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
         const int first_key = (kLastFirst ? work.tile : p.key_tiles - 1 - work.tile) * kBlockKv;
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
     }

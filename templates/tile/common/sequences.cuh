@@ -1,5 +1,5 @@
-// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
-// another layout of sequences is another struct with the same functions.
+// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Who reads or writes rows asks one struct for
+// both, so that another layout of sequences is another struct with the same functions; tensor maps of the backward pass are of dense ones.
 
 // Distances between batch entries, heads and rows of a tensor, in elements.
 struct Strides {

@@ -1,11 +1,12 @@
-// What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
+// What kernels share of softmax's rows: their origin, and in online softmax the running row max, and reductions over the quad of lanes that
+// holds a row of S.
 
-// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if S * scale_log2 exceeds it by more than this,
-// FlashAttention-4's threshold. P is then at most 2^8, which fp16 holds.
+// Conditional rescaling: where softmax looks at the maximum of S, a warp's row maxima move only if S * scale_log2 exceeds one of them by
+// more than this, FlashAttention-4's threshold. P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
-// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and every score of a row that is not huge
-// exceeds it.
+// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and the maximum of every row that is
+// not huge exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum

@@ -4,12 +4,13 @@
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: its place among the head's query tiles, or, in the backward pass, among its key tiles
+    int tile, head, batch;  // tile: number among the head's query tiles, the last one handed out first; of key tiles see KeyWork::find
 };
 
-// L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
-// longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
-// tiles of the head follow each other.
+// L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
+// of dQ), and one group comes after the other. Within a group the longest work tiles come first (LPT scheduling): under a causal mask the
+// last query tiles, or the first key tiles (KeyWork::find turns the order round). In a group of one head the tiles of the head follow each
+// other.
 struct TileScheduler {
     int head_tiles;      // tiles of each head
     int l2_group_heads;  // heads of an L2 group
@@ -25,9 +26,9 @@ struct TileScheduler {
 // The work tile of number `index`; the last tiles of heads come first. `heads`: heads of a batch entry, or its sets of heads that share
 // tiles. heads * batch is a multiple of l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - group * scheduler.l2_group_tiles;
+    const int l2_group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - l2_group * scheduler.l2_group_tiles;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
-    const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
+    const int head_and_batch = l2_group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
     return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }

@@ -1,5 +1,5 @@
 // Where a block is on its way over query tiles, if several query heads share its keys: a tile of each of them, then the next tile. With one
-// query head it walks forwards.
+// query head it walks forwards. A block here is one that has the work tile; a persistent one begins and ends many.
 //
 // What an L2 group reads and adds to fits into the L2 only while its blocks are at the same tile. Under a causal mask a block begins
 // together with others of the first group, and walks backwards, from the last tile. A block with few tiles ends early, and then one of the
@@ -8,13 +8,13 @@
 
 struct TileWalk {
     int tile, member, left;  // member: number among the query heads of a key/value head; left: of tiles, in all
-    int step;                // from tile to tile: 1, or -1 backwards
+    int direction;           // from tile to tile: 1, or -1 backwards
     i64 index;               // the tile's place among those of all heads: [batch, heads_q, query_tiles]
 
     template <class Parameters>
     __device__ __forceinline__ TileWalk(const KeyWork& work, const Parameters& p)
-        : member(0), left(work.tiles.count() * p.group), step(walks_backwards(work, p) ? -1 : 1) {
-        tile = step > 0 ? work.tiles.begin : work.tiles.end - 1;
+        : member(0), left(work.tiles.count() * p.group), direction(walks_backwards(work, p) ? -1 : 1) {
+        tile = direction > 0 ? work.tiles.begin : work.tiles.end - 1;
         index = (static_cast<i64>(work.batch) * p.heads_q + head(work, p)) * p.query_tiles + tile;
     }
 
@@ -25,7 +25,7 @@ struct TileWalk {
     template <class Parameters>
     __device__ __forceinline__ void advance(const KeyWork&, const Parameters& p) {
         --left, ++member, index += p.query_tiles;
-        if (member == p.group) member = 0, tile += step, index += step - p.group * p.query_tiles;
+        if (member == p.group) member = 0, tile += direction, index += direction - p.group * p.query_tiles;
     }
 
   private:

@@ -2,13 +2,14 @@
 // - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
 //   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
 // - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dP - delta should nearly vanish; but
-//   delta = rowsum(dO * O) comes from the rounded O, so that dS keeps the rounding error of O. Plain PyTorch sums up P * dP, where errors
-//   vanish with dS. Among many keys the gradients of other rows are so much larger that this does not show. A query that sees one key has
-//   exactly no gradient.
+//   rowsum(dO * O), in row_delta, comes from the rounded O, so that dS keeps the rounding error of O. Plain PyTorch sums up P * dP, where
+//   errors vanish with dS. Among many keys the gradients of other rows are so much larger that this does not show. A query that sees one
+//   key has exactly no gradient.
 // This is made to be short, not fast.
 
 constexpr int kFewKeys = 64;
 
+// By its lse, since the forward pass has not saved the maximum, from which lse differs by log(len_kv) at most. NaN and +inf count as huge.
 __device__ __forceinline__ bool is_huge_lse(float lse) { return !(fabsf(lse) * 1.44269504f < kHuge) && lse != -infinity(); }
 
 // Whether any of kRows rows is huge, of which `rows_valid` exist. All lanes of a warp ask together.
@@ -67,7 +68,8 @@ __device__ __forceinline__ void load_operand(u32 (&words)[4], const Element* row
     }
 }
 
-// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products: both round it alike.
+// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products, so that both
+// round it alike as far as mma.sync and wgmma do.
 template <int kWidth, class Element>
 __device__ __forceinline__ void multiply_rows(float (&product)[4], const Rows<Element>& keys, int first_key, const Rows<Element>& queries,
                                               int first_query) {

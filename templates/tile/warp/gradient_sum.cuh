@@ -1,6 +1,6 @@
 // dQ on its way through global memory: fp32 sums, to which the blocks of all key tiles add. The sums of a query tile lie as warps hold
-// them: the accumulators of 16 rows x 8 columns one after the other, row by row of those, so that the lanes of a warp touch neighbouring
-// words.
+// them: 128 numbers for each product of 16 rows x 8 columns, products in row-major order; within one lane by lane (kVectors) or register by
+// register, so that the lanes of a warp touch neighbouring words.
 
 // Where the accumulators of one 16 x 8 product lie, from the first of the query tile.
 template <int kColumns>

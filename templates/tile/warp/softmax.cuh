@@ -1,12 +1,10 @@
 // Online softmax in base 2 (Milakov and Gimelshein 2018) as in FlashAttention-2, algorithm 1, with conditional rescaling: the row max stays
-// as it is until a score exceeds it by kHeadroom. So rescaling is rare, and the usual step needs neither the exact maximum nor an exchange
-// between lanes.
+// as it is until a score exceeds it by kHeadroom. So the usual step needs neither the exact maximum nor an exchange between lanes.
 
 // One lane's sums over its columns of a row tile, for the rows lane/4 and lane/4 + 8. They change once a tile and where a row
 // max does, and stay in shared memory in between, because registers limit the tile sizes.
 struct LaneSums {
-    // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971), else but for about
-    // the rounding of one addition.
+    // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971)
     float row_sum[2], compensation[2];
 
     __device__ __forceinline__ static LaneSums load(SharedAddress slot) {

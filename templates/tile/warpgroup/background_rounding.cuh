@@ -1,8 +1,8 @@
-// dQ = scale * d_q_sum, of heads whose sums are complete, while the consumers of this block compute other heads: what the last kernel of
-// the other families does. A thread loads the sums of a query tile part by part, a warp rounds them.
+// dQ = scale * d_q_sum, of heads whose sums are complete, while the consumers of this block compute other heads: here in place of a kernel
+// after the main one. A thread loads the sums of a query tile part by part, a warp rounds them.
 //
 // p.d_q_progress counts: first the query tiles that blocks have claimed for this, then for each key/value head the work tiles whose dQ is
-// added. Blocks claim query tiles in the order in which heads become complete, and wait for them.
+// added. Blocks claim query tiles in the order of the heads, in which L2 groups become complete, and wait for them.
 
 template <class Element, class Gradient, class QueryTile, int kBlockQ, int kSumStages>
 struct BackgroundRounding {
@@ -10,14 +10,15 @@ struct BackgroundRounding {
     static constexpr int kParts = Gradient::kWarps, kTiles = Gradient::kTiles;  // of a query tile; column tiles of a part
     static constexpr int kPartBytes = kTiles * 512, kRingBytes = kSumStages * kPartBytes;
     static constexpr int kRoundTiles = 2;  // at a time, as registers allow
-    SharedAddress rows, parts, tiles;      // tiles: to which each part of the ring belongs
+    // rounded_tile: dQ on its way out. tile_numbers: of the query tile to which each part of the ring belongs.
+    SharedAddress rounded_tile, parts, tile_numbers;
     Ring ring;
 
     __device__ __forceinline__ explicit BackgroundRounding(SharedRegions& regions)
-        : rows(regions.take(QueryTile::kBytes)), parts(regions.take(kRingBytes)) {}
+        : rounded_tile(regions.take(QueryTile::kBytes)), parts(regions.take(kRingBytes)) {}
     __device__ __forceinline__ void take_barriers(SharedRegions& regions) {
         ring.barriers = regions.take(Ring::kBytes);
-        tiles = regions.take(kSumStages * 4);
+        tile_numbers = regions.take(kSumStages * 4);
     }
     // By one thread.
     __device__ __forceinline__ void initialise() const { ring.initialise(1, 1); }
@@ -47,7 +48,7 @@ struct BackgroundRounding {
 #pragma unroll 1
             for (int i = 0; i < kParts; ++i, part += kPartBytes / 4) {
                 ring.producer_acquire(state);
-                store_shared(tiles + state.stage * 4, static_cast<u32>(tile));
+                store_shared(tile_numbers + state.stage * 4, static_cast<u32>(tile));
                 if (!exists) return ring.producer_commit(state.stage, true);
                 ring.producer_expect(state, kPartBytes);
                 cp_async_bulk_load(parts + state.stage * kPartBytes, part, kPartBytes, ring.full(state.stage));
@@ -62,7 +63,7 @@ struct BackgroundRounding {
 #pragma unroll 1
         while (true) {
             ring.consumer_wait(state);
-            const int tile = static_cast<int>(load_shared(tiles + state.stage * 4));
+            const int tile = static_cast<int>(load_shared(tile_numbers + state.stage * 4));
             if (tile >= p.sum_tiles) break;
             if (elect_sync()) cp_async_bulk_wait_group_read<0>();
             barrier_warp_sync();
@@ -85,17 +86,17 @@ struct BackgroundRounding {
     // `sums`: of this lane.
     __device__ __forceinline__ void round_part(float scale, int part, SharedAddress sums) const {
 #pragma unroll 1
-        for (int tile = 0; tile < kTiles; tile += kRoundTiles) {
+        for (int column_tile = 0; column_tile < kTiles; column_tile += kRoundTiles) {
             float dQ[kRoundTiles][4];
 #pragma unroll
             for (int j = 0; j < kRoundTiles; ++j) {
-                const uint4 v = load_shared_v4(sums + (tile + j) * 512);
+                const uint4 v = load_shared_v4(sums + (column_tile + j) * 512);
                 dQ[j][0] = __uint_as_float(v.x) * scale, dQ[j][1] = __uint_as_float(v.y) * scale;
                 dQ[j][2] = __uint_as_float(v.z) * scale, dQ[j][3] = __uint_as_float(v.w) * scale;
             }
             u32 rounded[kRoundTiles / 2][4];
             round_to_operand<Element>(rounded, dQ);
-            Gradient::store_rounded(QueryTile{rows}, part, tile, rounded);
+            Gradient::store_rounded(QueryTile{rounded_tile}, part, column_tile, rounded);
         }
     }
     template <class Parameters>
@@ -104,7 +105,7 @@ struct BackgroundRounding {
         const int row = (tile - head_and_batch * p.query_tiles) * kBlockQ, head = head_and_batch - batch * p.heads_q;
 #pragma unroll
         for (int panel = 0; panel < QueryTile::kPanels; ++panel)
-            cp_async_bulk_tensor_store(p.d_q_map, rows + panel * QueryTile::kPanelBytes, panel * 64, row, head, batch);
+            cp_async_bulk_tensor_store(p.d_q_map, rounded_tile + panel * QueryTile::kPanelBytes, panel * 64, row, head, batch);
         cp_async_bulk_commit_group();
     }
 };

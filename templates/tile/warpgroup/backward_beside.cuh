@@ -1,5 +1,6 @@
-// The two kernels beside the main one of a backward pass, which have a block for each query tile of each head: one before it writes what it
-// needs of each query and zeroes the sums of dQ, one after it rounds these.
+// The kernels beside the main one of a backward pass, which have a block for each query tile of each head: preprocess, before it, writes
+// what it needs of each query and zeroes the sums of dQ; postprocess, after it, rounds these, unless the main kernel does
+// (background_rounding.cuh).
 
 struct HeadTile {
     int tile, head, batch;

@@ -1,5 +1,5 @@
-// What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
-// pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
+// What a work tile of a backward pass reads, in shared memory: its key tile, which stays until its end, and query tiles that go through the
+// stages of two pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
 
 template <class Key, class Value, class Query, class DOut, class Lse, class Walk, int kStages>
 struct BackwardInputs {
@@ -83,6 +83,6 @@ struct BackwardInputs {
             state.advance();
             first = false;
         }
-        if (first) wait_keys();  // no query sees these keys
+        if (first) wait_keys();  // no query sees these keys: never so in a persistent block (WorkClaims)
     }
 };

@@ -52,7 +52,8 @@ struct ForwardConsumer {
         retire_pv();            // rescale or store O, release V: O must be free before the next product
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
-        if (new_tile) {  // O and the P V under way still belong to the tile before; all else is the new one's from here on
+        // O, the P V under way, normalisers and finished belong to the tile before until retire_pv, all else to the new one after this.
+        if (new_tile) {
             finish_tile();
             begin_tile();
             softmax.restart();
@@ -64,7 +65,7 @@ struct ForwardConsumer {
         if (new_tile) softmax.needs_rescale = false;  // O of a new tile begins at zero, once the old one is stored
         return true;
     }
-    // The last K block of all has no Q K^T beside its P V (lines 18, 19).
+    // The K block visited last of all has no Q K^T beside its P V (lines 18, 19).
     __device__ __forceinline__ void drain(Fragment& P_last) {
         wgmma_wait_group<0>();
         retire_pv();

@@ -51,7 +51,7 @@ struct WorkTileInfo {
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
-    // Nothing else is published by the counter: a claim is a number.
+    // A claim publishes nothing else, so relaxed order would do; these are the atoms that there are.
     const int claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
     if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
     return claims + p.launched_blocks;

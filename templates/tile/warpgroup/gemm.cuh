@@ -1,4 +1,6 @@
 // The two matrix products of attention, for one warpgroup and its 64 query rows: S = Q K^T and O += P V. Both are issued, not waited for.
+// In the backward pass the first one computes S^T = K Q^T and dP^T = V dO^T, with 64 keys as rows: there `queries` is K or V, `keys` is Q
+// or dO.
 
 // S = Q K^T over kColumns columns, for the rows of Q from `row` on.
 template <class Element, int kColumns, class QueryTile, class KeyTile, int kKeyTiles>

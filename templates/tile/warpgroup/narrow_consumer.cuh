@@ -5,11 +5,11 @@ template <class Traits, class Parameters>
 struct NarrowConsumer {
     using Element = typename Traits::Element;
     using Stages = typename Traits::Stages;
-    using DQ = typename Traits::DQ;
+    using DQShare = typename Traits::DQShare;
     static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
     static constexpr bool kSplit = Traits::kSplit;
-    static constexpr int kConsumers = 2 * 128;  // threads
-    static constexpr int kDScoresReady = 1;     // named barrier of the consumers
+    static constexpr int kConsumerThreads = 2 * 128;
+    static constexpr int kConsumersMeet = 1;  // their named barrier
     // kSteps: of the products dV and dK. kEarlySteps: of dV, those issued before the barrier, to hide it.
     static constexpr int kSteps = kBlockQ / 16, kEarlySteps = kSplit ? 2 : kSteps;
     // Whether dO is released before dQ is added. Not for deterministic gradients: there the release says that dQ is added.
@@ -33,7 +33,7 @@ struct NarrowConsumer {
         barrier_warp_sync();
         pipeline.consumer_release(state.stage, lane == 0);
     }
-    __device__ __forceinline__ static void barrier() { bar_sync(kDScoresReady, kConsumers); }
+    __device__ __forceinline__ static void barrier() { bar_sync(kConsumersMeet, kConsumerThreads); }
 
     // dK, without its scale, and dV of the warpgroup's keys; adds their dQ to the sums in memory.
     __device__ __forceinline__ void walk(const KeyWork& work, float (&dK)[kColumns / 8][4], float (&dV)[kColumnsV / 8][4]) {
@@ -86,7 +86,7 @@ struct NarrowConsumer {
             if (!kSplit) wait_d_v();  // dQ takes the registers of P; issued behind dV it would be no faster
             if (kReleasesEarly) release(stages.d_out_pipeline);
 
-            DQ d_q;
+            DQShare d_q;
             wgmma_fence();
             d_q.gemm(d_s_tile, stages.key_tile(), warpgroup);
             wgmma_commit_group();
@@ -103,7 +103,7 @@ struct NarrowConsumer {
             wgmma_wait_group<kSplit ? 2 : 1>();
             launder(d_q.dQ);
             if constexpr (Traits::kDeterministic) stages.keeper.wait_turn(state);
-            d_q.add_to(p.d_q_sum + next.index * DQ::Sums::kFloats, warp);  // while products are under way
+            d_q.add_to(p.d_q_sum + next.index * DQShare::Sums::kFloats, warp);  // while products are under way
             if (kSplit) wait_d_v();
             if (!kReleasesEarly) release(stages.d_out_pipeline);
 

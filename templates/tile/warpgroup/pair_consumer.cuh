@@ -9,7 +9,7 @@ struct PairConsumer {
     using DQ = typename Traits::DQ;
     static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
     using KeyTile = typename Traits::KeyTile;
-    static constexpr int kConsumers = 2 * 128;  // threads
+    static constexpr int kConsumerThreads = 2 * 128;
     static constexpr int kPReady = 1, kPFree = 2;  // named barriers of the consumers
     static constexpr int kDScoresReady = 3;        // named barrier of the consumers and the warp that sends dS
     using Exchange = decltype(static_cast<const Stages*>(nullptr)->exchange());
@@ -53,7 +53,7 @@ struct PairConsumer {
         fence_proxy_async();
     }
     // The consumers and the warp that sends dS meet once all of it is written.
-    __device__ __forceinline__ static void wait_d_scores() { barrier_sync_unaligned(kDScoresReady, kConsumers + 32); }
+    __device__ __forceinline__ static void wait_d_scores() { barrier_sync_unaligned(kDScoresReady, kConsumerThreads + 32); }
     // Adds dQ to the sum in memory. This takes as long as a product does: it is done behind products of the next tile.
     __device__ __forceinline__ void add_d_q() {
         if (pending < 0) return;
@@ -64,7 +64,7 @@ struct PairConsumer {
     template <bool kFirst>
     __device__ __forceinline__ void differentiate_scores() {
         (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).consumer_wait(state);
-        barrier_sync_unaligned(kPReady, kConsumers);
+        barrier_sync_unaligned(kPReady, kConsumerThreads);
         launder(dV);
         wgmma_fence();
         const auto d_out = stages.operand(stages.d_out_tile(state.stage));
@@ -114,10 +114,10 @@ struct PairConsumer {
         release(stages.query_pipeline, own.stage);
         if constexpr (!kLast) {
             if constexpr (kWarpgroup == 0) {
-                bar_sync(kPFree, kConsumers);
+                bar_sync(kPFree, kConsumerThreads);
                 store_p();
             } else {
-                bar_arrive(kPFree, kConsumers);
+                bar_arrive(kPFree, kConsumerThreads);
             }
             differentiate_scores<false>();
         }
@@ -136,7 +136,7 @@ struct PairConsumer {
             while (next.left > 1) step<false>();
             step<true>();
         }
-        barrier_sync_unaligned(kPReady, kConsumers);  // nobody reads K and V any more
+        barrier_sync_unaligned(kPReady, kConsumerThreads);  // nobody reads K and V any more
         const int row = warp * 16, key = work.first_key + row;
         store_columns<Element, ShareV::kFirst>(p.d_v_map, dV, 1.0f, stages.value_tile(), row, key, work.head_kv, work.batch);
         store_columns<Element, Share::kFirst>(p.d_k_map, dK, p.scale, stages.key_tile(), row, key, work.head_kv, work.batch);

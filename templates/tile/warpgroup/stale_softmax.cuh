@@ -19,8 +19,7 @@ template <class Element, bool kStaleRowMax>
 struct OnlineSoftmax {
     float row_max[2];    // scale_log2 * the maximum of S when it was last updated, rounded; 0 in a huge row
     float shift[2];      // see Origin; valid if `huge`
-    // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971), else but for about
-    // the rounding of one addition.
+    // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971)
     float row_sum[2], compensation[2];
     float factor[2];     // rescales O, if needs_rescale
     bool needs_rescale;  // the last block updated a row max; the same in the whole warp
@@ -86,6 +85,7 @@ struct OnlineSoftmax {
             }
         }
     }
+    // Rescales the row sum, and keeps the factor by which `rescale` rescales O once its product is complete.
     __device__ __forceinline__ void rescale_sum(int h, float by) {
         factor[h] = by;
         const float factor_of_sum = fmaf(by, kEx2Bias, by);  // 1 stays 1

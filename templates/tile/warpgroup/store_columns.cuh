@@ -1,5 +1,5 @@
-// From a warp's accumulator of some of a gradient's columns to memory, by way of a tile of the same shape in shared memory: what dK and dV
-// are gradients of has a place there, which nobody reads any more.
+// From a warp's accumulator of some of a gradient's columns to memory, by way of a tile in shared memory with a row for each key, which
+// nobody reads at that time: the place of K or V, or that of dS where the next K and V are already on their way there.
 
 // Rounds gradient * scale and stores the warp's 16 rows: those from `tile_row` on of the tile, from `row` on of the head. They are of
 // columns from kFirst on (a multiple of 64). What lies outside of the tensor is left out. The copies may still read the tile on return.

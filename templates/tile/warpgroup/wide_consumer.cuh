@@ -8,7 +8,7 @@ struct WideConsumer {
     using Stages = typename Traits::Stages;
     using DQ = typename Traits::DQ;
     static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
-    static constexpr int kConsumers = 2 * 128;  // threads
+    static constexpr int kConsumerThreads = 2 * 128;
     static constexpr int kPReady = 1, kDScoresReady = 2;  // named barriers of the consumers
     using Share = ColumnShare<kColumns, kWarpgroup>;
     using ShareV = ColumnShare<kColumnsV, kWarpgroup>;
@@ -53,7 +53,7 @@ struct WideConsumer {
     // dS^T and dV of the tile that is next, whose P^T and dP^T are there.
     __device__ __forceinline__ void differentiate_scores() {
         (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).consumer_wait(state);
-        barrier_sync_unaligned(kPReady, kConsumers);
+        barrier_sync_unaligned(kPReady, kConsumerThreads);
         launder(dV);
         wgmma_fence();
         gemm_over_queries<Element>(dV, stages.p_tile(), columns_from<ShareV::kFirst>(stages.d_out_tile(state.stage)));
@@ -63,7 +63,7 @@ struct WideConsumer {
         wgmma_wait_group<0>();
         launder(dV);
         release(stages.d_out_pipeline, state.stage);
-        barrier_sync_unaligned(kDScoresReady, kConsumers);
+        barrier_sync_unaligned(kDScoresReady, kConsumerThreads);
     }
     // dQ and dK of a tile, and S^T or dP^T of the one after it. kLast: there is none.
     template <bool kLast>
@@ -111,7 +111,7 @@ struct WideConsumer {
             while (next.left > 1) step<false>();
             step<true>();
         }
-        barrier_sync_unaligned(kPReady, kConsumers);  // nobody reads K and V any more: a consumer's warps do not end at once
+        barrier_sync_unaligned(kPReady, kConsumerThreads);  // nobody reads K and V any more: a consumer's warps do not end at once
         const int row = warp * 16, key = work.first_key + row;
         store_columns<Element, ShareV::kFirst>(p.d_v_map, dV, 1.0f, stages.value_tile(), row, key, work.head_kv, work.batch);
         store_columns<Element, Share::kFirst>(p.d_k_map, dK, p.scale, stages.key_tile(), row, key, work.head_kv, work.batch);

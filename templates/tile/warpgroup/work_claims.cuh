@@ -10,6 +10,7 @@ struct WorkClaims {
 
     // Barriers. full: the work tile is stored. empty: producer and consumers have read it, and its loads are issued. done: consumers have
     // read its K and V, and have added its dQ; the scheduler arrives, too, so that `done` does not complete again before it has looked.
+    // The producer need not: it looks before it loads K and V, without which consumers end no work tile. So each must have a query tile.
     __device__ __forceinline__ SharedAddress full() const { return memory + 24; }
     __device__ __forceinline__ SharedAddress empty() const { return memory + 32; }
     __device__ __forceinline__ SharedAddress done() const { return memory + 40; }
@@ -52,7 +53,7 @@ struct WorkClaims {
     // The work tile that is there.
     __device__ __forceinline__ KeyWork load() const {
         const uint4 v = load_shared_v4(memory);
-        // Which tiles are full consumers find out, for their keys.
+        // full_begin and full_end are not handed over, and are 0: each consumer finds them for its own 64 keys.
         KeyWork work{static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), {static_cast<int>(v.w)}};
         work.tiles.end = static_cast<int>(load_shared(memory + 16));
         return work;

@@ -2,7 +2,7 @@
 //
 // Attention backward for Hopper by recomputation (Dao 2023, algorithm 2), with the products of FlashAttention-3 (Shah et al. 2024):
 //   P = exp(scale * Q K^T + causal mask - lse),  dV = P^T dO,
-//   dP = dO V^T,  dS = P * (dP - delta),  dQ = scale * dS K,  dK = scale * dS^T Q.
+//   dP = dO V^T,  dS = P * (dP - delta),  dQ = scale * dS K,  dK = scale * dS^T Q,  delta = rowsum(dO * O) - d_lse.
 // A work tile is 128 keys of a key/value head: a block walks over the queries that see them, of all query heads that share it.
 // Blocks are persistent, and each warp of their first warpgroup has a role: the producer loads tiles, the scheduler claims work tiles, and
 // two round dQ of heads that are complete. Two warpgroups, the consumers, own 64 keys of a work tile each, whose dK and dV stay in
@@ -276,7 +276,7 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 // to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes).
 //   K-major (the contraction dimension is contiguous): rows of 128 bytes; groups of 8 rows are 1024 bytes apart (stride offset); the
 //   leading offset is ignored.
-//   MN-major (the other dimension is contiguous): groups of 8 steps of the contraction are 1024 bytes apart (stride offset); panels of 64
+//   MN-major (the other dimension is contiguous): groups of 8 rows of the contraction are 1024 bytes apart (stride offset); panels of 64
 //   columns are `panel_bytes` apart (leading offset).
 // The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
 __device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
@@ -417,7 +417,6 @@ __device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
 __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
     return __shfl_xor_sync(0xffffffff, value, lane_mask);
 }
-
 __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
 // ==== atoms/ptx/vote_sync.cuh ========================================================================================
@@ -574,7 +573,10 @@ constexpr bool kCausal = true;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix products take them
 
-// tile_counter: claims of work tiles of this launch; each launch finds 0 and leaves 0. sum_tiles: query tiles of all heads.
+// row_lse: [batch, heads_q, query_tiles, kBlockQ + 4] (RowLse); row_delta and row_shift: [.., kBlockQ]; d_q_sum: [.., kBlockQ * kColumns]
+// (QueryGradient); d_q_progress: [1 + batch * heads_kv], progress_counters of them (BackgroundRounding). tile_counter: claims of work tiles
+// of this launch, which finds 0 and leaves 0: claims begin while _preprocess, which zeroes the other counters, may still run. sum_tiles:
+// query tiles of all heads. Boxes of the maps: 64 columns by all rows of a tile; of d_k and d_v by a warp's 16.
 // Strides in elements. lse and d_lse are [batch, heads_q, len_q], dense; d_lse may be null.
 struct RowParameters {
     const Element* q;
@@ -677,12 +679,13 @@ struct SharedRegions {
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: its place among the head's query tiles, or, in the backward pass, among its key tiles
+    int tile, head, batch;  // tile: number among the head's query tiles, the last one handed out first; of key tiles see KeyWork::find
 };
 
-// L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
-// longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
-// tiles of the head follow each other.
+// L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
+// of dQ), and one group comes after the other. Within a group the longest work tiles come first (LPT scheduling): under a causal mask the
+// last query tiles, or the first key tiles (KeyWork::find turns the order round). In a group of one head the tiles of the head follow each
+// other.
 struct TileScheduler {
     int head_tiles;      // tiles of each head
     int l2_group_heads;  // heads of an L2 group
@@ -698,17 +701,17 @@ struct TileScheduler {
 // The work tile of number `index`; the last tiles of heads come first. `heads`: heads of a batch entry, or its sets of heads that share
 // tiles. heads * batch is a multiple of l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - group * scheduler.l2_group_tiles;
+    const int l2_group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - l2_group * scheduler.l2_group_tiles;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
-    const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
+    const int head_and_batch = l2_group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
     return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
 // ==== tile/common/sequences.cuh ======================================================================================
 
-// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
-// another layout of sequences is another struct with the same functions.
+// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Who reads or writes rows asks one struct for
+// both, so that another layout of sequences is another struct with the same functions; tensor maps of the backward pass are of dense ones.
 
 // Distances between batch entries, heads and rows of a tensor, in elements.
 struct Strides {
@@ -861,7 +864,8 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 
 // ==== tile/common/softmax_rows.cuh ===================================================================================
 
-// What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
+// What kernels share of softmax's rows: their origin, and in online softmax the running row max, and reductions over the quad of lanes that
+// holds a row of S.
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
 // has a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself,
@@ -890,8 +894,9 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. A
-// single value may ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. It
+// is corrected for lse: in log_sum_exp for the terms of the row sum, and in the factor that rescales the row sum. O goes without: the
+// error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
 constexpr float kEx2Bias = 5.0e-8f;
 
 // Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
@@ -906,30 +911,30 @@ __device__ __forceinline__ float log_near_one(float x) {
 }
 
 // The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
-struct Unit {
+struct RowMaxFactor {
     float high, low;
 
     // For a row max that is a score itself, without the scale: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
-    __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
+    __device__ __forceinline__ static RowMaxFactor of_score(float scale_log2, float ln2_hi, float ln2_lo) {
         const float high = mul_rn(scale_log2, ln2_hi);
         return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
     }
 };
 
-// log(total) + row_max * (unit.high + unit.low), to about one rounding. fp32 takes some care for that: each term is split into a main part
-// and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float row_max, float total, const Unit& unit) {
+// log(total) + row_max * (factor.high + factor.low), to about one rounding. fp32 takes some care for that: each term is split into a main
+// part and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float row_max, float total, const RowMaxFactor& factor) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
     const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - power * 0x800000);
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) * 0x800000);  // of total, to 20 %, and exactly 1 for 1
-    const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
+    const float a = mul_rn(row_max, factor.high), b = mul_rn(exponent, kLn2);
     const float s = a + b, b_in_s = s - a;
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
-    const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = row_max * unit.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // where the row max is a score, its 2^0 = 1 is exact
+    const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = row_max * factor.low + exponent * kLn2Low;
+    const float bias = kEx2Bias * (1.0f - inverse);  // the row max's own term, 2^0 = 1, is exact
     const float corrections = sum_error + product_error + low_parts + bias;
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
@@ -937,8 +942,8 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
 // The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
 __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
-    const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
-    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, unit);
+    const RowMaxFactor factor = huge ? RowMaxFactor::of_score(scale_log2, ln2_hi, ln2_lo) : RowMaxFactor{ln2_hi, ln2_lo};
+    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, factor);
     return total == 0.0f ? -infinity() : value;
 }
 
@@ -968,7 +973,7 @@ struct RowPart {
     // rowsum(dO * O) in fp32, in all lanes of the row.
     template <class Element>
     __device__ __forceinline__ float product() const {
-        float delta = 0.0f;
+        float dot = 0.0f;
 #pragma unroll
         for (int i = 0; i < kChunks; ++i) {
             const u32 pairs[2][4] = {{out[i].x, out[i].y, out[i].z, out[i].w}, {d_out[i].x, d_out[i].y, d_out[i].z, d_out[i].w}};
@@ -977,20 +982,20 @@ struct RowPart {
                 float x[2], y[2];
                 cvt_f32_x2<Element>(x[0], x[1], pairs[0][j]);
                 cvt_f32_x2<Element>(y[0], y[1], pairs[1][j]);
-                delta = fmaf(x[1], y[1], fmaf(x[0], y[0], delta));
+                dot = fmaf(x[1], y[1], fmaf(x[0], y[0], dot));
             }
         }
 #pragma unroll
-        for (int distance = 1; distance < kRowLanes; distance *= 2) delta += shfl_sync_bfly(delta, distance);
-        return delta;
+        for (int distance = 1; distance < kRowLanes; distance *= 2) dot += shfl_sync_bfly(dot, distance);
+        return dot;
     }
 };
 
 // exp2(S * scale_log2 - row_lse) is P. A row that sees no key gets +inf, with which P is 0 without a mask.
 __device__ __forceinline__ float base2_lse(float lse) { return lse == -infinity() ? infinity() : lse * 1.44269504f; }
 
-// Writes kRows of row_lse and row_delta, of which `rows_valid` exist, none where there are no queries. All pointers but d_lse, which may be
-// null, are to the first of them.
+// Writes kRows of row_lse and row_delta. The first `rows_valid` of them exist, none if it is <= 0; the rest are padding. All pointers are
+// to the first row; d_lse may be null.
 template <int kThreads, int kRows, int kHeadDimV, class Element>
 __device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_delta, const Element* out, i64 out_stride,
                                                      const Element* d_out, i64 d_out_stride, const float* lse, const float* d_lse,
@@ -1011,10 +1016,10 @@ __device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_
         for (int i = 0; i < kAtOnce && first + i < kPasses; ++i) {
             const int row = (first + i) * kRowsOfPass + thread_index() / kRowLanes;
             const bool exists = row < rows_valid;
-            const float delta = parts[i].template product<Element>();
+            const float product = parts[i].template product<Element>();
             if (lane_index() % kRowLanes != 0) continue;
             row_lse[row] = exists ? base2_lse(lse[row]) : infinity();
-            row_delta[row] = exists ? delta - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
+            row_delta[row] = exists ? product - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
         }
     }
 }
@@ -1033,13 +1038,14 @@ __device__ __forceinline__ void write_zeros(float* first) {
 // - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
 //   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
 // - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dP - delta should nearly vanish; but
-//   delta = rowsum(dO * O) comes from the rounded O, so that dS keeps the rounding error of O. Plain PyTorch sums up P * dP, where errors
-//   vanish with dS. Among many keys the gradients of other rows are so much larger that this does not show. A query that sees one key has
-//   exactly no gradient.
+//   rowsum(dO * O), in row_delta, comes from the rounded O, so that dS keeps the rounding error of O. Plain PyTorch sums up P * dP, where
+//   errors vanish with dS. Among many keys the gradients of other rows are so much larger that this does not show. A query that sees one
+//   key has exactly no gradient.
 // This is made to be short, not fast.
 
 constexpr int kFewKeys = 64;
 
+// By its lse, since the forward pass has not saved the maximum, from which lse differs by log(len_kv) at most. NaN and +inf count as huge.
 __device__ __forceinline__ bool is_huge_lse(float lse) { return !(fabsf(lse) * 1.44269504f < kHuge) && lse != -infinity(); }
 
 // Whether any of kRows rows is huge, of which `rows_valid` exist. All lanes of a warp ask together.
@@ -1098,7 +1104,8 @@ __device__ __forceinline__ void load_operand(u32 (&words)[4], const Element* row
     }
 }
 
-// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products: both round it alike.
+// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products, so that both
+// round it alike as far as mma.sync and wgmma do.
 template <int kWidth, class Element>
 __device__ __forceinline__ void multiply_rows(float (&product)[4], const Rows<Element>& keys, int first_key, const Rows<Element>& queries,
                                               int first_query) {
@@ -1251,7 +1258,7 @@ struct PanelTile {
     static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
     SharedAddress base;
 
-    // Loads the rows from these coordinates of the tensor map on (row and head, or under PackGQA head and row), all columns. What lies
+    // Loads the rows from these coordinates of the tensor map on (row and head; of Q under PackGQA head and row), all columns. What lies
     // outside of the tensor becomes zeros.
     __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int coordinate1, int coordinate2, int batch) const {
 #pragma unroll
@@ -1270,6 +1277,8 @@ struct PanelTile {
 // ==== tile/warpgroup/gemm.cuh ========================================================================================
 
 // The two matrix products of attention, for one warpgroup and its 64 query rows: S = Q K^T and O += P V. Both are issued, not waited for.
+// In the backward pass the first one computes S^T = K Q^T and dP^T = V dO^T, with 64 keys as rows: there `queries` is K or V, `keys` is Q
+// or dO.
 
 // S = Q K^T over kColumns columns, for the rows of Q from `row` on.
 template <class Element, int kColumns, class QueryTile, class KeyTile, int kKeyTiles>
@@ -1499,8 +1508,9 @@ struct QueryGradientShare {
 
 // ==== tile/warpgroup/backward_beside.cuh =============================================================================
 
-// The two kernels beside the main one of a backward pass, which have a block for each query tile of each head: one before it writes what it
-// needs of each query and zeroes the sums of dQ, one after it rounds these.
+// The kernels beside the main one of a backward pass, which have a block for each query tile of each head: preprocess, before it, writes
+// what it needs of each query and zeroes the sums of dQ; postprocess, after it, rounds these, unless the main kernel does
+// (background_rounding.cuh).
 
 struct HeadTile {
     int tile, head, batch;
@@ -1544,18 +1554,18 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
 
 // ==== tile/common/key_work.cuh =======================================================================================
 
-// Which work a block of a backward pass does: a key tile of a key/value head, and the query tiles that see any of its keys, those of all
-// `group` query heads that share it. The block owns dK and dV of its keys.
+// A work tile of a backward pass: a key tile of a key/value head, and the query tiles that see any of its keys, those of all
+// `group` query heads that share it. The block that has it owns dK and dV of its keys.
 
 struct KeyWork {
-    int first_key, head_kv, batch;
+    int first_key, head_kv, batch;  // first_key: -1 where there is no work tile (WorkClaims)
     QueryTileRange tiles;  // of each query head
 
     // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass. But
     // where additions to dQ have an order the last ones do, because they add first.
     template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
-    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int block = block_index()) {
-        const WorkTile work = find_work_tile(block, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
+    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int index = block_index()) {
+        const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
         const int first_key = (kLastFirst ? work.tile : p.key_tiles - 1 - work.tile) * kBlockKv;
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
     }
@@ -1563,8 +1573,8 @@ struct KeyWork {
 
 // ==== tile/warpgroup/backward_inputs.cuh =============================================================================
 
-// What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
-// pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
+// What a work tile of a backward pass reads, in shared memory: its key tile, which stays until its end, and query tiles that go through the
+// stages of two pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
 
 template <class Key, class Value, class Query, class DOut, class Lse, class Walk, int kStages>
 struct BackwardInputs {
@@ -1648,14 +1658,14 @@ struct BackwardInputs {
             state.advance();
             first = false;
         }
-        if (first) wait_keys();  // no query sees these keys
+        if (first) wait_keys();  // no query sees these keys: never so in a persistent block (WorkClaims)
     }
 };
 
 // ==== tile/warpgroup/store_columns.cuh ===============================================================================
 
-// From a warp's accumulator of some of a gradient's columns to memory, by way of a tile of the same shape in shared memory: what dK and dV
-// are gradients of has a place there, which nobody reads any more.
+// From a warp's accumulator of some of a gradient's columns to memory, by way of a tile in shared memory with a row for each key, which
+// nobody reads at that time: the place of K or V, or that of dS where the next K and V are already on their way there.
 
 // Rounds gradient * scale and stores the warp's 16 rows: those from `tile_row` on of the tile, from `row` on of the head. They are of
 // columns from kFirst on (a multiple of 64). What lies outside of the tensor is left out. The copies may still read the tile on return.
@@ -1694,11 +1704,11 @@ template <class Traits, class Parameters>
 struct NarrowConsumer {
     using Element = typename Traits::Element;
     using Stages = typename Traits::Stages;
-    using DQ = typename Traits::DQ;
+    using DQShare = typename Traits::DQShare;
     static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
     static constexpr bool kSplit = Traits::kSplit;
-    static constexpr int kConsumers = 2 * 128;  // threads
-    static constexpr int kDScoresReady = 1;     // named barrier of the consumers
+    static constexpr int kConsumerThreads = 2 * 128;
+    static constexpr int kConsumersMeet = 1;  // their named barrier
     // kSteps: of the products dV and dK. kEarlySteps: of dV, those issued before the barrier, to hide it.
     static constexpr int kSteps = kBlockQ / 16, kEarlySteps = kSplit ? 2 : kSteps;
     // Whether dO is released before dQ is added. Not for deterministic gradients: there the release says that dQ is added.
@@ -1722,7 +1732,7 @@ struct NarrowConsumer {
         barrier_warp_sync();
         pipeline.consumer_release(state.stage, lane == 0);
     }
-    __device__ __forceinline__ static void barrier() { bar_sync(kDScoresReady, kConsumers); }
+    __device__ __forceinline__ static void barrier() { bar_sync(kConsumersMeet, kConsumerThreads); }
 
     // dK, without its scale, and dV of the warpgroup's keys; adds their dQ to the sums in memory.
     __device__ __forceinline__ void walk(const KeyWork& work, float (&dK)[kColumns / 8][4], float (&dV)[kColumnsV / 8][4]) {
@@ -1775,7 +1785,7 @@ struct NarrowConsumer {
             if (!kSplit) wait_d_v();  // dQ takes the registers of P; issued behind dV it would be no faster
             if (kReleasesEarly) release(stages.d_out_pipeline);
 
-            DQ d_q;
+            DQShare d_q;
             wgmma_fence();
             d_q.gemm(d_s_tile, stages.key_tile(), warpgroup);
             wgmma_commit_group();
@@ -1792,7 +1802,7 @@ struct NarrowConsumer {
             wgmma_wait_group<kSplit ? 2 : 1>();
             launder(d_q.dQ);
             if constexpr (Traits::kDeterministic) stages.keeper.wait_turn(state);
-            d_q.add_to(p.d_q_sum + next.index * DQ::Sums::kFloats, warp);  // while products are under way
+            d_q.add_to(p.d_q_sum + next.index * DQShare::Sums::kFloats, warp);  // while products are under way
             if (kSplit) wait_d_v();
             if (!kReleasesEarly) release(stages.d_out_pipeline);
 
@@ -1824,6 +1834,7 @@ struct WorkClaims {
 
     // Barriers. full: the work tile is stored. empty: producer and consumers have read it, and its loads are issued. done: consumers have
     // read its K and V, and have added its dQ; the scheduler arrives, too, so that `done` does not complete again before it has looked.
+    // The producer need not: it looks before it loads K and V, without which consumers end no work tile. So each must have a query tile.
     __device__ __forceinline__ SharedAddress full() const { return memory + 24; }
     __device__ __forceinline__ SharedAddress empty() const { return memory + 32; }
     __device__ __forceinline__ SharedAddress done() const { return memory + 40; }
@@ -1866,7 +1877,7 @@ struct WorkClaims {
     // The work tile that is there.
     __device__ __forceinline__ KeyWork load() const {
         const uint4 v = load_shared_v4(memory);
-        // Which tiles are full consumers find out, for their keys.
+        // full_begin and full_end are not handed over, and are 0: each consumer finds them for its own 64 keys.
         KeyWork work{static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), {static_cast<int>(v.w)}};
         work.tiles.end = static_cast<int>(load_shared(memory + 16));
         return work;
@@ -1882,11 +1893,11 @@ struct WorkClaims {
 
 // ==== tile/warpgroup/background_rounding.cuh =========================================================================
 
-// dQ = scale * d_q_sum, of heads whose sums are complete, while the consumers of this block compute other heads: what the last kernel of
-// the other families does. A thread loads the sums of a query tile part by part, a warp rounds them.
+// dQ = scale * d_q_sum, of heads whose sums are complete, while the consumers of this block compute other heads: here in place of a kernel
+// after the main one. A thread loads the sums of a query tile part by part, a warp rounds them.
 //
 // p.d_q_progress counts: first the query tiles that blocks have claimed for this, then for each key/value head the work tiles whose dQ is
-// added. Blocks claim query tiles in the order in which heads become complete, and wait for them.
+// added. Blocks claim query tiles in the order of the heads, in which L2 groups become complete, and wait for them.
 
 template <class Element, class Gradient, class QueryTile, int kBlockQ, int kSumStages>
 struct BackgroundRounding {
@@ -1894,14 +1905,15 @@ struct BackgroundRounding {
     static constexpr int kParts = Gradient::kWarps, kTiles = Gradient::kTiles;  // of a query tile; column tiles of a part
     static constexpr int kPartBytes = kTiles * 512, kRingBytes = kSumStages * kPartBytes;
     static constexpr int kRoundTiles = 2;  // at a time, as registers allow
-    SharedAddress rows, parts, tiles;      // tiles: to which each part of the ring belongs
+    // rounded_tile: dQ on its way out. tile_numbers: of the query tile to which each part of the ring belongs.
+    SharedAddress rounded_tile, parts, tile_numbers;
     Ring ring;
 
     __device__ __forceinline__ explicit BackgroundRounding(SharedRegions& regions)
-        : rows(regions.take(QueryTile::kBytes)), parts(regions.take(kRingBytes)) {}
+        : rounded_tile(regions.take(QueryTile::kBytes)), parts(regions.take(kRingBytes)) {}
     __device__ __forceinline__ void take_barriers(SharedRegions& regions) {
         ring.barriers = regions.take(Ring::kBytes);
-        tiles = regions.take(kSumStages * 4);
+        tile_numbers = regions.take(kSumStages * 4);
     }
     // By one thread.
     __device__ __forceinline__ void initialise() const { ring.initialise(1, 1); }
@@ -1931,7 +1943,7 @@ struct BackgroundRounding {
 #pragma unroll 1
             for (int i = 0; i < kParts; ++i, part += kPartBytes / 4) {
                 ring.producer_acquire(state);
-                store_shared(tiles + state.stage * 4, static_cast<u32>(tile));
+                store_shared(tile_numbers + state.stage * 4, static_cast<u32>(tile));
                 if (!exists) return ring.producer_commit(state.stage, true);
                 ring.producer_expect(state, kPartBytes);
                 cp_async_bulk_load(parts + state.stage * kPartBytes, part, kPartBytes, ring.full(state.stage));
@@ -1946,7 +1958,7 @@ struct BackgroundRounding {
 #pragma unroll 1
         while (true) {
             ring.consumer_wait(state);
-            const int tile = static_cast<int>(load_shared(tiles + state.stage * 4));
+            const int tile = static_cast<int>(load_shared(tile_numbers + state.stage * 4));
             if (tile >= p.sum_tiles) break;
             if (elect_sync()) cp_async_bulk_wait_group_read<0>();
             barrier_warp_sync();
@@ -1969,17 +1981,17 @@ struct BackgroundRounding {
     // `sums`: of this lane.
     __device__ __forceinline__ void round_part(float scale, int part, SharedAddress sums) const {
 #pragma unroll 1
-        for (int tile = 0; tile < kTiles; tile += kRoundTiles) {
+        for (int column_tile = 0; column_tile < kTiles; column_tile += kRoundTiles) {
             float dQ[kRoundTiles][4];
 #pragma unroll
             for (int j = 0; j < kRoundTiles; ++j) {
-                const uint4 v = load_shared_v4(sums + (tile + j) * 512);
+                const uint4 v = load_shared_v4(sums + (column_tile + j) * 512);
                 dQ[j][0] = __uint_as_float(v.x) * scale, dQ[j][1] = __uint_as_float(v.y) * scale;
                 dQ[j][2] = __uint_as_float(v.z) * scale, dQ[j][3] = __uint_as_float(v.w) * scale;
             }
             u32 rounded[kRoundTiles / 2][4];
             round_to_operand<Element>(rounded, dQ);
-            Gradient::store_rounded(QueryTile{rows}, part, tile, rounded);
+            Gradient::store_rounded(QueryTile{rounded_tile}, part, column_tile, rounded);
         }
     }
     template <class Parameters>
@@ -1988,7 +2000,7 @@ struct BackgroundRounding {
         const int row = (tile - head_and_batch * p.query_tiles) * kBlockQ, head = head_and_batch - batch * p.heads_q;
 #pragma unroll
         for (int panel = 0; panel < QueryTile::kPanels; ++panel)
-            cp_async_bulk_tensor_store(p.d_q_map, rows + panel * QueryTile::kPanelBytes, panel * 64, row, head, batch);
+            cp_async_bulk_tensor_store(p.d_q_map, rounded_tile + panel * QueryTile::kPanelBytes, panel * 64, row, head, batch);
         cp_async_bulk_commit_group();
     }
 };
@@ -1996,7 +2008,7 @@ struct BackgroundRounding {
 // ==== tile/common/tile_walk.cuh ======================================================================================
 
 // Where a block is on its way over query tiles, if several query heads share its keys: a tile of each of them, then the next tile. With one
-// query head it walks forwards.
+// query head it walks forwards. A block here is one that has the work tile; a persistent one begins and ends many.
 //
 // What an L2 group reads and adds to fits into the L2 only while its blocks are at the same tile. Under a causal mask a block begins
 // together with others of the first group, and walks backwards, from the last tile. A block with few tiles ends early, and then one of the
@@ -2005,13 +2017,13 @@ struct BackgroundRounding {
 
 struct TileWalk {
     int tile, member, left;  // member: number among the query heads of a key/value head; left: of tiles, in all
-    int step;                // from tile to tile: 1, or -1 backwards
+    int direction;           // from tile to tile: 1, or -1 backwards
     i64 index;               // the tile's place among those of all heads: [batch, heads_q, query_tiles]
 
     template <class Parameters>
     __device__ __forceinline__ TileWalk(const KeyWork& work, const Parameters& p)
-        : member(0), left(work.tiles.count() * p.group), step(walks_backwards(work, p) ? -1 : 1) {
-        tile = step > 0 ? work.tiles.begin : work.tiles.end - 1;
+        : member(0), left(work.tiles.count() * p.group), direction(walks_backwards(work, p) ? -1 : 1) {
+        tile = direction > 0 ? work.tiles.begin : work.tiles.end - 1;
         index = (static_cast<i64>(work.batch) * p.heads_q + head(work, p)) * p.query_tiles + tile;
     }
 
@@ -2022,7 +2034,7 @@ struct TileWalk {
     template <class Parameters>
     __device__ __forceinline__ void advance(const KeyWork&, const Parameters& p) {
         --left, ++member, index += p.query_tiles;
-        if (member == p.group) member = 0, tile += step, index += step - p.group * p.query_tiles;
+        if (member == p.group) member = 0, tile += direction, index += direction - p.group * p.query_tiles;
     }
 
   private:
@@ -2042,7 +2054,7 @@ using Inputs = BackwardInputs<KeyTile, ValueTile, QueryTile, DOutTile, Lse, Tile
 
 constexpr int kRowThreads = 128, kRowBlocksPerSm = 1024 / kRowThreads;
 
-// ---- row_lse, row_delta, row_shift; d_q_sum = 0 -------------------------------------------------------------------------
+// ---- row_lse, row_delta, row_shift; d_q_sum = 0, d_q_progress = 0 -------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
 attention_backward_persistent_sm90_bf16_d64_causal_bq128_s2_ss8_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
@@ -2052,7 +2064,7 @@ attention_backward_persistent_sm90_bf16_d64_causal_bq128_s2_ss8_sm_90a_preproces
     preprocess<kRowThreads, kBlockQ, kHeadDim, kHeadDimV, DQ::kFloats>(p, make_chain<kCausal>(p.len_q, p.len_kv));
 }
 
-// ---- dK, dV and the sum of dQ -------------------------------------------------------------------------------------------
+// ---- dK, dV and dQ -----------------------------------------------------------------------------------------------------
 
 // What the roles share.
 struct Stages : Inputs {
@@ -2061,7 +2073,7 @@ struct Stages : Inputs {
     using OutTile = PanelTile<kBlockKv, (kColumns > kColumnsV ? kColumns : kColumnsV)>;
     static_assert(OutTile::kBytes <= kDScoresStages * DScoresTile::kBytes, "dK and dV go out by way of dS");
     SharedAddress dS;
-    BackgroundRounding<Element, DQ, QueryTile, kBlockQ, 8> rounding;
+    BackgroundRounding<Element, DQ, QueryTile, kBlockQ, 8> rounding;  // of so many parts of sums at once
     WorkClaims claims;
 
     __device__ __forceinline__ explicit Stages(SharedRegions& regions)
@@ -2084,7 +2096,7 @@ struct Stages : Inputs {
 struct Traits {
     using Element = ::Element;
     using Stages = ::Stages;
-    using DQ = QueryGradientShare<Element, ::kBlockQ, ::kColumns>;
+    using DQShare = QueryGradientShare<Element, ::kBlockQ, ::kColumns>;
     using Walk = TileWalk;
     static constexpr int kColumns = ::kColumns, kColumnsV = ::kColumnsV, kBlockQ = ::kBlockQ, kStages = ::kStages;
     static constexpr bool kSplit = false;  // whether a part of dV is issued before dQ, and the rest after it
@@ -2122,6 +2134,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Stages& stage
         if (lane == 0) mbarrier_arrive(stages.claims.done());
         consumer.barrier();  // nobody reads dS any more
         const int key = work.first_key + row;
+        // By way of dS: the next K and V may already be on their way to their places.
         store_columns<Element, 0>(p.d_v_map, dV, 1.0f, stages.out_tile(), row, key, work.head_kv, work.batch);
         if (lane == 0) cp_async_bulk_wait_group_read<0>();
         barrier_warp_sync();

@@ -245,7 +245,7 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 // to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes).
 //   K-major (the contraction dimension is contiguous): rows of 128 bytes; groups of 8 rows are 1024 bytes apart (stride offset); the
 //   leading offset is ignored.
-//   MN-major (the other dimension is contiguous): groups of 8 steps of the contraction are 1024 bytes apart (stride offset); panels of 64
+//   MN-major (the other dimension is contiguous): groups of 8 rows of the contraction are 1024 bytes apart (stride offset); panels of 64
 //   columns are `panel_bytes` apart (leading offset).
 // The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
 __device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
@@ -386,7 +386,6 @@ __device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
 __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
     return __shfl_xor_sync(0xffffffff, value, lane_mask);
 }
-
 __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
 // ==== atoms/ptx/vote_sync.cuh ========================================================================================
@@ -635,12 +634,13 @@ struct SharedRegions {
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: its place among the head's query tiles, or, in the backward pass, among its key tiles
+    int tile, head, batch;  // tile: number among the head's query tiles, the last one handed out first; of key tiles see KeyWork::find
 };
 
-// L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
-// longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
-// tiles of the head follow each other.
+// L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
+// of dQ), and one group comes after the other. Within a group the longest work tiles come first (LPT scheduling): under a causal mask the
+// last query tiles, or the first key tiles (KeyWork::find turns the order round). In a group of one head the tiles of the head follow each
+// other.
 struct TileScheduler {
     int head_tiles;      // tiles of each head
     int l2_group_heads;  // heads of an L2 group
@@ -656,17 +656,17 @@ struct TileScheduler {
 // The work tile of number `index`; the last tiles of heads come first. `heads`: heads of a batch entry, or its sets of heads that share
 // tiles. heads * batch is a multiple of l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - group * scheduler.l2_group_tiles;
+    const int l2_group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - l2_group * scheduler.l2_group_tiles;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
-    const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
+    const int head_and_batch = l2_group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
     return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
 // ==== tile/common/sequences.cuh ======================================================================================
 
-// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
-// another layout of sequences is another struct with the same functions.
+// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Who reads or writes rows asks one struct for
+// both, so that another layout of sequences is another struct with the same functions; tensor maps of the backward pass are of dense ones.
 
 // Distances between batch entries, heads and rows of a tensor, in elements.
 struct Strides {
@@ -819,7 +819,8 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 
 // ==== tile/common/softmax_rows.cuh ===================================================================================
 
-// What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
+// What kernels share of softmax's rows: their origin, and in online softmax the running row max, and reductions over the quad of lanes that
+// holds a row of S.
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
 // has a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself,
@@ -848,8 +849,9 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. A
-// single value may ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. It
+// is corrected for lse: in log_sum_exp for the terms of the row sum, and in the factor that rescales the row sum. O goes without: the
+// error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
 constexpr float kEx2Bias = 5.0e-8f;
 
 // Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
@@ -864,30 +866,30 @@ __device__ __forceinline__ float log_near_one(float x) {
 }
 
 // The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
-struct Unit {
+struct RowMaxFactor {
     float high, low;
 
     // For a row max that is a score itself, without the scale: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
-    __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
+    __device__ __forceinline__ static RowMaxFactor of_score(float scale_log2, float ln2_hi, float ln2_lo) {
         const float high = mul_rn(scale_log2, ln2_hi);
         return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
     }
 };
 
-// log(total) + row_max * (unit.high + unit.low), to about one rounding. fp32 takes some care for that: each term is split into a main part
-// and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float row_max, float total, const Unit& unit) {
+// log(total) + row_max * (factor.high + factor.low), to about one rounding. fp32 takes some care for that: each term is split into a main
+// part and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float row_max, float total, const RowMaxFactor& factor) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
     const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - power * 0x800000);
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) * 0x800000);  // of total, to 20 %, and exactly 1 for 1
-    const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
+    const float a = mul_rn(row_max, factor.high), b = mul_rn(exponent, kLn2);
     const float s = a + b, b_in_s = s - a;
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
-    const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = row_max * unit.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // where the row max is a score, its 2^0 = 1 is exact
+    const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = row_max * factor.low + exponent * kLn2Low;
+    const float bias = kEx2Bias * (1.0f - inverse);  // the row max's own term, 2^0 = 1, is exact
     const float corrections = sum_error + product_error + low_parts + bias;
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
@@ -895,8 +897,8 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
 // The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
 __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
-    const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
-    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, unit);
+    const RowMaxFactor factor = huge ? RowMaxFactor::of_score(scale_log2, ln2_hi, ln2_lo) : RowMaxFactor{ln2_hi, ln2_lo};
+    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, factor);
     return total == 0.0f ? -infinity() : value;
 }
 
@@ -926,7 +928,7 @@ struct RowPart {
     // rowsum(dO * O) in fp32, in all lanes of the row.
     template <class Element>
     __device__ __forceinline__ float product() const {
-        float delta = 0.0f;
+        float dot = 0.0f;
 #pragma unroll
         for (int i = 0; i < kChunks; ++i) {
             const u32 pairs[2][4] = {{out[i].x, out[i].y, out[i].z, out[i].w}, {d_out[i].x, d_out[i].y, d_out[i].z, d_out[i].w}};
@@ -935,20 +937,20 @@ struct RowPart {
                 float x[2], y[2];
                 cvt_f32_x2<Element>(x[0], x[1], pairs[0][j]);
                 cvt_f32_x2<Element>(y[0], y[1], pairs[1][j]);
-                delta = fmaf(x[1], y[1], fmaf(x[0], y[0], delta));
+                dot = fmaf(x[1], y[1], fmaf(x[0], y[0], dot));
             }
         }
 #pragma unroll
-        for (int distance = 1; distance < kRowLanes; distance *= 2) delta += shfl_sync_bfly(delta, distance);
-        return delta;
+        for (int distance = 1; distance < kRowLanes; distance *= 2) dot += shfl_sync_bfly(dot, distance);
+        return dot;
     }
 };
 
 // exp2(S * scale_log2 - row_lse) is P. A row that sees no key gets +inf, with which P is 0 without a mask.
 __device__ __forceinline__ float base2_lse(float lse) { return lse == -infinity() ? infinity() : lse * 1.44269504f; }
 
-// Writes kRows of row_lse and row_delta, of which `rows_valid` exist, none where there are no queries. All pointers but d_lse, which may be
-// null, are to the first of them.
+// Writes kRows of row_lse and row_delta. The first `rows_valid` of them exist, none if it is <= 0; the rest are padding. All pointers are
+// to the first row; d_lse may be null.
 template <int kThreads, int kRows, int kHeadDimV, class Element>
 __device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_delta, const Element* out, i64 out_stride,
                                                      const Element* d_out, i64 d_out_stride, const float* lse, const float* d_lse,
@@ -969,10 +971,10 @@ __device__ __forceinline__ void write_row_statistics(float* row_lse, float* row_
         for (int i = 0; i < kAtOnce && first + i < kPasses; ++i) {
             const int row = (first + i) * kRowsOfPass + thread_index() / kRowLanes;
             const bool exists = row < rows_valid;
-            const float delta = parts[i].template product<Element>();
+            const float product = parts[i].template product<Element>();
             if (lane_index() % kRowLanes != 0) continue;
             row_lse[row] = exists ? base2_lse(lse[row]) : infinity();
-            row_delta[row] = exists ? delta - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
+            row_delta[row] = exists ? product - (d_lse == nullptr ? 0.0f : d_lse[row]) : 0.0f;
         }
     }
 }
@@ -991,13 +993,14 @@ __device__ __forceinline__ void write_zeros(float* first) {
 // - Huge rows, whose log-sum-exp is so large that fp32 has lost what P = exp2(S * scale_log2 - row_lse) needs: see `Origin` in
 //   softmax_rows.cuh. Their P is exp2((S - row_shift) * scale_log2 - row_lse), with the row's maximum as the shift.
 // - All rows of sequences with few keys. Where one key has nearly all of a row's probability, dP - delta should nearly vanish; but
-//   delta = rowsum(dO * O) comes from the rounded O, so that dS keeps the rounding error of O. Plain PyTorch sums up P * dP, where errors
-//   vanish with dS. Among many keys the gradients of other rows are so much larger that this does not show. A query that sees one key has
-//   exactly no gradient.
+//   rowsum(dO * O), in row_delta, comes from the rounded O, so that dS keeps the rounding error of O. Plain PyTorch sums up P * dP, where
+//   errors vanish with dS. Among many keys the gradients of other rows are so much larger that this does not show. A query that sees one
+//   key has exactly no gradient.
 // This is made to be short, not fast.
 
 constexpr int kFewKeys = 64;
 
+// By its lse, since the forward pass has not saved the maximum, from which lse differs by log(len_kv) at most. NaN and +inf count as huge.
 __device__ __forceinline__ bool is_huge_lse(float lse) { return !(fabsf(lse) * 1.44269504f < kHuge) && lse != -infinity(); }
 
 // Whether any of kRows rows is huge, of which `rows_valid` exist. All lanes of a warp ask together.
@@ -1056,7 +1059,8 @@ __device__ __forceinline__ void load_operand(u32 (&words)[4], const Element* row
     }
 }
 
-// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products: both round it alike.
+// The product of 16 keys' rows and 8 queries' rows. It takes columns in the order of the main kernel's products, so that both
+// round it alike as far as mma.sync and wgmma do.
 template <int kWidth, class Element>
 __device__ __forceinline__ void multiply_rows(float (&product)[4], const Rows<Element>& keys, int first_key, const Rows<Element>& queries,
                                               int first_query) {
@@ -1209,7 +1213,7 @@ struct PanelTile {
     static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
     SharedAddress base;
 
-    // Loads the rows from these coordinates of the tensor map on (row and head, or under PackGQA head and row), all columns. What lies
+    // Loads the rows from these coordinates of the tensor map on (row and head; of Q under PackGQA head and row), all columns. What lies
     // outside of the tensor becomes zeros.
     __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int coordinate1, int coordinate2, int batch) const {
 #pragma unroll
@@ -1228,6 +1232,8 @@ struct PanelTile {
 // ==== tile/warpgroup/gemm.cuh ========================================================================================
 
 // The two matrix products of attention, for one warpgroup and its 64 query rows: S = Q K^T and O += P V. Both are issued, not waited for.
+// In the backward pass the first one computes S^T = K Q^T and dP^T = V dO^T, with 64 keys as rows: there `queries` is K or V, `keys` is Q
+// or dO.
 
 // S = Q K^T over kColumns columns, for the rows of Q from `row` on.
 template <class Element, int kColumns, class QueryTile, class KeyTile, int kKeyTiles>
@@ -1447,8 +1453,9 @@ struct PanelGradient : PanelSums<kColumns> {
 
 // ==== tile/warpgroup/backward_beside.cuh =============================================================================
 
-// The two kernels beside the main one of a backward pass, which have a block for each query tile of each head: one before it writes what it
-// needs of each query and zeroes the sums of dQ, one after it rounds these.
+// The kernels beside the main one of a backward pass, which have a block for each query tile of each head: preprocess, before it, writes
+// what it needs of each query and zeroes the sums of dQ; postprocess, after it, rounds these, unless the main kernel does
+// (background_rounding.cuh).
 
 struct HeadTile {
     int tile, head, batch;
@@ -1514,18 +1521,18 @@ __device__ __forceinline__ void postprocess(const Parameters& p) {
 
 // ==== tile/common/key_work.cuh =======================================================================================
 
-// Which work a block of a backward pass does: a key tile of a key/value head, and the query tiles that see any of its keys, those of all
-// `group` query heads that share it. The block owns dK and dV of its keys.
+// A work tile of a backward pass: a key tile of a key/value head, and the query tiles that see any of its keys, those of all
+// `group` query heads that share it. The block that has it owns dK and dV of its keys.
 
 struct KeyWork {
-    int first_key, head_kv, batch;
+    int first_key, head_kv, batch;  // first_key: -1 where there is no work tile (WorkClaims)
     QueryTileRange tiles;  // of each query head
 
     // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass. But
     // where additions to dQ have an order the last ones do, because they add first.
     template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
-    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int block = block_index()) {
-        const WorkTile work = find_work_tile(block, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
+    __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int index = block_index()) {
+        const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
         const int first_key = (kLastFirst ? work.tile : p.key_tiles - 1 - work.tile) * kBlockKv;
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
     }
@@ -1554,8 +1561,8 @@ struct HeadWalk {
 
 // ==== tile/warpgroup/backward_inputs.cuh =============================================================================
 
-// What a block of a backward pass reads, in shared memory: its key tile, which stays, and query tiles that go through the stages of two
-// pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
+// What a work tile of a backward pass reads, in shared memory: its key tile, which stays until its end, and query tiles that go through the
+// stages of two pipelines. A stage of queries has row_lse beside it, one of dO row_delta. The first of them bring K and V, too.
 
 template <class Key, class Value, class Query, class DOut, class Lse, class Walk, int kStages>
 struct BackwardInputs {
@@ -1639,14 +1646,14 @@ struct BackwardInputs {
             state.advance();
             first = false;
         }
-        if (first) wait_keys();  // no query sees these keys
+        if (first) wait_keys();  // no query sees these keys: never so in a persistent block (WorkClaims)
     }
 };
 
 // ==== tile/warpgroup/store_columns.cuh ===============================================================================
 
-// From a warp's accumulator of some of a gradient's columns to memory, by way of a tile of the same shape in shared memory: what dK and dV
-// are gradients of has a place there, which nobody reads any more.
+// From a warp's accumulator of some of a gradient's columns to memory, by way of a tile in shared memory with a row for each key, which
+// nobody reads at that time: the place of K or V, or that of dS where the next K and V are already on their way there.
 
 // Rounds gradient * scale and stores the warp's 16 rows: those from `tile_row` on of the tile, from `row` on of the head. They are of
 // columns from kFirst on (a multiple of 64). What lies outside of the tensor is left out. The copies may still read the tile on return.
@@ -1728,7 +1735,7 @@ struct WideConsumer {
     using Stages = typename Traits::Stages;
     using DQ = typename Traits::DQ;
     static constexpr int kColumns = Traits::kColumns, kColumnsV = Traits::kColumnsV, kBlockQ = Traits::kBlockQ, kStages = Traits::kStages;
-    static constexpr int kConsumers = 2 * 128;  // threads
+    static constexpr int kConsumerThreads = 2 * 128;
     static constexpr int kPReady = 1, kDScoresReady = 2;  // named barriers of the consumers
     using Share = ColumnShare<kColumns, kWarpgroup>;
     using ShareV = ColumnShare<kColumnsV, kWarpgroup>;
@@ -1773,7 +1780,7 @@ struct WideConsumer {
     // dS^T and dV of the tile that is next, whose P^T and dP^T are there.
     __device__ __forceinline__ void differentiate_scores() {
         (kWarpgroup == 0 ? stages.d_out_pipeline : stages.query_pipeline).consumer_wait(state);
-        barrier_sync_unaligned(kPReady, kConsumers);
+        barrier_sync_unaligned(kPReady, kConsumerThreads);
         launder(dV);
         wgmma_fence();
         gemm_over_queries<Element>(dV, stages.p_tile(), columns_from<ShareV::kFirst>(stages.d_out_tile(state.stage)));
@@ -1783,7 +1790,7 @@ struct WideConsumer {
         wgmma_wait_group<0>();
         launder(dV);
         release(stages.d_out_pipeline, state.stage);
-        barrier_sync_unaligned(kDScoresReady, kConsumers);
+        barrier_sync_unaligned(kDScoresReady, kConsumerThreads);
     }
     // dQ and dK of a tile, and S^T or dP^T of the one after it. kLast: there is none.
     template <bool kLast>
@@ -1831,7 +1838,7 @@ struct WideConsumer {
             while (next.left > 1) step<false>();
             step<true>();
         }
-        barrier_sync_unaligned(kPReady, kConsumers);  // nobody reads K and V any more: a consumer's warps do not end at once
+        barrier_sync_unaligned(kPReady, kConsumerThreads);  // nobody reads K and V any more: a consumer's warps do not end at once
         const int row = warp * 16, key = work.first_key + row;
         store_columns<Element, ShareV::kFirst>(p.d_v_map, dV, 1.0f, stages.value_tile(), row, key, work.head_kv, work.batch);
         store_columns<Element, Share::kFirst>(p.d_k_map, dK, p.scale, stages.key_tile(), row, key, work.head_kv, work.batch);

@@ -249,7 +249,7 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 // to 29 the leading and 32 to 45 the stride byte offset, all in units of 16 bytes; bits 62 and 63 the swizzle (1: 128 bytes).
 //   K-major (the contraction dimension is contiguous): rows of 128 bytes; groups of 8 rows are 1024 bytes apart (stride offset); the
 //   leading offset is ignored.
-//   MN-major (the other dimension is contiguous): groups of 8 steps of the contraction are 1024 bytes apart (stride offset); panels of 64
+//   MN-major (the other dimension is contiguous): groups of 8 rows of the contraction are 1024 bytes apart (stride offset); panels of 64
 //   columns are `panel_bytes` apart (leading offset).
 // The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
 __device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
@@ -355,10 +355,10 @@ __device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
 __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
     return __shfl_xor_sync(0xffffffff, value, lane_mask);
 }
+__device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
 // The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
 __device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
-__device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
 // ==== atoms/ptx/vote_sync.cuh ========================================================================================
 
@@ -442,12 +442,13 @@ struct SharedRegions {
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: its place among the head's query tiles, or, in the backward pass, among its key tiles
+    int tile, head, batch;  // tile: number among the head's query tiles, the last one handed out first; of key tiles see KeyWork::find
 };
 
-// L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
-// longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
-// tiles of the head follow each other.
+// L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
+// of dQ), and one group comes after the other. Within a group the longest work tiles come first (LPT scheduling): under a causal mask the
+// last query tiles, or the first key tiles (KeyWork::find turns the order round). In a group of one head the tiles of the head follow each
+// other.
 struct TileScheduler {
     int head_tiles;      // tiles of each head
     int l2_group_heads;  // heads of an L2 group
@@ -463,17 +464,17 @@ struct TileScheduler {
 // The work tile of number `index`; the last tiles of heads come first. `heads`: heads of a batch entry, or its sets of heads that share
 // tiles. heads * batch is a multiple of l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - group * scheduler.l2_group_tiles;
+    const int l2_group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - l2_group * scheduler.l2_group_tiles;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
-    const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
+    const int head_and_batch = l2_group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
     return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
 // ==== tile/common/sequences.cuh ======================================================================================
 
-// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
-// another layout of sequences is another struct with the same functions.
+// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Who reads or writes rows asks one struct for
+// both, so that another layout of sequences is another struct with the same functions; tensor maps of the backward pass are of dense ones.
 
 // Distances between batch entries, heads and rows of a tensor, in elements.
 struct Strides {
@@ -690,7 +691,7 @@ struct PanelTile {
     static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
     SharedAddress base;
 
-    // Loads the rows from these coordinates of the tensor map on (row and head, or under PackGQA head and row), all columns. What lies
+    // Loads the rows from these coordinates of the tensor map on (row and head; of Q under PackGQA head and row), all columns. What lies
     // outside of the tensor becomes zeros.
     __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int coordinate1, int coordinate2, int batch) const {
 #pragma unroll
@@ -709,6 +710,8 @@ struct PanelTile {
 // ==== tile/warpgroup/gemm.cuh ========================================================================================
 
 // The two matrix products of attention, for one warpgroup and its 64 query rows: S = Q K^T and O += P V. Both are issued, not waited for.
+// In the backward pass the first one computes S^T = K Q^T and dP^T = V dO^T, with 64 keys as rows: there `queries` is K or V, `keys` is Q
+// or dO.
 
 // S = Q K^T over kColumns columns, for the rows of Q from `row` on.
 template <class Element, int kColumns, class QueryTile, class KeyTile, int kKeyTiles>
@@ -754,14 +757,15 @@ __device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4],
 
 // ==== tile/common/softmax_rows.cuh ===================================================================================
 
-// What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
+// What kernels share of softmax's rows: their origin, and in online softmax the running row max, and reductions over the quad of lanes that
+// holds a row of S.
 
-// Conditional rescaling: where softmax looks at the maximum of S, the row max moves only if S * scale_log2 exceeds it by more than this,
-// FlashAttention-4's threshold. P is then at most 2^8, which fp16 holds.
+// Conditional rescaling: where softmax looks at the maximum of S, a warp's row maxima move only if S * scale_log2 exceeds one of them by
+// more than this, FlashAttention-4's threshold. P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
-// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and every score of a row that is not huge
-// exceeds it.
+// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and the maximum of every row that is
+// not huge exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
@@ -833,8 +837,9 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. A
-// single value may ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. It
+// is corrected for lse: in log_sum_exp for the terms of the row sum, and in the factor that rescales the row sum. O goes without: the
+// error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
 constexpr float kEx2Bias = 5.0e-8f;
 
 // Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
@@ -849,30 +854,30 @@ __device__ __forceinline__ float log_near_one(float x) {
 }
 
 // The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
-struct Unit {
+struct RowMaxFactor {
     float high, low;
 
     // For a row max that is a score itself, without the scale: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
-    __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
+    __device__ __forceinline__ static RowMaxFactor of_score(float scale_log2, float ln2_hi, float ln2_lo) {
         const float high = mul_rn(scale_log2, ln2_hi);
         return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
     }
 };
 
-// log(total) + row_max * (unit.high + unit.low), to about one rounding. fp32 takes some care for that: each term is split into a main part
-// and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float row_max, float total, const Unit& unit) {
+// log(total) + row_max * (factor.high + factor.low), to about one rounding. fp32 takes some care for that: each term is split into a main
+// part and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float row_max, float total, const RowMaxFactor& factor) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
     const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - power * 0x800000);
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) * 0x800000);  // of total, to 20 %, and exactly 1 for 1
-    const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
+    const float a = mul_rn(row_max, factor.high), b = mul_rn(exponent, kLn2);
     const float s = a + b, b_in_s = s - a;
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
-    const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = row_max * unit.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // where the row max is a score, its 2^0 = 1 is exact
+    const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = row_max * factor.low + exponent * kLn2Low;
+    const float bias = kEx2Bias * (1.0f - inverse);  // the row max's own term, 2^0 = 1, is exact
     const float corrections = sum_error + product_error + low_parts + bias;
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
@@ -880,8 +885,8 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
 // The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
 __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
-    const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
-    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, unit);
+    const RowMaxFactor factor = huge ? RowMaxFactor::of_score(scale_log2, ln2_hi, ln2_lo) : RowMaxFactor{ln2_hi, ln2_lo};
+    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, factor);
     return total == 0.0f ? -infinity() : value;
 }
 
@@ -938,8 +943,7 @@ template <class Element, bool kStaleRowMax>
 struct OnlineSoftmax {
     float row_max[2];    // scale_log2 * the maximum of S when it was last updated, rounded; 0 in a huge row
     float shift[2];      // see Origin; valid if `huge`
-    // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971), else but for about
-    // the rounding of one addition.
+    // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971)
     float row_sum[2], compensation[2];
     float factor[2];     // rescales O, if needs_rescale
     bool needs_rescale;  // the last block updated a row max; the same in the whole warp
@@ -1005,6 +1009,7 @@ struct OnlineSoftmax {
             }
         }
     }
+    // Rescales the row sum, and keeps the factor by which `rescale` rescales O once its product is complete.
     __device__ __forceinline__ void rescale_sum(int h, float by) {
         factor[h] = by;
         const float factor_of_sum = fmaf(by, kEx2Bias, by);  // 1 stays 1
@@ -1171,7 +1176,7 @@ struct WorkTileInfo {
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
-    // Nothing else is published by the counter: a claim is a number.
+    // A claim publishes nothing else, so relaxed order would do; these are the atoms that there are.
     const int claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
     if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
     return claims + p.launched_blocks;
@@ -1281,8 +1286,8 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
                 smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
                 q_state.advance();
             }
-            // This waits for the claim, while consumers work on the stages that are full. Not with the last K block: its successor, the
-            // first one of the next work tile, would come late.
+            // This waits for the claim, while consumers work on the stages that are full. Not with lowest_block, if there is
+            // another: the next K block, the first one of the next work tile, would come late.
             if (n_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
             load_v();
             v_block = n_block, v_head = head_kv, v_batch = work.batch;
@@ -1383,7 +1388,8 @@ struct ForwardConsumer {
         retire_pv();            // rescale or store O, release V: O must be free before the next product
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
-        if (new_tile) {  // O and the P V under way still belong to the tile before; all else is the new one's from here on
+        // O, the P V under way, normalisers and finished belong to the tile before until retire_pv, all else to the new one after this.
+        if (new_tile) {
             finish_tile();
             begin_tile();
             softmax.restart();
@@ -1395,7 +1401,7 @@ struct ForwardConsumer {
         if (new_tile) softmax.needs_rescale = false;  // O of a new tile begins at zero, once the old one is stored
         return true;
     }
-    // The last K block of all has no Q K^T beside its P V (lines 18, 19).
+    // The K block visited last of all has no Q K^T beside its P V (lines 18, 19).
     __device__ __forceinline__ void drain(Fragment& P_last) {
         wgmma_wait_group<0>();
         retire_pv();
@@ -1528,7 +1534,8 @@ struct ForwardConsumer {
 // lse: [batch, heads_q, len_q], dense, or null. tile_counter: claims of this launch; each launch finds 0 and leaves 0. x_reciprocal: for a
 // division by x (see divide). head_sets: heads_q / kPackGqa, sets of heads that share tiles. group: heads_q / heads_kv. query_tiles: of a
 // head set; tiles: of all. launched_blocks: of the grid. scale_log2: softmax scale * log2(e), more than 0; ln2_hi + ln2_lo: scale /
-// scale_log2, ln 2 but for the rounding of scale_log2.
+// scale_log2, ln 2 but for the rounding of scale_log2. The maps swizzle by 128 bytes; their boxes are 64 columns by all rows of a
+// tile, out_map's by one warp's 16.
 struct Parameters {
     TensorMap q_map;
     TensorMap k_map;
@@ -1579,7 +1586,7 @@ struct Traits {
 };
 
 constexpr int kThreads = (Traits::kConsumers + 1) * 128, kBlocksPerSm = 1;
-// Of a thread, once setmaxnreg has moved some. FlashAttention-3's 24 are too few for a producer that claims work tiles.
+// Of a thread, once setmaxnreg has moved some. With FlashAttention-3's 24 this producer spills where it claims work tiles.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr bool kMovesRegisters = kProducerRegisters != kConsumerRegisters;
 static_assert((kProducerRegisters + Traits::kConsumers * kConsumerRegisters) * 128 * kBlocksPerSm <= 65536, "registers of an SM");

@@ -242,7 +242,6 @@ __device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
 __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
     return __shfl_xor_sync(0xffffffff, value, lane_mask);
 }
-
 __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
 using Element = Bf16;
@@ -379,12 +378,13 @@ struct SharedRegions {
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: its place among the head's query tiles, or, in the backward pass, among its key tiles
+    int tile, head, batch;  // tile: number among the head's query tiles, the last one handed out first; of key tiles see KeyWork::find
 };
 
-// L2 swizzle by groups of heads: the K and V of a group fit into the L2 together, and one group comes after the other. Within a group the
-// longest work tiles come first (LPT scheduling): under a causal mask those are the last query tiles. In a group of one head the query
-// tiles of the head follow each other.
+// L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
+// of dQ), and one group comes after the other. Within a group the longest work tiles come first (LPT scheduling): under a causal mask the
+// last query tiles, or the first key tiles (KeyWork::find turns the order round). In a group of one head the tiles of the head follow each
+// other.
 struct TileScheduler {
     int head_tiles;      // tiles of each head
     int l2_group_heads;  // heads of an L2 group
@@ -400,17 +400,17 @@ struct TileScheduler {
 // The work tile of number `index`; the last tiles of heads come first. `heads`: heads of a batch entry, or its sets of heads that share
 // tiles. heads * batch is a multiple of l2_group_heads.
 __device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
-    const int group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - group * scheduler.l2_group_tiles;
+    const int l2_group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - l2_group * scheduler.l2_group_tiles;
     const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
-    const int head_and_batch = group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
+    const int head_and_batch = l2_group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
     const int batch = divide(head_and_batch, heads_reciprocal);
     return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
 }
 
 // ==== tile/common/sequences.cuh ======================================================================================
 
-// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Kernels ask one struct for both, so that
-// another layout of sequences is another struct with the same functions.
+// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Who reads or writes rows asks one struct for
+// both, so that another layout of sequences is another struct with the same functions; tensor maps of the backward pass are of dense ones.
 
 // Distances between batch entries, heads and rows of a tensor, in elements.
 struct Strides {
@@ -797,7 +797,8 @@ __device__ __forceinline__ void store_scores(float* rows, i64 row_stride, int ro
 
 // ==== tile/common/softmax_rows.cuh ===================================================================================
 
-// What every form of online softmax shares: the running row max, and reductions over the quad of lanes that holds a row of S.
+// What kernels share of softmax's rows: their origin, and in online softmax the running row max, and reductions over the quad of lanes that
+// holds a row of S.
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
 // has a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself,
@@ -835,8 +836,9 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. A
-// single value may ignore it. Where it adds up it is corrected: in the row sum, and in the factor that rescales the row sum.
+// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. It
+// is corrected for lse: in log_sum_exp for the terms of the row sum, and in the factor that rescales the row sum. O goes without: the
+// error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
 constexpr float kEx2Bias = 5.0e-8f;
 
 // Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
@@ -851,30 +853,30 @@ __device__ __forceinline__ float log_near_one(float x) {
 }
 
 // The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
-struct Unit {
+struct RowMaxFactor {
     float high, low;
 
     // For a row max that is a score itself, without the scale: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
-    __device__ __forceinline__ static Unit of_score(float scale_log2, float ln2_hi, float ln2_lo) {
+    __device__ __forceinline__ static RowMaxFactor of_score(float scale_log2, float ln2_hi, float ln2_lo) {
         const float high = mul_rn(scale_log2, ln2_hi);
         return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
     }
 };
 
-// log(total) + row_max * (unit.high + unit.low), to about one rounding. fp32 takes some care for that: each term is split into a main part
-// and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
-__device__ __forceinline__ float log_sum_exp(float row_max, float total, const Unit& unit) {
+// log(total) + row_max * (factor.high + factor.low), to about one rounding. fp32 takes some care for that: each term is split into a main
+// part and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float row_max, float total, const RowMaxFactor& factor) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
     const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
     const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - power * 0x800000);
     const float inverse = (2.0f - fraction) * __int_as_float((127 - power) * 0x800000);  // of total, to 20 %, and exactly 1 for 1
-    const float a = mul_rn(row_max, unit.high), b = mul_rn(exponent, kLn2);
+    const float a = mul_rn(row_max, factor.high), b = mul_rn(exponent, kLn2);
     const float s = a + b, b_in_s = s - a;
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
-    const float product_error = fmaf(row_max, unit.high, -a) + fmaf(exponent, kLn2, -b);
-    const float low_parts = row_max * unit.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // where the row max is a score, its 2^0 = 1 is exact
+    const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = row_max * factor.low + exponent * kLn2Low;
+    const float bias = kEx2Bias * (1.0f - inverse);  // the row max's own term, 2^0 = 1, is exact
     const float corrections = sum_error + product_error + low_parts + bias;
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
@@ -882,8 +884,8 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const U
 // The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
 __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
     const bool huge = origin.shift != 0.0f;
-    const Unit unit = huge ? Unit::of_score(scale_log2, ln2_hi, ln2_lo) : Unit{ln2_hi, ln2_lo};
-    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, unit);
+    const RowMaxFactor factor = huge ? RowMaxFactor::of_score(scale_log2, ln2_hi, ln2_lo) : RowMaxFactor{ln2_hi, ln2_lo};
+    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, factor);
     return total == 0.0f ? -infinity() : value;
 }
 
