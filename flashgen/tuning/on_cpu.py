@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from flashgen.build.emulator.compiler import CxxCompilerMissingError, cxx_compiler
 from flashgen.build.emulator.fault import EmulatorFaultError
-from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 
@@ -44,12 +43,12 @@ class CpuScreen:
 
     def _judge(self, spec: KernelSpec) -> str:
         from ..launch import cpu
-        from ..verification.screen import Screen
+        from ..verification.screen import NothingToJudgeError, Screen
 
         if spec.problem not in self._screens:
             self._screens[spec.problem] = Screen(spec.problem, "cpu")
         try:
             cases = self._screens[spec.problem].judge(cpu.load_emulated(spec))
-        except (EmulatorFaultError, ArgumentError) as error:
+        except (EmulatorFaultError, NothingToJudgeError) as error:
             return str(error)
         return "; ".join(f"{case.workload.name}: {case.verdict.message}" for case in cases if not case.verdict.ok)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.gpu.driver import DriverError, Gpu
 from flashgen.build.nvrtc import compile_many, nvrtc_version
-from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 
@@ -141,13 +140,13 @@ class TimedRun:
     def _screen(self, spec: KernelSpec, kernel: Kernel) -> str:
         """The two small awkward workloads, whole, once a kernel."""
         if spec not in self._screened:
-            from ..verification.screen import Screen
+            from ..verification.screen import NothingToJudgeError, Screen
 
             if spec.problem not in self._screens:
                 self._screens[spec.problem] = Screen(spec.problem, f"cuda:{self.gpu.ordinal}")
             try:
                 cases = self._screens[spec.problem].judge(kernel)
-            except ArgumentError as error:  # it can take no case
+            except NothingToJudgeError as error:
                 self._screened[spec] = str(error)
             else:
                 self._screened[spec] = "; ".join(f"{c.workload.name}: {c.verdict.message}" for c in cases if not c.verdict.ok)

@@ -25,6 +25,10 @@ from .expected import Expected
 LIMITS = EmulationLimits(seconds=600.0)  # of one launch on the CPU, which takes seconds
 
 
+class NothingToJudgeError(ArgumentError):
+    """A kernel's family takes none of the cases by which the kernel is to be judged. The message has its reasons."""
+
+
 @dataclass(frozen=True)
 class CaseResult:
     """One workload at one logit magnitude (what q was multiplied by), with the rule's verdict."""
@@ -95,7 +99,7 @@ class Screen:
         """Runs the kernel on every case that it can take: calls like the others go to another family.
 
         Raises HungKernelError or DriverError if it does not finish or faults on a GPU, EmulatorFaultError if a check fails on the CPU, and
-        ArgumentError if it can take no case: nothing would have been judged.
+        NothingToJudgeError if it can take no case.
         """
         results, spec, refusals = [], kernel.spec, dict[str, None]()
         for case in self.cases(spec.family.group_unit(spec.config)):
@@ -105,7 +109,7 @@ class Screen:
             _launch(kernel, case.tensors)
             results.append(CaseResult(case.workload, case.magnitude, case.judge()))
         if not results:
-            raise ArgumentError(f"{spec.family.name} takes none of the cases that it is to be judged by: {'; '.join(refusals)}")
+            raise NothingToJudgeError(f"{spec.family.name} takes none of the cases that it is to be judged by: {'; '.join(refusals)}")
         return results
 
 

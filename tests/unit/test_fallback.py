@@ -35,7 +35,7 @@ from flashgen.selection import families, loaded
 from flashgen.selection import families as selection_families
 from flashgen.selection.families import default_spec, excluded_families, families_for
 from flashgen.selection.loaded import Kernels
-from flashgen.verification.screen import Screen
+from flashgen.verification.screen import NothingToJudgeError, Screen
 from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, make
 
 GPU = Gpu(0, DEVICE, "uuid", "13.0")
@@ -182,5 +182,5 @@ def test_calls_on_the_cpu(keys: int, expected: str, monkeypatch: pytest.MonkeyPa
 def test_a_kernel_is_not_verified_on_what_its_family_cannot_take(picky: Family) -> None:
     spec = KernelSpec(picky, PROBLEM, CONFIGS[1], DEVICE.target)
     kernel: Any = SimpleNamespace(spec=spec)  # could not be launched
-    with pytest.raises(ArgumentError, match=rf"^{picky.name} takes none of the cases that it is to be judged by: "):
+    with pytest.raises(NothingToJudgeError, match=rf"^{picky.name} takes none of the cases that it is to be judged by: "):
         Screen(PROBLEM, "cpu", [(1, 2, 1, 3, 0)]).judge(kernel)
