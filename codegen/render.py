@@ -28,9 +28,10 @@ class Atoms(enum.Enum):
     EMULATED = "emulated"
 
 
-# Files of templates/emulator that come before all atoms. One of an atom's name comes right before it; `launch` comes last, and after it
-# `program` where that is asked for.
-EMULATOR_RUNTIME = ("language", "shared", "fiber", "schedule", "report", "extent", "block", "cluster", "isolate")
+# Files of templates/emulator that come before all atoms; one of an atom's name comes right before it, and `entry` after the kernels.
+_BEFORE_ATOMS = ("language", "shared", "fiber", "schedule", "report", "extent", "launch", "block", "cluster")
+# What runs the kernels: compiled apart, or put behind the kernels of a program, before `program`.
+_RUNTIME = ("isolate", "residents")
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label
@@ -92,7 +93,7 @@ def atom_files(names: Sequence[str], atoms: Atoms) -> list[str]:
     """The files of these atoms, in their order, with what emulated ones stand on."""
     if atoms is Atoms.PTX:
         return [f"atoms/ptx/{name}.cuh" for name in names]
-    files = [f"emulator/{name}.cuh" for name in EMULATOR_RUNTIME]
+    files = [f"emulator/{name}.cuh" for name in _BEFORE_ATOMS]
     for name in names:
         files += [*_behind(name), f"atoms/emulated/{name}.cuh"]
     return files
@@ -102,20 +103,30 @@ def atom_files(names: Sequence[str], atoms: Atoms) -> list[str]:
 def _behind(name: str) -> list[str]:
     """What an emulated atom stands on, beside the runtime of all: a file of its name, if there is one."""
     path = f"emulator/{name}.cuh"
-    return [path] if name not in EMULATOR_RUNTIME and path in templates.paths() else []
+    return [path] if name not in _BEFORE_ATOMS and path in templates.paths() else []
 
 
 def render_program(spec: KernelSpec) -> Source:
     """The text with emulated atoms as a program of its own: what it reads and writes is said in templates/emulator/program.cuh."""
     source = render(spec, Atoms.EMULATED)
-    return Source(source.entry, f"{source.text}\n{templates.read('emulator/program.cuh')}")
+    return Source(source.entry, f"{source.text}\n{_emulator((*_RUNTIME, 'program'))}")
+
+
+@cache
+def emulator_runtime() -> Source:
+    """What runs the kernels of a text with emulated atoms: the same for all texts, and compiled once for all of them."""
+    return Source("emulator_runtime", _emulator((*_BEFORE_ATOMS, *_RUNTIME)))
+
+
+def _emulator(names: Sequence[str]) -> str:
+    return "".join(_part(f"emulator/{name}.cuh").removesuffix(END) for name in names)
 
 
 def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     """The text of one spec. The same spec gives the same text, byte for byte.
 
-    With emulated atoms it is C++17 with the entry `flashgen_emulator_run` (templates/emulator/launch.cuh): the same kernels and tile
-    operations, of which that entry runs the one that it is told to.
+    With emulated atoms it is C++17 with the entry `flashgen_emulator_run` (templates/emulator/entry.cuh): the same kernels and tile
+    operations, of which that entry has the one run that it is told to, by `emulator_runtime`.
     """
     template = jinja_environment().get_template(spec.family.template)
     context = spec.family.context(spec.problem, spec.config, spec.target)
@@ -137,14 +148,13 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         **context,
     )
     text = pruned(text)
-    text = text.replace(_CONTENTS, _contents(parts(text)), 1)
     if atoms is Atoms.EMULATED:
-        text += f"\n{_kernel_table(spec, text)}\n\n{templates.read('emulator/launch.cuh')}"
-    return Source(spec.name, text)
+        text += f"\n{_kernel_table(spec, text)}\n\n{_emulator(['entry'])}"
+    return Source(spec.name, text.replace(_CONTENTS, _contents(parts(text)), 1))
 
 
 def _kernel_table(spec: KernelSpec, text: str) -> str:
-    """What launch.cuh is told of the kernels of a text, in the spec's order: names, parameter structs, launch bounds and clusters."""
+    """What entry.cuh is told of the kernels of a text, in the spec's order: names, parameter structs, launch bounds and clusters."""
     rows = []
     for suffix, kernel in spec.kernels.items():
         entry = spec.name + suffix

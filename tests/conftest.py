@@ -12,7 +12,7 @@ import pytest
 
 from flashgen.build.emulator import compiler
 from flashgen.build.gpu.driver import DriverError, driver, gpu_count
-from tests.support.compiles import VARIABLE, once, precompiled
+from tests.support.compiles import VARIABLE, once, precompiled, runtime_once
 from tests.support.plan import Costly, budgets, every_case, within
 
 # What was garbage at a fork stays so: a child that collected it could wait for a lock that a thread of its parent held, for ever.
@@ -95,6 +95,7 @@ def compiles(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     folder = Path(os.environ.get(VARIABLE) or root / "compiles")
     folder.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "runtime_object", runtime_once(folder, compiler.runtime_object))
         patch.setattr(compiler, "compile_for_emulator", once(folder, precompiled(folder, compiler.compile_for_emulator)))
         yield
 

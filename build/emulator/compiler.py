@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.render import emulator_runtime
 
 from ..artifact import Artifact, CompileError
 
@@ -93,23 +94,45 @@ def cxx_compiler() -> CxxCompiler:
     )
 
 
+def key_options(kind: Emulated) -> tuple[str, ...]:
+    """What decides what is made of a text, beside the compiler: its options and, of a library, the runtime that it is linked with."""
+    return (*OPTIONS[kind], *([emulator_runtime().digest] if kind == Emulated.LIBRARY else []))
+
+
 def compile_for_emulator(source: Source, kind: Emulated = Emulated.LIBRARY, more: tuple[str, ...] = ()) -> Artifact:
     """Compiles a text with emulated atoms to a shared library, or to a program: with one of OPTIONS, and with `more` options.
 
+    A library gets the runtime that launches its kernels; the text of a program has it.
     Raises CompileError with the compiler's log, CxxCompilerMissingError without a compiler, SanitizerMissingError if it lacks libraries.
     """
     compiler = cxx_compiler()
     with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
-        made = Path(folder, "kernel")
-        Path(folder, TEXT_FILE).write_text(source.text, encoding="utf-8")
-        # Line numbers must not speak of a folder that is gone.
-        command = [str(compiler.path), *OPTIONS[kind], *more, f"-ffile-prefix-map={folder}=.", TEXT_FILE, "-lstdc++", "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder)
-        if done.returncode or not made.is_file():
-            if kind == Emulated.SANITIZED and (missing := re.search(r"^.*cannot find.*(?:asan|ubsan).*$", done.stderr, re.MULTILINE)):
-                raise SanitizerMissingError(
-                    f"sanitize needs AddressSanitizer and UndefinedBehaviorSanitizer of {compiler.version}; got {missing[0]!r}. "
-                    "Install them (apt install libasan8 libubsan1, dnf install libasan libubsan), or name another compiler in CXX"
-                )
-            raise CompileError(f"{source.entry} does not compile with {compiler.version}:\n{done.stderr or 'it wrote nothing'}")
-        return Artifact(source.entry, kind, source.text, made.read_bytes(), done.stderr, compiler.version)
+        objects = []
+        if kind == Emulated.LIBRARY:
+            objects = ["runtime.o"]
+            Path(folder, *objects).write_bytes(runtime_object(compiler))
+        return _compiled(compiler, source, kind, Path(folder), (*more, TEXT_FILE, *objects))
+
+
+@cache
+def runtime_object(compiler: CxxCompiler) -> bytes:
+    """`emulator_runtime` as an object file, compiled once a process: libraries are linked with it. Raises as `compile_for_emulator`."""
+    with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
+        return _compiled(compiler, emulator_runtime(), Emulated.LIBRARY, Path(folder), ("-c", TEXT_FILE)).cubin
+
+
+def _compiled(compiler: CxxCompiler, source: Source, kind: Emulated, folder: Path, given: tuple[str, ...]) -> Artifact:
+    """What the compiler makes in `folder` of the text and of what else is `given`."""
+    made = folder / "made"
+    (folder / TEXT_FILE).write_text(source.text, encoding="utf-8")
+    # Line numbers must not speak of a folder that is gone.
+    command = [str(compiler.path), *OPTIONS[kind], f"-ffile-prefix-map={folder}=.", *given, "-lstdc++", "-o", made.name]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder)
+    if done.returncode or not made.is_file():
+        if kind == Emulated.SANITIZED and (missing := re.search(r"^.*cannot find.*(?:asan|ubsan).*$", done.stderr, re.MULTILINE)):
+            raise SanitizerMissingError(
+                f"sanitize needs AddressSanitizer and UndefinedBehaviorSanitizer of {compiler.version}; got {missing[0]!r}. "
+                "Install them (apt install libasan8 libubsan1, dnf install libasan libubsan), or name another compiler in CXX"
+            )
+        raise CompileError(f"{source.entry} does not compile with {compiler.version}:\n{done.stderr or 'it wrote nothing'}")
+    return Artifact(source.entry, kind, source.text, made.read_bytes(), done.stderr, compiler.version)

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A compiler as an artifact's key sees it."""
+    """A compiler as an artifact's key sees it.
+
+    options: and what else decides the machine code, beside the text
+    """
 
     version: str
     options: tuple[str, ...]
@@ -29,5 +32,5 @@ def toolchain(arch: str) -> Toolchain:
     """The compiler for `arch`. Raises CompilerMissingError or CxxCompilerMissingError."""
     if arch in compiler.OPTIONS:
         kind = compiler.Emulated(arch)
-        return Toolchain(compiler.cxx_compiler().version, compiler.OPTIONS[kind], partial(compiler.compile_for_emulator, kind=kind))
+        return Toolchain(compiler.cxx_compiler().version, compiler.key_options(kind), partial(compiler.compile_for_emulator, kind=kind))
     return Toolchain(nvrtc.nvrtc_version(), nvrtc.OPTIONS, partial(nvrtc.compile_source, arch=arch))

@@ -13,48 +13,7 @@ namespace emulator {
 struct Block;
 struct Cluster;
 inline thread_local Block* current = nullptr;
-
-// Of a thread of the kernel that runs on this thread of the operating system, by its launch bounds; 0 if nothing is known of them.
-inline thread_local int registers_at_launch = 0;
-constexpr int kRegistersPerSm = 65536;
 constexpr int kBarriers = 16, kWarpgroup = 4 * kLanes;
-
-struct Options {
-    const Extent* extents;  // of global memory that atoms may touch; none given: they may touch all
-    std::uint64_t seed;
-    double stall_seconds, limit_seconds;  // see isolate.cuh; 0: none
-    int extent_count;
-    int schedule, late_copies;  // late_copies: asynchronous copies take place when they are waited for, not when they are issued
-    int workers;                // threads of the operating system
-    int isolated;               // in a process of their own
-};
-
-// One launch of a kernel, as it is asked for.
-struct Launch {
-    const void* parameters;
-    int kernel;                 // its number in the text
-    int threads, shared_bytes;  // of a block
-    int first_block, blocks;    // which blocks run
-    int resident;               // how many of them run together: those that wait for each other must
-    int cluster;                // blocks of a cluster, of which only whole ones run, and are resident
-    int waits_for_begun;        // blocks may wait for others that have begun, and that go on meanwhile
-
-    int end_block() const { return first_block + blocks; }
-};
-
-// How far a launch is. One that overlaps the launch before it may not rely on any of that before its blocks have waited for its end.
-struct Progress {
-    const Launch& launch;
-    const Progress* const before;  // the launch that it overlaps; null if it overlaps none
-    std::atomic<int> begun, ended{0};  // the next block to begin; blocks that have ended
-
-    Progress(const Launch& launch, const Progress* before) : launch(launch), before(before), begun(launch.first_block) {}
-
-    int under_way() const { return std::min<int>(begun, launch.end_block()) - launch.first_block - ended; }  // blocks
-    bool all_begun() const { return begun >= launch.end_block(); }
-    bool all_ended() const { return ended == launch.blocks; }
-    bool alone() const { return !before || before->all_ended(); }  // nothing that it overlaps is under way
-};
 
 // What all copies and waits of one thread need to remember: see atoms/emulated/cp_async.cuh.
 struct Copy {
@@ -227,7 +186,7 @@ struct Block {
     }
     void wake(int thread) { scheduler.wake(number(thread)); }
 
-    // The running thread waits for the end of the launch that this one overlaps: see Residents::run in launch.cuh.
+    // The running thread waits for the end of the launch that this one overlaps: see Residents::run in residents.cuh.
     void wait_for_launch(const char* what) {
         has_waited = true;
         if (!progress.alone()) wait({Wait::kForLaunch, what});

@@ -1,10 +1,26 @@
-// How the program that renders this file runs its kernels: groups of blocks spread over threads of the operating system, launches that
-// overlap, one entry point.
+// A launch as it is asked for: the kernel, which blocks run and how, how far it is. The function that runs it is compiled apart, once for
+// all texts: it takes a compiler longer than a kernel does.
 
-#include <memory>
-#include <thread>
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
 
 namespace emulator {
+
+constexpr int kRegistersPerSm = 65536;
+
+// Of a thread of the kernel that runs on this thread of the operating system, by its launch bounds; 0 if nothing is known of them.
+inline thread_local int registers_at_launch = 0;
+
+struct Options {
+    const Extent* extents;  // of global memory that atoms may touch; none given: they may touch all
+    std::uint64_t seed;
+    double stall_seconds, limit_seconds;  // see isolate.cuh; 0: none
+    int extent_count;
+    int schedule, late_copies;  // late_copies: asynchronous copies take place when they are waited for, not when they are issued
+    int workers;                // threads of the operating system
+    int isolated;               // in a process of their own
+};
 
 // A kernel of the text, its launch bounds (threads of a block, and blocks on an SM), and the blocks of a cluster; 0 if nothing is known of
 // them.
@@ -15,222 +31,34 @@ struct Kernel {
     int registers() const { return threads ? kRegistersPerSm / (threads * blocks_per_sm) / 8 * 8 : 0; }
 };
 
-// Blocks of a launch that are resident together, on one thread of the operating system. All of them end before others take their places.
-class Residents {
-  public:
-    Residents(const Options& options, Progress& progress, Fault& fault, const Kernel& kernel)
-        : options(options), progress(progress), launch(progress.launch), fault(fault), kernel(kernel),
-          scheduler(static_cast<Schedule>(options.schedule), launch.resident * launch.threads) {
-        for (int slot = 0; slot < launch.resident; ++slot) {
-            if (slot % launch.cluster == 0) clusters.push_back(std::make_unique<Cluster>(launch.cluster, launch.threads));
-            blocks.push_back(std::make_unique<Block>(options, progress, fault, scheduler, *clusters.back(), slot));
-            clusters.back()->blocks.push_back(blocks.back().get());
-        }
-    }
+// One launch of a kernel, as it is asked for.
+struct Launch {
+    const void* parameters;
+    int kernel;                 // its number in the text
+    int threads, shared_bytes;  // of a block
+    int first_block, blocks;    // which blocks run
+    int resident;               // how many of them run together: those that wait for each other must
+    int cluster;                // blocks of a cluster, of which only whole ones run, and are resident
+    int waits_for_begun;        // blocks may wait for others that have begun, and that go on meanwhile
 
-    // The launch's next blocks are at the kernel's begin; false if there are none.
-    bool begin() {
-        const int first = progress.begun.fetch_add(launch.resident);
-        count = std::min(launch.resident, launch.end_block() - first);
-        if (count <= 0) return false;
-        scheduler.begin((options.seed + 1) * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(first) * 0xD1B54A32D192ED03ull);
-        for (const std::unique_ptr<Cluster>& cluster : clusters) cluster->begin();
-        for (int slot = 0; slot < count; ++slot) blocks[slot]->begin(first + slot, kernel.run);
-        return true;
-    }
-    // Goes on with the blocks, until all have ended or a check fails: true. False where no thread can go on before the launch that this one
-    // overlaps has ended, or before other blocks that have begun change memory.
-    bool run() {
-        registers_at_launch = kernel.registers();
-        scheduler.try_again();
-        for (;;) {
-            for (int thread; !fault.found && (thread = scheduler.next()) >= 0;) {
-                blocks[thread / launch.threads]->resume(thread % launch.threads);
-                count_progress();
-            }
-            if (fault.found) return true;
-            if (!wait_for_launch()) break;
-            if (!progress.alone()) return false;
-            for (int slot = 0; slot < count; ++slot) blocks[slot]->launch_has_ended();
-            scheduler.stir();
-        }
-        if (launch.waits_for_begun && scheduler.spins() && progress.under_way() > count) return false;
-        report_waiting();
-        progress.ended += count;
-        return true;
-    }
-    const Progress& of() const { return progress; }
-    std::uint64_t count_changes() const { return scheduler.count_changes(); }
+    int end_block() const { return first_block + blocks; }
+};
 
-    bool spins() const { return scheduler.spins(); }
-
-    // No thread can go on: that is well if all have ended.
-    void report_waiting() {
-        std::string text;
-        for (int slot = 0; slot < count; ++slot)
-            if (!blocks[slot]->done()) text += (text.empty() ? "" : "; ") + blocks[slot]->waiting();
-        if (text.empty()) return;
-        const bool spin = scheduler.spins();
-        if (spin && launch.blocks > launch.resident)
-            text += "; blocks that wait for each other must be resident together: " + std::to_string(launch.resident) + " at a time are";
-        fault.report(spin ? "spin that never ends" : "deadlock", "no thread can go on: " + text);
-    }
-
-  private:
-    const Options& options;
-    Progress& progress;
+// How far a launch is. One that overlaps the launch before it may not rely on any of that before its blocks have waited for its end.
+struct Progress {
     const Launch& launch;
-    Fault& fault;
-    const Kernel& kernel;
-    int count = 0;  // of blocks that run
-    Scheduler scheduler;
-    std::vector<std::unique_ptr<Cluster>> clusters;
-    std::vector<std::unique_ptr<Block>> blocks;
+    const Progress* const before;  // the launch that it overlaps; null if it overlaps none
+    std::atomic<int> begun, ended{0};  // the next block to begin; blocks that have ended
 
-    bool wait_for_launch() const {
-        return std::any_of(blocks.begin(), blocks.begin() + count, [](const auto& block) { return block->waits_for_launch(); });
-    }
+    Progress(const Launch& launch, const Progress* before) : launch(launch), before(before), begun(launch.first_block) {}
+
+    int under_way() const { return std::min<int>(begun, launch.end_block()) - launch.first_block - ended; }  // blocks
+    bool all_begun() const { return begun >= launch.end_block(); }
+    bool all_ended() const { return ended == launch.blocks; }
+    bool alone() const { return !before || before->all_ended(); }  // nothing that it overlaps is under way
 };
 
-constexpr int kEarly = 4;  // groups of a launch that may wait for the end of the one before, on a thread of the operating system
-
-// What a thread of the operating system does for launches, each of which overlaps the one before: it begins groups of their blocks in an
-// order that the schedule says, and goes on with those that have had to wait.
-class Worker {
-  public:
-    Worker(const Options& options, std::deque<Progress>& launches, Fault& fault, const Kernel* kernels)
-        : options(options), launches(launches), fault(fault), kernels(kernels), idle(launches.size()),
-          random((options.seed + 1) * 0x9E3779B97F4A7C15ull) {}
-
-    void run() {
-        while (!fault.found) {
-            if (go_on() || begin_next()) continue;  // in this order: of an ordered launch, blocks wait for those that have begun before
-            if (waiting.empty()) return;
-            if (stuck()) return;
-            usleep(100);  // others have blocks of the launch before
-        }
-    }
-
-  private:
-    using Group = std::unique_ptr<Residents>;
-    const Options& options;
-    std::deque<Progress>& launches;
-    Fault& fault;
-    const Kernel* const kernels;
-    std::vector<std::vector<Group>> idle;  // of each launch
-    std::vector<Group> waiting;            // for the launch before or for one another, in the order in which they have begun
-    int last = 0;                          // the launch of which blocks have begun last
-    std::uint64_t random;
-
-    int number(const Progress& launch) const {
-        int i = 0;
-        while (&launches[i] != &launch) ++i;
-        return i;
-    }
-    int waiting_of(const Progress& launch) const {
-        return static_cast<int>(std::count_if(waiting.begin(), waiting.end(), [&](const Group& group) { return &group->of() == &launch; }));
-    }
-    // Whether one of those that wait has gone on to its end, or has changed memory for which others may wait.
-    bool go_on() {
-        const std::uint64_t before = count_changes();
-        for (std::size_t i = 0; i < waiting.size(); ++i) {
-            if (!waiting[i]->of().alone() || !waiting[i]->run()) continue;
-            idle[number(waiting[i]->of())].push_back(std::move(waiting[i]));
-            waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(i));
-            return true;
-        }
-        return count_changes() != before;
-    }
-    // Whether groups wait for each other, and for nothing else. That is reported. Their launch has one core, so nobody else goes on.
-    bool stuck() {
-        auto waits_for_begun = [](const Group& group) {
-            return group->of().launch.waits_for_begun && group->of().alone() && group->spins();
-        };
-        const auto found = std::find_if(waiting.begin(), waiting.end(), waits_for_begun);
-        if (found == waiting.end()) return false;
-        (*found)->report_waiting();
-        return true;
-    }
-    std::uint64_t count_changes() const {
-        std::uint64_t changes = 0;
-        for (const Group& group : waiting) changes += group->count_changes();
-        return changes;
-    }
-    bool begin_next() {
-        const int next = choose();
-        if (next < 0) return false;
-        last = next;
-        Progress& launch = launches[next];
-        if (idle[next].empty()) idle[next].push_back(std::make_unique<Residents>(options, launch, fault, kernels[launch.launch.kernel]));
-        Group group = std::move(idle[next].back());
-        idle[next].pop_back();
-        const bool has_ended = !group->begin() || group->run();
-        (has_ended ? idle[next] : waiting).push_back(std::move(group));
-        return true;
-    }
-    // The launch whose blocks begin next; -1 if none can. Ahead: the first one that has some left; reversed: the last one; in turn, each
-    // before the one that it overlaps; or any.
-    int choose() {
-        std::vector<int> able;
-        for (int i = 0; i < static_cast<int>(launches.size()); ++i)
-            if (!launches[i].all_begun() && (launches[i].alone() || waiting_of(launches[i]) < kEarly)) able.push_back(i);
-        if (able.empty()) return -1;
-        switch (static_cast<Schedule>(options.schedule)) {
-            case Schedule::kAhead:
-                return able.front();
-            case Schedule::kReversed:
-                return able.back();
-            case Schedule::kRandom:
-                return able[draw(random) % able.size()];
-            case Schedule::kRoundRobin:
-                break;
-        }
-        const auto next = std::find_if(able.rbegin(), able.rend(), [this](int i) { return i < last; });
-        return next == able.rend() ? able.back() : *next;
-    }
-};
-
-inline void run_launches(const Options& options, const Launch* launches, int count, const Kernel* kernels, Fault& fault) {
-    std::deque<Progress> chain;
-    for (int i = 0; i < count; ++i) chain.emplace_back(launches[i], i ? &chain.back() : nullptr);
-    auto work = [&] {
-        prepare_thread();
-        Worker(options, chain, fault, kernels).run();
-    };
-    std::vector<std::thread> workers;
-    for (int i = 1; i < options.workers; ++i) workers.emplace_back(work);
-    work();
-    for (std::thread& worker : workers) worker.join();
-}
-
-inline void require_launch(const Launch& launch, const Kernel& kernel, Fault& fault) {
-    if (kernel.threads && launch.threads != kernel.threads)
-        fault.report("launch", "the block has " + std::to_string(launch.threads) + " threads, the kernel's launch bounds say " +
-                                   std::to_string(kernel.threads));
-    if (kernel.cluster && launch.cluster != kernel.cluster)
-        fault.report("launch", "the launch's clusters have " + std::to_string(launch.cluster) + " blocks, the kernel's text says " +
-                                   std::to_string(kernel.cluster));
-    if (launch.first_block % launch.cluster || launch.blocks % launch.cluster || launch.resident % launch.cluster)
-        fault.report("launch", "clusters run whole: blocks must be multiples of " + std::to_string(launch.cluster));
-}
+// Runs launches, each of which overlaps the one before it: those of a chain end together. Says in `fault` which check failed, if one did.
+void run(const Options& options, const Launch* launches, int count, const Kernel* kernels, Fault& fault);
 
 }  // namespace emulator
-
-#define FLASHGEN_KERNEL(name, Parameters, ...) {[](const void* p) { name(*static_cast<const Parameters*>(p)); }, __VA_ARGS__},
-
-// Runs launches, each of which overlaps the one before it. 0 if no check failed, else 1, with the name of the check and its message, each
-// cut to `size` bytes.
-extern "C" int flashgen_emulator_run(const emulator::Launch* launches, int count, const emulator::Options* options, char* check,
-                                     char* message, int size) {
-    static constexpr emulator::Kernel kKernels[] = {FLASHGEN_KERNELS(FLASHGEN_KERNEL)};
-    emulator::Fault fault;
-    for (int i = 0; i < count; ++i) emulator::require_launch(launches[i], kKernels[launches[i].kernel], fault);
-    auto run = [&] { emulator::run_launches(*options, launches, count, kKernels, fault); };
-    if (!fault.found && !options->isolated) run();
-    if (!fault.found && options->isolated && !emulator::isolated(*options, fault, run))
-        fault.report("launch", "no process can be had to run it in");
-    if (!fault.found) return 0;
-    std::snprintf(check, size, "%s", fault.check.c_str());
-    std::snprintf(message, size, "%s", fault.message.c_str());
-    return 1;
-}

@@ -69,7 +69,7 @@ def test_a_compiler_that_cannot_say_its_version(content: bytes, cxx: Callable[[b
 @pytest.mark.parametrize("log", [b"", b"printf '\\377' >&2"])
 def test_a_compiler_that_writes_nothing(log: bytes, cxx: Callable[[bytes], None]) -> None:
     cxx(b"#!/bin/sh\necho 'g++ (of mine) 99.1.0'\n" + log)
-    with pytest.raises(CompileError, match=r"^name does not compile with g\+\+ 99\.1\.0 for \S+:\n(it wrote nothing|\ufffd)$"):
+    with pytest.raises(CompileError, match=r"^emulator_runtime does not compile with g\+\+ 99\.1\.0 for \S+:\n(it wrote nothing|\ufffd)$"):
         compile_for_emulator(Source("name", "text"))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flashgen import templates
 from flashgen.build.artifact import Artifact
-from flashgen.build.emulator.compiler import OPTIONS, Emulated, cxx_compiler
+from flashgen.build.emulator.compiler import OPTIONS, CxxCompiler, Emulated, cxx_compiler, key_options
 from flashgen.build.lock import locked
 from flashgen.build.store.store import artifact_key
 from flashgen.codegen.render import Source
@@ -28,7 +28,7 @@ def once(folder: Path, compile: Compile) -> Compile:
     """`compile_for_emulator` that looks into `folder` first. One that another process has begun is waited for."""
 
     def compile_once(source: Source, kind: Emulated = Emulated.LIBRARY) -> Artifact:
-        key = artifact_key(f"{source.entry}\n{source.text}", kind, cxx_compiler().version, OPTIONS[kind])
+        key = artifact_key(f"{source.entry}\n{source.text}", kind, cxx_compiler().version, key_options(kind))
         meta, made = folder / f"{key}.json", folder / key
         with locked(folder / f"{key}.lock", source.entry, _PATIENCE, say=lambda message: None):
             if meta.exists():  # it is written last
@@ -39,6 +39,21 @@ def once(folder: Path, compile: Compile) -> Compile:
             return artifact
 
     return compile_once
+
+
+def runtime_once(folder: Path, compile: Callable[[CxxCompiler], bytes]) -> Callable[[CxxCompiler], bytes]:
+    """`runtime_object` that looks into `folder` first, as `once` does."""
+
+    def compile_runtime_once(compiler: CxxCompiler) -> bytes:
+        made = folder / f"{artifact_key('', 'runtime', compiler.version, key_options(Emulated.LIBRARY))}.o"
+        with locked(made.with_suffix(".lock"), "the emulator's runtime", _PATIENCE, say=lambda message: None):
+            if not made.exists():
+                partial = made.with_suffix(".partial")
+                partial.write_bytes(compile(compiler))
+                partial.rename(made)
+        return made.read_bytes()
+
+    return compile_runtime_once
 
 
 def precompiled(folder: Path, compile: Compile) -> Compile:

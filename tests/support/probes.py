@@ -153,7 +153,7 @@ void probe(const Parameters& p) {{
 {cases}    }}
 }}
 #define FLASHGEN_KERNELS(kernel) kernel(probe, Parameters, 0, 0, 0)
-{templates.read("emulator/launch.cuh")}"""
+{templates.read("emulator/entry.cuh")}"""
     library = EmulatedLibrary(compiler.compile_for_emulator(Source("probe", source)).cubin)
     _COMPILED.update((text, (library, number)) for number, text in enumerate(texts))
 
