@@ -2,10 +2,12 @@
 
     python tools/call_overhead.py
     python tools/call_overhead.py --causal --calls 2000 --profile
+    python tools/call_overhead.py --gpu
 
-No GPU is needed, and none is used: tensors lie in main memory and say that they are on a GPU, and the driver is made up, so that what the
-driver and PyTorch's allocator for a GPU take is not in the figures. The kernel of the bucket is loaded before anything is timed, and the
-user's own records are left out. Microseconds, the median of all calls; each call of a new length has one more key than the one before.
+With --gpu it calls `flashgen.attention` on the machine's GPU, whose launches it waits for every 64 calls. Without, no GPU is needed, and
+none is used: tensors lie in main memory and say that they are on a GPU, and the driver is made up, so that what the driver and PyTorch's
+allocator for a GPU take is not in the figures. Either way the kernel of the bucket is loaded before anything is timed, and the user's own
+records are left out. Microseconds, the median of all calls; each call of a new length has 8 more keys than the one before.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from __future__ import annotations
 import argparse
 import cProfile
 import ctypes
+import itertools
+import os
 import pstats
 import statistics
 import tempfile
@@ -27,6 +31,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver as binding
 
+import flashgen
 from flashgen.build.artifact import Artifact
 from flashgen.build.gpu import driver, kernel, tensor_map
 from flashgen.build.gpu.driver import Gpu
@@ -40,6 +45,7 @@ from flashgen.records import sources
 from flashgen.records.store import Records
 from flashgen.selection import compilation, loaded
 
+LENGTHS_APART = 8  # keys
 ON = torch.device("cuda", 0)
 TYPES = ("CUresult", "CUfunction", "CUfunction_attribute", "CUtensorMapDataType", "CUtensorMapInterleave", "CUtensorMapSwizzle")
 LAUNCH_TYPES = ("CUlaunchAttribute", "CUlaunchAttributeID", "CUlaunchConfig")
@@ -114,6 +120,27 @@ def microseconds(calls: Iterable[Callable[[], object]]) -> tuple[float, float]:
     return statistics.median(found) * 1e6, (time.process_time() - before) / len(found) * 1e6
 
 
+def plain_call(causal: bool) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    """A call by way of the plans, which need no driver: `pretend` first."""
+
+    def call(q: torch.Tensor, keys: torch.Tensor) -> object:
+        return plans.plan_for(q, keys, keys, causal, None, "bshd")(q, keys, keys, False)
+
+    return call
+
+
+def gpu_call(causal: bool) -> Callable[[torch.Tensor, torch.Tensor], object]:
+    """A user's call. The GPU is waited for now and then, by the call that comes next."""
+    count = itertools.count()
+
+    def call(q: torch.Tensor, keys: torch.Tensor) -> object:
+        if next(count) % 64 == 0:
+            torch.cuda.synchronize()
+        return flashgen.attention(q, keys, keys, causal=causal)
+
+    return call
+
+
 def main(arguments: Iterable[str] | None = None) -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -121,25 +148,28 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--calls", type=int, default=1000, help="how many calls of each kind are timed")
+    parser.add_argument("--gpu", action="store_true", help="call flashgen.attention on this machine's GPU")
     parser.add_argument("--profile", action="store_true", help="show where calls of new lengths spend their time")
     options = parser.parse_args(None if arguments is None else list(arguments))
-    with tempfile.TemporaryDirectory() as folder:
-        pretend(options.device, Path(folder))
-        longest = 2**14
-        memory = torch.zeros(1, longest, 8, options.head_dim, dtype=torch.bfloat16)
-        q = OnGpu(torch.zeros(1, 1, 32, options.head_dim, dtype=torch.bfloat16))  # one query, as in a step of a generation
-
-        def call(keys: torch.Tensor) -> None:
-            plans.plan_for(q, keys, keys, options.causal, None, "bshd")(q, keys, keys, False)
-
-        lengths = range(longest - options.calls, longest)
-        for length in (longest // 2 + 1, longest):
-            call(OnGpu(memory[:, :length]))
-        same = OnGpu(memory)
-        known = microseconds(partial(call, same) for _ in lengths)
-        steps = [OnGpu(memory[:, :length]) for length in lengths]
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        call: Callable[[torch.Tensor, torch.Tensor], object]
+        on_gpu: Callable[[torch.Tensor], torch.Tensor]
+        if options.gpu:
+            os.environ["FLASHGEN_CACHE_DIR"] = folder
+            call, on_gpu = gpu_call(options.causal), lambda tensor: tensor.cuda()
+        else:
+            pretend(options.device, Path(folder))
+            call, on_gpu = plain_call(options.causal), OnGpu
+        longest = LENGTHS_APART * options.calls
+        memory = on_gpu(torch.zeros(1, 2 * longest, 8, options.head_dim, dtype=torch.bfloat16))
+        q = on_gpu(torch.zeros(1, 1, 32, options.head_dim, dtype=torch.bfloat16))  # one query, as in a step of a generation
+        lengths = range(longest + LENGTHS_APART, 2 * longest, LENGTHS_APART)
+        for length in (lengths[0] - 1, 2 * longest):
+            call(q, on_gpu(memory[:, :length]))  # the kernel is there, and the maps' shapes are known
+        known = microseconds(partial(call, q, memory) for _ in lengths)
+        steps = [on_gpu(memory[:, :length]) for length in lengths]
         with cProfile.Profile() if options.profile else nullcontext() as profile:
-            new = microseconds(partial(call, keys) for keys in steps)
+            new = microseconds(partial(call, q, keys) for keys in steps)
     for name, (median, mean) in {"known signature": known, "new length": new}.items():
         print(f"{name}: median {median:.1f} us, mean of the processor's time {mean:.1f} us")
     if options.profile:
