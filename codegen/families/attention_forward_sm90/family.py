@@ -124,10 +124,11 @@ class AttentionForwardSm90(Family):
 
         128 registers a thread are then what a product's operands must fit, whatever the consumer is given later.
         """
+        if config.warpgroups > 1 or problem.head_dim_v > WIDEST_BESIDE_ANOTHER:
+            return 1
         target = targets()["sm_90a"]
         shared = self.shared_bytes(problem, config) + target.shared_memory_reserved
-        fits = 2 * shared <= target.shared_memory_per_sm and problem.head_dim_v <= WIDEST_BESIDE_ANOTHER
-        return 2 if config.warpgroups == 1 and fits else 1
+        return 2 if 2 * shared <= target.shared_memory_per_sm else 1
 
     def registers(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[int, int]:
         """Of a thread of the producer, and of a consumer: together no more than the launch bounds give out.
@@ -181,11 +182,14 @@ class AttentionForwardSm90(Family):
         sets = workload.heads_q // config.pack_gqa
         in_sets = workload if config.pack_gqa == 1 else dataclasses.replace(workload, heads_q=sets)
         l2_heads = l2_group_heads(problem, in_sets, L2_GROUP_BYTES if workload.len_kv >= LONG else SHORT_L2_GROUP_BYTES)
-        of_order = {"head_sets": sets, "l2_group_heads": l2_heads, "l2_group_tiles": l2_heads * query_tiles}
-        divisors = {**of_order, "group": workload.heads_q // workload.heads_kv}
         return {
-            **{f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()},
-            **of_order,
+            "head_sets": sets,
+            "head_sets_reciprocal": reciprocal(sets),
+            "l2_group_heads": l2_heads,
+            "l2_group_heads_reciprocal": reciprocal(l2_heads),
+            "l2_group_tiles": l2_heads * query_tiles,
+            "l2_group_tiles_reciprocal": reciprocal(l2_heads * query_tiles),
+            "group_reciprocal": reciprocal(workload.heads_q // workload.heads_kv),
             "len_q": workload.len_q,
             "len_kv": workload.len_kv,
             "query_tiles": query_tiles,
