@@ -10,7 +10,7 @@ from functools import lru_cache
 from .errors import ArgumentError, shown
 from .operands import Call
 from .operation import operation_of
-from .problem import Mask, Problem
+from .problem import Dtype, Mask, Problem
 from .workload import Workload
 
 MAX_L2_GROUP_HEADS = 1024
@@ -19,6 +19,7 @@ MAX_SCALE = float.fromhex("0x1.62e42ep127")  # the largest one whose product wit
 
 
 TENSORS = ("q", "k", "v", "out")  # whose strides a caller may choose
+ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}  # what kernels call the types of their elements
 
 
 _DENSE: Mapping[str, tuple[int, ...]] = {}
@@ -89,9 +90,16 @@ def _scale_values(scale: float) -> tuple[tuple[str, float], ...]:
     return ("scale_log2", scale_log2), ("ln2_hi", ln2_hi), ("ln2_lo", ln2_hi - float32(ln2_hi))
 
 
-def head_dim_reasons(problem: Problem) -> list[str]:
-    """Why these head dims are illegal: they must be multiples of 8, the elements that a copy of 16 bytes has, up to 256."""
+def problem_reasons(problem: Problem, operation: str) -> list[str]:
+    """Why no kernel of attention's pass `operation` computes a problem: it is another's, or its dtype or head dims are illegal.
+
+    Head dims must be multiples of 8, the elements that a copy of 16 bytes has, up to 256.
+    """
+    if problem.operation != operation:
+        return [f"pass must be {operation}; got {problem.operation}"]
     reasons = []
+    if problem.dtype not in ELEMENTS:
+        reasons.append(f"dtype must be {' or '.join(dtype.value for dtype in ELEMENTS)}; got {problem.dtype.value}")
     for name, width in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):
         if width % 8 or not 8 <= width <= 256:
             nearest = min(max(8, -(-width // 8) * 8), 256)

@@ -38,6 +38,8 @@ class Family(ABC):
     `operation`: name of the one that its kernels compute.
     `automatic`: whether a kernel of the family may be taken where nobody asks for the family by name: those that are there to be read and
     compared are not.
+    `correct`: whether its kernels compute what their operation says. One that does not, to show what goes wrong, is never automatic, and is
+    only verified, compared and explained: see `require_correct`.
     `preference`: where no measurement says which family is faster, the one with the highest is taken of those that can do the same.
     """
 
@@ -51,6 +53,7 @@ class Family(ABC):
     operation: ClassVar[str] = "forward"
     preference: ClassVar[int] = 0
     automatic: ClassVar[bool] = True
+    correct: ClassVar[bool] = True
 
     def __reduce__(self) -> tuple[Any, ...]:  # there is one of each: a copy would make specs differ that are the same
         return find_family, (self.name,)
@@ -116,6 +119,11 @@ class Family(ABC):
     def group_unit(self, config: Any) -> int:
         """What the query heads of a key/value head must be a multiple of, for `config_refusals` to have nothing to say."""
         return 1
+
+    def require_correct(self) -> None:
+        """Raises ArgumentError for a family that is wrong on purpose."""
+        if not self.correct:
+            raise ArgumentError(f"family must be one whose results are right; got {self.name}, which is wrong on purpose")
 
     def require_call(self, call: Call, config: Config) -> None:
         """Raises ArgumentError with the reasons if no kernel of this config can take a call."""

@@ -16,9 +16,13 @@ from .workload import Workload
 
 
 class Operation(ABC):
-    """A file in `codegen/operations` defines a subclass and one instance of it named `OPERATION`."""
+    """A file in `codegen/operations` defines a subclass and one instance of it named `OPERATION`.
+
+    is_attention: whether its problems have head dims and a mask
+    """
 
     name: ClassVar[str]
+    is_attention: ClassVar[bool] = True
 
     @abstractmethod
     def operands(self, problem: Problem) -> tuple[Operand, ...]:

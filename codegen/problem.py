@@ -36,21 +36,22 @@ class Pass(enum.StrEnum):
 
 
 class Dtype(_Choice):
-    """Element type of q, k, v and out. Accumulation and softmax are always fp32."""
+    """Element type of an operation's tensors, for attention of q, k, v and out. Accumulation and softmax are always fp32."""
 
     BF16 = "bf16"
     FP16 = "fp16"
+    FP32 = "fp32"
 
     @property
     def bytes(self) -> int:
         """Size of one element in bytes."""
-        return 2
+        return 4 if self is Dtype.FP32 else 2
 
     @classmethod
     def parse(cls, text: str) -> Dtype:
-        """Accepts 'bf16', 'bfloat16', 'fp16', 'float16', 'half'."""
+        """Accepts 'bf16', 'bfloat16', 'fp16', 'float16', 'half', 'fp32', 'float32', 'float'."""
         require_type("dtype", text, str)
-        aliases = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
+        aliases = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
         return cls(aliases.get(text, text))
 
 
@@ -63,9 +64,10 @@ class Mask(_Choice):
 
 @dataclass(frozen=True)
 class Problem:
-    """Compile-time facts of the attention asked for.
+    """Compile-time facts of what is asked for: a pass of attention, or another operation.
 
-    `head_dim` is the width of q and k, `head_dim_v` the width of v and out (None stands for `head_dim`), in elements.
+    `head_dim` is the width of q and k, `head_dim_v` the width of v and out (None stands for `head_dim`), in elements. Operations that have
+    no such widths leave them at 0, and `mask` at FULL.
     `operation` is the name of what is computed: one of those with a file in `codegen/operations`.
     `deterministic`: whether gradients must be the same to the bit in every run. False for every other operation, whatever is given: what it
     gives always is.
@@ -73,19 +75,20 @@ class Problem:
     """
 
     dtype: Dtype
-    head_dim: int
+    head_dim: int = 0
     head_dim_v: int = None  # type: ignore[assignment]  # __post_init__ puts a number here
     mask: Mask = Mask.FULL
     operation: str = field(default="forward", metadata=named("pass", first=True))
     deterministic: bool = field(default=False, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
-        require_int("head_dim", self.head_dim, 1, _MOST)
-        if self.head_dim_v is None:
-            object.__setattr__(self, "head_dim_v", self.head_dim)
-        require_int("head_dim_v", self.head_dim_v, 1, _MOST)
         if isinstance(self.operation, Pass):
             object.__setattr__(self, "operation", self.operation.value)
+        least = int(self.operation in {*Pass})
+        require_int("head_dim", self.head_dim, least, _MOST)
+        if self.head_dim_v is None:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+        require_int("head_dim_v", self.head_dim_v, least, _MOST)
         require_field_types(self)
         if self.operation not in operation_names():
             raise choice_error("pass", self.operation, operation_names())
@@ -100,5 +103,7 @@ class Problem:
     @property
     def variant(self) -> str:
         """The name without the operation, for where that is known."""
+        if not self.head_dim and not self.head_dim_v and self.mask is Mask.FULL:
+            return self.dtype.value
         width = f"d{self.head_dim}" + (f"x{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
         return f"{self.dtype.value}_{width}_{self.mask.value}" + ("_deterministic" if self.deterministic else "")

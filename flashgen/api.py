@@ -203,7 +203,7 @@ def warm(
 @checked
 def tune(
     *,
-    head_dim: int,
+    head_dim: int | None = None,
     head_dim_v: int | None = None,
     dtype: str = "bf16",
     causal: bool | None = None,

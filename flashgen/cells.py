@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashgen.codegen.errors import ArgumentError, require_int
-from flashgen.codegen.operation import operation_of
+from flashgen.codegen.errors import ArgumentError, require_int, shown
+from flashgen.codegen.operation import find_operation, operation_of
 from flashgen.codegen.operations import operations_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.typed import checked
@@ -37,9 +37,32 @@ class Cell:
         return operation_of(self.problem).io_bytes(self.problem, self.workload)
 
 
+def problems_of(
+    head_dim: int | None, head_dim_v: int | None, dtype: str, causal: bool | None, passes: str, deterministic: bool
+) -> list[Problem]:
+    """The problems that these options stand for: of each pass one, or one a mask if `causal` is None. Head dims: None if not given.
+
+    Raises ArgumentError where an operation needs a head dim and has none, or has one, or a mask, and needs none.
+    """
+    found = []
+    for operation in operations_of(passes):
+        if find_operation(operation).is_attention:
+            if head_dim is None:
+                raise ArgumentError(f"head_dim must be given for {operation}; got none")
+            masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
+            width = head_dim if head_dim_v is None else head_dim_v
+            found += [Problem(Dtype.parse(dtype), head_dim, width, mask, operation, deterministic) for mask in masks]
+        else:
+            for name, given in (("head_dim", head_dim), ("head_dim_v", head_dim_v), ("causal", causal or None)):
+                if given is not None:
+                    raise ArgumentError(f"{name} must be left out for {operation}, which has none; got {shown(given)}")
+            found.append(Problem(Dtype.parse(dtype), operation=operation))
+    return found
+
+
 @checked
 def cells_of(
-    head_dim: int,
+    head_dim: int | None = None,
     head_dim_v: int | None = None,
     dtype: str = "bf16",
     causal: bool | None = None,
@@ -51,14 +74,16 @@ def cells_of(
     passes: str = "forward",
     deterministic: bool = False,
 ) -> list[Cell]:
-    """The cells of one head dim.
+    """The cells of one head dim, or of an operation that has none: see `problems_of`.
 
     head_dim_v: None for head_dim; causal: None for both masks; seqlens: lengths of q; seqlen_kv: length of k and v, None for that of q;
-    batch: None for 16384 tokens in all, of the longer ones; heads: None for 2048 / head_dim; kv_heads: None for as many.
-    passes: "forward", "backward", or "both"; deterministic: whether the gradients of backward cells are the same to the bit in every run.
+    batch: None for 16384 tokens in all, of the longer ones; heads: None for 2048 / head_dim, or 1; kv_heads: None for as many.
+    passes: an operation's name, or "both" for forward and backward.
+    deterministic: whether the gradients of backward cells are the same to the bit in every run.
     Raises ArgumentError for sizes that no workload has.
     """
-    require_int("head_dim", head_dim, 1)
+    if head_dim is not None:
+        require_int("head_dim", head_dim, 1)
     for name, size in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads)):
         if size is not None:
             require_int(name, size, 1, MAX_HEADS)
@@ -68,13 +93,8 @@ def cells_of(
         require_int("seqlen", seqlen, 1, MAX_SEQLEN)
     if seqlen_kv is not None:
         require_int("seqlen_kv", seqlen_kv, 1, MAX_SEQLEN)
-    masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
-    problems = [
-        Problem(Dtype.parse(dtype), head_dim, head_dim_v, mask, operation, deterministic)  # type: ignore[arg-type]  # None: head_dim
-        for operation in operations_of(passes)
-        for mask in masks
-    ]
-    heads = heads or max(1, MODEL_DIM // head_dim)
+    problems = problems_of(head_dim, head_dim_v, dtype, causal, passes, deterministic)
+    heads = heads or (max(1, MODEL_DIM // head_dim) if head_dim else 1)
     lengths = [(seqlen, seqlen_kv or seqlen) for seqlen in dict.fromkeys(seqlens)]
     return [
         Cell(problem, Workload(batch or max(1, TOKENS // max(len_q, len_kv)), heads, kv_heads or heads, len_q, len_kv))

@@ -14,7 +14,7 @@ from flashgen.codegen.tensor_map import TensorMapShape
 from .driver import check, driver
 
 KEPT = 128  # maps of a field: a model of a hundred layers calls the same launch with as many addresses
-_DTYPES = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16"}
+_DTYPES = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16", Dtype.FP32: "FLOAT32"}
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 

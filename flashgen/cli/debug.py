@@ -40,7 +40,7 @@ HINT = "printf works in the kernel, which is plain C++ here: edit a copy of the 
 
 
 def debug(
-    head_dim: HeadDim,
+    head_dim: HeadDim = None,
     block: Annotated[int, typer.Option("--block", **INTEGER, help="The first block that runs.")] = 0,
     kernel: Annotated[
         str, typer.Option("--kernel", help="Which kernel of a family with several: the suffix of its entry; default: the first.")

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 
 def generate(
-    head_dim: HeadDim,
     arch: Annotated[str, typer.Option("--arch", help="Architectures, separated by commas: sm_80,sm_90a,sm_120a.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write; a generated one is replaced.")],
+    head_dim: HeadDim = None,
     head_dim_v: HeadDimV = 0,
     dtype: DtypeName = "bf16",
     causal: CausalOrBoth = None,
@@ -90,7 +90,7 @@ def generate(
     kernels = generation.generate(
         problems(head_dim, head_dim_v, dtype, causal, passes, deterministic),
         list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),
-        generation.asked_workload(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads),
+        generation.asked_workload(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes),
         find_device(device) if device is not None else None,
         parse_settings(settings),
         family,
@@ -106,7 +106,7 @@ def generate(
 
 
 def compile_(
-    head_dim: HeadDim,
+    head_dim: HeadDim = None,
     head_dim_v: HeadDimV = 0,
     dtype: DtypeName = "bf16",
     causal: Causal = False,
@@ -149,7 +149,7 @@ def compile_(
 
 
 def show(
-    head_dim: HeadDim,
+    head_dim: HeadDim = None,
     head_dim_v: HeadDimV = 0,
     dtype: DtypeName = "bf16",
     causal: Causal = False,
@@ -166,7 +166,7 @@ def show(
 
 
 def verify(
-    head_dim: HeadDim, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None,
+    head_dim: HeadDim = None, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None,
     passes: Passes = "forward", deterministic: Deterministic = False, family: FamilyName = None, settings: Settings = None,
     device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on emulated atoms.")] = "0",
     arch: Arch = None, json: Json = False,

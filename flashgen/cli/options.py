@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flashgen.cells import problems_of
 from flashgen.codegen.errors import ArgumentError, choice_error
-from flashgen.codegen.operations import BOTH, operation_names, operations_of
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.operations import BOTH, operation_names
+from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.typed import parse_int
@@ -38,9 +39,12 @@ def number(text: str | float) -> float:
 INTEGER: dict[str, Any] = {"parser": integer, "metavar": "INTEGER"}  # of an option
 NUMBER: dict[str, Any] = {"parser": number, "metavar": "NUMBER"}
 
-HeadDim = Annotated[int, typer.Option("--head-dim", **INTEGER, help="Width of q and k, in elements: a multiple of 8 up to 256.")]
+HeadDim = Annotated[
+    int | None,
+    typer.Option("--head-dim", **INTEGER, help="Width of q and k, in elements: a multiple of 8 up to 256. For attention."),
+]
 HeadDimV = Annotated[int, typer.Option("--head-dim-v", **INTEGER, help="Width of v and out, in elements; 0 for the same.")]
-DtypeName = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
+DtypeName = Annotated[str, typer.Option("--dtype", help="bf16 or fp16; of operations but attention fp32, too.")]
 CausalOrBoth = Annotated[bool | None, typer.Option("--causal/--no-causal", help="Causal mask, or none; both if not given.")]
 Causal = Annotated[bool, typer.Option("--causal/--no-causal", help="Causal mask, or none.")]
 Seqlen = Annotated[
@@ -52,8 +56,8 @@ Batch = Annotated[int | None, typer.Option("--batch", **INTEGER, help="Batch siz
 Heads = Annotated[int | None, typer.Option("--heads", **INTEGER, help="Query heads; default: 2048 / head_dim.")]
 KvHeads = Annotated[int | None, typer.Option("--kv-heads", **INTEGER, help="Key/value heads; default: as many as query heads.")]
 Arch = Annotated[str | None, typer.Option("--arch", help="Architecture, for example sm_90a; default: this GPU's, or sm_90a without one.")]
-Passes = Annotated[str, typer.Option("--pass", help="forward, backward, or both.")]
-OnePass = Annotated[str, typer.Option("--pass", help="forward or backward.")]
+Passes = Annotated[str, typer.Option("--pass", help="forward, backward, both, or another operation, such as softmax.")]
+OnePass = Annotated[str, typer.Option("--pass", help="forward, backward, or another operation, such as softmax.")]
 Deterministic = Annotated[
     bool,
     typer.Option("--deterministic/--no-deterministic", help="Gradients that are the same in every run, for --pass backward."),
@@ -83,16 +87,13 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
 
 
 def problems(
-    head_dim: int, head_dim_v: int, dtype: str, causal: bool | None, passes: str = "forward", deterministic: bool = False
+    head_dim: int | None, head_dim_v: int, dtype: str, causal: bool | None, passes: str = "forward", deterministic: bool = False
 ) -> list[Problem]:
-    """One problem of each pass, or one a mask if `causal` is None."""
-    masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
-    operations = operations_of(passes)
-    widths = head_dim, head_dim_v or head_dim
-    return [Problem(Dtype.parse(dtype), *widths, mask, name, deterministic) for name in operations for mask in masks]
+    """As `problems_of`, where a `head_dim_v` of 0 is that of the same width."""
+    return problems_of(head_dim, head_dim_v or None, dtype, causal, passes, deterministic)
 
 
-def problem(head_dim: int, head_dim_v: int, dtype: str, causal: bool, operation: str, deterministic: bool) -> Problem:
+def problem(head_dim: int | None, head_dim_v: int, dtype: str, causal: bool, operation: str, deterministic: bool) -> Problem:
     """One problem. Raises ArgumentError for both passes, of which a kernel computes one."""
     (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic) if operation != BOTH else (None,)
     if only is None:

@@ -48,7 +48,7 @@ UNMEASURED = "predicted: no measurement on this device stands behind the model"
 
 
 def tune(
-    head_dim: HeadDim,
+    head_dim: HeadDim = None,
     head_dim_v: HeadDimV = 0,
     dtype: DtypeName = "bf16",
     causal: CausalOrBoth = None,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
 
-from flashgen.codegen.attention import require_scale
+from flashgen.codegen.attention import ELEMENTS, require_scale
 from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import require_possible
 from flashgen.codegen.problem import Mask, Problem
@@ -20,7 +20,7 @@ from flashgen.codegen.workload import Workload
 from ..numerics.oracle import TORCH_DTYPES
 
 LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimension)
-DTYPES = {theirs: ours for ours, theirs in TORCH_DTYPES.items()}
+DTYPES = {TORCH_DTYPES[dtype]: dtype for dtype in ELEMENTS}
 _SCALES = (float, int, NoneType, torch.SymFloat, torch.SymInt)  # symbolic: numbers that a tracer stands for
 ALIGNMENT = 16  # bytes: what one asynchronous copy moves
 _ALIGNED = ALIGNMENT // 2  # elements, of all types that there are

@@ -14,7 +14,7 @@ from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.workload import Workload
 
-TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
 
 Sample = Tensor
 """Which rows of a workload are judged where all of them are too many: int64 [n, 3] of (batch, query head, query)."""

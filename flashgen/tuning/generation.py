@@ -10,6 +10,7 @@ from flashgen.build.gpu.driver import gpu, gpu_count
 from flashgen.build.nvrtc import compile_many, nvrtc_version
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.family import find_family
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
@@ -27,7 +28,13 @@ Cell = tuple[Problem, Target]
 
 
 def asked_workload(
-    head_dim: int, seqlens: Sequence[int], seqlen_kv: int | None, batch: int | None, heads: int | None, kv_heads: int | None
+    head_dim: int | None,
+    seqlens: Sequence[int],
+    seqlen_kv: int | None,
+    batch: int | None,
+    heads: int | None,
+    kv_heads: int | None,
+    passes: str = "forward",
 ) -> Workload | None:
     """The workload that was asked for, with the sizes left out as `flashgen tune` takes them; None if no length was given.
 
@@ -41,7 +48,7 @@ def asked_workload(
         raise ArgumentError(f"seqlen must be given once, as a folder holds the kernels of one bucket; got {', '.join(map(str, seqlens))}")
     if not seqlens:
         return None
-    return cells_of(head_dim, seqlens=seqlens, seqlen_kv=seqlen_kv, batch=batch, heads=heads, kv_heads=kv_heads)[0].workload
+    return cells_of(head_dim, seqlens=seqlens, seqlen_kv=seqlen_kv, batch=batch, heads=heads, kv_heads=kv_heads, passes=passes)[0].workload
 
 
 def generate(
@@ -58,6 +65,8 @@ def generate(
     workload: the one whose bucket they are for, None for all lengths; device: the one whose records count, None for one of each target;
     settings: config fields by hand; say: hears which records decide. Raises FlashgenError, with the reason, where no kernel is sound.
     """
+    if family is not None:
+        find_family(family).require_correct()
     if device is not None and device.target not in targets:
         raise ArgumentError(f"device must be of {', '.join(target.name for target in targets)}; got {device.name}, of {device.target.name}")
     cells = [(problem, target) for problem in problems for target in targets]

@@ -8,6 +8,7 @@ from typing import Any
 
 from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import ArgumentError, require_int
+from flashgen.codegen.family import find_family
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.typed import require_field_types
 
@@ -40,6 +41,8 @@ class Request:
     def __post_init__(self) -> None:
         require_field_types(self)
         require_int("jobs", self.jobs, 0, 256)
+        if self.family is not None:
+            find_family(self.family).require_correct()
         if not self.cells:
             raise ArgumentError("cells must hold at least one; got none")
         if self.budget_seconds is not None and not self.budget_seconds > 0:

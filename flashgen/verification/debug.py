@@ -93,6 +93,7 @@ def run_blocks(
     whole clusters, and a folder in which no program can be written and run, or in which a file of somebody else's, or an altered one,
     would be replaced; CxxCompilerMissingError, SanitizerMissingError, and CompileError.
     """
+    spec.family.require_correct()
     call = tensors.call()
     spec.family.require_call(call, spec.config)
     if kernel not in spec.kernels:

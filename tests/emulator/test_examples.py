@@ -41,12 +41,13 @@ def drawn(problem: Problem, workload: Workload) -> Tensors:
     ),
 )
 def test_a_family_computes_the_examples_of_its_operation(family: Family, problem: Problem, workload: Workload, target: Target) -> None:
+    """One that is wrong on purpose does not, and the rule sees it."""
     kernel = cpu.load_emulated(KernelSpec(family, problem, family.default(problem, target), target))
     for tensors in (drawn(problem, workload), drawn(problem, workload).apart()):
         if not family.call_refusals(tensors.call()):
             cpu.run_on_cpu(kernel, tensors)
             verdict = Expected.of(tensors).judge(tensors)
-            assert verdict.ok, verdict.message
+            assert verdict.ok is family.correct, verdict.message
 
 
 @pytest.mark.parametrize(("problem", "workload"), EXAMPLES, ids=[f"{problem.name}-{workload.name}" for problem, workload in EXAMPLES])

@@ -20,6 +20,7 @@ from flashgen.codegen.family import Family, families, find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
+from tests.support.examples import example_problems, is_of_attention
 
 FILE = Path(__file__).with_name("digests.json")
 EACH = 10  # specs a family
@@ -80,11 +81,23 @@ def most_configs(family: Family) -> int:
 def drawn(name: str) -> list[KernelSpec]:
     """Specs of one family over its problems, configs and targets."""
     family, found = find_family(name), []
+    if not is_of_attention(family):
+        return drawn_of_examples(family)
     widths, masks = widths_of(family), masks_of(family)
     for i in range(EACH):
         problem = Problem(list(Dtype)[i % 2], *widths[i // 2 % len(widths)], masks[i // 3 % len(masks)], family.operation)
         able = targets_of(family)
         target = find_target(able[i % len(able)])
+        legal = family.legal_configs(problem, target)
+        found.append(KernelSpec(family, problem, legal[i * 7919 % len(legal)], target))
+    return found
+
+
+def drawn_of_examples(family: Family) -> list[KernelSpec]:
+    """As `drawn`, of a family whose problems have no head dims."""
+    problems, found = example_problems(family), []
+    for i in range(EACH):
+        problem, target = problems[i % len(problems)], find_target(TARGETS[i % len(TARGETS)])
         legal = family.legal_configs(problem, target)
         found.append(KernelSpec(family, problem, legal[i * 7919 % len(legal)], target))
     return found
@@ -133,6 +146,11 @@ def test_the_recorded_specs_cover_the_families() -> None:
     assert len(recorded) == EACH * len(families()) == len({e["digest"] for e in recorded})
     for name, family in families().items():
         mine = [e["spec"] for e in recorded if e["spec"]["family"] == name]
+        if not is_of_attention(family):
+            assert {spec["target"] for spec in mine} == set(TARGETS)
+            assert {spec["problem"]["dtype"] for spec in mine} == {problem.dtype.value for problem in example_problems(family)}
+            assert len({json.dumps(spec["config"]) for spec in mine}) > EACH // 2
+            continue
         assert {spec["target"] for spec in mine} == set(targets_of(family))
         assert len({json.dumps(spec["config"]) for spec in mine}) >= min(EACH // 2 + 1, most_configs(family))
         for field, values in (("dtype", 2), ("mask", len(masks_of(family))), ("head_dim", min(4, len(widths_of(family))))):

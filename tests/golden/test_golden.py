@@ -26,6 +26,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target, targets
+from tests.support.examples import example_problems, is_of_attention
 
 FOLDER = Path(__file__).parent
 UPDATE = "run pytest --update-golden"
@@ -107,6 +108,8 @@ def specs_of(family: Family) -> list[KernelSpec]:
     cases = [(dataclasses.replace(p, operation=family.operation), find_target(t)) for p, t in CASES]
     instead = (cases[0][0], dataclasses.replace(cases[0][0], head_dim=256, head_dim_v=256))  # for a family that can do none of the cases
     cases += [(other, t) for other in instead for t in reversed(targets().values())]
+    if not is_of_attention(family):
+        cases = [(problem, find_target("sm_80")) for problem in example_problems(family)]
     possible = [(p, t) for p, t in cases if not family.refusals(p, t)][: len(CASES)]
     specs = [KernelSpec(family, p, family.default(p, t), t) for p, t in possible]
     for problem, target in possible[:2]:

@@ -6,7 +6,7 @@ import dataclasses
 
 from flashgen.codegen.attention import attention_call
 from flashgen.codegen.family import Family, families
-from flashgen.codegen.operation import operations
+from flashgen.codegen.operation import find_operation, operations
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.workload import Workload
@@ -17,6 +17,16 @@ def families_of(operation: str = "forward") -> list[Family]:
     found = [family for family in families().values() if family.operation == operation]
     assert found, f"no family computes {operation}"
     return found
+
+
+def example_problems(family: Family) -> list[Problem]:
+    """The problems of its operation's examples: for tests whose own problems are attention's, with head dims and masks."""
+    return list(dict.fromkeys(problem for problem, _ in find_operation(family.operation).examples()))
+
+
+def is_of_attention(family: Family) -> bool:
+    """Whether the family's problems have head dims and masks."""
+    return find_operation(family.operation).is_attention
 
 
 def examples(family: Family) -> list[tuple[Problem, Workload, Target]]:

@@ -185,7 +185,7 @@ GENERIC = ("--family", "attention_forward")
         (["cache", "export", "x.json", "--device-name", "h300"], "device_name must be left out where there are no records; got 'h300'"),
         (["compile", "--head-dim", "60"], "head_dim must be a multiple of 8 from 8 to 256; got 60"),
         (["compile", "--head-dim", "0"], "head_dim must be an integer from 1 to 2147483647; got 0"),
-        (["compile", "--head-dim", "64", "--dtype", "fp8"], "dtype must be one of bf16, fp16; got 'fp8'"),
+        (["compile", "--head-dim", "64", "--dtype", "fp8"], "dtype must be one of bf16, fp16, fp32; got 'fp8'"),
         (["compile", "--head-dim", "64", "--arch", "sm_75"], "arch must be one of sm_80,"),
         (["compile", "--head-dim", "64", "--arch", "; rm -rf /"], "arch must be one of sm_80,"),
         (["compile", "--head-dim", "64", "--set", "block_q"], "set must look like field=value; got 'block_q'"),

@@ -67,7 +67,7 @@ def lines() -> Iterator[tuple[list[str], str]]:
     yield ["bench", "--from", "/nowhere"], "from"
     yield ["cache", "import", "/nowhere"], "file"
     yield ["tune", "--head-dim"], "--head-dim"
-    yield ["tune"], "--head-dim"
+    yield ["tune"], "head_dim must be given for forward"
     yield ["tune", "--head-dim", "64", "--nonsense"], "--nonsense"
     yield ["nonsense"], "nonsense"
 

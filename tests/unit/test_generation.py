@@ -70,7 +70,7 @@ def ship(tmp_path: Path, *records: Any) -> None:
 
 
 def written(out: Path, arch: str = "sm_90a", **options: Any) -> Generated:
-    generate(64, arch, out, **{"causal": False, "seqlen": [3000], "batch": 4, "heads": 32, **options})
+    generate(arch, out, 64, **{"causal": False, "seqlen": [3000], "batch": 4, "heads": 32, **options})
     (kernel,) = bundle.read_bundle(out, DEVICE.target)
     return kernel
 
@@ -105,7 +105,7 @@ def test_without_a_record_the_model_picks_for_the_bucket(out: Path, capsys: pyte
 
 def test_without_a_length_the_default_is_written_for_all(out: Path, tmp_path: Path) -> None:
     ship(tmp_path, make(1e-6, ASKED, ONE))
-    generate(64, "sm_90a", out, causal=False)
+    generate("sm_90a", out, 64, causal=False)
     (kernel,) = bundle.read_bundle(out, DEVICE.target)
     assert (kernel.spec, kernel.bucket) == (default_spec(PROBLEM, DEVICE.target), None)
 
@@ -185,7 +185,7 @@ class FakeKernels(Kernels):
 def test_what_is_loaded_counts_in_its_bucket_alone(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources.own_records().put(make(1.0, ASKED, ONE))
     mine, everywhere = written(out), out.with_name("everywhere")
-    generate(64, "sm_90a", everywhere, causal=False)
+    generate("sm_90a", everywhere, 64, causal=False)
     monkeypatch.setattr(api, "_gpu", lambda device: GPU)
     monkeypatch.setattr(api, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, gpu=gpu))
     sources.own_records().put(make(1.0, Workload(4, 32, 32, 512, 512), TWO))

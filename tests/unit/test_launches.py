@@ -252,8 +252,8 @@ def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:
 @pytest.mark.parametrize("dtype", Dtype)
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_element_types_and_swizzles_have_the_driver_s_names(cu: FakeDriver, dtype: Dtype, swizzle: int) -> None:
-    encoder(TensorMapShape(dtype, (64, 8), (128,), (16, 8), swizzle))(16)
-    names = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16"}, {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+    encoder(TensorMapShape(dtype, (64, 8), (256,), (8, 8), swizzle))(16)
+    names = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16", Dtype.FP32: "FLOAT32"}, {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
     assert cu.asked[0][1].name == f"CU_TENSOR_MAP_DATA_TYPE_{names[0][dtype]}"
     assert cu.asked[0][9].name == f"CU_TENSOR_MAP_SWIZZLE_{names[1][swizzle]}"
 

@@ -125,7 +125,10 @@ def test_a_forward_pass_is_deterministic_whatever_is_asked_for() -> None:
         ({"target": "sm_75"}, r"^arch must be one of .*; got 'sm_75'$"),
         ({"target": None}, r"^spec field target must be of type str; got None$"),
         ({"problem": {}}, r"^problem must have the fields pass, dtype, head_dim, head_dim_v, mask, deterministic; got none$"),
-        ({"problem": {**problem_to_json(SPEC.problem), "dtype": "fp32"}}, r"^problem field dtype must be one of bf16, fp16; got 'fp32'$"),
+        (
+            {"problem": {**problem_to_json(SPEC.problem), "dtype": "fp8"}},
+            r"^problem field dtype must be one of bf16, fp16, fp32; got 'fp8'$",
+        ),
         ({"problem": {**problem_to_json(SPEC.problem), "head_dim": "64"}}, r"^problem field head_dim must be of type int; got '64'$"),
         ({"problem": {**problem_to_json(SPEC.problem), "head_dim": True}}, r"^problem field head_dim must be of type int; got True$"),
         (

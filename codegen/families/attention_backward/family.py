@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from flashgen.codegen.attention import float32, head_dim_reasons, l2_group_heads, padded, reciprocal, scale_values
+from flashgen.codegen.attention import ELEMENTS, float32, l2_group_heads, padded, problem_reasons, reciprocal, scale_values
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
 from flashgen.codegen.semaphores import files_with_semaphores, semaphores, with_semaphores
 from flashgen.codegen.target import Target
@@ -96,10 +96,7 @@ class AttentionBackward(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = []
-        if problem.operation != self.operation:
-            reasons.append(f"pass must be {self.operation}; got {problem.operation}")
-        reasons += head_dim_reasons(problem)
+        reasons = problem_reasons(problem, self.operation)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         return reasons
@@ -245,7 +242,7 @@ class AttentionBackward(Family):
     def context(self, problem: Problem, config: AttentionBackwardConfig, target: Target) -> dict[str, object]:
         """See Family. Reductions of 16 bytes came with sm_90."""
         return {
-            "element": {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}[problem.dtype],
+            "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
             "deterministic": problem.deterministic,
             "vector_reductions": target.capability >= (9, 0),

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from flashgen.codegen import wgmma
-from flashgen.codegen.attention import padded
+from flashgen.codegen.attention import ELEMENTS, padded
 from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_backward_sm90 import model
-from flashgen.codegen.families.attention_backward_sm90.family import ELEMENTS, STAGE_BYTES
+from flashgen.codegen.families.attention_backward_sm90.family import STAGE_BYTES
 from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
 from flashgen.codegen.families.attention_backward_wide_sm90.family import AttentionBackwardWideSm90, shares
 from flashgen.codegen.problem import Problem

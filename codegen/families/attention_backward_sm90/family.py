@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 from flashgen.codegen import wgmma
 from flashgen.codegen.attention import (
+    ELEMENTS,
     float32,
-    head_dim_reasons,
     padded,
+    problem_reasons,
     reciprocal,
     scale_values,
 )
@@ -19,7 +20,7 @@ from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
 from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
@@ -42,7 +43,6 @@ SEMAPHORE_BYTES = 8  # of shared memory for each stage: SemaphoreKeeper<1>::kByt
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
 FLAG = 4  # fp32 numbers behind row_lse of a tile: RowLse in templates/tile/warpgroup/backward_beside.cuh
 ROW_THREADS = 128  # of a block of the preprocess
-ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}
 
 
 def row_bytes(block_q: int) -> int:
@@ -79,10 +79,7 @@ class AttentionBackwardSm90(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = []
-        if problem.operation != self.operation:
-            reasons.append(f"pass must be {self.operation}; got {problem.operation}")
-        reasons += head_dim_reasons(problem)
+        reasons = problem_reasons(problem, self.operation)
         if (needed := accumulators(problem, AttentionBackwardSm90Config(FEWEST_QUERIES))) > ACCUMULATORS:
             tile = f"dK, dV and the accumulators of {FEWEST_QUERIES} queries"
             reasons.append(f"{tile} need {needed} registers a thread, {ACCUMULATORS} are available: lower head_dim or head_dim_v")

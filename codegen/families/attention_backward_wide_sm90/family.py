@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from flashgen.codegen import wgmma
-from flashgen.codegen.attention import head_dim_reasons, padded
+from flashgen.codegen.attention import ELEMENTS, padded, problem_reasons
 from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_backward_sm90 import model
 from flashgen.codegen.families.attention_backward_sm90.family import (
-    ELEMENTS,
     NARROW,
     ROW_THREADS,
     SEMAPHORE_BYTES,
@@ -49,10 +48,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = []
-        if problem.operation != self.operation:
-            reasons.append(f"pass must be {self.operation}; got {problem.operation}")
-        reasons += head_dim_reasons(problem)
+        reasons = problem_reasons(problem, self.operation)
         if max(problem.head_dim, problem.head_dim_v) <= NARROW:
             reasons.append(f"head_dim or head_dim_v must be above {NARROW}; got {problem.head_dim} and {problem.head_dim_v}")
         for name, width in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):

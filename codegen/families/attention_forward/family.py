@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from flashgen.codegen.attention import TENSORS, head_dim_reasons, l2_group_heads, padded, reciprocal, scale_values
+from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, KernelLaunch, Program
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
@@ -66,10 +66,7 @@ class AttentionForward(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = []
-        if problem.operation != self.operation:
-            reasons.append(f"pass must be {self.operation}; got {problem.operation}")
-        reasons += head_dim_reasons(problem)
+        reasons = problem_reasons(problem, self.operation)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         return reasons
@@ -163,7 +160,7 @@ class AttentionForward(Family):
     def context(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> dict[str, object]:
         """See Family."""
         return {
-            "element": {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}[problem.dtype],
+            "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
             "output_over_queries": padded(problem.head_dim_v) <= padded(problem.head_dim),
             "qk_first": config.first_product is FirstProduct.QK,

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from flashgen.codegen import wgmma
-from flashgen.codegen.attention import TENSORS, head_dim_reasons, l2_group_heads, reciprocal, scale_values
+from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, problem_reasons, reciprocal, scale_values
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, Program
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
@@ -77,10 +77,7 @@ class AttentionForwardSm90(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = []
-        if problem.operation != self.operation:
-            reasons.append(f"pass must be {self.operation}; got {problem.operation}")
-        reasons += head_dim_reasons(problem)
+        reasons = problem_reasons(problem, self.operation)
         if target.name != "sm_90a":
             reasons.append(f"target must be sm_90a; got {target.name}")
         return reasons
@@ -248,7 +245,7 @@ class AttentionForwardSm90(Family):
         """See Family."""
         producer, consumer = self.registers(problem, config)
         return {
-            "element": _ELEMENTS[problem.dtype],
+            "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
             "producer_registers": producer,
             "consumer_registers": consumer,
@@ -258,7 +255,7 @@ class AttentionForwardSm90(Family):
 
     def instructions(self, problem: Problem, config: AttentionForwardSm90Config) -> str:
         """See Family. The shapes of wgmma for scores and output."""
-        element = _ELEMENTS[problem.dtype]
+        element = ELEMENTS[problem.dtype]
         return f"{wgmma.wgmma_ss(element, config.block_kv)}\n{wgmma.wgmma_rs(element, _columns(problem.head_dim_v))}"
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionForwardSm90Config]:
@@ -290,7 +287,6 @@ class AttentionForwardSm90(Family):
 
 
 _TILE_COUNTER = (Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER),)
-_ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}
 FAMILY = AttentionForwardSm90()
 
 
