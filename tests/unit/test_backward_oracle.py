@@ -115,7 +115,7 @@ def test_derived_inputs_follow_the_scale() -> None:
 
 def test_passes_by_name() -> None:
     assert [operations_of(name) for name in ("forward", "backward", "both")] == [("forward",), ("backward",), ("forward", "backward")]
-    with pytest.raises(ArgumentError, match=r"^pass must be one of backward, forward, both; got 'sideways'$"):
+    with pytest.raises(ArgumentError, match=r"^pass must be one of backward, forward, softmax, both; got 'sideways'$"):
         operations_of("sideways")
     found = cells_of(64, causal=True, seqlens=(512, 1024), passes="both")
     assert [cell.problem.operation for cell in found] == ["forward", "forward", "backward", "backward"]

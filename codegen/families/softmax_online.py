@@ -1,0 +1,37 @@
+"""Softmax in two passes, by a running maximum and a running sum.
+
+Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", algorithm 3: the step that FlashAttention is built on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.codegen.config import Config, tagged
+from flashgen.codegen.row_softmax import RowSoftmax
+
+
+@dataclass(frozen=True)
+class SoftmaxOnlineConfig(Config):
+    """What may be chosen freely.
+
+    warps:   warps of a block, a power of two
+    unroll:  columns that a lane loads before it uses them, a power of two
+    """
+
+    warps: int = tagged("w", 8)
+    unroll: int = tagged("u", 4)
+
+
+class SoftmaxOnline(RowSoftmax):
+    """See the module's docstring; the algorithm is templates/kernels/softmax_online.cu.j2."""
+
+    name = "softmax_online"
+    revision = 1
+    template = "kernels/softmax_online.cu.j2"
+    config_type = SoftmaxOnlineConfig
+    passes = 2
+    tiles = (*RowSoftmax.tiles, "common/running_softmax")
+
+
+FAMILY = SoftmaxOnline()
