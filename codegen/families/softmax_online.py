@@ -31,7 +31,7 @@ class SoftmaxOnline(RowSoftmax):
     template = "kernels/softmax_online.cu.j2"
     config_type = SoftmaxOnlineConfig
     passes = 2
-    tiles = (*RowSoftmax.tiles, "common/running_softmax")
+    tiles = (*RowSoftmax.tiles, "warp/running_softmax")
 
 
 FAMILY = SoftmaxOnline()

@@ -8,8 +8,8 @@
 //   target   sm_80
 //   launch   <<<ceil(rows / rows of a block), 256, 64 bytes>>>
 //   parts    atoms/ptx: types, index, shared_memory, barrier, cvt, cvt_f32, ex2, mul, shfl_sync
-//            tile/common: shared_regions, tile_scheduler, softmax_rows, element_16bit, running_softmax
-//            tile/warp: row_slice, softmax_row
+//            tile/common: shared_regions, tile_scheduler, softmax_rows, element_16bit
+//            tile/warp: row_slice, softmax_row, running_softmax
 
 // ==== atoms/ptx/types.cuh ============================================================================================
 
@@ -294,17 +294,26 @@ __device__ __forceinline__ float exponential(float x, float row_max) {
     return ex2_approx_ftz((x - (row_max == -infinity() ? 0.0f : row_max)) * kLog2E);
 }
 
-// ==== tile/common/running_softmax.cuh ================================================================================
+// ==== tile/warp/running_softmax.cuh ==================================================================================
 
-// Online softmax of a row's columns, one after the other (Milakov and Gimelshein 2018, algorithm 3, lines 4 and 5).
+// Online softmax: the maximum and the sum of the columns so far (Milakov and Gimelshein 2018, algorithm 3, lines 4 and 5).
 
 struct RunningSoftmax {
     float row_max = -infinity(), row_sum = 0.0f;
 
-    __device__ __forceinline__ void add(float x) {
+    // Takes in kCount of the lane's columns, from `column` on; one that is not there counts as -inf. With one it is the paper's step; with
+    // several the sum is rescaled once for all of them.
+    template <int kCount>
+    __device__ __forceinline__ void add(const SoftmaxRow& row, int column) {
+        float x[kCount];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) x[i] = column + i * row.step < row.columns ? row.load(column + i * row.step) : -infinity();
         const float before = row_max;
-        row_max = fmaxf(before, x);
-        row_sum = row_sum * exponential(before, row_max) + exponential(x, row_max);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) row_max = fmaxf(row_max, x[i]);
+        row_sum *= exponential(before, row_max);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) row_sum += exponential(x[i], row_max);
     }
 };
 
@@ -316,10 +325,9 @@ softmax_online_bf16_w8_u4_sm_80(const __grid_constant__ Parameters p) {
     const SharedAddress maxima = regions.take(kWarps * 4), sums = regions.take(kWarps * 4);
     const SoftmaxRow row = SoftmaxRow::of<kWarps>(p);
 
-    // First pass: m and l of the columns so far, this lane's by themselves (algorithm 3, lines 1 to 6).
+    // First pass: m and l of the columns so far, this lane's by themselves, kUnroll at once (algorithm 3, lines 1 to 6).
     RunningSoftmax running;
-#pragma unroll kUnroll
-    for (int column = row.first; column < row.columns; column += row.step) running.add(row.load(column));
+    for (int column = row.first; column < row.columns; column += kUnroll * row.step) running.add<kUnroll>(row, column);
     const float row_max = row.reduce<Maximum>(running.row_max, maxima);
     const float row_sum = row.reduce<Sum>(running.row_sum * exponential(running.row_max, row_max), sums);
 
