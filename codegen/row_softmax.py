@@ -44,7 +44,7 @@ class RowSoftmax(Family):
     atoms = ("types", "index", "shared_memory", "barrier", "cvt", "cvt_f32", "register", "ex2", "mul", "shfl_sync")
     tiles: ClassVar[tuple[str, ...]] = (
         *("common/shared_regions", "common/tile_scheduler", "common/softmax_rows", "warp/row_slice"),
-        *("common/element_16bit", "common/element_fp32", "warp/softmax_row"),
+        *("common/element_16bit", "common/element_fp32", "warp/matrix_row"),
     )
 
     def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:

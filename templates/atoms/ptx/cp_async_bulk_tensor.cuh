@@ -20,8 +20,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destinat
         : "memory");
 }
 
-// Writes the box at these coordinates, none of them negative: to a store (not to a load) that is an illegal instruction on sm_90. Shared
-// memory was written before a fence_proxy_async, and stays as it is until the group has read it.
+// Writes the box at these coordinates. None may be negative: on sm_90 a store with one is an illegal instruction, though a load reads
+// zeros. Shared memory was written before a fence_proxy_async, and stays as it is until the group has read it.
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head,
                                                            int batch) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::  //

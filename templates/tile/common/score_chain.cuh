@@ -1,7 +1,8 @@
 // The mask: which keys a query sees. It is a chain of conditions, its links, and a query sees the keys that all of them let it see. Each
 // link is a struct with the functions of `SequenceEnd`; one that hides nothing compiles to nothing.
 
-// Queries outside of [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
+// For the backward pass, which owns key tiles and visits query tiles; the forward pass asks for key ranges alone. Queries outside of
+// [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
 struct QueryRange {
     int begin, full_begin, full_end, end;
 };
@@ -46,7 +47,7 @@ struct Causal {
     }
 };
 
-// Query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
+// For the backward pass: query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
 struct QueryTileRange {
     int begin, full_begin, full_end, end;
 
@@ -76,8 +77,8 @@ struct ScoreChain : Links... {
     }
 
     // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
-    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: a row meets its first visible key
-    // there, and softmax must update its row max.
+    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: that key is the first one that a
+    // kernel visits of those that the query sees, and softmax must update its row max there.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
         const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);

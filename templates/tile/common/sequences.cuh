@@ -1,5 +1,5 @@
-// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Who reads or writes rows asks one struct for
-// both, so that another layout of sequences is another struct with the same functions; tensor maps of the backward pass are of dense ones.
+// Where the sequences of a batch lie. Kernels get all lengths and row addresses from one struct, so that another layout of sequences needs
+// only another struct with these functions. Tensor maps know nothing of it: they assume the dense layout.
 
 // Distances between batch entries, heads and rows of a tensor, in elements.
 struct Strides {
@@ -14,7 +14,7 @@ struct DenseSequences {
     __device__ __forceinline__ int len_q(int) const { return query_length; }
     __device__ __forceinline__ int len_kv(int) const { return key_length; }
 
-    // Row `row` of a head in a tensor of queries, and in a tensor of keys.
+    // Row `row` of a head in a tensor of queries, and in a tensor of keys: for kernels that read rows by their addresses.
     template <class Element>
     __device__ __forceinline__ Element* query_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
@@ -27,7 +27,7 @@ struct DenseSequences {
     __device__ __forceinline__ i64 first_row(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_length;
     }
-    // The first query tile's place in [batch, heads_q, query_tiles].
+    // The first query tile's place in [batch, heads_q, query_tiles], for the backward pass.
     __device__ __forceinline__ i64 first_tile(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
     }

@@ -4,12 +4,12 @@
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: number among the head's query tiles, the last one handed out first; of key tiles see KeyWork::find
+    int tile, head, batch;  // tile: number among the head's query tiles, of which the last one is handed out first
 };
 
 // L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
 // of dQ), and one group comes after the other. Within a group the longest work tiles come first (LPT scheduling): under a causal mask the
-// last query tiles, or the first key tiles (KeyWork::find turns the order round). In a group of one head the tiles of the head follow each
+// last query tiles, or in the backward pass the first key tiles. In a group of one head the tiles of the head follow each
 // other.
 struct TileScheduler {
     int head_tiles;      // tiles of each head

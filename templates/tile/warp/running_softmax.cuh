@@ -6,7 +6,7 @@ struct RunningSoftmax {
     // Takes in kCount of the lane's columns, from `column` on; one that is not there counts as -inf. With one it is the paper's step; with
     // several the sum is rescaled once for all of them.
     template <int kCount>
-    __device__ __forceinline__ void add(const SoftmaxRow& row, int column) {
+    __device__ __forceinline__ void add(const MatrixRow& row, int column) {
         float x[kCount];
 #pragma unroll
         for (int i = 0; i < kCount; ++i) x[i] = column + i * row.step < row.columns ? row.load(column + i * row.step) : -infinity();

@@ -48,7 +48,7 @@ struct OnlineSoftmax {
     __device__ __forceinline__ SharedAddress slot(int row_tile) const { return slots + row_tile * kThreads * 16; }
 
     // Whether a score of this warp exceeds its row max by more than kHeadroom. `masked`: looks for huge rows,
-    // too, as a row may meet its first visible key, and a huge one below zero exceeds nothing.
+    // too, as a row may meet the first key that it sees, and a huge one below zero exceeds nothing.
     template <int kKeyTiles>
     __device__ __forceinline__ bool needs_rescale(const float (&S)[kRowTiles][kKeyTiles][4], bool masked) const {
         bool any = huge;

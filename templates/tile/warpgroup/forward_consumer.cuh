@@ -12,7 +12,7 @@ struct ForwardConsumer {
     // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
     static_assert(!Traits::kPingPong || Traits::kConsumers > 1, "ping-pong scheduling takes two consumers");
-    static_assert(Traits::kStages > 1, "in its turn a consumer would wait for V that another one releases only in its own turn");
+    static_assert(Traits::kStages > 1, "with one stage a consumer waits in its turn for V, whose stage another frees in its next turn");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
 
     const Parameters& p;
@@ -24,7 +24,8 @@ struct ForwardConsumer {
     PipelineState<Traits::kStages> k_state, v_state;
     PipelineState<1> statistics_state;
     OnlineSoftmax<Element, Traits::kStaleRowMax> softmax;
-    float S[1][kBlockKv / 8][4], O[Traits::kColumnsV / 8][4] = {};
+    float S[1][kBlockKv / 8][4];              // one row tile, 16 rows of each warp: mask_scores takes several
+    float O[Traits::kColumnsV / 8][4] = {};
     Fragment P[2];                            // one is multiplied with V while softmax writes the other
     SharedAddress current = 0, finished = 0;  // slots of the current work tile, and of the one whose O is to be stored
     int first_query, n_block, lowest_block;   // of the current work tile
@@ -52,7 +53,8 @@ struct ForwardConsumer {
         retire_pv();            // rescale or store O, release V: O must be free before the next product
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
-        // O, the P V under way, normalisers and finished belong to the tile before until retire_pv, all else to the new one after this.
+        // From here to retire_pv of the next iteration, O, the P V under way, normalisers and `finished` belong to the old work tile. After
+        // this branch all else belongs to the new one.
         if (new_tile) {
             finish_tile();
             begin_tile();
@@ -62,7 +64,7 @@ struct ForwardConsumer {
         v_stage_in_use = v_state.stage;
         v_state.advance();
         make_p(P_next, new_tile);  // line 15 for K, line 13: row_max, P, row_sum
-        if (new_tile) softmax.needs_rescale = false;  // O of a new tile begins at zero, once the old one is stored
+        if (new_tile) softmax.needs_rescale = false;  // nobody reads it, as retire_pv stores O next: the compiler may forget the factors
         return true;
     }
     // The K block visited last of all has no Q K^T beside its P V (lines 18, 19).
@@ -81,8 +83,8 @@ struct ForwardConsumer {
     __device__ __forceinline__ void run() {
         wait_for_work();  // the grid has no more thread blocks than work tiles, so each has a first one
         begin_tile();
-        // The first time consumer 0 makes the arrival that the last consumer makes later: its threads then count twice, as those that
-        // arrive and those that wait. The last arrival of all meets nobody, and ends with the block.
+        // Gives consumer 0 the first turn. No other consumer has arrived at its barrier yet, so its own 128 threads do, and count a second
+        // time when they wait: a named barrier counts arrivals. The last consumer's last arrival has no partner; the block's end drops it.
         if (Traits::kPingPong && consumer == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();

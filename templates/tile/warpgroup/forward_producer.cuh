@@ -43,8 +43,8 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
                 smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
                 q_state.advance();
             }
-            // This waits for the claim, while consumers work on the stages that are full. Not with lowest_block, if there is
-            // another: the next K block, the first one of the next work tile, would come late.
+            // The claim's latency stalls this thread, while consumers work on the stages that are full. It is made with the last K
+            // block but one, where there are two: with the last one the first K block of the next work tile would come late.
             if (n_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
             load_v();
             v_block = n_block, v_head = head_kv, v_batch = work.batch;

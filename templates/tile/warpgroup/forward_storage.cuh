@@ -47,7 +47,7 @@ struct WorkTileInfo {
 };
 
 // The persistent tile scheduler: which work tile this block takes after `index`. The dynamic one is asked late, so that blocks that run
-// ahead take more tiles. Each work tile leads to one claim: after that of number `tiles` - 1 the launch makes no other.
+// ahead take more tiles. A launch makes `tiles` claims, one for each work tile, numbered from 0: who gets number `tiles` - 1 made the last.
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
@@ -57,9 +57,9 @@ __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     return claims + p.launched_blocks;
 }
 
-// Slots for WorkTileInfo. When work tile t releases its Q, the kQueryStages tiles after it may have theirs, and t itself is in use, as is
-// t - 1, whose O is not stored yet (see ForwardConsumer::release_q). An LSE writer is no further behind: its consumer waits for it before
-// it hands over the next statistics.
+// Slots for WorkTileInfo. When a consumer releases Q of work tile t, these are in use: the slots of the kQueryStages tiles after t, whose Q
+// is loaded or will be; that of t; and that of t - 1, whose O is not stored yet (see ForwardConsumer::release_q). An LSE writer has read
+// the slot of t - 2: the consumer waited for that before it handed over the statistics of t - 1.
 template <class Traits>
 constexpr int kWorkSlots = Traits::kQueryStages + 2;
 

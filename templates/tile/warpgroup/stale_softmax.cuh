@@ -1,8 +1,8 @@
-// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of a K block visited early, and
-// later blocks do not look for a new maximum. The row sum, which is needed anyway, tells when that row max has become too low: only then a
-// warp computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of
-// the work tile updates the row max, so that no input costs more than one block's P twice. Each warp decides by its own rows alone, because
-// results must not depend on the timing of other warps.
+// Online softmax in base 2 with a stale row max and conditional rescaling. The first K block of a work tile and those with a mask update
+// the row max; later blocks keep it. The row sum, which is needed anyway, tells when that row max has become too low: only then a warp
+// computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of the
+// work tile updates the row max, so that a warp computes at most one block of a work tile twice. Each warp decides by its own rows: a flag
+// that warps share would be seen early or late, and results would differ from run to run.
 
 // A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P overflows fp16. bf16
 // holds any P, and fp32 holds O as long as keys * 2^72 * max |V| < 2^128: 2^14 keys with |V| < 2^42.
@@ -43,8 +43,9 @@ struct OnlineSoftmax {
         updates_every_block = huge = false;
     }
 
-    // If some row of the warp exceeds its row max by more than kHeadroom, raises the row max of all its rows that are higher. In a warp
-    // with a huge row it raises every row that is higher, and subtracts each row's shift from S: so it may be called only once for each S.
+    // If the maximum of S exceeds the row max by more than kHeadroom in some row of the warp, every row whose maximum is higher than its
+    // row max gets that. In a warp with a huge row this needs no headroom, and each row's shift is subtracted from S, too: so call it only
+    // once for each S.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
         float maximum[2], maximum_log2[2];
@@ -94,7 +95,7 @@ struct OnlineSoftmax {
     }
 
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
-    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: rows may meet their first visible key here.
+    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: rows may meet the first key that they see here.
     template <int kKeyTiles>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows) {
         bool updates_row_max = !kStaleRowMax || new_rows || updates_every_block;

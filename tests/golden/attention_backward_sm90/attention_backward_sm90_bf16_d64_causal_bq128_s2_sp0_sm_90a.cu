@@ -191,8 +191,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destinat
         : "memory");
 }
 
-// Writes the box at these coordinates, none of them negative: to a store (not to a load) that is an illegal instruction on sm_90. Shared
-// memory was written before a fence_proxy_async, and stays as it is until the group has read it.
+// Writes the box at these coordinates. None may be negative: on sm_90 a store with one is an illegal instruction, though a load reads
+// zeros. Shared memory was written before a fence_proxy_async, and stays as it is until the group has read it.
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head,
                                                            int batch) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::  //
@@ -616,12 +616,12 @@ struct SharedRegions {
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: number among the head's query tiles, the last one handed out first; of key tiles see KeyWork::find
+    int tile, head, batch;  // tile: number among the head's query tiles, of which the last one is handed out first
 };
 
 // L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
 // of dQ), and one group comes after the other. Within a group the longest work tiles come first (LPT scheduling): under a causal mask the
-// last query tiles, or the first key tiles (KeyWork::find turns the order round). In a group of one head the tiles of the head follow each
+// last query tiles, or in the backward pass the first key tiles. In a group of one head the tiles of the head follow each
 // other.
 struct TileScheduler {
     int head_tiles;      // tiles of each head
@@ -647,8 +647,8 @@ __device__ __forceinline__ WorkTile find_work_tile(int index, const TileSchedule
 
 // ==== tile/common/sequences.cuh ======================================================================================
 
-// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Who reads or writes rows asks one struct for
-// both, so that another layout of sequences is another struct with the same functions; tensor maps of the backward pass are of dense ones.
+// Where the sequences of a batch lie. Kernels get all lengths and row addresses from one struct, so that another layout of sequences needs
+// only another struct with these functions. Tensor maps know nothing of it: they assume the dense layout.
 
 // Distances between batch entries, heads and rows of a tensor, in elements.
 struct Strides {
@@ -663,7 +663,7 @@ struct DenseSequences {
     __device__ __forceinline__ int len_q(int) const { return query_length; }
     __device__ __forceinline__ int len_kv(int) const { return key_length; }
 
-    // Row `row` of a head in a tensor of queries, and in a tensor of keys.
+    // Row `row` of a head in a tensor of queries, and in a tensor of keys: for kernels that read rows by their addresses.
     template <class Element>
     __device__ __forceinline__ Element* query_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
@@ -676,7 +676,7 @@ struct DenseSequences {
     __device__ __forceinline__ i64 first_row(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_length;
     }
-    // The first query tile's place in [batch, heads_q, query_tiles].
+    // The first query tile's place in [batch, heads_q, query_tiles], for the backward pass.
     __device__ __forceinline__ i64 first_tile(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
     }
@@ -687,7 +687,8 @@ struct DenseSequences {
 // The mask: which keys a query sees. It is a chain of conditions, its links, and a query sees the keys that all of them let it see. Each
 // link is a struct with the functions of `SequenceEnd`; one that hides nothing compiles to nothing.
 
-// Queries outside of [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
+// For the backward pass, which owns key tiles and visits query tiles; the forward pass asks for key ranges alone. Queries outside of
+// [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
 struct QueryRange {
     int begin, full_begin, full_end, end;
 };
@@ -732,7 +733,7 @@ struct Causal {
     }
 };
 
-// Query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
+// For the backward pass: query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
 struct QueryTileRange {
     int begin, full_begin, full_end, end;
 
@@ -762,8 +763,8 @@ struct ScoreChain : Links... {
     }
 
     // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
-    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: a row meets its first visible key
-    // there, and softmax must update its row max.
+    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: that key is the first one that a
+    // kernel visits of those that the query sees, and softmax must update its row max there.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
         const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
@@ -805,14 +806,14 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 // holds a row of S.
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
-// has a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself,
-// without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// has a large rounding error: beyond 2^31 it alone exceeds every exponent that fp32 holds. So a huge row first subtracts the maximum
+// itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
 // A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
-// at most 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
+// at most 2^-12, which no 16-bit P shows: that of the maximum itself still rounds to 1 in fp16, the finer of the two types there.
 constexpr float kHuge = 0x1p13f;
 
 // Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
@@ -831,9 +832,9 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. It
-// is corrected for lse: in log_sum_exp for the terms of the row sum, and in the factor that rescales the row sum. O goes without: the
-// error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
+// Results of ex2.approx are too small, on average by this part of them (measured on sm_90 for arguments from -16 to -1; taken for every GPU
+// and argument). lse is corrected for it: in log_sum_exp the terms of the row sum, and the factor that rescales the row sum. O goes
+// without: the error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
 constexpr float kEx2Bias = 5.0e-8f;
 
 // Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
@@ -871,7 +872,7 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const R
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
     const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * factor.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // the row max's own term, 2^0 = 1, is exact
+    const float bias = kEx2Bias * (1.0f - inverse);  // the maximum's own term, 2^0 or nearly so, has none
     const float corrections = sum_error + product_error + low_parts + bias;
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
@@ -1195,8 +1196,8 @@ struct PanelTile {
     static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
     SharedAddress base;
 
-    // Loads the rows from these coordinates of the tensor map on (row and head; of Q under PackGQA head and row), all columns. What lies
-    // outside of the tensor becomes zeros.
+    // Loads a tile, all columns. Its first row has the coordinates row and head, in Q's map under PackGQA head and row. What lies outside
+    // of the tensor becomes zeros.
     __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int coordinate1, int coordinate2, int batch) const {
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel)

@@ -197,8 +197,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destinat
         : "memory");
 }
 
-// Writes the box at these coordinates, none of them negative: to a store (not to a load) that is an illegal instruction on sm_90. Shared
-// memory was written before a fence_proxy_async, and stays as it is until the group has read it.
+// Writes the box at these coordinates. None may be negative: on sm_90 a store with one is an illegal instruction, though a load reads
+// zeros. Shared memory was written before a fence_proxy_async, and stays as it is until the group has read it.
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head,
                                                            int batch) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::  //
@@ -442,12 +442,12 @@ struct SharedRegions {
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: number among the head's query tiles, the last one handed out first; of key tiles see KeyWork::find
+    int tile, head, batch;  // tile: number among the head's query tiles, of which the last one is handed out first
 };
 
 // L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
 // of dQ), and one group comes after the other. Within a group the longest work tiles come first (LPT scheduling): under a causal mask the
-// last query tiles, or the first key tiles (KeyWork::find turns the order round). In a group of one head the tiles of the head follow each
+// last query tiles, or in the backward pass the first key tiles. In a group of one head the tiles of the head follow each
 // other.
 struct TileScheduler {
     int head_tiles;      // tiles of each head
@@ -473,8 +473,8 @@ __device__ __forceinline__ WorkTile find_work_tile(int index, const TileSchedule
 
 // ==== tile/common/sequences.cuh ======================================================================================
 
-// Where the sequences of a batch lie: how long each one is, and its first row in every tensor. Who reads or writes rows asks one struct for
-// both, so that another layout of sequences is another struct with the same functions; tensor maps of the backward pass are of dense ones.
+// Where the sequences of a batch lie. Kernels get all lengths and row addresses from one struct, so that another layout of sequences needs
+// only another struct with these functions. Tensor maps know nothing of it: they assume the dense layout.
 
 // Distances between batch entries, heads and rows of a tensor, in elements.
 struct Strides {
@@ -489,7 +489,7 @@ struct DenseSequences {
     __device__ __forceinline__ int len_q(int) const { return query_length; }
     __device__ __forceinline__ int len_kv(int) const { return key_length; }
 
-    // Row `row` of a head in a tensor of queries, and in a tensor of keys.
+    // Row `row` of a head in a tensor of queries, and in a tensor of keys: for kernels that read rows by their addresses.
     template <class Element>
     __device__ __forceinline__ Element* query_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
@@ -502,7 +502,7 @@ struct DenseSequences {
     __device__ __forceinline__ i64 first_row(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_length;
     }
-    // The first query tile's place in [batch, heads_q, query_tiles].
+    // The first query tile's place in [batch, heads_q, query_tiles], for the backward pass.
     __device__ __forceinline__ i64 first_tile(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
     }
@@ -513,7 +513,8 @@ struct DenseSequences {
 // The mask: which keys a query sees. It is a chain of conditions, its links, and a query sees the keys that all of them let it see. Each
 // link is a struct with the functions of `SequenceEnd`; one that hides nothing compiles to nothing.
 
-// Queries outside of [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
+// For the backward pass, which owns key tiles and visits query tiles; the forward pass asks for key ranges alone. Queries outside of
+// [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
 struct QueryRange {
     int begin, full_begin, full_end, end;
 };
@@ -558,7 +559,7 @@ struct Causal {
     }
 };
 
-// Query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
+// For the backward pass: query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
 struct QueryTileRange {
     int begin, full_begin, full_end, end;
 
@@ -588,8 +589,8 @@ struct ScoreChain : Links... {
     }
 
     // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
-    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: a row meets its first visible key
-    // there, and softmax must update its row max.
+    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: that key is the first one that a
+    // kernel visits of those that the query sees, and softmax must update its row max there.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
         const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
@@ -691,8 +692,8 @@ struct PanelTile {
     static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
     SharedAddress base;
 
-    // Loads the rows from these coordinates of the tensor map on (row and head; of Q under PackGQA head and row), all columns. What lies
-    // outside of the tensor becomes zeros.
+    // Loads a tile, all columns. Its first row has the coordinates row and head, in Q's map under PackGQA head and row. What lies outside
+    // of the tensor becomes zeros.
     __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int coordinate1, int coordinate2, int batch) const {
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel)
@@ -764,19 +765,19 @@ __device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4],
 // more than this, FlashAttention-4's threshold. P is then at most 2^8, which fp16 holds.
 constexpr float kHeadroom = 8.0f;
 
-// The row max before the first visible key. It is finite, because -inf - (-inf) would be NaN, and the maximum of every row that is
+// The row max before the first key that a row sees. It is finite, because -inf - (-inf) would be NaN, and the maximum of every row that is
 // not huge exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
-// has a large rounding error, in the end more than the whole range of an exponent. So a huge row first subtracts the maximum itself,
-// without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// has a large rounding error: beyond 2^31 it alone exceeds every exponent that fp32 holds. So a huge row first subtracts the maximum
+// itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
 // A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
-// at most 2^-12, and exp2 of the maximum's own exponent still rounds to 1 in fp16.
+// at most 2^-12, which no 16-bit P shows: that of the maximum itself still rounds to 1 in fp16, the finer of the two types there.
 constexpr float kHuge = 0x1p13f;
 
 // Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
@@ -837,9 +838,9 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// The mean relative error of ex2.approx for arguments from -16 to -1 (measured on sm_90, taken for all): it is too small by this much. It
-// is corrected for lse: in log_sum_exp for the terms of the row sum, and in the factor that rescales the row sum. O goes without: the
-// error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
+// Results of ex2.approx are too small, on average by this part of them (measured on sm_90 for arguments from -16 to -1; taken for every GPU
+// and argument). lse is corrected for it: in log_sum_exp the terms of the row sum, and the factor that rescales the row sum. O goes
+// without: the error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
 constexpr float kEx2Bias = 5.0e-8f;
 
 // Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
@@ -877,7 +878,7 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const R
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
     const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * factor.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // the row max's own term, 2^0 = 1, is exact
+    const float bias = kEx2Bias * (1.0f - inverse);  // the maximum's own term, 2^0 or nearly so, has none
     const float corrections = sum_error + product_error + low_parts + bias;
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
 }
@@ -922,11 +923,11 @@ struct PairStatistics {
 
 // ==== tile/warpgroup/stale_softmax.cuh ===============================================================================
 
-// Online softmax in base 2 with a stale row max and conditional rescaling. P is relative to the row max of a K block visited early, and
-// later blocks do not look for a new maximum. The row sum, which is needed anyway, tells when that row max has become too low: only then a
-// warp computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of
-// the work tile updates the row max, so that no input costs more than one block's P twice. Each warp decides by its own rows alone, because
-// results must not depend on the timing of other warps.
+// Online softmax in base 2 with a stale row max and conditional rescaling. The first K block of a work tile and those with a mask update
+// the row max; later blocks keep it. The row sum, which is needed anyway, tells when that row max has become too low: only then a warp
+// computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of the
+// work tile updates the row max, so that a warp computes at most one block of a work tile twice. Each warp decides by its own rows: a flag
+// that warps share would be seen early or late, and results would differ from run to run.
 
 // A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P overflows fp16. bf16
 // holds any P, and fp32 holds O as long as keys * 2^72 * max |V| < 2^128: 2^14 keys with |V| < 2^42.
@@ -967,8 +968,9 @@ struct OnlineSoftmax {
         updates_every_block = huge = false;
     }
 
-    // If some row of the warp exceeds its row max by more than kHeadroom, raises the row max of all its rows that are higher. In a warp
-    // with a huge row it raises every row that is higher, and subtracts each row's shift from S: so it may be called only once for each S.
+    // If the maximum of S exceeds the row max by more than kHeadroom in some row of the warp, every row whose maximum is higher than its
+    // row max gets that. In a warp with a huge row this needs no headroom, and each row's shift is subtracted from S, too: so call it only
+    // once for each S.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
         float maximum[2], maximum_log2[2];
@@ -1018,7 +1020,7 @@ struct OnlineSoftmax {
     }
 
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
-    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: rows may meet their first visible key here.
+    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: rows may meet the first key that they see here.
     template <int kKeyTiles>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows) {
         bool updates_row_max = !kStaleRowMax || new_rows || updates_every_block;
@@ -1172,7 +1174,7 @@ struct WorkTileInfo {
 };
 
 // The persistent tile scheduler: which work tile this block takes after `index`. The dynamic one is asked late, so that blocks that run
-// ahead take more tiles. Each work tile leads to one claim: after that of number `tiles` - 1 the launch makes no other.
+// ahead take more tiles. A launch makes `tiles` claims, one for each work tile, numbered from 0: who gets number `tiles` - 1 made the last.
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
@@ -1182,9 +1184,9 @@ __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     return claims + p.launched_blocks;
 }
 
-// Slots for WorkTileInfo. When work tile t releases its Q, the kQueryStages tiles after it may have theirs, and t itself is in use, as is
-// t - 1, whose O is not stored yet (see ForwardConsumer::release_q). An LSE writer is no further behind: its consumer waits for it before
-// it hands over the next statistics.
+// Slots for WorkTileInfo. When a consumer releases Q of work tile t, these are in use: the slots of the kQueryStages tiles after t, whose Q
+// is loaded or will be; that of t; and that of t - 1, whose O is not stored yet (see ForwardConsumer::release_q). An LSE writer has read
+// the slot of t - 2: the consumer waited for that before it handed over the statistics of t - 1.
 template <class Traits>
 constexpr int kWorkSlots = Traits::kQueryStages + 2;
 
@@ -1286,8 +1288,8 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
                 smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
                 q_state.advance();
             }
-            // This waits for the claim, while consumers work on the stages that are full. Not with lowest_block, if there is
-            // another: the next K block, the first one of the next work tile, would come late.
+            // The claim's latency stalls this thread, while consumers work on the stages that are full. It is made with the last K
+            // block but one, where there are two: with the last one the first K block of the next work tile would come late.
             if (n_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
             load_v();
             v_block = n_block, v_head = head_kv, v_batch = work.batch;
@@ -1348,7 +1350,7 @@ struct ForwardConsumer {
     // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
     static_assert(!Traits::kPingPong || Traits::kConsumers > 1, "ping-pong scheduling takes two consumers");
-    static_assert(Traits::kStages > 1, "in its turn a consumer would wait for V that another one releases only in its own turn");
+    static_assert(Traits::kStages > 1, "with one stage a consumer waits in its turn for V, whose stage another frees in its next turn");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
 
     const Parameters& p;
@@ -1360,7 +1362,8 @@ struct ForwardConsumer {
     PipelineState<Traits::kStages> k_state, v_state;
     PipelineState<1> statistics_state;
     OnlineSoftmax<Element, Traits::kStaleRowMax> softmax;
-    float S[1][kBlockKv / 8][4], O[Traits::kColumnsV / 8][4] = {};
+    float S[1][kBlockKv / 8][4];              // one row tile, 16 rows of each warp: mask_scores takes several
+    float O[Traits::kColumnsV / 8][4] = {};
     Fragment P[2];                            // one is multiplied with V while softmax writes the other
     SharedAddress current = 0, finished = 0;  // slots of the current work tile, and of the one whose O is to be stored
     int first_query, n_block, lowest_block;   // of the current work tile
@@ -1388,7 +1391,8 @@ struct ForwardConsumer {
         retire_pv();            // rescale or store O, release V: O must be free before the next product
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
-        // O, the P V under way, normalisers and finished belong to the tile before until retire_pv, all else to the new one after this.
+        // From here to retire_pv of the next iteration, O, the P V under way, normalisers and `finished` belong to the old work tile. After
+        // this branch all else belongs to the new one.
         if (new_tile) {
             finish_tile();
             begin_tile();
@@ -1398,7 +1402,7 @@ struct ForwardConsumer {
         v_stage_in_use = v_state.stage;
         v_state.advance();
         make_p(P_next, new_tile);  // line 15 for K, line 13: row_max, P, row_sum
-        if (new_tile) softmax.needs_rescale = false;  // O of a new tile begins at zero, once the old one is stored
+        if (new_tile) softmax.needs_rescale = false;  // nobody reads it, as retire_pv stores O next: the compiler may forget the factors
         return true;
     }
     // The K block visited last of all has no Q K^T beside its P V (lines 18, 19).
@@ -1417,8 +1421,8 @@ struct ForwardConsumer {
     __device__ __forceinline__ void run() {
         wait_for_work();  // the grid has no more thread blocks than work tiles, so each has a first one
         begin_tile();
-        // The first time consumer 0 makes the arrival that the last consumer makes later: its threads then count twice, as those that
-        // arrive and those that wait. The last arrival of all meets nobody, and ends with the block.
+        // Gives consumer 0 the first turn. No other consumer has arrived at its barrier yet, so its own 128 threads do, and count a second
+        // time when they wait: a named barrier counts arrivals. The last consumer's last arrival has no partner; the block's end drops it.
         if (Traits::kPingPong && consumer == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();
@@ -1531,7 +1535,8 @@ struct ForwardConsumer {
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------
 
-// lse: [batch, heads_q, len_q], dense, or null. tile_counter: claims of this launch; each launch finds 0 and leaves 0. x_reciprocal: for a
+// lse: [batch, heads_q, len_q], dense, or null. tile_counter: claims of this launch; each launch finds 0 and leaves 0, and launches that
+// may overlap need counters of their own. x_reciprocal: for a
 // division by x (see divide). head_sets: heads_q / kPackGqa, sets of heads that share tiles. group: heads_q / heads_kv. query_tiles: of a
 // head set; tiles: of all. launched_blocks: of the grid. scale_log2: softmax scale * log2(e), more than 0; ln2_hi + ln2_lo: scale /
 // scale_log2, ln 2 but for the rounding of scale_log2. The maps swizzle by 128 bytes; their boxes are 64 columns by all rows of a

@@ -9,7 +9,7 @@
 //   launch   <<<ceil(rows / rows of a block), 256, 64 bytes>>>
 //   parts    atoms/ptx: types, index, shared_memory, barrier, cvt, cvt_f32, ex2, mul, shfl_sync
 //            tile/common: shared_regions, tile_scheduler, softmax_rows, element_16bit
-//            tile/warp: row_slice, softmax_row, running_softmax
+//            tile/warp: row_slice, matrix_row, running_softmax
 
 // ==== atoms/ptx/types.cuh ============================================================================================
 
@@ -252,19 +252,19 @@ __device__ __forceinline__ float load_element(const Element* at) {
 }
 __device__ __forceinline__ void store_element(Element* at, float value) { at->bits = static_cast<u16>(cvt_rn_x2<Element>(value, 0.0f)); }
 
-// ==== tile/warp/softmax_row.cuh ======================================================================================
+// ==== tile/warp/matrix_row.cuh =======================================================================================
 
 // Which row of a matrix a warp works on, and the exponential of a softmax.
 
 // A row belongs to `row_warps` neighbouring warps of a block, a power of two. This lane has the columns from `first` on, `step` apart:
 // neighbouring lanes read neighbouring columns. A row that is not there has no columns.
-struct SoftmaxRow {
+struct MatrixRow {
     const Element* x;
     Element* y;
     int columns, first, step, warp, row_warp, row_warps;
 
     template <int kWarps>
-    __device__ __forceinline__ static SoftmaxRow of(const Parameters& p) {
+    __device__ __forceinline__ static MatrixRow of(const Parameters& p) {
         const int warp = warp_index(), row_warp = warp % p.row_warps;
         const int row = block_index() * (kWarps / p.row_warps) + warp / p.row_warps;
         const int head_and_batch = divide(row, p.len_q_reciprocal), query = row - head_and_batch * p.len_q;
@@ -304,7 +304,7 @@ struct RunningSoftmax {
     // Takes in kCount of the lane's columns, from `column` on; one that is not there counts as -inf. With one it is the paper's step; with
     // several the sum is rescaled once for all of them.
     template <int kCount>
-    __device__ __forceinline__ void add(const SoftmaxRow& row, int column) {
+    __device__ __forceinline__ void add(const MatrixRow& row, int column) {
         float x[kCount];
 #pragma unroll
         for (int i = 0; i < kCount; ++i) x[i] = column + i * row.step < row.columns ? row.load(column + i * row.step) : -infinity();
@@ -323,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 softmax_online_bf16_w8_u4_sm_80(const __grid_constant__ Parameters p) {
     SharedRegions regions;
     const SharedAddress maxima = regions.take(kWarps * 4), sums = regions.take(kWarps * 4);
-    const SoftmaxRow row = SoftmaxRow::of<kWarps>(p);
+    const MatrixRow row = MatrixRow::of<kWarps>(p);
 
     // First pass: m and l of the columns so far, this lane's by themselves, kUnroll at once (algorithm 3, lines 1 to 6).
     RunningSoftmax running;

@@ -2,13 +2,13 @@
 
 // A row belongs to `row_warps` neighbouring warps of a block, a power of two. This lane has the columns from `first` on, `step` apart:
 // neighbouring lanes read neighbouring columns. A row that is not there has no columns.
-struct SoftmaxRow {
+struct MatrixRow {
     const Element* x;
     Element* y;
     int columns, first, step, warp, row_warp, row_warps;
 
     template <int kWarps>
-    __device__ __forceinline__ static SoftmaxRow of(const Parameters& p) {
+    __device__ __forceinline__ static MatrixRow of(const Parameters& p) {
         const int warp = warp_index(), row_warp = warp % p.row_warps;
         const int row = block_index() * (kWarps / p.row_warps) + warp / p.row_warps;
         const int head_and_batch = divide(row, p.len_q_reciprocal), query = row - head_and_batch * p.len_q;
