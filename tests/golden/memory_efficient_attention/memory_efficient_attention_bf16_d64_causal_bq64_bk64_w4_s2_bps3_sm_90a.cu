@@ -1,0 +1,1137 @@
+// memory_efficient_attention_bf16_d64_causal_bq64_bk64_w4_s2_bps3_sm_90a
+//
+// Memory-efficient attention (Rabe and Staats 2021, as Dao et al. 2022 restate it in appendix B): two passes over the keys.
+//   The first pass computes S = Q K^T, with the causal mask, and the rows' log-sum-exp, relative to a running row_max:
+//   lse = log(sum(exp(softmax_scale * S))).
+//   The second pass computes S once more, P = exp(softmax_scale * S - lse), and O = P V.
+// A block computes 64 rows of O, 16 in a warp.
+//
+//   problem  bf16_d64_causal
+//   config   block_q 64, block_kv 64, warps 4, stages 2, blocks_per_sm 3
+//   target   sm_90a
+//   launch   <<<ceil(len_q / 64) * heads_q * batch, 128, 40960 bytes>>>
+//   parts    atoms/ptx: types, register, index, shared_memory, barrier, cp_async, ldmatrix, mma_sync, cvt, ex2, mul,
+//              shfl_sync, vote_sync
+//            tile/warp: shared_tile, load, load_tile, tile_pipeline, gemm, row_softmax, epilogue
+//            tile/common: shared_regions, tile_scheduler, sequences, score_chain, mask, softmax_rows, lse
+
+// ==== atoms/ptx/types.cuh ============================================================================================
+
+// Fixed-width integers and element types. NVRTC brings no headers, so neither <cstdint> nor <cuda_bf16.h> is there.
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+struct Bf16 { u16 bits; };
+struct Fp16 { u16 bits; };
+
+// A function: NVRTC has no constant expression for infinity without headers.
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+
+// ==== atoms/ptx/register.cuh =========================================================================================
+
+// Hints to the compiler about registers: no instructions.
+
+// Launders a value: the compiler can no longer trace it to its origin, nor hoist above this point what is computed from it.
+template <class T>
+__device__ __forceinline__ void launder(T*& pointer) {
+    asm volatile("" : "+l"(pointer));
+}
+__device__ __forceinline__ void launder(int& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void launder(u32& value) { asm volatile("" : "+r"(value)); }
+
+// Launders a fragment, as CUTLASS's warpgroup_fence_operand: the compiler moves no access to its registers across this point.
+template <int kTiles>
+__device__ __forceinline__ void launder(float (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(fragment[i][j])::"memory");
+}
+template <int kTiles>
+__device__ __forceinline__ void launder(u32 (&fragment)[kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(fragment[i][j])::"memory");
+}
+
+// ==== atoms/ptx/index.cuh ============================================================================================
+
+// Who a thread is. PTX ISA, "Special Registers": %tid, %ctaid.
+
+__device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
+
+__device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.x); }
+
+__device__ __forceinline__ int lane_index() { return thread_index() % 32; }
+
+// The same for all lanes of a warp, which call this together. The shuffle tells the compiler so, which lets it keep what follows in uniform
+// registers.
+__device__ __forceinline__ int warp_index() { return __shfl_sync(0xffffffff, thread_index() / 32, 0); }
+
+// ==== atoms/ptx/shared_memory.cuh ====================================================================================
+
+// Shared memory: where it begins, and ordinary reads and writes of it. PTX ISA, "ld", "st", "cvta".
+
+using SharedAddress = u32;  // byte address in the shared window
+
+// The block's dynamic shared memory, aligned to 1024 bytes. The only shared variable of a kernel.
+__device__ __forceinline__ SharedAddress shared_memory() {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    return static_cast<SharedAddress>(__cvta_generic_to_shared(memory));
+}
+
+// Hooks of the emulator that runs these kernels on a CPU: bytes after each region that nobody may touch. On a GPU they do nothing.
+constexpr u32 kRedZone = 0;
+__device__ __forceinline__ void claim_region(SharedAddress, int) {}
+
+__device__ __forceinline__ uint4 load_shared_v4(SharedAddress address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_shared(SharedAddress address, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+// ==== atoms/ptx/barrier.cuh ==========================================================================================
+
+// Barriers. PTX ISA, "bar, barrier" and "bar.warp.sync".
+
+// All threads of the block arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_sync() { __syncthreads(); }
+
+// The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
+
+// ==== atoms/ptx/cp_async.cuh =========================================================================================
+
+// Asynchronous copies from global to shared memory. PTX ISA, "cp.async" and its completion by groups (sm_80).
+
+// Copies 16 bytes past L1; where `valid` is false it reads nothing and writes 16 zero bytes.
+__device__ __forceinline__ void cp_async_16(SharedAddress destination, const void* source, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(destination), "l"(__cvta_generic_to_global(source)), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+// Copies 16 bytes past L1.
+__device__ __forceinline__ void cp_async_16(SharedAddress destination, const void* source) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(__cvta_generic_to_global(source)) : "memory");
+}
+
+// Closes this thread's group of the copies issued since the last commit. A group may be empty.
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's most recent groups are still under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ==== atoms/ptx/ldmatrix.cuh =========================================================================================
+
+// Warp-wide loads of four 8x8 matrices of 16-bit elements. PTX ISA, "ldmatrix" (sm_75).
+//
+// Lane 8*i + r gives the address of row r (16 bytes) of matrix i; fragment[i] is the caller's part of matrix i:
+//   ldmatrix_x4        lane l holds row l/4, columns 2*(l%4) and 2*(l%4)+1
+//   ldmatrix_x4_trans  lane l holds column l/4, rows 2*(l%4) and 2*(l%4)+1
+
+__device__ __forceinline__ void ldmatrix_x4(u32 (&fragment)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&fragment)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// ==== atoms/ptx/mma_sync.cuh =========================================================================================
+
+// Warp-wide matrix product d += a * b, 16x16 times 16x8, fp32 accumulation. PTX ISA, "mma.sync" m16n8k16 (sm_80).
+//
+// With g = lane / 4 and t = lane % 4, each register of a and b holds two neighbours, the lower index in the low half:
+//   a[0] row g   columns 2t, 2t+1     a[1] row g+8 columns 2t, 2t+1
+//   a[2] row g   columns 2t+8, 2t+9   a[3] row g+8 columns 2t+8, 2t+9
+//   b0   rows 2t, 2t+1 column g       b1   rows 2t+8, 2t+9 column g
+//   d[0], d[1] row g   columns 2t, 2t+1     d[2], d[3] row g+8 columns 2t, 2t+1
+
+template <class Element>
+__device__ __forceinline__ void mma_sync_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
+
+template <>
+__device__ __forceinline__ void mma_sync_m16n8k16<Bf16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void mma_sync_m16n8k16<Fp16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ==== atoms/ptx/cvt.cuh ==============================================================================================
+
+// Conversion of two fp32 values to a pair of 16-bit elements, to nearest even. PTX ISA, "cvt" (.bf16x2: sm_80).
+
+// `low` goes to the low half of the result.
+template <class Element>
+__device__ __forceinline__ u32 cvt_rn_x2(float low, float high);
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Bf16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+template <>
+__device__ __forceinline__ u32 cvt_rn_x2<Fp16>(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// ==== atoms/ptx/ex2.cuh ==============================================================================================
+
+// Powers of 2. PTX ISA, "ex2" (error below 2 ulp; ex2(-inf) = +0).
+
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// ==== atoms/ptx/mul.cuh ==============================================================================================
+
+// Products. PTX ISA, "mul".
+
+// Rounded by itself: never fused with the addition that follows.
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+
+// The upper 64 of the product's 128 bits.
+__device__ __forceinline__ u64 mul_hi(u64 a, u64 b) { return __umul64hi(a, b); }
+
+// ==== atoms/ptx/shfl_sync.cuh ========================================================================================
+
+// Exchange of registers between the lanes of a warp. PTX ISA, "shfl.sync".
+
+// The value of lane (own lane xor `lane_mask`). All 32 lanes take part.
+__device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
+    return __shfl_xor_sync(0xffffffff, value, lane_mask);
+}
+__device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
+
+// ==== atoms/ptx/vote_sync.cuh ========================================================================================
+
+// Votes of a warp. PTX ISA, "vote.sync".
+
+// Whether `predicate` holds for any of the 32 lanes. All take part.
+__device__ __forceinline__ bool vote_sync_any(bool predicate) { return __any_sync(0xffffffff, predicate); }
+
+using Element = Bf16;
+
+// ---- what this kernel is specialised for ------------------------------------------------------------------------------
+
+constexpr int kHeadDim = 64, kHeadDimV = 64;
+constexpr int kBlockQ = 64, kBlockKv = 64, kWarps = 4, kStages = 2;
+constexpr bool kCausal = true;
+
+constexpr int kThreads = kWarps * 32, kBlocksPerSm = 3;
+constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix product takes them
+constexpr int kRowsPerWarp = kBlockQ / kWarps, kKeysPerWarp = kBlockKv, kRowTiles = kRowsPerWarp / 16;
+
+// Strides in elements. lse: [batch, heads_q, len_q], dense, or null. scale_log2: softmax scale * log2(e), more than 0; ln2_hi + ln2_lo:
+// scale / scale_log2, about ln 2. x_reciprocal: for a division by x (see divide). group: heads_q / heads_kv. query_tiles: of a head.
+struct Parameters {
+    const Element* q;
+    const Element* k;
+    const Element* v;
+    Element* out;
+    float* lse;
+    i64 q_batch;
+    i64 q_head;
+    i64 q_row;
+    i64 k_batch;
+    i64 k_head;
+    i64 k_row;
+    i64 v_batch;
+    i64 v_head;
+    i64 v_row;
+    i64 out_batch;
+    i64 out_head;
+    i64 out_row;
+    u64 heads_q_reciprocal;
+    u64 group_reciprocal;
+    u64 l2_group_heads_reciprocal;
+    u64 l2_group_tiles_reciprocal;
+    int heads_q;
+    int len_q;
+    int len_kv;
+    int query_tiles;
+    int l2_group_heads;
+    int l2_group_tiles;
+    float scale_log2;
+    float ln2_hi;
+    float ln2_lo;
+};
+
+// ---- tile operations --------------------------------------------------------------------------------------------------
+
+// ==== tile/warp/shared_tile.cuh ======================================================================================
+
+// A tile in shared memory and its swizzle: where element (row, column) lies.
+
+// kRows x kColumns 16-bit elements, row-major in chunks of 16 bytes (8 elements). Within a row the chunks are permuted so that
+// 8 rows of one chunk column, which is what ldmatrix reads at once, fall into 8 different groups of 4 banks. Rows that
+// are 2^k * odd chunks long come back to the same bank group every 8 / 2^k rows, so an XOR of the k low bits is enough.
+// Padding each row would do that too, but asynchronous copies of 128 bytes would then straddle two lines and take twice as long.
+template <int kRows, int kColumns>
+struct SharedTile {
+    static_assert(kColumns % 16 == 0, "the matrix product reads 16 columns at a time");
+    static constexpr int kRowCount = kRows, kChunks = kColumns / 8;
+    static constexpr int kSwizzle = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
+    static constexpr int kRowBytes = kChunks * 16;
+    static constexpr int kBytes = kRows * kRowBytes;
+
+    SharedAddress base;
+
+    __device__ __forceinline__ SharedAddress at(int row, int chunk) const {
+        const int group = chunk / kSwizzle * kSwizzle, permuted = chunk % kSwizzle ^ row / (8 / kSwizzle) % kSwizzle;
+        return base + static_cast<u32>(row * kRowBytes + (group + permuted) * 16);
+    }
+    // From (row, chunk) to (row + rows, chunk + chunks): the same for all places if `rows` is a multiple of 8 and `chunks` one of kSwizzle.
+    __device__ __forceinline__ static constexpr u32 distance(int rows, int chunks) { return rows * kRowBytes + chunks * 16; }
+};
+
+// ==== tile/common/shared_regions.cuh =================================================================================
+
+// How a kernel divides its shared memory: regions one after the other. Together they take just what the launch gives the block.
+
+struct SharedRegions {
+    SharedAddress next;
+
+    __device__ __forceinline__ SharedRegions() : next(shared_memory()) {}
+
+    // The address of a new region. Regions that need an alignment come before those whose `bytes` are no multiple of it.
+    __device__ __forceinline__ SharedAddress take(int bytes) {
+        const SharedAddress region = next;
+        next += bytes + kRedZone;
+        claim_region(region, bytes);
+        return region;
+    }
+};
+
+// ==== tile/common/tile_scheduler.cuh =================================================================================
+
+// The tile scheduler: from a block's index, or that of a claimed tile, to its work tile.
+
+// n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
+__device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
+
+struct WorkTile {
+    int tile, head, batch;  // tile: number among the head's query tiles, of which the last one is handed out first
+};
+
+// L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
+// of dQ), and one group comes after the other. Within a group the longest work tiles come first (LPT scheduling): under a causal mask the
+// last query tiles, or in the backward pass the first key tiles. In a group of one head the tiles of the head follow each
+// other.
+struct TileScheduler {
+    int head_tiles;      // tiles of each head
+    int l2_group_heads;  // heads of an L2 group
+    int l2_group_tiles;  // work tiles of an L2 group
+    u64 l2_group_heads_reciprocal, l2_group_tiles_reciprocal;
+
+    template <class Parameters>
+    __device__ __forceinline__ static TileScheduler of(const Parameters& p, int head_tiles) {
+        return {head_tiles, p.l2_group_heads, p.l2_group_tiles, p.l2_group_heads_reciprocal, p.l2_group_tiles_reciprocal};
+    }
+};
+
+// The work tile of number `index`; the last tiles of heads come first. `heads`: heads of a batch entry, or its sets of heads that share
+// tiles. heads * batch is a multiple of l2_group_heads.
+__device__ __forceinline__ WorkTile find_work_tile(int index, const TileScheduler& scheduler, int heads, u64 heads_reciprocal) {
+    const int l2_group = divide(index, scheduler.l2_group_tiles_reciprocal), within = index - l2_group * scheduler.l2_group_tiles;
+    const int tile = divide(within, scheduler.l2_group_heads_reciprocal);
+    const int head_and_batch = l2_group * scheduler.l2_group_heads + within - tile * scheduler.l2_group_heads;
+    const int batch = divide(head_and_batch, heads_reciprocal);
+    return {scheduler.head_tiles - 1 - tile, head_and_batch - batch * heads, batch};
+}
+
+// ==== tile/common/sequences.cuh ======================================================================================
+
+// Where the sequences of a batch lie. Kernels get all lengths and row addresses from one struct, so that another layout of sequences needs
+// only another struct with these functions. Tensor maps know nothing of it: they assume the dense layout.
+
+// Distances between batch entries, heads and rows of a tensor, in elements.
+struct Strides {
+    i64 batch, head, row;
+};
+
+// Sequences of one length, each an entry of the tensors' batch axis.
+struct DenseSequences {
+    int query_length, key_length;  // of each sequence
+    int heads_q, query_tiles;
+
+    __device__ __forceinline__ int len_q(int) const { return query_length; }
+    __device__ __forceinline__ int len_kv(int) const { return key_length; }
+
+    // Row `row` of a head in a tensor of queries, and in a tensor of keys: for kernels that read rows by their addresses.
+    template <class Element>
+    __device__ __forceinline__ Element* query_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    template <class Element>
+    __device__ __forceinline__ Element* key_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
+        return tensor + batch * strides.batch + head * strides.head + row * strides.row;
+    }
+    // The first query's place in [batch, heads_q, len_q], dense.
+    __device__ __forceinline__ i64 first_row(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_length;
+    }
+    // The first query tile's place in [batch, heads_q, query_tiles], for the backward pass.
+    __device__ __forceinline__ i64 first_tile(int batch, int head) const {
+        return (static_cast<i64>(batch) * heads_q + head) * query_tiles;
+    }
+};
+
+// ==== tile/common/score_chain.cuh ====================================================================================
+
+// The mask: which keys a query sees. It is a chain of conditions, its links, and a query sees the keys that all of them let it see. Each
+// link is a struct with the functions of `SequenceEnd`; one that hides nothing compiles to nothing.
+
+// For the backward pass, which owns key tiles and visits query tiles; the forward pass asks for key ranges alone. Queries outside of
+// [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
+struct QueryRange {
+    int begin, full_begin, full_end, end;
+};
+
+// A query sees the keys [begin, end). Neither end may go down from one query to the next: so the first and the last query of a tile say
+// what all of them see. Here and above 0x7fffffff stands for no limit.
+struct KeyRange {
+    int begin, end;
+};
+
+// There are keys up to len_kv only. Query rows past len_q need no mask: the forward pass stores nothing of them, and in the backward pass
+// their row_lse is +inf, so that their P is 0.
+struct SequenceEnd {
+    static constexpr bool kHidesFirstKeys = false;
+    int len_q, len_kv;
+
+    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key).
+    __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
+    }
+};
+
+struct NoMask {
+    static constexpr bool kHidesFirstKeys = false;
+
+    __device__ __forceinline__ bool visible(int, int) const { return true; }
+    __device__ __forceinline__ KeyRange keys(int) const { return {0, 0x7fffffff}; }
+    __device__ __forceinline__ QueryRange queries(int, int) const { return {0, 0, 0x7fffffff, 0x7fffffff}; }
+};
+
+// Query i sees the keys j <= i + causal_offset. Aligned bottom-right, causal_offset = len_kv - len_q.
+struct Causal {
+    static constexpr bool kHidesFirstKeys = false;
+    int causal_offset;
+
+    __device__ __forceinline__ bool visible(int query, int key) const { return key <= query + causal_offset; }
+    __device__ __forceinline__ KeyRange keys(int query) const { return {0, query + causal_offset + 1}; }
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        return {max(0, first_key - causal_offset), max(0, end_key - 1 - causal_offset), 0x7fffffff, 0x7fffffff};
+    }
+};
+
+// For the backward pass: query tiles [begin, end) see keys of a key tile; those outside [full_begin, full_end) need the mask.
+struct QueryTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int count() const { return max(0, end - begin); }
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile < full_begin || tile >= full_end; }
+};
+
+// Some query of a tile sees keys of the key tiles [begin, end); those outside [full_begin, full_end) need the mask. kHidesFirstKeys: begin
+// and full_begin may be other than 0.
+template <bool kHidesFirstKeys>
+struct KeyTileRange {
+    int begin, full_begin, full_end, end;
+
+    __device__ __forceinline__ int last() const { return end > begin ? end - 1 : -1; }  // -1: there is none
+    __device__ __forceinline__ bool needs_mask(int tile) const { return tile >= full_end || (kHidesFirstKeys && tile < full_begin); }
+};
+
+template <class... Links>
+struct ScoreChain : Links... {
+    static constexpr bool kHidesFirstKeys = (Links::kHidesFirstKeys || ...);  // else the range of every query's keys begins at 0
+
+    __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+    __device__ __forceinline__ KeyRange keys(int query) const {
+        KeyRange all{0, 0x7fffffff};
+        (intersect(all, Links::keys(query)), ...);
+        return all;
+    }
+
+    // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
+    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: that key is the first one that a
+    // kernel visits of those that the query sees, and softmax must update its row max there.
+    template <int kBlockQ, int kBlockKv>
+    __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
+        const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
+        const int first_end = max(0, of_first.end), last_end = max(0, of_last.end);  // a range may end before the first key
+        return {of_first.begin / kBlockKv, (of_last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+                (last_end + kBlockKv - 1) / kBlockKv};
+    }
+
+    // A last tile that reaches past len_q counts as full, too.
+    template <int kBlockQ>
+    __device__ __forceinline__ QueryTileRange query_tiles(int first_key, int end_key, int len_q) const {
+        QueryRange all{0, 0, len_q, len_q};
+        (intersect(all, Links::queries(first_key, end_key)), ...);
+        return {all.begin / kBlockQ, (all.full_begin + kBlockQ - 1) / kBlockQ, all.full_end == len_q ? 0x7fffffff : all.full_end / kBlockQ,
+                (all.end + kBlockQ - 1) / kBlockQ};
+    }
+
+  private:
+    __device__ __forceinline__ static void intersect(KeyRange& all, const KeyRange& link) {
+        all = {max(all.begin, link.begin), min(all.end, link.end)};
+    }
+    __device__ __forceinline__ static void intersect(QueryRange& all, const QueryRange& link) {
+        all = {max(all.begin, link.begin), max(all.full_begin, link.full_begin), min(all.full_end, link.full_end), min(all.end, link.end)};
+    }
+};
+
+// The chain of a plain problem: keys up to len_kv, and a causal mask, aligned bottom-right, if kCausal.
+template <bool kCausal>
+__device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
+    if constexpr (kCausal)
+        return ScoreChain<SequenceEnd, Causal>{{len_q, len_kv}, {len_kv - len_q}};
+    else
+        return ScoreChain<SequenceEnd, NoMask>{{len_q, len_kv}, {}};
+}
+
+// ==== tile/warp/load.cuh =============================================================================================
+
+// Copies of tiles between global and shared memory, 16 bytes a thread and step, rows and columns past the end left out.
+
+// How kThreads threads partition the copy of a tile: kLanes neighbours take a row together, each one chunk, and the same chunk of every
+// further group of kLanes. So a thread's addresses within a row are constants apart, however the chunks are permuted.
+template <int kThreads, class Tile>
+struct CopyPartition {
+    static constexpr int kLanes = Tile::kSwizzle, kGroups = Tile::kChunks / kLanes;
+    static constexpr int kRowsPerPass = kThreads / kLanes;
+    static constexpr int kPasses = (Tile::kRowCount + kRowsPerPass - 1) / kRowsPerPass;
+    int row, chunk;  // of this thread in the first pass
+
+    __device__ __forceinline__ explicit CopyPartition(int thread) : row(thread / kLanes), chunk(thread % kLanes) {}
+
+    __device__ __forceinline__ bool has_row(int pass) const {
+        return Tile::kRowCount % kRowsPerPass == 0 || pass * kRowsPerPass + row < Tile::kRowCount;
+    }
+    __device__ __forceinline__ bool has_column(int group, int columns_valid) const {
+        return (group + 1) * kLanes * 8 <= columns_valid || (group * kLanes + chunk) * 8 < columns_valid;
+    }
+    __device__ __forceinline__ SharedAddress address(const Tile& tile, int pass, int group) const {
+        if (kRowsPerPass % 8 == 0) return tile.at(row, chunk) + Tile::distance(pass * kRowsPerPass, group * kLanes);
+        return tile.at(pass * kRowsPerPass + row, chunk) + Tile::distance(0, group * kLanes);
+    }
+};
+
+// Writes the tile's valid rows and columns to memory. `thread` is the caller's among the kThreads that do it.
+template <int kThreads, int kColumnsValid, class Element, class Tile>
+__device__ __forceinline__ void store_tile(Element* rows, i64 row_stride, int rows_valid, const Tile& tile, int thread) {
+    const CopyPartition<kThreads, Tile> partition(thread);
+    Element* destination = rows + partition.row * row_stride + partition.chunk * 8;
+#pragma unroll
+    for (int pass = 0; pass < partition.kPasses; ++pass) {
+#pragma unroll
+        for (int group = 0; group < partition.kGroups; ++group)
+            if (partition.has_row(pass) && pass * partition.kRowsPerPass + partition.row < rows_valid &&
+                partition.has_column(group, kColumnsValid))
+                *reinterpret_cast<uint4*>(destination + group * partition.kLanes * 8) =
+                    load_shared_v4(partition.address(tile, pass, group));
+        destination += partition.kRowsPerPass * row_stride;
+    }
+}
+
+// ==== tile/warp/load_tile.cuh ========================================================================================
+
+// Copies of a tile from global to shared memory, where both its rows and its columns may reach past the end of what there is.
+
+// Starts the copy of the tile whose first element is `*source`. The caller's kThreads threads take part and commit the group. Elements from
+// row `rows_valid` or column `columns_valid` on are not read, and the tile holds zeros there. Each row is read in chunks of 8 elements: the
+// last one may reach beyond `columns_valid`.
+template <int kThreads, class Tile, class Element>
+__device__ __forceinline__ void load_tile(const Tile& tile, const Element* source, i64 row_stride, int rows_valid, int columns_valid) {
+    const CopyPartition<kThreads, Tile> partition(thread_index());
+    const Element* from = source + partition.row * row_stride + partition.chunk * 8;
+#pragma unroll
+    for (int pass = 0; pass < partition.kPasses; ++pass) {
+        const bool valid = pass * partition.kRowsPerPass + partition.row < rows_valid;
+#pragma unroll
+        for (int group = 0; group < partition.kGroups; ++group)
+            if (partition.has_row(pass))
+                cp_async_16(partition.address(tile, pass, group), from + group * partition.kLanes * 8,
+                            valid && partition.has_column(group, columns_valid));
+        from += partition.kRowsPerPass * row_stride;
+        launder(from);  // or the compiler would keep the addresses of all passes in registers of their own
+    }
+}
+
+// ==== tile/warp/tile_pipeline.cuh ====================================================================================
+
+// The loop of a matrix product over its tiles: while one is used, the next ones are on their way.
+
+// Calls use(tile, stage) for each of `tiles` tiles in order. Before that load(tile, stage) has started their copies, up to kStages - 1
+// tiles ahead. `ring` is the first of kStages stages of `stage_bytes` each. Copies that the caller started before belong to the first
+// tile's group.
+template <int kStages, class Load, class Use>
+__device__ __forceinline__ void for_each_tile(int tiles, SharedAddress ring, int stage_bytes, const Load& load, const Use& use) {
+#pragma unroll
+    for (int tile = 0; tile < kStages - 1; ++tile) {
+        if (tile < tiles) load(tile, ring + tile * stage_bytes);
+        cp_async_commit_group();
+    }
+    for (int tile = 0; tile < tiles; ++tile) {
+        cp_async_wait_group<kStages - 2>();
+        barrier_sync();  // every thread's copies of this tile have landed, and nobody reads the stage of the tile before any more
+        const int next = tile + kStages - 1;
+        if (next < tiles) load(next, ring + next % kStages * stage_bytes);
+        cp_async_commit_group();  // a group without copies where no tile is left, so that their number stays the same
+        use(tile, ring + tile % kStages * stage_bytes);
+    }
+}
+
+// ==== tile/warp/gemm.cuh =============================================================================================
+
+// The two matrix products of attention, for one warp: S = Q K^T and O += P V. In the backward pass the first one computes S^T = K Q^T and
+// dP^T = V dO^T, with keys as rows.
+//
+// A warp owns kRowTiles * 16 rows. Accumulators are arrays [row tile][column tile of 8][4], laid out as mma_sync.cuh
+// says: [0], [1] belong to row lane/4, [2], [3] to row lane/4 + 8.
+
+// Where a lane finds its part of an operand in a tile that is kColumns wide, for ldmatrix. Of the left operand (Q) and of a transposed one
+// (V): lanes 0 to 15 point at 16 rows, lanes 16 to 31 at the same rows one chunk further. Of the right operand (K): the second and the
+// third of the four matrices swapped. An operand is two chunks wide; the offsets within a
+// group of chunks are held in registers, and everything else is constants away or the same for all lanes.
+template <int kColumns>
+struct LaneOffsets {
+    using Rows = SharedTile<16, kColumns>;
+    static constexpr int kOffsets = Rows::kSwizzle / 2;
+    u32 offset[kOffsets];
+    // From the address in Q or V to that in K, whose four matrices are (keys, d), (keys, d + 8), (keys + 8, d), (keys + 8, d + 8) in this
+    // order. One difference serves all offsets: row % 8 is the same in both, and the chunks differ in bit 0 alone, which i * 2 leaves.
+    u32 to_keys;
+
+    __device__ __forceinline__ LaneOffsets() {
+        const int lane = lane_index();
+        const Rows rows{0};
+#pragma unroll
+        for (int i = 0; i < kOffsets; ++i) {
+            offset[i] = rows.at(lane % 16, lane / 16 ^ i * 2);
+            launder(offset[i]);
+        }
+        to_keys = rows.at(lane / 16 * 8 + lane % 8, lane / 8 % 2) - offset[0];
+        launder(to_keys);
+    }
+    __device__ __forceinline__ SharedAddress at(SharedAddress tile, int rows, int chunks) const {
+        return offset[chunks / 2 % kOffsets] + tile + Rows::distance(rows, chunks / Rows::kSwizzle * Rows::kSwizzle);
+    }
+};
+
+// Those for Q and K, and for V: one set where they are equally wide.
+template <int kColumns, int kColumnsV>
+struct OperandOffsets {
+    LaneOffsets<kColumns> for_keys;
+    LaneOffsets<kColumnsV> for_values;
+    __device__ __forceinline__ const LaneOffsets<kColumns>& keys() const { return for_keys; }
+    __device__ __forceinline__ const LaneOffsets<kColumnsV>& values() const { return for_values; }
+};
+template <int kColumns>
+struct OperandOffsets<kColumns, kColumns> {
+    LaneOffsets<kColumns> for_all;
+    __device__ __forceinline__ const LaneOffsets<kColumns>& keys() const { return for_all; }
+    __device__ __forceinline__ const LaneOffsets<kColumns>& values() const { return for_all; }
+};
+
+// Q read from shared memory at each use: costs bandwidth, saves registers. `rows` are the warp's.
+template <int kColumns>
+struct LeftInShared {
+    const LaneOffsets<kColumns>& offsets;
+    SharedAddress rows;
+
+    __device__ __forceinline__ void fragment(u32 (&a)[4], int row_tile, int k) const {  // k: 16 columns of the contraction
+        ldmatrix_x4(a, offsets.at(rows, row_tile * 16, k * 2));
+    }
+};
+
+// S = Q K^T for the column tiles [first, first + kCount), an even number of them. The tile at `keys` holds one key a row.
+template <class Element, int kCount, class Query, int kRowTiles, int kKeyTiles, int kColumns>
+__device__ __forceinline__ void gemm_scores(float (&S)[kRowTiles][kKeyTiles][4], int first, const Query& query,
+                                            SharedAddress keys, const LaneOffsets<kColumns>& offsets) {
+    const SharedAddress own_keys = keys + offsets.to_keys;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int j = first; j < first + kCount; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) S[i][j][e] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kColumns / 16; ++k) {
+        u32 a[kRowTiles][4];
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) query.fragment(a[i], i, k);
+#pragma unroll
+        for (int j = first; j < first + kCount; j += 2) {
+            u32 b[4];  // (keys 0-7, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 0-7), (keys 8-15, d 8-15)
+            ldmatrix_x4(b, offsets.at(own_keys, j * 8, k * 2));
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i) {
+                mma_sync_m16n8k16<Element>(S[i][j], a[i], b[0], b[1]);
+                mma_sync_m16n8k16<Element>(S[i][j + 1], a[i], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// O += P V for a slice of 16 keys. The tile at `values` holds one key a row.
+template <class Element, int kRowTiles, int kOutTiles, int kColumns>
+__device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4], const u32 (&P)[kRowTiles][4], int slice,
+                                            SharedAddress values, const LaneOffsets<kColumns>& offsets) {
+#pragma unroll
+    for (int j = 0; j < kOutTiles; j += 2) {
+        u32 b[4];  // (keys 0-7, d 0-7), (keys 8-15, d 0-7), (keys 0-7, d 8-15), (keys 8-15, d 8-15), each transposed
+        ldmatrix_x4_trans(b, offsets.at(values, slice * 16, j));
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            mma_sync_m16n8k16<Element>(O[i][j], P[i], b[0], b[1]);
+            mma_sync_m16n8k16<Element>(O[i][j + 1], P[i], b[2], b[3]);
+        }
+    }
+}
+
+// ==== tile/common/mask.cuh ===========================================================================================
+
+// What the chain makes of S in the forward kernels, whose rows are queries.
+
+// S = -inf where the chain hides a key from a query. `first_row` and `first_key` are the positions of S[0][0] of this warp. Under PackGQA
+// kPackGqa rows, one of each head, belong to a query.
+template <int kPackGqa = 1, class Chain, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_row, int first_key, const Chain& chain) {
+    const int lane = lane_index();
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int query = (first_row + i * 16 + e / 2 * 8 + lane / 4) / kPackGqa;
+            const KeyRange seen = chain.keys(query);
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j) {
+                const int key = first_key + j * 8 + lane % 4 * 2 + e % 2;
+                if (key >= seen.end || (Chain::kHidesFirstKeys && key < seen.begin)) S[i][j][e] = -infinity();
+            }
+        }
+}
+
+// ==== tile/common/softmax_rows.cuh ===================================================================================
+
+// What kernels share of softmax's rows: their origin, and in online softmax the running row max, and reductions over the quad of lanes that
+// holds a row of S.
+
+// The row max before the first key that a row sees. It is finite, because -inf - (-inf) would be NaN, and the maximum of every row that is
+// not huge exceeds it.
+constexpr float kInitialRowMax = -3.0e38f;
+
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
+// has a large rounding error: beyond 2^31 it alone exceeds every exponent that fp32 holds. So a huge row first subtracts the maximum
+// itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+struct Origin {
+    float shift, row_max;
+};
+
+// A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
+// at most 2^-12, which no 16-bit P shows: that of the maximum itself still rounds to 1 in fp16, the finer of the two types there.
+constexpr float kHuge = 0x1p13f;
+
+// Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
+__device__ __forceinline__ bool is_huge(float maximum, float maximum_log2) {
+    return !(fabsf(maximum_log2) < kHuge) && maximum > -infinity();
+}
+
+// The origin for a maximum. If fp32 cannot hold maximum * scale, the row becomes NaN, as in plain PyTorch.
+__device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
+    const float maximum_log2 = mul_rn(maximum, scale_log2);
+    if (!is_huge(maximum, maximum_log2)) return {0.0f, maximum_log2};
+    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+}
+
+// Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
+__device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
+
+// Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
+__device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
+    const bool unseen = origin.row_max == kInitialRowMax;
+    // maximum + inf is NaN if the row has seen no key, with a maximum of -inf: then it stays as it is.
+    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
+    if (!(height > 0.0f)) return 1.0f;
+    const Origin before = origin;
+    origin = origin_at(maximum, scale_log2, ln2_hi);
+    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
+}
+
+// The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
+template <int kKeyTiles>
+__device__ __forceinline__ float lane_max(const float (&S)[kKeyTiles][4], int h) {
+    float partial[2] = {fmaxf(S[0][h * 2], S[0][h * 2 + 1]), fmaxf(S[1][h * 2], S[1][h * 2 + 1])};
+#pragma unroll
+    for (int j = 2; j < kKeyTiles; ++j) partial[j % 2] = fmaxf(partial[j % 2], fmaxf(S[j][h * 2], S[j][h * 2 + 1]));
+    return fmaxf(partial[0], partial[1]);
+}
+
+// Reductions over the quad of lanes that holds a row.
+__device__ __forceinline__ float quad_max(float value) {
+    value = fmaxf(value, shfl_sync_bfly(value, 1));
+    return fmaxf(value, shfl_sync_bfly(value, 2));
+}
+__device__ __forceinline__ float quad_sum(float value) {
+    value += shfl_sync_bfly(value, 1);
+    return value + shfl_sync_bfly(value, 2);
+}
+
+// ==== tile/common/lse.cuh ============================================================================================
+
+// The log-sum-exp of a row, from its row max and row sum.
+
+// Results of ex2.approx are too small, on average by this part of them (measured on sm_90 for arguments from -16 to -1; taken for every GPU
+// and argument). lse is corrected for it: in log_sum_exp the terms of the row sum, and the factor that rescales the row sum. O goes
+// without: the error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
+constexpr float kEx2Bias = 5.0e-8f;
+
+// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
+// least.
+__device__ __forceinline__ float log_near_one(float x) {
+    constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f,  -0x1.538254p-3f,
+                            0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
+    float q = kQ[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) q = fmaf(q, x, kQ[i]);
+    return fmaf(mul_rn(q, x), x, x);
+}
+
+// The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
+struct RowMaxFactor {
+    float high, low;
+
+    // For a row max that is a score itself, without the scale: the softmax scale, scale_log2 * (ln2_hi + ln2_lo).
+    __device__ __forceinline__ static RowMaxFactor of_score(float scale_log2, float ln2_hi, float ln2_lo) {
+        const float high = mul_rn(scale_log2, ln2_hi);
+        return {high, fmaf(scale_log2, ln2_hi, -high) + scale_log2 * ln2_lo};
+    }
+};
+
+// log(total) + row_max * (factor.high + factor.low), to about one rounding. fp32 takes some care for that: each term is split into a main
+// part and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+__device__ __forceinline__ float log_sum_exp(float row_max, float total, const RowMaxFactor& factor) {
+    constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
+    // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
+    const int power = (__float_as_int(total) - __float_as_int(0.70710678f)) >> 23;
+    const float exponent = static_cast<float>(power), fraction = __int_as_float(__float_as_int(total) - power * 0x800000);
+    const float inverse = (2.0f - fraction) * __int_as_float((127 - power) * 0x800000);  // of total, to 20 %, and exactly 1 for 1
+    const float a = mul_rn(row_max, factor.high), b = mul_rn(exponent, kLn2);
+    const float s = a + b, b_in_s = s - a;
+    const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
+    const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
+    const float low_parts = row_max * factor.low + exponent * kLn2Low;
+    const float bias = kEx2Bias * (1.0f - inverse);  // the maximum's own term, 2^0 or nearly so, has none
+    const float corrections = sum_error + product_error + low_parts + bias;
+    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+}
+
+// The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
+__device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, float scale_log2, float ln2_hi, float ln2_lo) {
+    const bool huge = origin.shift != 0.0f;
+    const RowMaxFactor factor = huge ? RowMaxFactor::of_score(scale_log2, ln2_hi, ln2_lo) : RowMaxFactor{ln2_hi, ln2_lo};
+    const float value = log_sum_exp(huge ? origin.shift : origin.row_max, total, factor);
+    return total == 0.0f ? -infinity() : value;
+}
+
+// ==== tile/warp/row_softmax.cuh ======================================================================================
+
+// Softmax over a warp's rows, as the papers write it down: each step takes the exact row max, and registers hold the statistics.
+
+// [i][h] belongs to row i*16 + h*8 + lane/4, and is the same in the four lanes that hold the row.
+template <int kRowTiles>
+struct SoftmaxRows {
+    Origin origin[kRowTiles][2];                             // of the exponents: the row max
+    float row_sum[kRowTiles][2], compensation[kRowTiles][2];  // compensation: what additions to row_sum rounded away (Dekker 1971)
+
+    __device__ __forceinline__ SoftmaxRows() {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) origin[i][h] = {0.0f, kInitialRowMax}, row_sum[i][h] = compensation[i][h] = 0.0f;
+    }
+    __device__ __forceinline__ float total(int i, int h) const { return row_sum[i][h] + compensation[i][h]; }
+
+    // To move the rows to memory and back: calls move(x, n) for each number that a lane has of them and of O. n is the index of x among
+    // kRowTiles * 16 * (4 + columns of O) numbers. Neighbouring lanes have neighbouring ones. The four lanes of a row share its statistics:
+    // all of them load these, and one of them stores them.
+    template <int kOutTiles, class Move>
+    __device__ __forceinline__ void for_each(float (&O)[kRowTiles][kOutTiles][4], bool stores, const Move& move) {
+        const int lane = lane_index();
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int n = (i * 2 + h) * 32 + lane / 4;
+                if (stores && lane % 4 != 0) continue;
+                move(origin[i][h].shift, n), move(origin[i][h].row_max, n + 8), move(row_sum[i][h], n + 16);
+                move(compensation[i][h], n + 24);
+            }
+#pragma unroll
+            for (int j = 0; j < kOutTiles; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) move(O[i][j][e], kRowTiles * 64 + ((i * kOutTiles + j) * 4 + e) * 32 + lane);
+        }
+    }
+};
+
+// Raises each row's maximum to that of S, and rescales its sum. `factor`, exp(old maximum - new maximum), is what rescales its row of O.
+template <int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void update_row_max(SoftmaxRows<kRowTiles>& rows, float (&factor)[kRowTiles][2],
+                                               const float (&S)[kRowTiles][kKeyTiles][4], float scale_log2, float ln2_hi) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            factor[i][h] = move_origin(rows.origin[i][h], quad_max(lane_max(S[i], h)), scale_log2, ln2_hi);
+            const float factor_of_sum = fmaf(factor[i][h], kEx2Bias, factor[i][h]);  // 1 stays 1
+            rows.row_sum[i][h] *= factor_of_sum;
+            rows.compensation[i][h] *= factor_of_sum;
+        }
+}
+
+// P = exp2((S - shift) * scale_log2 - row_max) takes the registers of S. Few warps have huge rows: the others skip the shift.
+template <int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void exponentiate(float (&S)[kRowTiles][kKeyTiles][4], const SoftmaxRows<kRowTiles>& rows, float scale_log2) {
+    bool any_shift = false;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) any_shift |= rows.origin[i][0].shift != 0.0f || rows.origin[i][1].shift != 0.0f;
+    if (unlikely(vote_sync_any(any_shift))) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) S[i][j][e] -= rows.origin[i][e / 2].shift;
+    }
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) S[i][j][e] = ex2_approx_ftz(fmaf(S[i][j][e], scale_log2, -rows.origin[i][e / 2].row_max));
+}
+
+// Adds P to the row sums. One addition a step, whose rounding error is kept, meets a sum of many tiles.
+template <int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void add_row_sums(SoftmaxRows<kRowTiles>& rows, const float (&P)[kRowTiles][kKeyTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float partial[2] = {P[i][0][h * 2] + P[i][0][h * 2 + 1], P[i][1][h * 2] + P[i][1][h * 2 + 1]};
+#pragma unroll
+            for (int j = 2; j < kKeyTiles; ++j) partial[j % 2] += P[i][j][h * 2] + P[i][j][h * 2 + 1];
+            const float addend = quad_sum(partial[0] + partial[1]), before = rows.row_sum[i][h];
+            rows.row_sum[i][h] = before + addend;
+            rows.compensation[i][h] += addend - (rows.row_sum[i][h] - before);
+        }
+}
+
+// O += P V. P is rounded to Element on the way: two neighbouring column tiles of the accumulator layout make one operand.
+template <class Element, int kRowTiles, int kKeyTiles, int kOutTiles, int kColumns>
+__device__ __forceinline__ void gemm_probabilities(float (&O)[kRowTiles][kOutTiles][4], const float (&P)[kRowTiles][kKeyTiles][4],
+                                                   SharedAddress values, const LaneOffsets<kColumns>& offsets) {
+#pragma unroll
+    for (int slice = 0; slice < kKeyTiles / 2; ++slice) {
+        u32 operand[kRowTiles][4];
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float* pair = P[i][slice * 2 + e / 2] + e % 2 * 2;
+                operand[i][e] = cvt_rn_x2<Element>(pair[0], pair[1]);
+            }
+        gemm_output<Element>(O, operand, slice, values, offsets);
+    }
+}
+
+// O = diag(factor) O, where row i*16 + h*8 + lane/4 has factor(i, h).
+template <int kRowTiles, int kOutTiles, class Factor>
+__device__ __forceinline__ void scale_rows(float (&O)[kRowTiles][kOutTiles][4], const Factor& factor) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+        const float of_row[2] = {factor(i, 0), factor(i, 1)};
+#pragma unroll
+        for (int j = 0; j < kOutTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) O[i][j][e] *= of_row[e / 2];
+    }
+}
+
+// Makes each row's log-sum-exp its origin, so that exponents give normalised P. `factor` is what P lacks because of the origin's rounding.
+template <int kRowTiles>
+__device__ __forceinline__ void move_origins_to_lse(SoftmaxRows<kRowTiles>& rows, float (&factor)[kRowTiles][2]) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float total = rows.total(i, h), before = rows.origin[i][h].row_max;
+            const float height = total == 0.0f ? 0.0f : log_sum_exp(0.0f, total, {1.0f, 0.0f}) * 1.44269504f;
+            rows.origin[i][h].row_max = before + height;
+            factor[i][h] = ex2_approx_ftz((rows.origin[i][h].row_max - before) - height);
+        }
+}
+
+// lse of one row: lane t of a quad computes that of row [t / 2][t % 2], if there is one. ln2_hi + ln2_lo is scale / scale_log2, about ln 2.
+template <int kRowTiles>
+__device__ __forceinline__ float lse_of_lane(const SoftmaxRows<kRowTiles>& rows, float scale_log2, float ln2_hi, float ln2_lo) {
+    static_assert(kRowTiles <= 2, "each lane of a quad has one row");
+    float shift = 0.0f, row_max = 0.0f, total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            // Read whether they are wanted or not: of a choice of addresses the compiler would make an array in local memory.
+            const float shift_of_row = rows.origin[i][h].shift, max_of_row = rows.origin[i][h].row_max, total_of_row = rows.total(i, h);
+            if (lane_index() % (kRowTiles * 2) == i * 2 + h) shift = shift_of_row, row_max = max_of_row, total = total_of_row;
+        }
+    return log_sum_exp({shift, row_max}, total, scale_log2, ln2_hi, ln2_lo);
+}
+
+// ==== tile/warp/epilogue.cuh =========================================================================================
+
+// From a warp's registers to memory: the output, through shared memory, and lse.
+
+// Rounds the warp's rows and writes the valid ones to memory, by way of `tile`, which no other warp uses.
+template <int kColumnsValid, class Element, int kRowTiles, int kOutTiles>
+__device__ __forceinline__ void store_output(Element* rows, i64 row_stride, int rows_valid, const float (&out)[kRowTiles][kOutTiles][4],
+                                             const SharedTile<kRowTiles * 16, kOutTiles * 8>& tile) {
+    int lane = lane_index();
+    launder(lane);
+    barrier_warp_sync();  // all lanes have read what the tile held before
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int j = 0; j < kOutTiles; ++j)
+                store_shared(tile.at(lane / 4, j) + tile.distance(i * 16 + h * 8, 0) + lane % 4 * 4,
+                             cvt_rn_x2<Element>(out[i][j][h * 2], out[i][j][h * 2 + 1]));
+    barrier_warp_sync();
+    store_tile<32, kColumnsValid>(rows, row_stride, rows_valid, tile, lane);
+}
+
+// `lse` points at the warp's first row. Lane t of a row's four writes `value` for row [t / 2][t % 2], as far as there is one.
+template <int kRowTiles>
+__device__ __forceinline__ void store_lse(float* lse, int rows_valid, float value) {
+    const int own = lane_index() % 4, row = own * 8 + lane_index() / 4;
+    if (own < kRowTiles * 2 && row < rows_valid) lse[row] = value;
+}
+
+// ---- the kernel -------------------------------------------------------------------------------------------------------
+
+using QueryTile = SharedTile<kBlockQ, kColumns>;
+using KeyTile = SharedTile<kBlockKv, kColumns>;
+using ValueTile = SharedTile<kBlockKv, kColumnsV>;
+using OutTile = SharedTile<kRowsPerWarp, kColumnsV>;  // of a warp
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+memory_efficient_attention_bf16_d64_causal_bq64_bk64_w4_s2_bps3_sm_90a(const __grid_constant__ Parameters p) {
+    const WorkTile work = find_work_tile(block_index(), TileScheduler::of(p, p.query_tiles), p.heads_q, p.heads_q_reciprocal);
+    const int batch = work.batch, head_kv = divide(work.head, p.group_reciprocal);
+    const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
+    const auto chain = make_chain<kCausal>(p.len_q, p.len_kv);
+    const Element* q = sequences.query_row(p.q, {p.q_batch, p.q_head, p.q_row}, batch, work.head, 0);
+    const Element* k = sequences.key_row(p.k, {p.k_batch, p.k_head, p.k_row}, batch, head_kv, 0);
+    const Element* v = sequences.key_row(p.v, {p.v_batch, p.v_head, p.v_row}, batch, head_kv, 0);
+
+    // A tile of Q, whose memory takes the tile of O in the end, which may be wider; a tile of K and one of V.
+    constexpr int kQueryBytes = kBlockQ * (kColumns > kColumnsV ? kColumns : kColumnsV) * 2;
+    constexpr int kKeyBytes = KeyTile::kBytes + ValueTile::kBytes;
+    SharedRegions regions;
+    const SharedAddress query_tile = regions.take(kQueryBytes), ring = regions.take(kStages * kKeyBytes);
+    auto load_queries = [&](int tile, SharedAddress to) {
+        const int first_query = tile * kBlockQ;
+        load_tile<kThreads>(QueryTile{to}, q + first_query * p.q_row, p.q_row, p.len_q - first_query, kHeadDim);
+    };
+    auto load_keys = [&](int tile, SharedAddress to) {
+        const int first_key = tile * kBlockKv;
+        load_tile<kThreads>(KeyTile{to}, k + first_key * p.k_row, p.k_row, p.len_kv - first_key, kHeadDim);
+    };
+    auto load_keys_and_values = [&](int tile, SharedAddress to) {
+        const int first_key = tile * kBlockKv;
+        load_keys(tile, to);
+        load_tile<kThreads>(ValueTile{to + KeyTile::kBytes}, v + first_key * p.v_row, p.v_row, p.len_kv - first_key, kHeadDimV);
+    };
+
+    const int first_row = warp_index() * kRowsPerWarp;  // of this warp in a tile
+    const OperandOffsets<kColumns, kColumnsV> offsets;
+    auto write_rows = [&](int first_query, const float (&O)[kRowTiles][kColumnsV / 8][4], float lse, SharedAddress out_tile) {
+        const int first = first_query + first_row, rows_left = p.len_q - first;
+        Element* out = sequences.query_row(p.out, {p.out_batch, p.out_head, p.out_row}, batch, work.head, first);
+        store_output<kHeadDimV>(out, p.out_row, rows_left, O, OutTile{out_tile + first_row * OutTile::kRowBytes});
+        if (p.lse != nullptr) store_lse<kRowTiles>(p.lse + sequences.first_row(batch, work.head) + first, rows_left, lse);
+    };
+
+    const int first_query = work.tile * kBlockQ;
+    const auto seen = chain.key_tiles<kBlockQ, kBlockKv>(first_query);
+    const LeftInShared<kColumns> query{offsets.keys(), query_tile + first_row * QueryTile::kRowBytes};
+    SoftmaxRows<kRowTiles> rows;
+    load_queries(work.tile, query_tile);
+    for_each_tile<kStages>(seen.end, ring, kKeyBytes, load_keys, [&](int key_tile, SharedAddress keys) {
+        float S[kRowTiles][kKeysPerWarp / 8][4], factor[kRowTiles][2];
+        gemm_scores<Element, kKeysPerWarp / 8>(S, 0, query, keys, offsets.keys());
+        if (seen.needs_mask(key_tile)) mask_scores(S, first_query + first_row, key_tile * kBlockKv, chain);
+        update_row_max(rows, factor, S, p.scale_log2, p.ln2_hi);
+        exponentiate(S, rows, p.scale_log2);  // from here on S holds P
+        add_row_sums(rows, S);
+    });
+    const float lse = lse_of_lane(rows, p.scale_log2, p.ln2_hi, p.ln2_lo);
+    float factor[kRowTiles][2];
+    move_origins_to_lse(rows, factor);
+    barrier_sync();  // nobody reads the keys of the first pass any more
+    float O[kRowTiles][kColumnsV / 8][4] = {};
+    for_each_tile<kStages>(seen.end, ring, kKeyBytes, load_keys_and_values, [&](int key_tile, SharedAddress stage) {
+        const SharedAddress keys = stage, values = stage + KeyTile::kBytes;
+        float S[kRowTiles][kKeysPerWarp / 8][4];
+        gemm_scores<Element, kKeysPerWarp / 8>(S, 0, query, keys, offsets.keys());
+        if (seen.needs_mask(key_tile)) mask_scores(S, first_query + first_row, key_tile * kBlockKv, chain);
+        exponentiate(S, rows, p.scale_log2);  // from here on S holds P
+        gemm_probabilities<Element>(O, S, values, offsets.values());
+    });
+    cp_async_wait_group<0>();
+    barrier_sync();  // all warps have read Q: O takes its place
+    scale_rows(O, [&](int i, int h) { return factor[i][h]; });
+    write_rows(first_query, O, lse, query_tile);
+}

@@ -1,0 +1,195 @@
+"""The ladder's families: how little their texts differ, what they refuse, what they launch, and what their models expect."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+from typing import Any
+
+import pytest
+
+from flashgen.codegen.attention import attention_call
+from flashgen.codegen.config import Config
+from flashgen.codegen.families.flash1_forward.config import Flash1ForwardConfig, ParallelOver
+from flashgen.codegen.families.flash1_forward.family import FAMILY as FLASH1
+from flashgen.codegen.families.flash2_forward.config import Flash2ForwardConfig, GridOrder, WarpSplit
+from flashgen.codegen.families.flash2_forward.family import FAMILY as FLASH2
+from flashgen.codegen.families.memory_efficient_attention.config import MemoryEfficientAttentionConfig
+from flashgen.codegen.families.memory_efficient_attention.family import FAMILY as MEMORY_EFFICIENT
+from flashgen.codegen.ladder import LadderFamily
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.program import Buffer
+from flashgen.codegen.render import render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import find_target, targets
+from flashgen.codegen.workload import Workload
+from tests.support.programs import H200, program_of
+
+FAMILIES = (MEMORY_EFFICIENT, FLASH1, FLASH2)
+PROBLEM = Problem(Dtype.FP16, 64)
+SM_90 = find_target("sm_90a")
+KEYS = Flash2ForwardConfig(block_q=16, warp_split=WarpSplit.KEYS)
+LONG = Workload(4, 16, 16, 8192, 8192)
+MOST_LINES = 40  # by which two texts may differ
+
+
+def lines_of(family: LadderFamily, config: Config, mask: Mask = Mask.FULL) -> list[str]:
+    """A text without its header and its entry's name."""
+    spec = KernelSpec(family, dataclasses.replace(PROBLEM, mask=mask), config, SM_90)
+    text = render(spec).text.replace(spec.name, "kernel")
+    return text[text.index("// ==== ") :].splitlines()
+
+
+def differing(one: list[str], other: list[str]) -> int:
+    """Lines that one text has and the other has not, of the text that has more of them."""
+    changes = [line[0] for line in difflib.unified_diff(one, other, n=0, lineterm="") if line[:3] not in ("---", "+++", "@@ ")]
+    return max(changes.count("-"), changes.count("+"))
+
+
+@pytest.mark.parametrize("mask", Mask)
+def test_an_idea_is_a_few_lines(mask: Mask) -> None:
+    sizes = (64, 64, 4, 2, 2)
+    steps = [
+        lines_of(MEMORY_EFFICIENT, MemoryEfficientAttentionConfig(*sizes), mask),
+        lines_of(FLASH1, Flash1ForwardConfig(*sizes), mask),
+        lines_of(FLASH2, Flash2ForwardConfig(*sizes), mask),
+    ]
+    for one, other in itertools.combinations(steps, 2):
+        assert 5 < differing(one, other) <= MOST_LINES
+    other_split = lines_of(FLASH2, Flash2ForwardConfig(16, *sizes[1:], WarpSplit.KEYS), mask)
+    assert 5 < differing(steps[2], other_split) <= MOST_LINES
+    for fixed in (Flash1ForwardConfig(*sizes, ParallelOver.HEADS), Flash2ForwardConfig(*sizes, grid_order=GridOrder.BATCH_HEAD_TILE)):
+        family = FLASH1 if isinstance(fixed, Flash1ForwardConfig) else FLASH2
+        assert lines_of(family, fixed, mask) in steps, "what only the launch decides must leave the text alone"
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_it_runs_by_name_only(family: LadderFamily) -> None:
+    assert not family.automatic
+    assert family.preference < 0
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_the_space_is_small_and_has_the_default(family: LadderFamily) -> None:
+    for target, width in itertools.product(targets().values(), ((32, 32), (64, 64), (128, 128), (40, 128), (128, 40))):
+        problem = Problem(Dtype.BF16, *width)
+        legal = family.legal_configs(problem, target)
+        assert 4 <= len(legal) <= 24, f"{target.name} {width}"
+        assert family.default(problem, target) in legal
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_problems_that_it_cannot_compute(family: LadderFamily) -> None:
+    assert family.refusals(PROBLEM, SM_90) == []
+    assert family.refusals(Problem(Dtype.BF16, 60, 192), SM_90) == [
+        "head_dim must be a multiple of 8 from 8 to 256; got 60 (nearest: 64)",
+        f"head_dim_v must be at most 128 in {family.name}; got 192 (nearest: 128)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "reason"),
+    [
+        (Flash1ForwardConfig(), {"warps": 1, "block_q": 32}, "warps must be from 2 to 16; got 1 (nearest: 2)"),
+        (Flash1ForwardConfig(), {"block_kv": 40}, "block_kv must be a multiple of 16 from 16 to 256; got 40 (nearest: 48)"),
+        (
+            Flash1ForwardConfig(),
+            {"block_q": 96},
+            "block_q must give each warp 16 or 32 rows, so 64 or 128 with warps 4; got 96 (nearest: 64)",
+        ),
+        (KEYS, {"block_q": 64}, "block_q must be 16 or 32 where warps divide the keys; got 64 (nearest: 32)"),
+        (
+            KEYS,
+            {"block_kv": 96},
+            "block_kv must be a multiple of 64, 16 keys for each of the warps that divide them; got 96 (nearest: 128)",
+        ),
+        (KEYS, {"warps": 8, "block_kv": 256}, ""),
+    ],
+)
+def test_fields(config: Any, changes: dict[str, Any], reason: str) -> None:
+    family = FLASH1 if isinstance(config, Flash1ForwardConfig) else FLASH2
+    assert family.check(PROBLEM, config, SM_90) == []
+    assert family.check(PROBLEM, dataclasses.replace(config, **changes), SM_90) == ([reason] if reason else [])
+
+
+def test_the_rows_of_warps_that_divide_the_keys_must_fit_the_stages() -> None:
+    (reason,) = FLASH2.check(Problem(Dtype.BF16, 8, 64), dataclasses.replace(KEYS, block_q=32, block_kv=64), SM_90)
+    needed, ring = 4 * 32 * (4 + 64) * 4, 2 * 64 * (16 + 64) * 2
+    assert reason == f"O of 4 warps needs {needed} B of the stages, which have {ring} B: raise block_kv or stages"
+
+
+def test_the_grids_orders() -> None:
+    workload = Workload(2, 6, 2, 300, 333)
+    for grid_order, heads in ((GridOrder.TILE_BATCH_HEAD, 1), (GridOrder.BATCH_HEAD_TILE, 12)):
+        (launch,) = program_of(FLASH2, PROBLEM, Flash2ForwardConfig(grid_order=grid_order), workload).launches
+        assert launch.grid == 5 * 6 * 2
+        assert launch.values["l2_group_heads"] == heads
+        assert launch.values["l2_group_tiles"] == heads * 5
+
+
+class TestSplits:
+    """How many blocks share a head in FlashAttention's first version."""
+
+    def splits(self, workload: Workload, over: ParallelOver = ParallelOver.QUERIES, **device: Any) -> int:
+        return FLASH1.splits(
+            PROBLEM, Flash1ForwardConfig(blocks_per_sm=2, parallel_over=over), workload, dataclasses.replace(H200, **device)
+        )
+
+    def test_one_where_heads_fill_the_gpu(self) -> None:
+        resident = H200.target.blocks_resident(128, FLASH1.registers_cap(Flash1ForwardConfig(blocks_per_sm=2), SM_90), 32768)
+        assert resident == 2
+        assert self.splits(Workload(8, 33, 33, 4096, 4096)) == 1  # one whole wave of 264 blocks
+
+    def test_many_where_heads_are_few(self) -> None:
+        assert self.splits(Workload(1, 8, 8, 4096, 4096)) == 29  # 232 of the 264 blocks of a wave; the best, 30, has 240
+        assert self.splits(Workload(1, 8, 8, 64 * 5, 4096)) == 5  # no more than query tiles
+
+    def test_the_fewest_of_those_that_are_good_enough(self) -> None:
+        heads = Workload(1, 88, 88, 4096, 4096)
+        assert self.splits(heads) == 3  # 264 blocks
+        assert self.splits(Workload(1, 90, 90, 4096, 4096)) == min(
+            n
+            for n in range(1, 31)
+            if (w := 90 * n / 264) / -(-w // 1) >= 0.95 * max((v := 90 * m / 264) / -(-v // 1) for m in range(1, 31))
+        )
+
+    def test_one_where_it_is_asked_for(self) -> None:
+        assert self.splits(Workload(1, 8, 8, 4096, 4096), ParallelOver.HEADS) == 1
+
+    def test_launch_and_buffer(self) -> None:
+        workload = Workload(1, 4, 2, 300, 333)
+        program = program_of(FLASH1, PROBLEM, Flash1ForwardConfig(), workload)
+        (launch,) = program.launches
+        assert launch.grid == 4 * launch.values["splits"]
+        assert launch.values["query_tiles"] == 5
+        assert program.buffers == (Buffer("running_rows", 4 * 5 * 64 * (64 * 4 + 16)),)
+
+    def test_nothing_is_launched_for_no_queries(self) -> None:
+        program = program_of(FLASH1, PROBLEM, Flash1ForwardConfig(), Workload(1, 4, 2, 0, 333))
+        assert program.launches[0].grid == program.buffers[0].bytes == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_a_call_of_any_sizes_is_taken(family: LadderFamily) -> None:
+    for sizes in ((1, 1), (0, 5), (5, 0), (4096, 1)):
+        assert family.call_refusals(attention_call(PROBLEM, Workload(1, 2, 1, *sizes))) == []
+
+
+class TestModel:
+    """What each step of the ladder saves."""
+
+    def seconds(self, family: LadderFamily, workload: Workload = LONG, **changes: Any) -> float:
+        config = dataclasses.replace(family.default(PROBLEM, SM_90), **changes)
+        return family.predict(PROBLEM, config, workload, H200).seconds
+
+    def test_computing_scores_twice_takes_half_as_long_again(self) -> None:
+        assert self.seconds(MEMORY_EFFICIENT) == pytest.approx(1.5 * self.seconds(FLASH2), rel=0.4)
+
+    def test_output_in_memory_bounds_the_first_version(self) -> None:
+        assert self.seconds(FLASH1) > 1.5 * self.seconds(FLASH2)
+        assert self.seconds(FLASH1, block_kv=128) < self.seconds(FLASH1)
+
+    def test_one_block_a_head_leaves_a_gpu_idle(self) -> None:
+        few = Workload(1, 8, 8, 4096, 4096)
+        assert self.seconds(FLASH1, few, parallel_over=ParallelOver.HEADS) > 3 * self.seconds(FLASH1, few)
