@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flashgen.codegen.attention import attention_call
-from flashgen.codegen.config import Config
 from flashgen.codegen.families.flash1_forward.config import Flash1ForwardConfig, ParallelOver
 from flashgen.codegen.families.flash1_forward.family import FAMILY as FLASH1
 from flashgen.codegen.families.flash2_forward.config import Flash2ForwardConfig, GridOrder, WarpSplit
 from flashgen.codegen.families.flash2_forward.family import FAMILY as FLASH2
-from flashgen.codegen.families.memory_efficient_attention.config import MemoryEfficientAttentionConfig
 from flashgen.codegen.families.memory_efficient_attention.family import FAMILY as MEMORY_EFFICIENT
 from flashgen.codegen.ladder import LadderFamily
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Buffer
-from flashgen.codegen.render import render
-from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target, targets
 from flashgen.codegen.workload import Workload
 from tests.support.programs import H200, program_of
+from tools.rung_differences import PAIRS, TILES, differing, lines_of
 
 FAMILIES = (MEMORY_EFFICIENT, FLASH1, FLASH2)
 PROBLEM = Problem(Dtype.FP16, 64)
@@ -34,34 +31,24 @@ LONG = Workload(4, 16, 16, 8192, 8192)
 MOST_LINES = 40  # by which two texts may differ
 
 
-def lines_of(family: LadderFamily, config: Config, mask: Mask = Mask.FULL) -> list[str]:
-    """A text without its header and its entry's name."""
-    spec = KernelSpec(family, dataclasses.replace(PROBLEM, mask=mask), config, SM_90)
-    text = render(spec).text.replace(spec.name, "kernel")
-    return text[text.index("// ==== ") :].splitlines()
-
-
-def differing(one: list[str], other: list[str]) -> int:
-    """Lines that one text has and the other has not, of the text that has more of them."""
-    changes = [line[0] for line in difflib.unified_diff(one, other, n=0, lineterm="") if line[:3] not in ("---", "+++", "@@ ")]
-    return max(changes.count("-"), changes.count("+"))
-
-
 @pytest.mark.parametrize("mask", Mask)
-def test_an_idea_is_a_few_lines(mask: Mask) -> None:
-    sizes = (64, 64, 4, 2, 2)
-    steps = [
-        lines_of(MEMORY_EFFICIENT, MemoryEfficientAttentionConfig(*sizes), mask),
-        lines_of(FLASH1, Flash1ForwardConfig(*sizes), mask),
-        lines_of(FLASH2, Flash2ForwardConfig(*sizes), mask),
-    ]
-    for one, other in itertools.combinations(steps, 2):
-        assert 5 < differing(one, other) <= MOST_LINES
-    other_split = lines_of(FLASH2, Flash2ForwardConfig(16, *sizes[1:], WarpSplit.KEYS), mask)
-    assert 5 < differing(steps[2], other_split) <= MOST_LINES
-    for fixed in (Flash1ForwardConfig(*sizes, ParallelOver.HEADS), Flash2ForwardConfig(*sizes, grid_order=GridOrder.BATCH_HEAD_TILE)):
-        family = FLASH1 if isinstance(fixed, Flash1ForwardConfig) else FLASH2
-        assert lines_of(family, fixed, mask) in steps, "what only the launch decides must leave the text alone"
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0][0]}-{pair[1][0]}")
+def test_an_idea_is_a_few_lines(pair: Any, mask: Mask) -> None:
+    """And what only the launch decides leaves the text alone."""
+    (_, *one), (name, *other) = pair
+    lines = differing(lines_of(*one, mask), lines_of(*other, mask))  # type: ignore[call-arg]
+    assert lines == 0 if "grid order" in name else 5 < lines <= MOST_LINES
+
+
+def test_blocks_of_a_head_are_not_in_the_text() -> None:
+    queries, heads = ({**TILES, "parallel_over": over} for over in ("queries", "heads"))
+    assert lines_of("flash1_forward", queries) == lines_of("flash1_forward", heads)
+
+
+def test_the_page_has_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs/ladder.md").read_text(encoding="utf-8")
+    for (name, *one), (other_name, *other) in PAIRS:
+        assert f"| `{name}` | `{other_name}` | {differing(lines_of(*one), lines_of(*other))} |" in page  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
