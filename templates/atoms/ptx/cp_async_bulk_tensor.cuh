@@ -11,7 +11,8 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Reads the box at coordinates (column, row, head, batch); its bytes, those outside of the tensor included, count at `barrier`.
+// Reads the box at coordinates (column, row, head, batch), or (column, head, row, batch) where the map has them in this order; its bytes,
+// those outside of the tensor included, count at `barrier`.
 __device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, SharedAddress barrier,
                                                           int column, int row, int head, int batch) {
     asm volatile(

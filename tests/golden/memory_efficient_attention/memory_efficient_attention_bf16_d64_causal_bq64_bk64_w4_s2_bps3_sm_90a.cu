@@ -416,8 +416,8 @@ struct DenseSequences {
 // The mask: which keys a query sees. It is a chain of conditions, its links, and a query sees the keys that all of them let it see. Each
 // link is a struct with the functions of `SequenceEnd`; one that hides nothing compiles to nothing.
 
-// For the backward pass, which owns key tiles and visits query tiles; the forward pass asks for key ranges alone. Queries outside of
-// [begin, end) see no key of a key tile; those in [full_begin, full_end) see all of its keys.
+// For the backward pass, which visits query tiles: queries outside of [begin, end) see no key of a key tile; those in
+// [full_begin, full_end) see all of its keys.
 struct QueryRange {
     int begin, full_begin, full_end, end;
 };
@@ -434,7 +434,8 @@ struct SequenceEnd {
     static constexpr bool kHidesFirstKeys = false;
     int len_q, len_kv;
 
-    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key).
+    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key). The forward pass
+    // asks for all keys alone.
     __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
     __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
@@ -476,7 +477,7 @@ template <bool kHidesFirstKeys>
 struct KeyTileRange {
     int begin, full_begin, full_end, end;
 
-    __device__ __forceinline__ int last() const { return end > begin ? end - 1 : -1; }  // -1: there is none
+    __device__ __forceinline__ int last() const { return end > begin ? end - 1 : -1; }  // the first one visited; -1: there is none
     __device__ __forceinline__ bool needs_mask(int tile) const { return tile >= full_end || (kHidesFirstKeys && tile < full_begin); }
 };
 
