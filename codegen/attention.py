@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from .errors import ArgumentError, shown
@@ -88,6 +88,15 @@ def _scale_values(scale: float) -> tuple[tuple[str, float], ...]:
     scale_log2 = float32(scale * math.log2(math.e))
     ln2_hi = scale / scale_log2
     return ("scale_log2", scale_log2), ("ln2_hi", ln2_hi), ("ln2_lo", ln2_hi - float32(ln2_hi))
+
+
+def visits(problem: Problem, workload: Workload, block_q: int, block_kv: int) -> Iterator[tuple[int, int, int]]:
+    """For each query tile of a head: its queries, and the key tiles and keys that it meets: those that some of its queries see."""
+    len_q, len_kv = workload.len_q, workload.len_kv
+    for first in range(0, len_q, block_q):
+        seen = len_kv if problem.mask is Mask.FULL else min(len_kv, max(0, first + block_q + len_kv - len_q))
+        tiles = -(-seen // block_kv)
+        yield min(block_q, len_q - first), tiles, min(tiles * block_kv, len_kv)
 
 
 def problem_reasons(problem: Problem, operation: str) -> list[str]:

@@ -28,6 +28,18 @@ class Prediction:
     bound_by: str
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that the SMs ask of the L2 in one call, as an algorithm's loops say: read, written, and added up there (`red`).
+
+    Optional operands are left out. What an L1 holds between two reads of one block is counted each time.
+    """
+
+    read: int
+    written: int
+    reduced: int = 0
+
+
 class Family(ABC):
     """One kernel template with its generator.
 
@@ -140,6 +152,10 @@ class Family(ABC):
     @abstractmethod
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:
         """The model's expectation; `registers` a thread as the compiler reported them, None before a compile."""
+
+    def traffic(self, problem: Problem, config: Any, workload: Workload, device: Device) -> Traffic | None:
+        """What the loops of the algorithm move, to be held against what a GPU counts; None where nobody has written it down."""
+        return None
 
     def legal_configs(self, problem: Problem, target: Target) -> list[Config]:
         """The configs of the space that pass `check`."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from .attention import ELEMENTS, reciprocal
 from .config import Config
 from .devices import DRAM_EFFICIENCY, Device
-from .family import Family, Prediction
+from .family import Family, Prediction, Traffic
 from .operands import Call
 from .parameters import Parameter, ParameterBlock
 from .problem import Dtype, Mask, Problem
@@ -126,12 +126,18 @@ class RowSoftmax(Family):
         reasons = [] if rows <= MAX_ROWS else [f"x must have at most {MAX_ROWS} rows, over batch and heads; got {rows}"]
         return reasons + super().call_refusals(call, config)
 
+    def traffic(self, problem: Problem, config: Any, workload: Workload, device: Device) -> Traffic:
+        """See Family. A row is read in each pass, and written in the last one."""
+        w = workload
+        row_bytes = w.batch * w.heads_q * w.len_q * w.len_kv * problem.dtype.bytes
+        return Traffic(self.passes * row_bytes, row_bytes)
+
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:
         """See Family. Reads of `passes` passes and one write by the memory's bandwidth, as if no cache held a row."""
         w = workload
-        elements = w.batch * w.heads_q * w.len_q * w.len_kv
-        if not elements:
+        if not w.batch * w.heads_q * w.len_q * w.len_kv:
             return Prediction(0.0, "nothing")
-        moved = (self.passes + 1) * elements * problem.dtype.bytes
+        traffic = self.traffic(problem, config, w, device)
+        moved = traffic.read + traffic.written
         idle = 1.0 + 0.02 * abs(config.warps - 8) / 8 + 0.02 * abs(config.unroll - 4) / 4  # a guess: blocks of middling size do best
         return Prediction(LAUNCH_SECONDS + idle * moved / (DRAM_EFFICIENCY * device.memory_bandwidth), "memory")

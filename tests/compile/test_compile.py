@@ -11,6 +11,7 @@ import pytest
 
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.nvrtc import compile_many, compile_source
+from flashgen.codegen.attention import ELEMENTS
 from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Source, render
@@ -26,7 +27,7 @@ QUICK_CONFIGS = 2  # of each family for every run; --slow has many
 
 
 def problems(head_dims: tuple[int, int], operation: str = "forward") -> list[Problem]:
-    every = itertools.product(Dtype, Mask, (False, True))
+    every = itertools.product(ELEMENTS, Mask, (False, True))
     return list(dict.fromkeys(Problem(dtype, *head_dims, mask, operation, deterministic) for dtype, mask, deterministic in every))
 
 
@@ -119,7 +120,9 @@ def sampled_specs(family: Family, count: int) -> list[KernelSpec]:
     draw = random.Random(7)
     specs: list[KernelSpec] = []
     while len(specs) < count:
-        target, problem = draw.choice(list(targets().values())), draw.choice(problems_of(family))
+        target = draw.choice(list(targets().values()))
+        of_widths = problems(draw.choice(HEAD_DIMS), family.operation) if is_of_attention(family) else problems_of(family)
+        problem = draw.choice(of_widths)
         if legal := family.legal_configs(problem, target):
             specs.append(KernelSpec(family, problem, draw.choice(legal), target))
     return specs

@@ -11,6 +11,7 @@ from flashgen.build.gpu.driver import gpu
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.build.nvrtc import compile_many
 from flashgen.build.store.store import ArtifactStore
+from flashgen.codegen.attention import ELEMENTS
 from flashgen.codegen.family import Family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Atoms, render
@@ -34,7 +35,7 @@ def chosen_cases() -> list[Case]:
     """Every chosen config, dtypes and masks in turn, at lengths that are no multiples of its tiles."""
     cases = []
     for i, (width, config) in enumerate((*CHOSEN, *CHOSEN_SM90)):
-        problem = Problem(list(Dtype)[i % 2], *width, list(Mask)[i // 2 % 2])
+        problem = Problem(list(ELEMENTS)[i % 2], *width, list(Mask)[i // 2 % 2])
         name = f"{config.name}-{problem.name}"
         workload = Workload(1, max(4, 2 * family_of(config).group_unit(config)), 2, 77, 205)
         cases.append(Case(name, problem, workload, problem.head_dim**-0.5, chosen=config, seed=i))

@@ -142,3 +142,32 @@ def test_a_wrong_winner_is_found_and_a_spent_budget_says_so(monkeypatch: pytest.
 def test_verify_refuses(options: list[str]) -> None:
     _, err = command_line.flashgen("verify", "--head-dim", "8", *options, code=2)
     assert "must be" in err
+
+
+def test_verify_marks_a_family_that_is_wrong_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "SHAPES", cases.SCREENING)
+    done = CliRunner().invoke(app, ["verify", "--device", "cpu", "--pass", "softmax", "--family", "softmax_tilewise"])
+    assert done.exit_code == 1
+    assert done.stdout.endswith("failed\nsoftmax_tilewise is wrong on purpose: it must fail\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "--pass", "softmax"], "family must be given for softmax: one of softmax_online, softmax_safe, softmax_tilewise"),
+        (["show"], "head_dim must be given for forward; got none"),
+        (["show", "--pass", "softmax", "--head-dim", "64"], "head_dim must be left out for softmax, which has none; got 64"),
+        (["tune", "--pass", "softmax", "--causal"], "causal must be left out for softmax, which has none; got True"),
+        (["show", "--head-dim", "64", "--dtype", "fp32"], "dtype must be bf16 or fp16; got fp32"),
+        (["tune", "--pass", "softmax", "--family", "softmax_tilewise"], "which is wrong on purpose"),
+        (["generate", "--pass", "softmax", "--family", "softmax_tilewise", "--arch", "sm_80", "--out", "x"], "which is wrong on purpose"),
+        (["debug", "--pass", "softmax", "--family", "softmax_tilewise"], "which is wrong on purpose"),
+    ],
+)
+def test_operations_without_head_dims_and_wrong_families(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, err = command_line.flashgen(*arguments, code=2)
+    assert message in err
+    assert not list(tmp_path.iterdir())

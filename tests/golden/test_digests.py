@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from flashgen.codegen.attention import ELEMENTS
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import Family, families, find_family
@@ -85,7 +86,7 @@ def drawn(name: str) -> list[KernelSpec]:
         return drawn_of_examples(family)
     widths, masks = widths_of(family), masks_of(family)
     for i in range(EACH):
-        problem = Problem(list(Dtype)[i % 2], *widths[i // 2 % len(widths)], masks[i // 3 % len(masks)], family.operation)
+        problem = Problem(list(ELEMENTS)[i % 2], *widths[i // 2 % len(widths)], masks[i // 3 % len(masks)], family.operation)
         able = targets_of(family)
         target = find_target(able[i % len(able)])
         legal = family.legal_configs(problem, target)

@@ -16,6 +16,7 @@ from flashgen.build.gpu.driver import gpu
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.build.nvrtc import compile_many
 from flashgen.build.store.store import ArtifactStore
+from flashgen.codegen.attention import ELEMENTS
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.family import Family, find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
@@ -214,13 +215,13 @@ def test_chosen_and_drawn_configs_cover_what_varies() -> None:
 
 def test_chosen_configs_are_legal_everywhere() -> None:
     family = find_family("attention_forward")
-    for (width, config), target, dtype in product(CHOSEN, targets().values(), Dtype):
+    for (width, config), target, dtype in product(CHOSEN, targets().values(), ELEMENTS):
         assert family.check(Problem(dtype, *width), config, target) == [], f"{config.name} {target.name}"
 
 
 def test_chosen_hopper_configs_are_legal_and_cover_what_varies() -> None:
     family, target = find_family("attention_forward_sm90"), find_target("sm_90a")
-    for (width, config), dtype in product(CHOSEN_SM90, Dtype):
+    for (width, config), dtype in product(CHOSEN_SM90, ELEMENTS):
         assert family.check(Problem(dtype, *width), config, target) == [], config.name
     chosen = [config.to_json() for _, config in CHOSEN_SM90]
     values = {name: {config[name] for config in chosen} for name in chosen[0]}
@@ -255,7 +256,7 @@ def scores_by_key(case: Case) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rising", [-4000.0, 40.0, 400.0, 4000.0])
-@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("dtype", list(ELEMENTS))
 def test_logits_rise_from_the_last_key_to_the_first(rising: float, dtype: Dtype) -> None:
     problem = Problem(dtype, 64)
     scores = scores_by_key(Case("", problem, Workload(2, 2, 1, 50, 300), 0.125, magnitude=0.0, rising=rising))

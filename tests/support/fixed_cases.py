@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
+from flashgen.codegen.attention import ELEMENTS
 from flashgen.codegen.config import Config
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
@@ -78,7 +79,7 @@ def _strides() -> Iterator[Case]:
 
 
 def _logits() -> Iterator[Case]:
-    for dtype in Dtype:
+    for dtype in ELEMENTS:
         for len_kv in (1, 7, 1500):
             yield _case("large-logits", 400, len_kv, dtype=dtype, magnitude=64.0)
         yield _case("large-logits", 1500, 1500, Mask.CAUSAL, dtype=dtype, width=(128, 128), magnitude=64.0)
@@ -107,7 +108,7 @@ def _chosen_configs() -> Iterator[Case]:
         case = functools.partial(_case, width=width, heads=heads, chosen=config)
         edges = {edge + off for edge in (step, tile, 3 * tile - step, 3 * tile) for off in (-1, 0, 1)} | {1, 10 * tile + 1}
         for number, len_kv in enumerate(sorted(edges)):
-            dtype, other = list(Dtype)[number % 2], list(Dtype)[1 - number % 2]
+            dtype, other = list(ELEMENTS)[number % 2], list(ELEMENTS)[1 - number % 2]
             len_q = rows + (-1, 0, 1)[number % 3]
             yield case("config-edge", len_q, len_kv, dtype=dtype)
             yield case("config-edge", len_q, len_kv, Mask.CAUSAL, dtype=other)

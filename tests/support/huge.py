@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flashgen.codegen.attention import ELEMENTS
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
@@ -52,7 +53,7 @@ class Variant:
     def specs(self, target: Target, every: bool) -> Iterator[KernelSpec]:
         """Both dtypes and masks, or two of the four."""
         family = find_family(self.family)
-        for dtype, mask in itertools.product(Dtype, Mask) if every else zip(Dtype, Mask, strict=True):
+        for dtype, mask in itertools.product(ELEMENTS, Mask) if every else zip(ELEMENTS, Mask, strict=True):
             problem = Problem(dtype, 64, 64, mask)
             config = family.default(problem, target).replace_from_text({self.field: self.value})
             yield KernelSpec(family, problem, config, target)

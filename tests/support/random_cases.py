@@ -6,7 +6,8 @@ import math
 import random
 from collections.abc import Sequence
 
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.attention import ELEMENTS
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 from tests.support.cases import ORDINARY, Case, short_name
 
@@ -24,7 +25,7 @@ def random_cases(count: int, seed: int, head_dims: Sequence[int] = tuple(range(8
 def _random_case(rng: random.Random, index: int, head_dims: Sequence[int]) -> Case:
     head_dim = rng.choice(head_dims)
     head_dim_v = rng.choice(head_dims) if rng.random() < 1 / 3 else head_dim
-    problem = Problem(rng.choice(list(Dtype)), head_dim, head_dim_v, rng.choice(list(Mask)))
+    problem = Problem(rng.choice(list(ELEMENTS)), head_dim, head_dim_v, rng.choice(list(Mask)))
     workload = _random_workload(rng, least_keys=1024 if index % 4 == 0 else 1)
     scale = head_dim**-0.5 * rng.choice((1.0, 1.0, 0.5, 1.7))
     magnitude = rng.choice((1.0, 1.0, 4.0, 16.0))

@@ -15,8 +15,9 @@ import torch
 
 from flashgen.build.gpu.driver import gpu
 from flashgen.build.gpu.kernel import Kernel
+from flashgen.codegen.attention import ELEMENTS
 from flashgen.codegen.family import families
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
@@ -48,7 +49,7 @@ def main() -> None:
         launch_fault(name)
         return
     draw, on, family = random.Random(0), gpu(0), families()[name]
-    drawn = (Problem(draw.choice(list(Dtype)), *width, draw.choice(list(Mask)), family.operation) for width in itertools.cycle(WIDTHS))
+    drawn = (Problem(draw.choice(list(ELEMENTS)), *width, draw.choice(list(Mask)), family.operation) for width in itertools.cycle(WIDTHS))
     able = (problem for problem in drawn if not family.refusals(problem, on.device.target))
     for index, problem in enumerate(itertools.islice(able, CONFIGS)):
         config = configs.draw(family, problem, on.device.target, index, WORKLOADS)

@@ -15,7 +15,9 @@ from flashgen.codegen.families.flash1_forward.family import FAMILY as FLASH1
 from flashgen.codegen.families.flash2_forward.config import Flash2ForwardConfig, GridOrder, WarpSplit
 from flashgen.codegen.families.flash2_forward.family import FAMILY as FLASH2
 from flashgen.codegen.families.memory_efficient_attention.family import FAMILY as MEMORY_EFFICIENT
+from flashgen.codegen.family import Traffic, find_family
 from flashgen.codegen.ladder import LadderFamily
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Buffer
 from flashgen.codegen.target import find_target, targets
@@ -180,3 +182,59 @@ class TestModel:
     def test_one_block_a_head_leaves_a_gpu_idle(self) -> None:
         few = Workload(1, 8, 8, 4096, 4096)
         assert self.seconds(FLASH1, few, parallel_over=ParallelOver.HEADS) > 3 * self.seconds(FLASH1, few)
+
+
+# ---- traffic ----
+
+ALL = (find_family("standard_attention"), *FAMILIES)
+WHOLE = Workload(2, 8, 4, 1024, 2048)  # of whole tiles
+
+
+@pytest.mark.parametrize("family", ALL, ids=lambda f: f.name)
+def test_traffic_is_what_the_papers_loops_say(family: Any) -> None:
+    """Written out for whole tiles and no mask: N queries, M keys, T_r query tiles and T_c key tiles of a head, 2 bytes a number."""
+    config = family.default(PROBLEM, SM_90)
+    n, m, d, heads = WHOLE.len_q, WHOLE.len_kv, PROBLEM.head_dim, WHOLE.batch * WHOLE.heads_q
+    rows, columns = n // config.block_q, m // config.block_kv
+    keys = 2 * m * d  # bytes of all keys, or of all values
+    found = family.traffic(PROBLEM, config, WHOLE, H200)
+    assert found.reduced == 0
+    if family is MEMORY_EFFICIENT:
+        assert (found.read, found.written) == (heads * (2 * n * d + rows * 3 * keys), heads * 2 * n * d)
+    elif family is FLASH2:
+        assert (found.read, found.written) == (heads * (2 * n * d + rows * 2 * keys), heads * 2 * n * d)
+    elif family is FLASH1:
+        running = (columns - 1) * n * (4 * d + 16)
+        blocks = FLASH1.splits(PROBLEM, config, WHOLE, H200)
+        assert (found.read, found.written) == (heads * (blocks * 2 * keys + columns * 2 * n * d + running), heads * (2 * n * d + running))
+    else:
+        assert found.read == heads * (2 * n * d + rows * 2 * keys + n * m * (4 + 2))
+        assert found.written == heads * (2 * n * d + n * m * (4 + 2))
+
+
+@pytest.mark.parametrize("mask", Mask)
+@pytest.mark.parametrize("family", ALL, ids=lambda f: f.name)
+def test_traffic_of_odd_sizes(family: Any, mask: Mask) -> None:
+    """None without rows; without keys only the output; under a causal mask less, and never less than each operand once."""
+    problem = dataclasses.replace(PROBLEM, mask=mask)
+    config = family.default(problem, SM_90)
+    assert family.traffic(problem, config, Workload(2, 4, 4, 0, 100), H200) == Traffic(0, 0)
+    nothing = family.traffic(problem, config, Workload(2, 4, 4, 100, 0), H200)
+    assert nothing.written == 2 * 4 * 100 * 64 * 2
+    odd = Workload(2, 4, 4, 1001, 777)
+    found, full = family.traffic(problem, config, odd, H200), family.traffic(PROBLEM, config, odd, H200)
+    assert (found.read < full.read) is (mask is Mask.CAUSAL)
+    assert found.read + found.written >= operation_of(problem).io_bytes(problem, odd)
+
+
+def test_softmax_reads_a_row_in_each_pass() -> None:
+    problem, workload = Problem(Dtype.FP32, operation="softmax"), Workload(2, 3, 3, 10, 50)
+    moved = 2 * 3 * 10 * 50 * 4
+    for name, passes in (("softmax_safe", 3), ("softmax_online", 2)):
+        family = find_family(name)
+        assert family.traffic(problem, family.default(problem, SM_90), workload, H200) == Traffic(passes * moved, moved)
+
+
+def test_a_family_whose_traffic_nobody_has_written_down_says_none() -> None:
+    family = find_family("attention_forward")
+    assert family.traffic(PROBLEM, family.default(PROBLEM, SM_90), WHOLE, H200) is None

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 
-from flashgen.codegen.attention import padded
+from flashgen.codegen.attention import padded, visits
 from flashgen.codegen.devices import Device
+from flashgen.codegen.family import Traffic
 from flashgen.codegen.ladder import LadderFamily, Work
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter
@@ -73,6 +74,21 @@ class Flash1Forward(LadderFamily):
         values = self.values(config, call, splits, 1) | {"splits": splits}
         buffer = Buffer("running_rows", rows * (ROW_BYTES + padded(problem.head_dim_v) * 4))
         return Program((KernelLaunch(splits * heads if tiles else 0, values),), (buffer,))
+
+    def traffic(self, problem: Problem, config: Flash1ForwardConfig, workload: Workload, device: Device) -> Traffic:
+        """See Family. Each block reads K and V once (algorithm 1, line 6); a query tile is read for each key tile that it meets (line 8).
+
+        O and the statistics of whole tiles come from memory but at the first key tile, and go there but at the last, at which O is written.
+        """
+        d, dv, element = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
+        heads, splits = workload.batch * workload.heads_q, self.splits(problem, config, workload, device)
+        tiles = list(visits(problem, workload, config.block_q, config.block_kv))
+        met = [max(1, key_tiles) for _, key_tiles, _ in tiles]
+        keys = sum(min(met[last] * config.block_kv, workload.len_kv) for last in range(len(tiles) - splits, len(tiles)) if last >= 0)
+        queries = sum(steps * queries for steps, (queries, _, _) in zip(met, tiles, strict=True))
+        running = sum(steps - 1 for steps in met) * config.block_q * (ROW_BYTES + padded(dv) * 4)
+        read = (keys * (d + dv) + queries * d) * element + running
+        return Traffic(heads * read, heads * (workload.len_q * dv * element + running))
 
     def work(self, problem: Problem, config: Flash1ForwardConfig, workload: Workload, device: Device, computed: float) -> Work:
         """See LadderFamily. O and the statistics of a row are written, and read again, for each key tile but the last."""

@@ -7,8 +7,9 @@ registers, but S is computed twice. The family runs where it is asked for by nam
 
 from __future__ import annotations
 
-from flashgen.codegen.attention import l2_group_heads, padded
+from flashgen.codegen.attention import l2_group_heads, padded, visits
 from flashgen.codegen.devices import Device
+from flashgen.codegen.family import Traffic
 from flashgen.codegen.ladder import LadderFamily, Work
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Problem
@@ -33,6 +34,13 @@ class MemoryEfficientAttention(LadderFamily):
         w, tiles = call.workload, self.query_tiles(config, call.workload)
         l2_heads = l2_group_heads(call.problem, w, device.l2_bytes // L2_GROUP_SHARE)
         return Program((KernelLaunch(tiles * w.heads_q * w.batch, self.values(config, call, tiles, l2_heads)),))
+
+    def traffic(self, problem: Problem, config: MemoryEfficientAttentionConfig, workload: Workload, device: Device) -> Traffic:
+        """See Family. Each query tile reads K of the keys that it sees in both passes, and V in the second."""
+        d, dv, element = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
+        heads = workload.batch * workload.heads_q
+        read = sum(queries * d + keys * (2 * d + dv) for queries, _, keys in visits(problem, workload, config.block_q, config.block_kv))
+        return Traffic(heads * read * element, heads * workload.len_q * dv * element)
 
     def work(self, problem: Problem, config: MemoryEfficientAttentionConfig, workload: Workload, device: Device, computed: float) -> Work:
         """See LadderFamily. S and its exponentials are computed twice, and keys are read twice."""
