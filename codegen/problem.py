@@ -84,7 +84,7 @@ class Problem:
     def __post_init__(self) -> None:
         if isinstance(self.operation, Pass):
             object.__setattr__(self, "operation", self.operation.value)
-        least = int(self.operation in {*Pass})
+        least = int(self.operation in tuple(Pass))  # of attention
         require_int("head_dim", self.head_dim, least, _MOST)
         if self.head_dim_v is None:
             object.__setattr__(self, "head_dim_v", self.head_dim)

@@ -18,6 +18,7 @@ from .target import Target
 from .workload import Workload
 
 MAX_ROWS = 2**31 - 1024  # over batch and heads: a kernel counts them in an int
+MAX_COLUMNS = 2**31 - 2**16  # a lane's column goes on past the last one by what it loads at once
 LAUNCH_SECONDS = 2e-6
 _WARPS, _UNROLLS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
 
@@ -124,6 +125,8 @@ class RowSoftmax(Family):
         """See Family."""
         rows = call.workload.batch * call.workload.heads_q * call.workload.len_q
         reasons = [] if rows <= MAX_ROWS else [f"x must have at most {MAX_ROWS} rows, over batch and heads; got {rows}"]
+        if (columns := call.workload.len_kv) > MAX_COLUMNS:
+            reasons.append(f"x must have at most {MAX_COLUMNS} columns; got {columns}")
         return reasons + super().call_refusals(call, config)
 
     def traffic(self, problem: Problem, config: Any, workload: Workload, device: Device) -> Traffic:

@@ -15,6 +15,7 @@ from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import EmulatedKernel
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
+from flashgen.codegen.operation import find_operation
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
@@ -123,6 +124,14 @@ def test_the_wrong_control_is_wrong_beyond_a_tile_alone() -> None:
         ArgumentError, match=r"^family must be one whose results are right; got softmax_tilewise, which is wrong on purpose$"
     ):
         kernel.spec.family.require_correct()
+
+
+def test_more_than_a_kernel_can_count_is_refused() -> None:
+    family, operation, problem = find_family("softmax_safe"), find_operation("softmax"), Problem(Dtype.FP32, operation="softmax")
+    many = family.call_refusals(operation.call(problem, Workload(2**10, 2**10, 1, 2**11, 1)))
+    wide = family.call_refusals(operation.call(problem, Workload(1, 1, 1, 1, 2**31 - 1)))
+    assert many == [f"x must have at most {2**31 - 1024} rows, over batch and heads; got {2**31}"]
+    assert wide == [f"x must have at most {2**31 - 2**16} columns; got {2**31 - 1}"]
 
 
 def test_a_problem_of_softmax_has_no_head_dim_and_no_mask() -> None:

@@ -52,6 +52,11 @@ def test_families_are_found_by_name() -> None:
 
 
 @every_family
+def test_one_that_is_wrong_on_purpose_goes_by_name_alone(family: Family) -> None:
+    assert family.correct or not family.automatic
+
+
+@every_family
 def test_its_config_is_frozen_documented_and_typed(family: Family) -> None:
     kind = family.config_type
     assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]

@@ -54,6 +54,8 @@ def test_problem_names_tell_problems_apart() -> None:
         ({"mask": True}, r"^mask must be one of .*FULL.*CAUSAL.*; got True$"),
         ({"operation": "sideways"}, r"^pass must be one of .*forward.*; got 'sideways'$"),
         ({"operation": 1}, r"^operation must be of type str; got 1"),
+        ({"operation": ["softmax"]}, r"^operation must be of type str; got \['softmax'\]"),
+        ({"operation": "softmax", "head_dim": -1}, r"^head_dim must be an integer from 0 to 2147483647; got -1$"),
     ],
 )
 def test_a_problem_refuses(arguments: dict[str, Any], message: str) -> None:
