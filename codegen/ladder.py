@@ -87,6 +87,7 @@ class LadderFamily(Family):
         *("warp/row_softmax", "warp/epilogue"),
     )
     registers_beside = 60  # of a thread, beside its accumulators
+    usual_keys: ClassVar[tuple[int, ...]] = (64, 32, 16)  # of a tile, the best first
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
@@ -204,7 +205,7 @@ class LadderFamily(Family):
 
     def default(self, problem: Problem, target: Target) -> Any:
         """See Family. The first that is legal, from larger to smaller tiles."""
-        configs = [self.most_blocks(problem, self.config_of(64, block_kv, 4), target) for block_kv in (64, 32, 16)]
+        configs = [self.most_blocks(problem, self.config_of(64, block_kv, 4), target) for block_kv in self.usual_keys]
         legal = [config for config in configs if not self.check(problem, config, target)]
         if not legal:
             self.require_legal(problem, configs[-1], target)

@@ -177,7 +177,7 @@ class TestModel:
 
     def test_output_in_memory_bounds_the_first_version(self) -> None:
         assert self.seconds(FLASH1) > 1.5 * self.seconds(FLASH2)
-        assert self.seconds(FLASH1, block_kv=128) < self.seconds(FLASH1)
+        assert self.seconds(FLASH1) < self.seconds(FLASH1, block_kv=64)
 
     def test_one_block_a_head_leaves_a_gpu_idle(self) -> None:
         few = Workload(1, 8, 8, 4096, 4096)

@@ -35,6 +35,7 @@ class Flash1Forward(LadderFamily):
     config_type = Flash1ForwardConfig
     parameters = LadderFamily.parameters.with_fields(Parameter("float*", "running_rows"), Parameter("int", "splits"))
     registers_beside = 88
+    usual_keys = (128, 64, 32, 16)  # O moves once a key tile
 
     def shared_bytes(self, problem: Problem, config: Flash1ForwardConfig) -> int:
         """See LadderFamily: a tile of keys and values, and stages of queries."""

@@ -221,11 +221,11 @@ class StandardAttention(Family):
         """See Family. S is written and read, three times where a row does not fit its warps' registers; P is written and read."""
         w, d, dv, element = workload, problem.head_dim, problem.head_dim_v, problem.dtype.bytes
         heads, row_reads = w.batch * w.heads_q, 1 if w.len_kv <= config.softmax_warps * 32 * config.row_scores else 3
-        read, written, scores = 0, w.len_q * dv * element, w.visible_pairs(problem.mask)
+        read, written, pairs = 0, w.len_q * dv * element, w.visible_pairs(problem.mask)
         for queries, _, keys in visits(problem, w, config.block_q, config.block_kv):
             read += (queries * d + keys * (d + dv) + queries * keys) * element
             written += queries * keys * (model.SCORE_BYTES + element)
-        return Traffic(heads * (read + row_reads * scores * model.SCORE_BYTES), heads * written)
+        return Traffic(heads * (read + row_reads * pairs * model.SCORE_BYTES), heads * written)
 
     def row_warps(self, config: StandardAttentionConfig, workload: Workload) -> int:
         """Warps that share a row of S: as few as hold it in their registers, a power of two, and at most all of a block's."""

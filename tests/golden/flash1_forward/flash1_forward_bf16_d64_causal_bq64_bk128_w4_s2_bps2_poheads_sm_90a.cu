@@ -1,4 +1,4 @@
-// flash1_forward_bf16_d64_causal_bq64_bk64_w4_s2_bps3_poheads_sm_90a
+// flash1_forward_bf16_d64_causal_bq64_bk128_w4_s2_bps2_poheads_sm_90a
 //
 // FlashAttention forward (Dao et al. 2022, algorithms 1 and 2): key tiles outside, query tiles inside. O and the statistics of its rows go
 // to memory and come back at every step.
@@ -8,9 +8,9 @@
 // A block has all key tiles of a head, and every `splits`-th query tile of it.
 //
 //   problem  bf16_d64_causal
-//   config   block_q 64, block_kv 64, warps 4, stages 2, blocks_per_sm 3, parallel_over heads
+//   config   block_q 64, block_kv 128, warps 4, stages 2, blocks_per_sm 2, parallel_over heads
 //   target   sm_90a
-//   launch   <<<splits * heads_q * batch, 128, 32768 bytes>>>
+//   launch   <<<splits * heads_q * batch, 128, 49152 bytes>>>
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, cp_async, ldmatrix, mma_sync, cvt, ex2, mul,
 //              shfl_sync, vote_sync
 //            tile/warp: shared_tile, load, load_tile, tile_pipeline, gemm, row_softmax, epilogue
@@ -250,10 +250,10 @@ using Element = Bf16;
 // ---- what this kernel is specialised for ------------------------------------------------------------------------------
 
 constexpr int kHeadDim = 64, kHeadDimV = 64;
-constexpr int kBlockQ = 64, kBlockKv = 64, kWarps = 4, kStages = 2;
+constexpr int kBlockQ = 64, kBlockKv = 128, kWarps = 4, kStages = 2;
 constexpr bool kCausal = true;
 
-constexpr int kThreads = kWarps * 32, kBlocksPerSm = 3;
+constexpr int kThreads = kWarps * 32, kBlocksPerSm = 2;
 constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // as the matrix product takes them
 constexpr int kRowsPerWarp = kBlockQ / kWarps, kKeysPerWarp = kBlockKv, kRowTiles = kRowsPerWarp / 16;
 
@@ -1067,7 +1067,7 @@ using ValueTile = SharedTile<kBlockKv, kColumnsV>;
 using OutTile = SharedTile<kRowsPerWarp, kColumnsV>;  // of a warp
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-flash1_forward_bf16_d64_causal_bq64_bk64_w4_s2_bps3_poheads_sm_90a(const __grid_constant__ Parameters p) {
+flash1_forward_bf16_d64_causal_bq64_bk128_w4_s2_bps2_poheads_sm_90a(const __grid_constant__ Parameters p) {
     const WorkTile work = find_work_tile(block_index(), TileScheduler::of(p, p.splits), p.heads_q, p.heads_q_reciprocal);
     const int batch = work.batch, head_kv = divide(work.head, p.group_reciprocal);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
