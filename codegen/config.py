@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self, get_type_hints
@@ -66,6 +66,18 @@ class Config:
         """Short and unique within the family: every field's tag and value."""
         tags, values = _tags(type(self)), self.to_json().items()  # type: ignore[arg-type] # mypy takes classes for unhashable
         return "_".join(f"{tags[key]}{value:d}" if isinstance(value, int) else f"{tags[key]}{value}" for key, value in values)
+
+
+def range_reasons(config: Config, ranges: Iterable[tuple[str, int, int, int]]) -> list[str]:
+    """Why fields are illegal that must be from `low` to `high` and a multiple of `step`; ranges: (field, low, high, step)."""
+    reasons = []
+    for name, low, high, step in ranges:
+        value = getattr(config, name)
+        if not low <= value <= high or value % step:
+            nearest = min(max(low, -(-value // step) * step), high)
+            multiple = "" if step == 1 else f"a multiple of {step} "
+            reasons.append(f"{name} must be {multiple}from {low} to {high}; got {value} (nearest: {nearest})")
+    return reasons
 
 
 @cache

@@ -50,8 +50,8 @@ class Family(ABC):
     `operation`: name of the one that its kernels compute.
     `automatic`: whether a kernel of the family may be taken where nobody asks for the family by name: those that are there to be read and
     compared are not.
-    `correct`: whether its kernels compute what their operation says. One that does not, to show what goes wrong, is never automatic, and is
-    only verified, compared and explained: see `require_correct`.
+    `correct`: whether its kernels compute what their operation says. One that does not, to show what goes wrong, is never automatic, and
+    nobody can tune, generate or debug it: see `require_correct`.
     `preference`: where no measurement says which family is faster, the one with the highest is taken of those that can do the same.
     """
 

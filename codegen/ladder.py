@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values
-from .config import Config, tagged
+from .config import Config, range_reasons, tagged
 from .devices import DRAM_EFFICIENCY, Device
 from .family import Family, Prediction
 from .operands import Call
@@ -102,12 +102,7 @@ class LadderFamily(Family):
     def check(self, problem: Problem, config: Any, target: Target) -> list[str]:
         """See Family."""
         reasons = self.refusals(problem, target)
-        for name, low, high, step in (("warps", 2, 16, 1), ("block_kv", 16, 256, 16), ("stages", 2, 4, 1), ("blocks_per_sm", 1, 8, 1)):
-            value = getattr(config, name)
-            if not low <= value <= high or value % step:
-                nearest = min(max(low, -(-value // step) * step), high)
-                multiple = "" if step == 1 else f"a multiple of {step} "
-                reasons.append(f"{name} must be {multiple}from {low} to {high}; got {value} (nearest: {nearest})")
+        reasons += range_reasons(config, (("warps", 2, 16, 1), ("block_kv", 16, 256, 16), ("stages", 2, 4, 1), ("blocks_per_sm", 1, 8, 1)))
         reasons += self.row_reasons(config) if config.warps >= 1 else []
         return reasons or self.resource_reasons(problem, config, target)
 

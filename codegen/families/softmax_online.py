@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashgen.codegen.config import Config, tagged
-from flashgen.codegen.row_softmax import RowSoftmax
+from flashgen.codegen.softmax import SoftmaxFamily
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SoftmaxOnlineConfig(Config):
     unroll: int = tagged("u", 4)
 
 
-class SoftmaxOnline(RowSoftmax):
+class SoftmaxOnline(SoftmaxFamily):
     """See the module's docstring; the algorithm is templates/kernels/softmax_online.cu.j2."""
 
     name = "softmax_online"
@@ -31,7 +31,7 @@ class SoftmaxOnline(RowSoftmax):
     template = "kernels/softmax_online.cu.j2"
     config_type = SoftmaxOnlineConfig
     passes = 2
-    tiles = (*RowSoftmax.tiles, "warp/running_softmax")
+    tiles = (*SoftmaxFamily.tiles, "warp/running_softmax")
 
 
 FAMILY = SoftmaxOnline()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashgen.codegen.config import Config, tagged
-from flashgen.codegen.row_softmax import RowSoftmax
+from flashgen.codegen.softmax import SoftmaxFamily
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SoftmaxSafeConfig(Config):
     unroll: int = tagged("u", 4)
 
 
-class SoftmaxSafe(RowSoftmax):
+class SoftmaxSafe(SoftmaxFamily):
     """See the module's docstring; the algorithm is templates/kernels/softmax_safe.cu.j2."""
 
     name = "softmax_safe"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flashgen.codegen.config import Config, tagged
 from flashgen.codegen.problem import Problem
-from flashgen.codegen.row_softmax import RowSoftmax
+from flashgen.codegen.softmax import SoftmaxFamily
 from flashgen.codegen.target import Target
 
 
@@ -24,7 +24,7 @@ class SoftmaxTilewiseConfig(Config):
     tile: int = tagged("t", 128)
 
 
-class SoftmaxTilewise(RowSoftmax):
+class SoftmaxTilewise(SoftmaxFamily):
     """See the module's docstring; the algorithm is templates/kernels/softmax_tilewise.cu.j2."""
 
     name = "softmax_tilewise"

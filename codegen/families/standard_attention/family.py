@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, visits
+from flashgen.codegen.config import range_reasons
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.operands import Call
@@ -105,12 +106,7 @@ class StandardAttention(Family):
         """See Family."""
         reasons = self.refusals(problem, target)
         ranges = (("warps", 2, 16, 1), ("block_kv", 16, 256, 16), ("stages", 2, 4, 1), ("blocks_per_sm", 1, 8, 1), ("row_scores", 4, 64, 4))
-        for name, low, high, step in ranges:
-            value = getattr(config, name)
-            if not low <= value <= high or value % step:
-                nearest = min(max(low, -(-value // step) * step), high)
-                multiple = "" if step == 1 else f"a multiple of {step} "
-                reasons.append(f"{name} must be {multiple}from {low} to {high}; got {value} (nearest: {nearest})")
+        reasons += range_reasons(config, ranges)
         powers = [2**n for n in range(6)]
         if config.softmax_warps not in powers:
             nearest = min(powers, key=lambda power: abs(power - config.softmax_warps))

@@ -1,4 +1,4 @@
-"""What the families of softmax have in common: `RowSoftmax`, all but how often and in what order a row is read."""
+"""What the families of softmax have in common: `SoftmaxFamily`, all but how often and in what order a row is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAUNCH_SECONDS = 2e-6
 _WARPS, _UNROLLS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
 
 
-class RowSoftmax(Family):
+class SoftmaxFamily(Family):
     """Softmax of rows of any length, read `passes` times. Warps of a block share a long row, or take several short ones.
 
     Configs have the fields `warps`, of a block, and `unroll`, columns that a lane loads before it uses them.
