@@ -7,8 +7,10 @@ with all that a user would keep from call to call already made. What a problem a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +40,7 @@ class Flashgen(AttentionPeer):
     """flashgen, as its user calls it."""
 
     name = "flashgen"
+    deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
         from ..api import attention
@@ -47,19 +50,27 @@ class Flashgen(AttentionPeer):
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
         attention, causal = self._attention, cell.problem.mask is Mask.CAUSAL
-        return lambda q, k, v: attention(q, k, v, causal=causal, layout="bshd")
+        deterministic = self.deterministic
+        return lambda q, k, v: attention(q, k, v, causal=causal, layout="bshd", deterministic=deterministic)
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """The kernel that the calls of this cell run."""
-        from ..selection import loaded
-
-        return f"kernel {loaded.kernels.choose(cell.problem, cell.workload, gpu(device.index)).spec.name}"
+        problem = replace(cell.problem, deterministic=bool(self.deterministic))
+        return f"kernel {loaded.kernels.choose(problem, cell.workload, gpu(device.index)).spec.name}"
 
     def fault(self, check: CellCheck, run: Run, inputs: Inputs) -> str:
         """Also held to the numerics rule, of the forward pass with the log-sum-exp: a kernel of our own is right by our own standard."""
         attention, causal, problem = self._attention, check.cell.problem.mask is Mask.CAUSAL, check.cell.problem
         with_lse = partial(attention, causal=causal, layout="bshd", return_lse=True)
         return super().fault(check, run, inputs) or check.rule(prepare(problem, with_lse, inputs)())
+
+
+class FlashgenDeterministic(Flashgen):
+    """flashgen with gradients that are the same to the bit in every run."""
+
+    name = "flashgen_deterministic"
+    usual = False
+    deterministic = True
 
 
 class Flex(AttentionPeer):
@@ -212,7 +223,7 @@ class FamilyPeer(Peer):
         return super().fault(check, run, inputs) or check.rule(complete())
 
 
-_EVERY = (Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers, SdpaEfficient, SdpaMath, Eager)
+_EVERY = (Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers, SdpaEfficient, SdpaMath, Eager, FlashgenDeterministic)
 PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in _EVERY}
 
 

@@ -65,12 +65,13 @@ def _ratio(ratio: Spread | None) -> str:
 
 
 def _call_overhead_table(result: BenchResult) -> Table:
-    columns = [("peer", False), ("us a call, gradients off", True), ("us a call, gradients on", True)]
+    columns = [("peer", False), ("us a call, gradients off", True), ("us a call, gradients on", True), ("us with backward", True)]
     rows = []
     for peer in result.peers:
         cost = result.call_overhead.get(peer)
         missing = FAILED if peer in result.call_overhead_errors else NONE
-        rows.append([peer, *((f"{cost.us:.1f}", f"{cost.us_grad:.1f}") if cost else (missing, missing))])
+        measured = (cost.us, cost.us_grad, cost.us_backward) if cost else (None,) * 3
+        rows.append([peer, *(f"{us:.1f}" if us is not None else NONE if cost else missing for us in measured)])
     return Table("CPU cost of one eager call", columns, rows)
 
 

@@ -100,10 +100,11 @@ class CellResult:
 
 @dataclass(frozen=True)
 class CallOverhead:
-    """Microseconds of CPU time of one eager call, with gradients off and on."""
+    """Microseconds of CPU time of one eager call, with gradients off and on, and of one with its backward pass: None if it has none."""
 
     us: float
     us_grad: float
+    us_backward: float | None = None
 
 
 @dataclass

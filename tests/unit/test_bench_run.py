@@ -345,16 +345,24 @@ def test_the_cpu_cost_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
         def bind(self, cell: Cell, device: torch.device) -> Call:
             def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 assert q.shape == (1, 128, 8, 64)
-                time.sleep(4e-3 if torch.is_grad_enabled() and q.requires_grad else 1e-3)
-                return v
+                time.sleep(2e-2 if torch.is_grad_enabled() and q.requires_grad else 1e-3)
+                return q + k + v
 
             return call
+
+    class WithoutGradient(Napping):
+        def bind(self, cell: Cell, device: torch.device) -> Call:
+            call = super().bind(cell, device)
+            return lambda q, k, v: call(q, k, v).detach()
 
     monkeypatch.setattr(call_overhead, "CALLS", 3)
     monkeypatch.setattr(call_overhead, "WARM_UP", 1)
     cost = call_overhead.call_overhead(Napping(FakeGpu()), CPU, lambda: None)
     assert 1000 <= cost.us < cost.us_grad
-    assert cost.us_grad >= 4000
+    assert cost.us_grad >= 20_000
+    assert cost.us_backward is not None
+    assert cost.us_backward >= 20_000
+    assert call_overhead.call_overhead(WithoutGradient(FakeGpu()), CPU, lambda: None).us_backward is None
     gpu = FakeGpu()
     run = session({"one": Napping(gpu), "bad": Failing(gpu, 1)}, gpu, cells={}, call_overhead=True)
     run.run(lambda _: None)
