@@ -31,12 +31,18 @@ def encoder(shape: TensorMapShape) -> Callable[[int], bytes]:
 def _encoded(cu: Any, shape: TensorMapShape, address: int) -> bytes:
     """As `encoder`. Kept beyond a plan: where only the keys become more, q and out often lie where they lay."""
     dtype, box, steps, options = _constants(cu, shape.dtype, shape.box, shape.swizzle_bytes)
-    # These numbers of the driver are made here: kept, they would be dozens of objects a plan for the garbage collector to walk.
-    sizes, strides = [*map(cu.cuuint64_t, shape.sizes)], [*map(cu.cuuint64_t, shape.strides)]
+    # The sizes are made here: kept, they would be dozens of objects a plan for the garbage collector to walk. Strides are the same for
+    # many lengths of a slice of a cache.
+    sizes, strides = [*map(cu.cuuint64_t, shape.sizes)], _strides(cu, shape.strides)
     status, encoded = cu.cuTensorMapEncodeTiled(dtype, len(sizes), address, sizes, strides, box, steps, *options)
     if status:
         check((status,), f"encoding a tensor map of {shape} at address {address:#x}")
     return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+
+
+@lru_cache(maxsize=2**6)
+def _strides(cu: Any, strides: tuple[int, ...]) -> list[Any]:
+    return [*map(cu.cuuint64_t, strides)]
 
 
 @cache

@@ -47,6 +47,9 @@ def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, re
 
 def check_options(causal: Any, scale: Any, layout: Any, return_lse: Any, deterministic: Any = None) -> None:
     """The part of `check_types` that is not about tensors."""
+    if type(causal) is type(return_lse) is bool and type(scale) in (NoneType, float) and type(layout) is str and deterministic is None:
+        _require_layout(layout)  # as nearly all are, in short
+        return
     for name, value, usual, annotation in (
         ("causal", causal, bool, bool),
         ("scale", scale, _SCALES, float | None),

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from flashgen.codegen.workload import Workload
 
 from ..selection import loaded
 from ..selection.families import NO_FAMILY, excluded_families, families_for
-from .arguments import ALIGNMENT, axis_strides, check_call, ordered_strides, problem_and_workload, require_memory
+from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, problem_and_workload, require_memory
 from .bound import BoundCall
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,10 +65,8 @@ class Plan:
         problem, workload = problem_and_workload(q, k, v, causal, layout)
         on = gpu(q.device.index)
         self.index = q.device.index
-        first, second, third, _ = q.shape
-        self.out_shape = (first, second, third, v.shape[3])
-        self.lse_shape = (workload.batch, workload.heads_q, workload.len_q)
-        self.out_strides, self.lse_strides, self.dtype = dense(self.out_shape), dense(self.lse_shape), q.dtype
+        self.dtype = q.dtype
+        self.out_shape, self.out_strides, strides_of_out, self.lse_shape, self.lse_strides = _outputs(q.shape, v.shape[3], layout)
         self.bound: BoundCall | None = None
         # What knows the next call of this signature at once, without gradients and with them: see operators/plans.py.
         self.before: Any = None
@@ -75,9 +74,8 @@ class Plan:
         if not math.prod(self.lse_shape):
             families_for(problem, on.device.target)
             return
-        strides = {name: axis_strides(tensor, layout) for name, tensor in (("q", q), ("k", k), ("v", v))}
-        _, outer, inner, width = self.out_shape
-        strides["out"] = ordered_strides(self.out_shape, (outer * inner * width, inner * width, width, 1), layout)
+        of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
+        strides = {"q": of_q, "k": of_k, "v": of_v, "out": strides_of_out}
         call = attention_call(problem, workload, strides, scale)
         self.bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
         require_context(self.index)
@@ -97,6 +95,15 @@ class Plan:
             operands = at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr()
             self.bound.enqueue(current_stream(self.index), *operands)
         return out, lse
+
+
+@lru_cache(maxsize=2**10)
+def _outputs(shape_of_q: tuple[int, ...], width: int, layout: str) -> tuple[tuple[int, ...], ...]:
+    """Of out: its shape, its strides, and these by axis; of lse: shape and strides. All dense. Keys that are added change nothing of it."""
+    row, head = LAYOUTS[layout]
+    out, lse = (*shape_of_q[:3], width), (shape_of_q[0], shape_of_q[head], shape_of_q[row])
+    steps = dense(out)
+    return out, steps, ordered_strides(out, steps, layout), lse, dense(lse)
 
 
 def bind_chosen(call: Call, on: Gpu) -> BoundCall:
