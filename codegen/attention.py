@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from .errors import ArgumentError, shown
+from .family import Traffic
 from .operands import Call
 from .operation import operation_of
 from .problem import Dtype, Mask, Problem
@@ -97,6 +98,17 @@ def visits(problem: Problem, workload: Workload, block_q: int, block_kv: int) ->
         seen = len_kv if problem.mask is Mask.FULL else min(len_kv, max(0, first + block_q + len_kv - len_q))
         tiles = -(-seen // block_kv)
         yield min(block_q, len_q - first), tiles, min(tiles * block_kv, len_kv)
+
+
+def tiled_traffic(problem: Problem, workload: Workload, block_q: int, block_kv: int, heads: int = 1) -> Traffic:
+    """Where query tiles are outside and O stays on the SM: a tile reads its queries, K and V of the keys that they see, and writes its O.
+
+    block_q: queries of a tile, each of `heads` query heads that share K and V.
+    """
+    d, dv, element = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
+    sets = workload.batch * workload.heads_q // heads
+    read = sum(heads * queries * d + keys * (d + dv) for queries, _, keys in visits(problem, workload, block_q, block_kv))
+    return Traffic(sets * read * element, sets * heads * workload.len_q * dv * element)
 
 
 def problem_reasons(problem: Problem, operation: str) -> list[str]:

@@ -186,7 +186,8 @@ class TestModel:
 
 # ---- traffic ----
 
-ALL = (find_family("standard_attention"), *FAMILIES)
+FASTEST = tuple(find_family(f"attention_forward{name}") for name in ("", "_sm90"))
+ALL = (find_family("standard_attention"), *FAMILIES, *FASTEST)
 WHOLE = Workload(2, 8, 4, 1024, 2048)  # of whole tiles
 
 
@@ -201,7 +202,7 @@ def test_traffic_is_what_the_papers_loops_say(family: Any) -> None:
     assert found.reduced == 0
     if family is MEMORY_EFFICIENT:
         assert (found.read, found.written) == (heads * (2 * n * d + rows * 3 * keys), heads * 2 * n * d)
-    elif family is FLASH2:
+    elif family is FLASH2 or family in FASTEST:
         assert (found.read, found.written) == (heads * (2 * n * d + rows * 2 * keys), heads * 2 * n * d)
     elif family is FLASH1:
         running = (columns - 1) * n * (4 * d + 16)
@@ -235,6 +236,14 @@ def test_softmax_reads_a_row_in_each_pass() -> None:
         assert family.traffic(problem, family.default(problem, SM_90), workload, H200) == Traffic(passes * moved, moved)
 
 
+def test_packed_heads_read_their_keys_once() -> None:
+    family, sets = FASTEST[1], WHOLE.batch * WHOLE.heads_q // 2
+    config = dataclasses.replace(family.default(PROBLEM, SM_90), pack_gqa=2)
+    found, n, d = family.traffic(PROBLEM, config, WHOLE, H200), WHOLE.len_q, PROBLEM.head_dim
+    assert found.read == sets * 2 * (2 * n * d + n // config.queries * 2 * WHOLE.len_kv * d)
+    assert found.written == sets * 2 * 2 * n * d
+
+
 def test_a_family_whose_traffic_nobody_has_written_down_says_none() -> None:
-    family = find_family("attention_forward")
-    assert family.traffic(PROBLEM, family.default(PROBLEM, SM_90), WHOLE, H200) is None
+    family, problem = find_family("attention_backward"), dataclasses.replace(PROBLEM, operation="backward")
+    assert family.traffic(problem, family.default(problem, SM_90), WHOLE, H200) is None

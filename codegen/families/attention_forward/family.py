@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values
+from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
-from flashgen.codegen.family import Family, Prediction
+from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -211,6 +211,10 @@ class AttentionForward(Family):
         if config.query is QueryPlace.REGISTERS:
             return 8 if wide else 17
         return 24 if wide else 30
+
+    def traffic(self, problem: Problem, config: AttentionForwardConfig, workload: Workload, device: Device) -> Traffic:
+        """See Family: the loops are those of FlashAttention-2, algorithm 1."""
+        return tiled_traffic(problem, workload, config.block_q, config.block_kv)
 
 
 FAMILY = AttentionForward()

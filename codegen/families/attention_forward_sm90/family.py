@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from flashgen.codegen import wgmma
-from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, problem_reasons, reciprocal, scale_values
+from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
-from flashgen.codegen.family import Family, Prediction
+from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -34,11 +34,6 @@ L2_GROUP_BYTES, SHORT_L2_GROUP_BYTES = 32 * 2**20, 16 * 2**20
 
 def _panels(width: int) -> int:
     return -(-width // PANEL)
-
-
-def _columns(width: int) -> int:
-    """As the matrix products take them."""
-    return -(-width // 16) * 16
 
 
 class AttentionForwardSm90(Family):
@@ -114,7 +109,7 @@ class AttentionForwardSm90(Family):
     def registers_needed(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
         """An estimate of the registers of a consumer's thread; the compiler has the last word."""
         beside = self.registers_beside[config.warpgroups - 1]
-        return config.block_kv + _columns(problem.head_dim_v) // 2 + beside
+        return config.block_kv + padded(problem.head_dim_v) // 2 + beside
 
     def blocks_per_sm(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
         """How many blocks share an SM. With one consumer two, if they fit: each computes while the other waits.
@@ -256,7 +251,7 @@ class AttentionForwardSm90(Family):
     def instructions(self, problem: Problem, config: AttentionForwardSm90Config) -> str:
         """See Family. The shapes of wgmma for scores and output."""
         element = ELEMENTS[problem.dtype]
-        return f"{wgmma.wgmma_ss(element, config.block_kv)}\n{wgmma.wgmma_rs(element, _columns(problem.head_dim_v))}"
+        return f"{wgmma.wgmma_ss(element, config.block_kv)}\n{wgmma.wgmma_rs(element, padded(problem.head_dim_v))}"
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionForwardSm90Config]:
         """See Family. Legal ones only: of buffers, the most that fit."""
@@ -284,6 +279,10 @@ class AttentionForwardSm90(Family):
     ) -> Prediction:
         """See Family, and model.py. The compiler reports registers at entry, which say nothing here."""
         return model.predict(problem, config, workload, device, self.blocks_per_sm(problem, config), weights)
+
+    def traffic(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> Traffic:
+        """See Family. A tile's queries are those of the heads that it packs."""
+        return tiled_traffic(problem, workload, config.queries, config.block_kv, config.pack_gqa)
 
 
 _TILE_COUNTER = (Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER),)

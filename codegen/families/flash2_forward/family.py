@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from flashgen.codegen.attention import padded, visits
+from flashgen.codegen.attention import padded, tiled_traffic
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Traffic
 from flashgen.codegen.ladder import LadderFamily, Work
@@ -92,10 +92,7 @@ class Flash2Forward(LadderFamily):
 
     def traffic(self, problem: Problem, config: Flash2ForwardConfig, workload: Workload, device: Device) -> Traffic:
         """See Family. Each query tile reads K and V of the keys that it sees (algorithm 1, lines 4 and 7), and writes its O (line 14)."""
-        d, dv, element = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
-        heads = workload.batch * workload.heads_q
-        read = sum(queries * d + keys * (d + dv) for queries, _, keys in visits(problem, workload, config.block_q, config.block_kv))
-        return Traffic(heads * read * element, heads * workload.len_q * dv * element)
+        return tiled_traffic(problem, workload, config.block_q, config.block_kv)
 
     def work(self, problem: Problem, config: Flash2ForwardConfig, workload: Workload, device: Device, computed: float) -> Work:
         """See LadderFamily."""
