@@ -26,7 +26,7 @@ from flashgen.codegen.spec import KernelSpec
 
 from ..cells import Cell
 from ..launch.bound import BoundCall, addresses_of
-from ..numerics.oracle import torch_dtype
+from ..numerics.oracle import TORCH_DTYPES, torch_dtype
 from ..selection import loaded
 from ..selection.families import families_not_asked
 from ..selection.picks import model_picks, picks
@@ -172,6 +172,31 @@ class Eager(AttentionPeer):
         return call
 
 
+class EagerFp16(AttentionPeer):
+    """Attention in plain PyTorch as articles have it: S in the inputs' type with an additive mask, softmax in fp32."""
+
+    name = "eager_fp16"
+    layout = "bhsd"
+    usual = False
+
+    def bind(self, cell: Cell, device: torch.device) -> Call:
+        """See Peer."""
+        w, scale, mask = cell.workload, cell.problem.head_dim**-0.5, None
+        group, dtype = w.heads_q // w.heads_kv, TORCH_DTYPES[cell.problem.dtype]
+        if cell.problem.mask is Mask.CAUSAL:
+            mask = torch.full((w.len_q, w.len_kv), -torch.inf, dtype=dtype, device=device).triu(w.len_kv - w.len_q + 1)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if group > 1:
+                k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+            s = (q @ k.mT) * scale
+            if mask is not None:
+                s = s + mask
+            return torch.softmax(s, -1, dtype=torch.float32).to(q.dtype) @ v
+
+        return call
+
+
 class FamilyPeer(Peer):
     """A kernel family of flashgen, asked for by name: its tuned kernel for a cell, else its model's pick."""
 
@@ -180,8 +205,8 @@ class FamilyPeer(Peer):
     def __init__(self, family: str) -> None:
         self.name = family
 
-    def _spec(self, cell: Cell, on: Gpu) -> KernelSpec:
-        """Raises ArgumentError, with the reasons, if the family cannot compute the cell."""
+    def spec(self, cell: Cell, on: Gpu) -> KernelSpec:
+        """The kernel of a cell. Raises ArgumentError, with the reasons, if the family cannot compute the cell."""
         toolchain, excluded = (on.driver_version, nvrtc_version()), families_not_asked(self.name)
         for pick in picks(cell.problem, cell.workload, on.device, toolchain, excluded):
             return pick.choice.spec(on.device.target)
@@ -190,7 +215,7 @@ class FamilyPeer(Peer):
     def _bound(self, cell: Cell, device: torch.device) -> BoundCall:
         call = operation_of(cell.problem).call(cell.problem, cell.workload)
         on = gpu(device.index)
-        return BoundCall(loaded.kernels.load(self._spec(cell, on), on), call)
+        return BoundCall(loaded.kernels.load(self.spec(cell, on), on), call)
 
     def prepare(self, cell: Cell, device: torch.device) -> Callable[[Inputs], Run]:
         """See Peer. Only the operation of the cell is launched, on operands that are given."""
@@ -215,7 +240,7 @@ class FamilyPeer(Peer):
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """The kernel that the calls of this cell run."""
-        return f"kernel {self._spec(cell, gpu(device.index)).name}"
+        return f"kernel {self.spec(cell, gpu(device.index)).name}"
 
     def fault(self, check: CellCheck, run: Run, inputs: Inputs) -> str:
         """Also held to the numerics rule, with all outputs, as flashgen is."""
@@ -223,7 +248,7 @@ class FamilyPeer(Peer):
         return super().fault(check, run, inputs) or check.rule(complete())
 
 
-_EVERY = (Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers, SdpaEfficient, SdpaMath, Eager, FlashgenDeterministic)
+_EVERY = (Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers, SdpaEfficient, SdpaMath, Eager, EagerFp16, FlashgenDeterministic)
 PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in _EVERY}
 
 

@@ -111,13 +111,14 @@ def markdown(result: BenchResult) -> str:
     """The whole result as a page."""
     parts = ["# flashgen bench", heading(result), f"```sh\n{result.environment.command}\n```"]
     for table in tables(result):
-        parts += [f"## {table.title}", _markdown_table(table)]
+        parts += [f"## {table.title}", markdown_table(table)]
     if lines := summary(result):
         parts += ["## Summary", "\n".join(f"- {_escape(line)}" for line in lines)]
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(table: Table) -> str:
+def markdown_table(table: Table) -> str:
+    """A table for a page."""
     rules = ["---:" if numeric else "---" for _, numeric in table.columns]
     rows = [[heading for heading, _ in table.columns], rules, *table.rows]
     return "\n".join(f"| {' | '.join(_escape(cell) for cell in row)} |" for row in rows)

@@ -92,6 +92,11 @@ class Runner:
         self._free()
         return result
 
+    def inputs(self, cell: Cell, layout: str) -> Inputs:
+        """One set of inputs, as those on which `measure` times."""
+        drawn = self._drawn(cell, torch.Generator(self.device).manual_seed(0))
+        return drawn if layout == "bshd" else {name: _bhsd(tensor) for name, tensor in drawn.items()}
+
     def _inputs(self, cell: Cell) -> dict[str, list[Inputs]]:
         """The same sets of inputs, as the operation's oracle draws them from N(0, 1), in every layout, each dense."""
         generator = torch.Generator(self.device).manual_seed(0)

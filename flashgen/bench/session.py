@@ -68,16 +68,14 @@ class Session:
     def here(cls, request: BenchRequest, progress: tuning.Progress) -> Session:
         """On a GPU of this machine. Raises DriverError without one, and FlashgenError if no peer can be imported."""
         on = gpu(request.device)
-        if not torch.cuda.is_available():
-            raise DriverError(f"PyTorch {torch.__version__} finds no GPU: install one that was built for CUDA")
-        torch.cuda.set_device(on.ordinal)
+        device = torch_device(on)
         peers, absent = make_peers(request.peers)
         if not peers:
             raise FlashgenError("no peer can be imported: " + "; ".join(f"{name}: {why}" for name, why in absent.items()))
         result = BenchResult(
             measured_environment(on, peers.values(), request.command), request.rounds, list(peers), absent, request.baseline
         )
-        runner = Runner(peers, torch.device("cuda", on.ordinal), on.device.l2_bytes, request.rounds)
+        runner = Runner(peers, device, on.device.l2_bytes, request.rounds)
         return cls(request, result, runner, on.uuid, progress)
 
     def run(self, save: Callable[[BenchResult], object]) -> None:
@@ -135,6 +133,14 @@ def _line(result: CellResult) -> str:
     speeds = [f"{peer} {speed.median:.0f}" for peer in result.times if (speed := result.speed(peer))]
     faults = [f"{peer} {why}" for peer, why in result.errors.items()]
     return f"{result.name}: " + ", ".join([*([f"{', '.join(speeds)} {result.unit}"] if speeds else []), *faults])
+
+
+def torch_device(on: Gpu) -> torch.device:
+    """The GPU as PyTorch's device, made the current one. Raises DriverError where PyTorch has none."""
+    if not torch.cuda.is_available():
+        raise DriverError(f"PyTorch {torch.__version__} finds no GPU: install one that was built for CUDA")
+    torch.cuda.set_device(on.ordinal)
+    return torch.device("cuda", on.ordinal)
 
 
 def measured_environment(on: Gpu, peers: Iterable[Peer], command: str) -> Environment:

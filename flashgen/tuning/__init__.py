@@ -15,7 +15,7 @@ from ..progress import Progress
 from .request import Request, dry_run
 from .result import Row, TuneResult
 
-__all__ = ["Progress", "Request", "Row", "TuneResult", "dry_run", "run", "where"]
+__all__ = ["Progress", "Request", "Row", "TuneResult", "dry_run", "named_or_here", "run", "where"]
 
 
 def where(request: Request) -> int | Device:
@@ -28,9 +28,13 @@ def where(request: Request) -> int | Device:
         if device.target != target:
             raise ArgumentError(f"arch must be {device.target.name}, the architecture of device {request.device}; got {request.arch}")
         return device
-    if request.device is None:
+    return named_or_here(None if request.device is None else str(request.device))
+
+
+def named_or_here(text: str | None) -> int | Device:
+    """The ordinal of a GPU that is here, or the named device: for None the first GPU, without one the H200. Raises ArgumentError."""
+    if text is None:
         return 0 if gpu_count() else find_device("h200")
-    text = str(request.device)
     if text.isascii() and text.isdigit():
         return gpu(int(text)).ordinal
     return find_device(text)

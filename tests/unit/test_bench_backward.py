@@ -200,4 +200,4 @@ def test_a_family_launches_its_operation_alone(monkeypatch: pytest.MonkeyPatch) 
 def test_a_family_of_another_operation_says_what_it_computes() -> None:
     on = types.SimpleNamespace(device=find_device("h200"), driver_version="580.1", ordinal=0)
     with pytest.raises(ArgumentError, match=r"^pass must be forward; got backward$"):
-        FamilyPeer("attention_forward")._spec(CELL, on)  # type: ignore[arg-type]
+        FamilyPeer("attention_forward").spec(CELL, on)  # type: ignore[arg-type]

@@ -237,7 +237,8 @@ def test_softmax_reads_a_row_in_each_pass() -> None:
 
 
 def test_packed_heads_read_their_keys_once() -> None:
-    family, sets = FASTEST[1], WHOLE.batch * WHOLE.heads_q // 2
+    family: Any = FASTEST[1]
+    sets = WHOLE.batch * WHOLE.heads_q // 2
     config = dataclasses.replace(family.default(PROBLEM, SM_90), pack_gqa=2)
     found, n, d = family.traffic(PROBLEM, config, WHOLE, H200), WHOLE.len_q, PROBLEM.head_dim
     assert found.read == sets * 2 * (2 * n * d + n // config.queries * 2 * WHOLE.len_kv * d)

@@ -27,6 +27,7 @@ STEPS = {
         ("tuning",),
         ("api", "doctor"),
         ("bench",),
+        ("compare",),
         ("cli",),
         ("__main__",),
     ),

@@ -1,0 +1,62 @@
+"""What sizes alone say of a cell: bytes by an algorithm's loops and by the papers' bounds, and the roofline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.codegen.devices import Device
+from flashgen.codegen.family import Traffic
+from flashgen.codegen.spec import KernelSpec
+
+from ..cells import Cell
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The two limits of a device: FLOP a second of its tensor cores with fp32 accumulation, and bytes a second of its memory."""
+
+    flops: float
+    bandwidth: float
+
+    @classmethod
+    def of(cls, device: Device) -> Roofline:
+        """By the rate of the fastest products that the architecture has."""
+        target = device.target
+        rate = max(target.mma_flops_per_cycle * device.mma_rate, target.wgmma_flops_per_cycle)
+        return cls(rate * device.sm_count * device.clock_hz, device.memory_bandwidth)
+
+    def attainable(self, intensity: float) -> float:
+        """FLOP a second at an arithmetic intensity in FLOP a byte."""
+        return min(self.flops, intensity * self.bandwidth)
+
+    def bound(self, intensity: float) -> str:
+        """Which of the two limits such an algorithm meets first."""
+        return "memory" if intensity * self.bandwidth < self.flops else "compute"
+
+
+@dataclass(frozen=True)
+class ByteBounds:
+    """Bytes of a cell that no kernel decides.
+
+    compulsory: each operand once; quadratic: Theta(Nd + N^2) with a constant of 1, standard attention's order; tiled: Theta(N^2 d^2 / M)
+    with a constant of 1, that of an algorithm that keeps S on the SM, M being the elements of an SM's shared memory (Dao et al. 2022,
+    theorem 2). N^2 stands for len_q * len_kv, and d for the mean of head_dim and head_dim_v.
+    """
+
+    compulsory: int
+    quadratic: float
+    tiled: float
+
+    @classmethod
+    def of(cls, cell: Cell, device: Device) -> ByteBounds:
+        """For the shared memory of this device's SMs."""
+        p, w = cell.problem, cell.workload
+        heads, d, element = w.batch * w.heads_q, (p.head_dim + p.head_dim_v) / 2, p.dtype.bytes
+        shared_elements = device.target.shared_memory_per_sm / element
+        pairs = w.len_q * w.len_kv
+        return cls(cell.io_bytes, heads * (w.len_q * d + pairs) * element, heads * pairs * d * d / shared_elements * element)
+
+
+def traffic_of(spec: KernelSpec, cell: Cell, device: Device) -> Traffic | None:
+    """What the loops of a kernel's algorithm move, None where its family does not say."""
+    return spec.family.traffic(cell.problem, spec.config, cell.workload, device)

@@ -1,0 +1,130 @@
+"""What a comparison found, and the same as JSON."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flashgen.codegen.family import Traffic
+from flashgen.codegen.plain import to_plain
+from flashgen.codegen.spec import problem_to_json
+
+from ..bench.result import Environment
+from ..cells import Cell
+from ..timing.spread import Spread
+from .formula import ByteBounds, Roofline
+from .shapes import LENGTHS_GRID
+
+SCHEMA = 1
+LONG = 1024  # queries from which on memory grows as its order says
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """One participant in one cell.
+
+    kernel: the name of the kernel, of families; ms: milliseconds of a call; peak_bytes: the most that a call has allocated at once, its
+    output included, its inputs not; traffic: bytes by the algorithm's loops; error: why there are no figures, empty if there are
+    """
+
+    name: str
+    kernel: str = ""
+    ms: Spread | None = None
+    peak_bytes: int | None = None
+    traffic: Traffic | None = None
+    error: str = ""
+
+    @property
+    def moved_bytes(self) -> int | None:
+        """All of `traffic`; an addition in the L2 counts once."""
+        return None if self.traffic is None else self.traffic.read + self.traffic.written + self.traffic.reduced
+
+
+@dataclass
+class CellComparison:
+    """One cell: what its sizes say, and its rows."""
+
+    grid: str
+    cell: Cell
+    bounds: ByteBounds
+    rows: list[ComparedRow] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.cell.problem.name} {self.cell.workload.name}"
+
+    @property
+    def input_bytes(self) -> int:
+        """Of q, k and v."""
+        p, w = self.cell.problem, self.cell.workload
+        keys = w.heads_kv * w.len_kv * (p.head_dim + p.head_dim_v)
+        return w.batch * (w.heads_q * w.len_q * p.head_dim + keys) * p.dtype.bytes
+
+    def intensity(self, row: ComparedRow) -> float | None:
+        """FLOP a byte of the row's formula; None without one."""
+        return self.cell.flops / row.moved_bytes if row.moved_bytes else None
+
+    def flops_per_second(self, row: ComparedRow) -> float | None:
+        """By the field's count of FLOP, None without a time."""
+        return None if row.ms is None else self.cell.flops / (row.ms.median * 1e-3)
+
+
+@dataclass
+class Comparison:
+    """A whole comparison. environment: None where nothing was measured, and all times and bytes are the models'."""
+
+    device: str
+    roofline: Roofline
+    environment: Environment | None
+    names: list[str]
+    cells: list[CellComparison] = field(default_factory=list)
+
+    @property
+    def predicted(self) -> bool:
+        """Whether nothing was measured."""
+        return self.environment is None
+
+    def memory_exponents(self) -> dict[str, float]:
+        """By which power of the length each participant's peak grows, from `LONG` queries on: the slope between logarithms."""
+        points: dict[str, list[tuple[float, float]]] = {}
+        for cell in self.cells:
+            for row in cell.rows if cell.grid == LENGTHS_GRID and cell.cell.workload.len_q >= LONG else ():
+                if row.peak_bytes:
+                    points.setdefault(row.name, []).append((math.log(cell.cell.workload.len_q), math.log(row.peak_bytes)))
+        fitting = {name: some for name, some in points.items() if len(some) > 2}
+        return {name: statistics.linear_regression(*zip(*some, strict=True)).slope for name, some in fitting.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, with what follows from the figures beside them."""
+        return {
+            "schema": SCHEMA,
+            "device": self.device,
+            "predicted": self.predicted,
+            "environment": to_plain(self.environment),
+            "roofline": asdict(self.roofline),
+            "memory_exponents": self.memory_exponents(),
+            "cells": [self._cell_to_json(cell) for cell in self.cells],
+        }
+
+    def _cell_to_json(self, cell: CellComparison) -> dict[str, Any]:
+        return {
+            "grid": cell.grid,
+            "problem": problem_to_json(cell.cell.problem),
+            "workload": asdict(cell.cell.workload),
+            "flops": cell.cell.flops,
+            "input_bytes": cell.input_bytes,
+            "bounds": asdict(cell.bounds),
+            "rows": [
+                {
+                    **to_plain(row),
+                    "moved_bytes": row.moved_bytes,
+                    "intensity": (intensity := cell.intensity(row)),
+                    "bound": None if intensity is None else self.roofline.bound(intensity),
+                    "flops_per_second": cell.flops_per_second(row),
+                }
+                for row in cell.rows
+            ],
+        }
