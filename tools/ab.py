@@ -8,10 +8,11 @@
     python tools/ab.py --head-dim 128 --seqlen 512 --text before old.cu
 
 Every --patch NAME FIND REPLACE is a candidate, or one more change to the candidate of that name; FIND must occur. `--set field=value` gives
-the config, --config NAME FIELD=VALUE,... another one that differs in these. --text NAME FILE: another text of the same spec, with the same
-parameters, as `flashgen show` of another version wrote it. --lse: each once more, writing lse. --logits: xN multiplies q by N, risingN lets
-the logits of each row rise by N from the last key to the first. Prints TFLOP/s, the median over the rounds of the kernel's time over the
-candidate's, with its spread, registers and spills. Results are not checked here.
+the config, --family another family than the preferred one, --config NAME FIELD=VALUE,... another config that differs in these.
+--text NAME FILE: another text of the same spec, with the same parameters, as `flashgen show` of another version wrote it.
+--lse: each once more, writing lse. --logits: xN multiplies q by N, risingN lets the logits of each row rise by N from the last key to the
+first. Prints TFLOP/s, the median over the rounds of the kernel's time over the candidate's, with its spread, registers and spills.
+Results are not checked here.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seqlen", type=int, action="append")
     for name in ("seqlen-kv", "batch", "heads", "kv-heads"):
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--family")
     parser.add_argument("--set", action="append", dest="settings")
     parser.add_argument("--patch", nargs=3, action="append", default=[], metavar=("NAME", "FIND", "REPLACE"))
     parser.add_argument("--config", nargs=2, action="append", default=[], metavar=("NAME", "FIELD=VALUE,..."))
@@ -101,7 +103,7 @@ def candidates(problem: Problem, target: Target, options: argparse.Namespace) ->
     Raises ArgumentError for a patch that finds nothing, or the text of another kernel.
     """
     settings = parse_settings(options.settings)
-    spec = spec_for(problem, target, settings)
+    spec = spec_for(problem, target, settings, options.family)
     sources = {BASE: (spec, render(spec))}
     for name, find, replace in options.patch:
         text = sources.get(name, sources[BASE])[1].text
@@ -114,7 +116,7 @@ def candidates(problem: Problem, target: Target, options: argparse.Namespace) ->
             raise ArgumentError(f"text {name} must be one of {spec.name}; got {file}, which does not define it")
         sources[name] = (spec, Source(spec.name, text))
     for name, fields in options.config:
-        other = spec_for(problem, target, {**settings, **parse_settings(fields.split(","))})
+        other = spec_for(problem, target, {**settings, **parse_settings(fields.split(","))}, options.family)
         sources[name] = (other, render(other))
     return sources
 
