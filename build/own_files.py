@@ -18,7 +18,7 @@ from pathlib import Path
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.plain import from_plain, parse, to_plain
 
-from .files import checksum, write_file
+from .files import checksum, make_folders, require_writable, write_file
 
 LIST = ".flashgen-files.json"
 
@@ -58,6 +58,26 @@ def write_own(folder: Path, files: Mapping[str, bytes], mode: int = 0o666) -> li
     for name in changed:
         write_file(folder / name, files[name], mode)
     return [folder / name for name in files]
+
+
+def make_own_folder(folder: Path, patterns: Iterable[str], same: Mapping[str, bytes] | None = None) -> None:
+    """Makes the folder, and finds out now rather than after an hour whether everything can be written. `same`: see `require_own`.
+
+    Raises ArgumentError, also where a file of somebody else's, or an altered one, would be replaced.
+    """
+    try:
+        make_folders(folder)
+        require_writable(folder)
+        require_own(folder, patterns, same)
+    except OSError as error:
+        raise ArgumentError(f"out must be a folder that can be written; got {folder}: {error.strerror}") from error
+
+
+def replace_own(folder: Path, pattern: str, files: Mapping[str, bytes]) -> list[Path]:
+    """As `write_own`; what was written before and matches the pattern is removed unless it is written now."""
+    written = write_own(folder, files)
+    remove_own(folder, own_names(folder, pattern) - files.keys())
+    return written
 
 
 def own_names(folder: Path, pattern: str) -> set[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from flashgen.build.files import make_folders, require_writable
-from flashgen.build.own_files import own_names, remove_own, require_own, write_own
+from flashgen.build.own_files import make_own_folder, replace_own, write_own
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.plain import parse
 
@@ -21,16 +20,8 @@ class PlotError(FlashgenError):
 
 
 def make_folder(folder: Path, result: BenchResult | None = None) -> None:
-    """Makes the folder, and finds out now rather than after an hour whether everything can be written. `result`: if it is there already.
-
-    Raises ArgumentError, also where a file of somebody else's, or an altered one, would be replaced.
-    """
-    try:
-        make_folders(folder)
-        require_writable(folder)
-        require_own(folder, (JSON, MARKDOWN, PLOTS), _texts(result) if result is not None else None)
-    except OSError as error:
-        raise ArgumentError(f"out must be a folder that can be written; got {folder}: {error.strerror}") from error
+    """See `make_own_folder`. `result`: if it is there already."""
+    make_own_folder(folder, (JSON, MARKDOWN, PLOTS), _texts(result) if result is not None else None)
 
 
 def save(result: BenchResult, folder: Path) -> list[Path]:
@@ -49,9 +40,7 @@ def draw(result: BenchResult, folder: Path) -> list[Path]:
     except ImportError as error:
         raise PlotError(f"plots need matplotlib: pip install 'flashgen[plot]'; {error}") from error
     images = {PLOTS.replace("*", name): image for name, image in figures(result).items()}
-    written = write_own(folder, images)
-    remove_own(folder, own_names(folder, PLOTS) - images.keys())
-    return written
+    return replace_own(folder, PLOTS, images)
 
 
 def read_result(path: Path) -> BenchResult:

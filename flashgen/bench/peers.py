@@ -157,44 +157,42 @@ class Eager(AttentionPeer):
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
         w, scale, hidden = cell.workload, cell.problem.head_dim**-0.5, None
-        group = w.heads_q // w.heads_kv
+        group, softmax = w.heads_q // w.heads_kv, self._softmax
         if cell.problem.mask is Mask.CAUSAL:
-            hidden = torch.ones(w.len_q, w.len_kv, dtype=torch.bool, device=device).triu(w.len_kv - w.len_q + 1)
+            hidden = self._hidden(torch.ones(w.len_q, w.len_kv, dtype=torch.bool, device=device).triu(w.len_kv - w.len_q + 1), cell)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if group > 1:
                 k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-            s = (q @ k.mT).float() * scale
-            if hidden is not None:
-                s = s.masked_fill(hidden, -torch.inf)
-            return torch.softmax(s, -1).to(q.dtype) @ v
+            return softmax(q @ k.mT, scale, hidden).to(q.dtype) @ v
 
         return call
 
+    def _hidden(self, hidden: Tensor, cell: Cell) -> Tensor:
+        """What `_softmax` takes of a causal mask, given True where a key is hidden."""
+        return hidden
 
-class EagerFp16(AttentionPeer):
+    def _softmax(self, s: Tensor, scale: float, hidden: Tensor | None) -> Tensor:
+        s = s.float() * scale
+        if hidden is not None:
+            s = s.masked_fill(hidden, -torch.inf)
+        return torch.softmax(s, -1)
+
+
+class EagerFp16(Eager):
     """Attention in plain PyTorch as articles have it: S in the inputs' type with an additive mask, softmax in fp32."""
 
     name = "eager_fp16"
-    layout = "bhsd"
-    usual = False
 
-    def bind(self, cell: Cell, device: torch.device) -> Call:
-        """See Peer."""
-        w, scale, mask = cell.workload, cell.problem.head_dim**-0.5, None
-        group, dtype = w.heads_q // w.heads_kv, TORCH_DTYPES[cell.problem.dtype]
-        if cell.problem.mask is Mask.CAUSAL:
-            mask = torch.full((w.len_q, w.len_kv), -torch.inf, dtype=dtype, device=device).triu(w.len_kv - w.len_q + 1)
+    def _hidden(self, hidden: Tensor, cell: Cell) -> Tensor:
+        mask = torch.zeros(hidden.shape, dtype=TORCH_DTYPES[cell.problem.dtype], device=hidden.device)
+        return mask.masked_fill(hidden, -torch.inf)
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if group > 1:
-                k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-            s = (q @ k.mT) * scale
-            if mask is not None:
-                s = s + mask
-            return torch.softmax(s, -1, dtype=torch.float32).to(q.dtype) @ v
-
-        return call
+    def _softmax(self, s: Tensor, scale: float, hidden: Tensor | None) -> Tensor:
+        s = s * scale
+        if hidden is not None:
+            s = s + hidden
+        return torch.softmax(s, -1, dtype=torch.float32)
 
 
 class FamilyPeer(Peer):

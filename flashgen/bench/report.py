@@ -113,7 +113,7 @@ def markdown(result: BenchResult) -> str:
     for table in tables(result):
         parts += [f"## {table.title}", markdown_table(table)]
     if lines := summary(result):
-        parts += ["## Summary", "\n".join(f"- {_escape(line)}" for line in lines)]
+        parts += ["## Summary", markdown_list(lines)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -122,6 +122,11 @@ def markdown_table(table: Table) -> str:
     rules = ["---:" if numeric else "---" for _, numeric in table.columns]
     rows = [[heading for heading, _ in table.columns], rules, *table.rows]
     return "\n".join(f"| {' | '.join(_escape(cell) for cell in row)} |" for row in rows)
+
+
+def markdown_list(lines: list[str]) -> str:
+    """Sentences for a page."""
+    return "\n".join(f"- {_escape(line)}" for line in lines)
 
 
 def _escape(text: str) -> str:

@@ -73,7 +73,7 @@ class Runner:
         result = CellResult(grid, cell)
         with torch.no_grad(), torch.cuda.stream(self._stream):
             try:
-                inputs = self._inputs(cell)
+                inputs = self._input_sets(cell)
                 check = CellCheck(cell, inputs["bshd"][0])
                 self.settle()
             except Exception as error:
@@ -97,7 +97,7 @@ class Runner:
         drawn = self._drawn(cell, torch.Generator(self.device).manual_seed(0))
         return drawn if layout == "bshd" else {name: _bhsd(tensor) for name, tensor in drawn.items()}
 
-    def _inputs(self, cell: Cell) -> dict[str, list[Inputs]]:
+    def _input_sets(self, cell: Cell) -> dict[str, list[Inputs]]:
         """The same sets of inputs, as the operation's oracle draws them from N(0, 1), in every layout, each dense."""
         generator = torch.Generator(self.device).manual_seed(0)
         sets = [self._drawn(cell, generator) for _ in range(timing.input_sets(cell.io_bytes, self.l2_bytes))]

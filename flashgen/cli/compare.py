@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from flashgen import tuning
+from flashgen.cells import Cell
 from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import FlashgenError, require_int
 from flashgen.compare import files, report, shapes
@@ -48,25 +49,38 @@ def compare(
     names = list(usual) if peers is None else parse_peers(peers)
     if out is not None:
         files.prepare_folder(out)
+    code = 0
     if isinstance(on, Device):
         from flashgen.compare.predicted import predict
 
         result = predict(cells, names, on)
     else:
-        from flashgen.build.gpu.driver import gpu
-        from flashgen.compare.measured import measure
-
-        def save(result: Comparison) -> None:
-            if out is not None:
-                files.save_comparison(result, out)
-
-        with Bars(quiet=json) as bars:
-            result = measure(cells, names, gpu(on), rounds, shlex.join(["flashgen", *sys.argv[1:]]), bars, save)
+        result, code = _measured(cells, names, on, rounds, out, json)
     if out is not None:
         _save(result, out)
     _show(result, json)
-    if not any(row.ms for cell in result.cells for row in cell.rows):
-        raise typer.Exit(1)
+    if code or not any(row.ms for cell in result.cells for row in cell.rows):
+        raise typer.Exit(code or 1)
+
+
+def _measured(
+    cells: dict[str, list[Cell]], names: list[str], ordinal: int, rounds: int, out: Path | None, json: bool
+) -> tuple[Comparison, int]:
+    """What was measured, all of it or until it was stopped, and the exit code that says which."""
+    from flashgen.build.gpu.driver import gpu
+    from flashgen.compare.measured import Measurement
+
+    with Bars(quiet=json) as bars:
+        measurement = Measurement(names, gpu(ordinal), rounds, shlex.join(["flashgen", *sys.argv[1:]]))
+        try:
+            measurement.run(cells, bars, lambda result: files.save_comparison(result, out) if out is not None else None)
+            return measurement.result, 0
+        except KeyboardInterrupt:
+            print("flashgen: stopped; what was measured so far follows", file=sys.stderr)
+            return measurement.result, 130
+        except FlashgenError as error:  # the GPU is lost, what it gave before is not
+            print(f"flashgen: {error}", file=sys.stderr)
+            return measurement.result, 1
 
 
 def _save(result: Comparison, out: Path) -> None:

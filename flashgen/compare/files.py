@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 from flashgen.bench.files import PlotError
-from flashgen.build.files import make_folders, require_writable
-from flashgen.build.own_files import own_names, remove_own, require_own, write_own
-from flashgen.codegen.errors import ArgumentError
+from flashgen.build.own_files import make_own_folder, replace_own, write_own
 
 from .report import comparison_page
 from .result import Comparison
@@ -17,13 +15,8 @@ JSON, MARKDOWN, PLOTS = "compare.json", "compare.md", "compare-*.png"
 
 
 def prepare_folder(folder: Path) -> None:
-    """Makes the folder, before anything is measured. Raises ArgumentError if it cannot, or somebody else's file is in the way."""
-    try:
-        make_folders(folder)
-        require_writable(folder)
-        require_own(folder, (JSON, MARKDOWN, PLOTS), None)
-    except OSError as error:
-        raise ArgumentError(f"out must be a folder that can be written; got {folder}: {error.strerror}") from error
+    """See `make_own_folder`."""
+    make_own_folder(folder, (JSON, MARKDOWN, PLOTS))
 
 
 def save_comparison(result: Comparison, folder: Path) -> list[Path]:
@@ -38,6 +31,4 @@ def draw_comparison(result: Comparison, folder: Path) -> list[Path]:
     except ImportError as error:
         raise PlotError(f"plots need matplotlib: pip install 'flashgen[plot]'; {error}") from error
     images = {PLOTS.replace("*", name): image for name, image in comparison_figures(result).items()}
-    written = write_own(folder, images)
-    remove_own(folder, own_names(folder, PLOTS) - images.keys())
-    return written
+    return replace_own(folder, PLOTS, images)

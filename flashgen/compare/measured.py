@@ -21,45 +21,43 @@ from .formula import ByteBounds, Roofline, traffic_of
 from .result import CellComparison, ComparedRow, Comparison
 
 
-def measure(
-    cells: Mapping[str, Sequence[Cell]],
-    names: Sequence[str],
-    on: Gpu,
-    rounds: int,
-    command: str,
-    progress: Progress,
-    save: Callable[[Comparison], object],
-) -> Comparison:
-    """Measures all cells on a GPU, and calls `save` after each. Raises DriverError if PyTorch has none, and ContextLostError."""
-    device = torch_device(on)
-    peers, absent = make_peers(names)
-    runner = Runner(peers, device, on.device.l2_bytes, rounds)
-    found = Comparison(on.device.name, Roofline.of(on.device), measured_environment(on, peers.values(), command), list(names))
-    with exclusive(on.uuid, progress), sdpa_settings_kept():
-        progress.begin("comparing", sum(map(len, cells.values())))
-        for grid, some in cells.items():
-            for cell in some:
-                found.cells.append(_compared(grid, cell, runner, absent, names, on))
-                save(found)
-                progress.advance()
-    return found
+class Measurement:
+    """A comparison that can be stopped: `result` always holds what was measured so far."""
 
+    def __init__(self, names: Sequence[str], on: Gpu, rounds: int, command: str) -> None:
+        """Raises DriverError where PyTorch has no GPU."""
+        device = torch_device(on)
+        peers, self._absent = make_peers(names)
+        self._on, self._runner = on, Runner(peers, device, on.device.l2_bytes, rounds)
+        environment = measured_environment(on, peers.values(), command)
+        self.result = Comparison(on.device.name, Roofline.of(on.device), environment, list(names))
 
-def _compared(grid: str, cell: Cell, runner: Runner, absent: Mapping[str, str], names: Sequence[str], on: Gpu) -> CellComparison:
-    timed, rows = runner.measure(grid, cell), []
-    for name in names:
-        if (error := absent.get(name) or timed.errors.get(name, "")) or name not in timed.times:
-            rows.append(ComparedRow(name, error=error))
-            continue
-        peer, peak = runner.peers[name], None
-        try:
-            peak = peak_bytes(peer, cell, runner)
-        except Exception as failed:  # it was timed: memory alone is missing
-            error = f"memory not measured: {reason(failed)}"
-            runner.recover(name, f"memory of {timed.name}", failed)
-        kernel, traffic = _formula(peer, cell, on)
-        rows.append(ComparedRow(name, kernel, timed.times[name].ms, peak, traffic, error))
-    return CellComparison(grid, cell, ByteBounds.of(cell, on.device), rows)
+    def run(self, cells: Mapping[str, Sequence[Cell]], progress: Progress, save: Callable[[Comparison], object]) -> None:
+        """Measures all cells, and calls `save` after each. Raises ContextLostError and HungKernelError."""
+        with exclusive(self._on.uuid, progress), sdpa_settings_kept():
+            progress.begin("comparing", sum(map(len, cells.values())))
+            for grid, some in cells.items():
+                for cell in some:
+                    self.result.cells.append(self._compared(grid, cell))
+                    save(self.result)
+                    progress.advance()
+        self.result.complete = True
+
+    def _compared(self, grid: str, cell: Cell) -> CellComparison:
+        timed, rows = self._runner.measure(grid, cell), []
+        for name in self.result.names:
+            if (error := self._absent.get(name) or timed.errors.get(name, "")) or name not in timed.times:
+                rows.append(ComparedRow(name, error=error))
+                continue
+            peer, peak = self._runner.peers[name], None
+            try:
+                peak = peak_bytes(peer, cell, self._runner)
+            except Exception as failed:  # it was timed: memory alone is missing
+                error = f"memory not measured: {reason(failed)}"
+                self._runner.recover(name, f"memory of {timed.name}", failed)
+            kernel, traffic = _formula(peer, cell, self._on)
+            rows.append(ComparedRow(name, kernel, timed.times[name].ms, peak, traffic, error))
+        return CellComparison(grid, cell, ByteBounds.of(cell, self._on.device), rows)
 
 
 def _formula(peer: Peer, cell: Cell, on: Gpu) -> tuple[str, Traffic | None]:

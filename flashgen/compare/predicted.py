@@ -28,6 +28,7 @@ def predict(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], device: D
         for cell in some:
             rows = [_row(name, cell, device) for name in names]
             found.cells.append(CellComparison(grid, cell, ByteBounds.of(cell, device), rows))
+    found.complete = True
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..bench.report import FAILED, NONE, Table, markdown_table
+from ..bench.report import FAILED, NONE, Table, markdown_list, markdown_table
 from .result import CellComparison, ComparedRow, Comparison
 
 COLUMNS = [
@@ -82,6 +82,8 @@ def comparison_summary(result: Comparison) -> list[str]:
     for (name, why), cells in failed.items():
         where = "" if len(cells) == len(result.cells) else f"; in {', '.join(dict.fromkeys(cells))}"
         lines.append(f"{name}: {why}{where}")
+    if not result.complete:
+        lines.append("the run was stopped before its end")
     return lines
 
 
@@ -92,4 +94,4 @@ def comparison_page(result: Comparison) -> str:
         parts.append(f"```sh\n{result.environment.command}\n```")
     for sizes, table in comparison_tables(result):
         parts += [f"## {table.title}", sizes, markdown_table(table)]
-    return "\n\n".join([*parts, "## Summary", "\n".join(f"- {line}" for line in comparison_summary(result))]) + "\n"
+    return "\n\n".join([*parts, "## Summary", markdown_list(comparison_summary(result))]) + "\n"

@@ -74,13 +74,17 @@ class CellComparison:
 
 @dataclass
 class Comparison:
-    """A whole comparison. environment: None where nothing was measured, and all times and bytes are the models'."""
+    """A whole comparison. environment: None where nothing was measured, and all times and bytes are the models'.
+
+    complete: whether it came to its end
+    """
 
     device: str
     roofline: Roofline
     environment: Environment | None
     names: list[str]
     cells: list[CellComparison] = field(default_factory=list)
+    complete: bool = False
 
     @property
     def predicted(self) -> bool:
@@ -103,6 +107,7 @@ class Comparison:
             "schema": SCHEMA,
             "device": self.device,
             "predicted": self.predicted,
+            "complete": self.complete,
             "environment": to_plain(self.environment),
             "roofline": asdict(self.roofline),
             "memory_exponents": self.memory_exponents(),

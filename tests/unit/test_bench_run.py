@@ -434,12 +434,13 @@ def test_what_is_written_past_python_is_kept_and_not_shown(capfd: pytest.Capture
     assert capfd.readouterr().err == "after\n"
 
 
+@pytest.mark.parametrize("name", ["eager", "eager_fp16"])
 @pytest.mark.parametrize("mask", Mask)
-def test_eager_is_attention(mask: Mask) -> None:
+def test_eager_is_attention(name: str, mask: Mask) -> None:
     cell = Cell(Problem(Dtype.FP16, 16, mask=mask), Workload(2, 4, 2, 5, 9))
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, n, h, 16, generator=generator).half() for n, h in ((5, 4), (9, 2), (9, 2)))
-    (peer,) = make_peers(["eager"])[0].values()
+    (peer,) = make_peers([name])[0].values()
     assert isinstance(peer, AttentionPeer)
     out = peer.bind(cell, CPU)(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
     expected = plain(q, k, v, causal=mask is Mask.CAUSAL, scale=0.25)[0]

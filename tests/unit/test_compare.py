@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from torch import Tensor
 
+from flashgen import tuning
 from flashgen.bench.peer import AttentionPeer, Call
-from flashgen.bench.runner import Runner
+from flashgen.bench.runner import ContextLostError, Runner
+from flashgen.build.gpu import driver
 from flashgen.build.gpu.driver import Gpu
 from flashgen.cells import Cell
+from flashgen.cli import compare as command
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import Traffic, find_family
@@ -33,6 +37,7 @@ from tests.support.bench_results import ENVIRONMENT
 from tests.support.command_line import as_json, flashgen
 
 H200 = find_device("h200")
+Capture = pytest.CaptureFixture[str]
 CELL = Cell(Problem(Dtype.FP16, 64, 32, Mask.CAUSAL), Workload(2, 4, 2, 100, 300))
 
 
@@ -214,11 +219,12 @@ def test_a_measured_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "peak_bytes", peak)
     small = dataclasses.replace(CELL, workload=Workload(1, 2, 2, 20, 33))
     saved: list[int] = []
-    names = ["plain", "wrong", "absent"]
-    gpu = Gpu(0, H200, "uuid", "580.0")
-    result = measured.measure(
-        {"articles": [small, small]}, names, gpu, 3, "command", Progress(), lambda found: saved.append(len(found.cells))
-    )
+    given = ["plain", "wrong", "absent"], Gpu(0, H200, "uuid", "580.0"), 3, "command"
+    cells = {"articles": [small, small]}
+    run = measured.Measurement(*given)
+    run.run(cells, Progress(), lambda found: saved.append(len(found.cells)))
+    result = run.result
+    assert result.complete
     assert saved == [1, 2]
     first, second = ({row.name: row for row in cell.rows} for cell in result.cells)
     assert first["plain"].ms is not None
@@ -227,3 +233,36 @@ def test_a_measured_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first["absent"].error == "no module"
     assert second["plain"].ms is not None, "its time is not lost with its memory"
     assert (second["plain"].peak_bytes, second["plain"].error) == (None, "memory not measured: RuntimeError: out of memory")
+
+    stopped = measured.Measurement(*given)
+
+    def stop(found: Comparison) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(cells, Progress(), stop)
+    assert (len(stopped.result.cells), stopped.result.complete) == (1, False)
+    assert "the run was stopped before its end" in report.comparison_summary(stopped.result)
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (ContextLostError("the GPU is gone"), 1)])
+def test_what_was_measured_before_a_run_ended_is_kept(
+    error: BaseException, code: int, predicted: Comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    class Ending:
+        def __init__(self, *given: object) -> None:
+            self.result = dataclasses.replace(predicted, complete=False)
+
+        def run(self, *given: object) -> None:
+            raise error
+
+    monkeypatch.setattr(measured, "Measurement", Ending)
+    monkeypatch.setattr(tuning, "named_or_here", lambda text: 0)
+    monkeypatch.setattr(driver, "gpu", lambda ordinal: None)
+    with pytest.raises(typer.Exit) as exited:
+        command.compare(out=tmp_path)
+    assert exited.value.exit_code == code
+    out, err = capsys.readouterr()
+    assert "the run was stopped before its end" in out
+    assert "stopped" in err or "the GPU is gone" in err
+    assert json.loads((tmp_path / "compare.json").read_text())["complete"] is False

@@ -16,7 +16,7 @@ from flashgen.codegen.attention import (
     reciprocal,
     scale_values,
 )
-from flashgen.codegen.config import Config
+from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
@@ -89,14 +89,7 @@ class AttentionBackwardSm90(Family):
 
     def check(self, problem: Problem, config: Any, target: Target) -> list[str]:
         """See Family."""
-        reasons = self.refusals(problem, target)
-        limits = (("block_q", 16, 128, 16), ("stages", 2, 4, 1))
-        for name, low, high, step in limits:
-            value = getattr(config, name)
-            if not low <= value <= high or value % step:
-                nearest = min(max(low, -(-value // step) * step), high)
-                multiple = "" if step == 1 else f"a multiple of {step} "
-                reasons.append(f"{name} must be {multiple}from {low} to {high}; got {value} (nearest: {nearest})")
+        reasons = self.refusals(problem, target) + range_reasons(config, (("block_q", 16, 128, 16), ("stages", 2, 4, 1)))
         return reasons or self._resource_reasons(problem, config, target)
 
     def _resource_reasons(self, problem: Problem, config: Any, target: Target) -> list[str]:
