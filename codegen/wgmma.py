@@ -48,6 +48,7 @@ def _transposed(name: str, element: str, columns: int, transposes: str) -> str:
 def _atom(name: str, element: str, columns: int, a: str, inputs: str, predicate: int, operands: str) -> str:
     count, kind = columns // 2, _TYPES[element]
     accumulator = _wrapped([f"%{i}" for i in range(count)], '"\n        "', 16)
+    transposed = "transpose b" if name == "wgmma_rs" else "transpose a, transpose b"
     outputs = _wrapped([f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count)], "\n          ", 8)
     return f"""\
 template <>
@@ -58,7 +59,7 @@ __device__ __forceinline__ void {name}<{element}, {columns}>(float (&d)[{columns
         "setp.ne.b32 p, %{predicate}, 0;\\n"
         "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{"
         "{accumulator}"
-        "}}, {inputs};\\n"
+        "}}, {inputs};\\n"  // p: accumulate; then scale a, scale b, {transposed}
         "}}"
         : {outputs}
         : {operands});

@@ -27,7 +27,7 @@ class SoftmaxOnline(SoftmaxFamily):
     """See the module's docstring; the algorithm is templates/kernels/softmax_online.cu.j2."""
 
     name = "softmax_online"
-    revision = 1
+    revision = 2
     template = "kernels/softmax_online.cu.j2"
     config_type = SoftmaxOnlineConfig
     passes = 2

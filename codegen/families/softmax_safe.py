@@ -24,7 +24,7 @@ class SoftmaxSafe(SoftmaxFamily):
     """See the module's docstring; the algorithm is templates/kernels/softmax_safe.cu.j2."""
 
     name = "softmax_safe"
-    revision = 1
+    revision = 2
     template = "kernels/softmax_safe.cu.j2"
     config_type = SoftmaxSafeConfig
     passes = 3

@@ -28,7 +28,7 @@ class SoftmaxTilewise(SoftmaxFamily):
     """See the module's docstring; the algorithm is templates/kernels/softmax_tilewise.cu.j2."""
 
     name = "softmax_tilewise"
-    revision = 1
+    revision = 2
     template = "kernels/softmax_tilewise.cu.j2"
     config_type = SoftmaxTilewiseConfig
     passes = 3

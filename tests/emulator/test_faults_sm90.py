@@ -61,7 +61,7 @@ PLANTED = [
     ("1 arrivals and 0 bytes", Fault("sums-not-taken", "        pipeline.consumer_release(state.stage, lane_index() == 0);\n", "", FULL)),
     (
         "read of shared memory that nobody wrote",
-        Fault("queries-released-early", "if (n_block == lowest_block) release_q();", "if (n_block == lowest_block + 1) release_q();", FULL),
+        Fault("queries-released-early", "if (k_block == lowest_block) release_q();", "if (k_block == lowest_block + 1) release_q();", FULL),
     ),
     ("tile counter", Fault("tile-counter-left", "st_release_gpu(p.tile_counter, 0);", ";", FULL)),
 ]

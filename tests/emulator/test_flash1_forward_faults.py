@@ -43,7 +43,7 @@ FAULTS = ladder.Faults(
         Fault("mask-one-key-too-few", "return {0, query + causal_offset + 1};", "return {0, query + causal_offset};", CAUSAL),
         Fault("last-key-of-a-tile-not-visited", "keys(first_query + kBlockQ - 1);", "keys(first_query + kBlockQ - 2);", EDGE),
         Fault("last-tile-skipped", "key_tile < key_tiles; ++key_tile", "key_tile < key_tiles - 1; ++key_tile", FULL),
-        Fault("stale-row-max", "if (!(height > 0.0f)) return 1.0f;", "if (!unseen) return 1.0f;", LARGE),
+        Fault("stale-row-max", "if (!(height > 0.0f)) return 1.0f;", "if (!had_no_key) return 1.0f;", LARGE),
         Fault("sum-not-rescaled", "rows.row_sum[i][h] *= factor_of_sum;", "", FULL),
         Fault(
             "output-rescaled-without-its-sum", "return rows.row_sum[i][h]; });  // rescaled", "return factor[i][h]; });  // rescaled", FULL

@@ -41,7 +41,7 @@ FAULTS = ladder.Faults(
         Fault("mask-one-key-too-few", "return {0, query + causal_offset + 1};", "return {0, query + causal_offset};", CAUSAL),
         Fault("last-key-of-a-block-not-visited", "keys(first_query + kBlockQ - 1);", "keys(first_query + kBlockQ - 2);", EDGE),
         Fault("last-tile-skipped", "(seen.end, ring, kKeyBytes,", "(seen.end - 1, ring, kKeyBytes,", FULL),
-        Fault("stale-row-max", "if (!(height > 0.0f)) return 1.0f;", "if (!unseen) return 1.0f;", LARGE),
+        Fault("stale-row-max", "if (!(height > 0.0f)) return 1.0f;", "if (!had_no_key) return 1.0f;", LARGE),
         Fault("sum-not-rescaled", "rows.row_sum[i][h] *= factor_of_sum;", "", FULL),
         Fault("output-not-rescaled", "        scale_rows(O, [&](int i, int h) { return factor[i][h]; });\n", "", FULL),
         Fault("sum-of-the-last-tile", "before = rows.row_sum[i][h];", "before = 0.0f;", FULL),

@@ -46,7 +46,7 @@ FAULTS = ladder.Faults(
             FULL,
         ),
         Fault("second-pass-without-the-last-tile", f"seen.end, {_SECOND},", f"seen.end - 1, {_SECOND},", FULL),
-        Fault("stale-row-max", "if (!(height > 0.0f)) return 1.0f;", "if (!unseen) return 1.0f;", RISING),
+        Fault("stale-row-max", "if (!(height > 0.0f)) return 1.0f;", "if (!had_no_key) return 1.0f;", RISING),
         Fault("sum-not-rescaled", "rows.row_sum[i][h] *= factor_of_sum;", "", FULL),
         Fault("sum-of-one-lane", "= quad_sum(partial[0] + partial[1])", "= partial[0] + partial[1]", FULL),
         Fault("sum-of-the-last-tile", "before = rows.row_sum[i][h];", "before = 0.0f;", FULL),

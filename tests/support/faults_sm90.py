@@ -76,7 +76,7 @@ SM90 = [
         WIDE,
     ),
     Fault("sm90-rows-of-the-first-warpgroup", "(q_state.stage), consumer * 64,", "(q_state.stage), 0,", FULL),
-    Fault("sm90-values-of-the-block-before", "v_block = n_block,", "v_block = max(n_block - 1, 0),", FULL),
+    Fault("sm90-values-of-the-block-before", "v_block = k_block,", "v_block = max(k_block - 1, 0),", FULL),
     Fault("sm90-packed-rows-masked-as-queries", "+ lane / 4) / kPackGqa;", "+ lane / 4);", PACKED),
     Fault("sm90-packed-mask-of-rows-beyond", "kOwnQueries = 64 / kPackGqa;", "kOwnQueries = 64;", PACKED),
     Fault("sm90-packed-lse-of-the-first-head", "first_head + row % kPackGqa", "first_head", PACKED),

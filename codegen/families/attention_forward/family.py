@@ -27,7 +27,7 @@ class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 15
+    revision = 16
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(

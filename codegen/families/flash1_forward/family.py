@@ -30,7 +30,7 @@ class Flash1Forward(LadderFamily):
     """See the module's docstring; the algorithm is templates/kernels/flash1_forward.cu.j2."""
 
     name = "flash1_forward"
-    revision = 1
+    revision = 2
     template = "kernels/flash1_forward.cu.j2"
     config_type = Flash1ForwardConfig
     parameters = LadderFamily.parameters.with_fields(Parameter("float*", "running_rows"), Parameter("int", "splits"))

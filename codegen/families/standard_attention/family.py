@@ -64,7 +64,7 @@ class StandardAttention(Family):
     """See the module's docstring; the algorithm is templates/kernels/standard_attention.cu.j2."""
 
     name = "standard_attention"
-    revision = 4
+    revision = 5
     template = "kernels/standard_attention.cu.j2"
     config_type = StandardAttentionConfig
     parameters = ParameterBlock(_SCORES)

@@ -1,12 +1,12 @@
 // The log-sum-exp of a row, from its row max and row sum.
 
-// Results of ex2.approx are too small, on average by this part of them (measured on sm_90 for arguments from -16 to -1; taken for every GPU
-// and argument). lse is corrected for it: in log_sum_exp the terms of the row sum, and the factor that rescales the row sum. O goes
-// without: the error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
+// Mean relative error of ex2.approx, whose results are too small (measured on sm_90 for arguments from -16 to -1, assumed everywhere). lse
+// is corrected twice: the factor that rescales a row sum is raised by it, and log_sum_exp raises the sum's terms. O is not: the error of P
+// cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
 constexpr float kEx2Bias = 5.0e-8f;
 
-// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
-// least.
+// Natural logarithm of 1 + x as x + x^2 q(x), to 1.2 ulp, for x from sqrt(1/2) - 1 to sqrt(2) - 1. q is the polynomial with q(0) = -1/2
+// that makes the largest relative error least.
 __device__ __forceinline__ float log_near_one(float x) {
     constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f,  -0x1.538254p-3f,
                             0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
@@ -16,7 +16,8 @@ __device__ __forceinline__ float log_near_one(float x) {
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
+// The factor from a row max to the units of softmax_scale * S, in two floats: row_max * (high + low). Usually row_max is in base 2, and the
+// factor is ln2_hi + ln2_lo; in a huge row it is a score without the scale, and the factor is the softmax scale.
 struct RowMaxFactor {
     float high, low;
 
@@ -40,9 +41,11 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const R
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
     const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * factor.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // the maximum's own term, 2^0 or nearly so, has none
+    // The term of the score that set row_max, 1 / total of the sum, is 2^0 or nearly so, and has no error.
+    const float bias = kEx2Bias * (1.0f - inverse);
     const float corrections = sum_error + product_error + low_parts + bias;
-    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+    // 0 * total carries on a NaN, which the arithmetic on total's bits has lost.
+    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));
 }
 
 // The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.

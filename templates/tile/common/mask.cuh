@@ -1,15 +1,15 @@
 // What the chain makes of S in the forward kernels, whose rows are queries.
 
-// S = -inf where the chain hides a key from a query. `first_row` and `first_key` are the positions of S[0][0] of this warp. Under PackGQA
-// kPackGqa rows, one of each head, belong to a query.
+// S = -inf where the chain hides a key from a query. `first_key` is the key of this warp's first column, `first_position` the position of
+// its first row in the sequence: each query has kPackGqa of them, under PackGQA one for each head.
 template <int kPackGqa = 1, class Chain, int kRowTiles, int kKeyTiles>
-__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_row, int first_key, const Chain& chain) {
+__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_position, int first_key, const Chain& chain) {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int query = (first_row + i * 16 + e / 2 * 8 + lane / 4) / kPackGqa;
+            const int query = (first_position + i * 16 + e / 2 * 8 + lane / 4) / kPackGqa;
             const KeyRange seen = chain.keys(query);
 #pragma unroll
             for (int j = 0; j < kKeyTiles; ++j) {

@@ -16,13 +16,14 @@ struct KeyRange {
 // There are keys up to len_kv only. Query rows past len_q need no mask: the forward pass stores nothing of them, and in the backward pass
 // their row_lse is +inf, so that their P is 0.
 struct SequenceEnd {
-    static constexpr bool kHidesFirstKeys = false;
+    static constexpr bool kHidesFirstKeys = false;  // whether keys() may begin at other than 0
     int len_q, len_kv;
 
-    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key). The forward pass
-    // asks for all keys alone.
+    // Whether a query sees a key.
     __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
+    // All keys that a query sees. The only one of the three that the forward pass calls.
     __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
+    // The queries that see any of the keys [first_key, end_key), and those that see all of them.
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
         return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
     }
@@ -77,9 +78,9 @@ struct ScoreChain : Links... {
         return all;
     }
 
-    // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
-    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: that key is the first one that a
-    // kernel visits of those that the query sees, and softmax must update its row max there.
+    // For the kBlockQ queries from `first_query` on. Kernels visit key tiles from the last to the first. A tile that needs the mask also
+    // makes softmax update its row max, which it must where a query meets the first key that it sees. So where queries differ in their last
+    // key, the tile of the first query's last key counts as one that needs the mask even if it is seen whole: hence the - 1.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
         const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);

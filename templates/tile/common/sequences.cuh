@@ -23,8 +23,8 @@ struct DenseSequences {
     __device__ __forceinline__ Element* key_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
     }
-    // The first query's place in [batch, heads_q, len_q], dense.
-    __device__ __forceinline__ i64 first_row(int batch, int head) const {
+    // Where a head's first query lies in lse and all that has its layout: [batch, heads_q, len_q], dense.
+    __device__ __forceinline__ i64 lse_offset(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_length;
     }
     // The first query tile's place in [batch, heads_q, query_tiles], for the backward pass.

@@ -10,26 +10,28 @@ constexpr float kHeadroom = 8.0f;
 constexpr float kInitialRowMax = -3.0e38f;
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
-// has a large rounding error: beyond 2^31 it alone exceeds every exponent that fp32 holds. So a huge row first subtracts the maximum
-// itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// has a large rounding error: from 2^31 on it can reach half an ulp = 2^7, and 2^(2^7) overflows fp32. So a huge row first subtracts the
+// maximum itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
 // A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
-// at most 2^-12, which no 16-bit P shows: that of the maximum itself still rounds to 1 in fp16, the finer of the two types there.
+// at most 2^-12 and P by at most 1.7e-4 of it, less than fp16 rounds by just below 1 (2^-12): so the P of the maximum is still 1.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
+// Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not,
+// nor one whose maximum is NaN: the second comparison excludes both.
 __device__ __forceinline__ bool is_huge(float maximum, float maximum_log2) {
     return !(fabsf(maximum_log2) < kHuge) && maximum > -infinity();
 }
 
-// The origin for a maximum. If fp32 cannot hold maximum * scale, the row becomes NaN, as in plain PyTorch.
+// The origin for a maximum. If fp32 cannot hold maximum * scale, the row becomes NaN, as in plain PyTorch: by 0 * inf. The product is taken
+// with ln2_hi first, as maximum_log2 may overflow where maximum * scale does not.
 __device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
     const float maximum_log2 = mul_rn(maximum, scale_log2);
     if (!is_huge(maximum, maximum_log2)) return {0.0f, maximum_log2};
-    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};
 }
 
 // Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
@@ -37,13 +39,13 @@ __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expe
 
 // Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
 __device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
-    const bool unseen = origin.row_max == kInitialRowMax;
-    // maximum + inf is NaN if the row has seen no key, with a maximum of -inf: then it stays as it is.
-    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
+    const bool had_no_key = origin.row_max == kInitialRowMax;
+    // +inf for the first key; NaN if there is still none, with a maximum of -inf: then the origin stays.
+    const float height = had_no_key ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
     if (!(height > 0.0f)) return 1.0f;
     const Origin before = origin;
     origin = origin_at(maximum, scale_log2, ln2_hi);
-    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
+    return had_no_key ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
 }
 
 // The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
@@ -65,10 +67,10 @@ __device__ __forceinline__ float quad_sum(float value) {
     return value + shfl_sync_bfly(value, 2);
 }
 
-// The factor that normalises a row of O: 1 / total, to 1 ulp, and 0 for a row that sees no key. Newton's method, three times, refines a
-// guess that is good to 5 %: a division would bring a branch, and rcp.approx is not the same on every GPU.
+// The factor that normalises a row of O: 1 / total, to 1 ulp, or 0 if no key is seen. `total` is 0, NaN or from about 1 to below 2^100.
+// Newton's method refines a guess good to 5 %, three times: a division would bring a branch, and rcp.approx differs between GPUs.
 __device__ __forceinline__ float normaliser(float total) {
-    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
+    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));  // negates the exponent: 254 << 23, less what makes the error least
 #pragma unroll
     for (int i = 0; i < 3; ++i) y = fmaf(y, fmaf(-total, y, 1.0f), y);
     return total == 0.0f ? 0.0f : y;

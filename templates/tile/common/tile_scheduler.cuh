@@ -1,10 +1,13 @@
 // The tile scheduler: from a block's index, or that of a claimed tile, to its work tile.
 
-// n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
+// n / divisor, for n >= 0, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32
+// bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: number among the head's query tiles, of which the last one is handed out first
+    int tile;   // number among the head's query tiles, of which the last one is handed out first
+    int head;   // number of the head, or under PackGQA of the set of heads that share tiles
+    int batch;
 };
 
 // L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums

@@ -22,7 +22,7 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
     const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
     const Element* out = sequences.query_row(p.out, of_out, batch, head, first_query);
     const Element* d_out = sequences.query_row(p.d_out, of_d_out, batch, head, first_query);
-    const i64 row = sequences.first_row(batch, head) + first_query;
+    const i64 row = sequences.lse_offset(batch, head) + first_query;
     const float *lse = p.lse + row, *d_lse = p.d_lse == nullptr ? nullptr : p.d_lse + row;
     float *row_lse = p.row_lse + tile * kBlockQ, *row_delta = p.row_delta + tile * kBlockQ, *row_shift = p.row_shift + tile * kBlockQ;
     write_zeros<kThreads, kBlockQ * kColumns>(p.d_q_sum + tile * (kBlockQ * kColumns));

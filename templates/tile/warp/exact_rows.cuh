@@ -148,7 +148,7 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
         if (lane_index() >= 8) continue;  // each of these has one row
         const RowSum own = lane_index() < 4 ? sums[0] : sums[1];
         const int row = first + lane_index() % 4 * 2 + lane_index() / 4;
-        const i64 index = sequences.first_row(batch, head) + first_query + row;
+        const i64 index = sequences.lse_offset(batch, head) + first_query + row;
         const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[index]);
         row_shift[row] = huge_row ? own.maximum : 0.0f;
         if (huge_row) row_lse[row] = log_sum_exp(0.0f, own.row_sum, {1.0f, 0.0f}) * 1.44269504f;

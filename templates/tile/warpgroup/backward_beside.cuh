@@ -25,7 +25,7 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
     const HeadTile work = HeadTile::of_block(p);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     const int batch = work.batch, head = work.head, first_query = work.tile * kBlockQ, queries = sequences.len_q(batch) - first_query;
-    const i64 index = sequences.first_tile(batch, head) + work.tile, row = sequences.first_row(batch, head) + first_query;
+    const i64 index = sequences.first_tile(batch, head) + work.tile, row = sequences.lse_offset(batch, head) + first_query;
     const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
     float* row_lse = p.row_lse + index * RowLse<kBlockQ>::kFloats;
     write_zeros<kThreads, kSums>(p.d_q_sum + index * kSums);

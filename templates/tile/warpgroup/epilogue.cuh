@@ -2,23 +2,23 @@
 // tensor copies.
 
 // Rounds O * normalisers and stores the warp's 16 rows; the copies leave out rows and columns outside of the tensor. The coordinates are
-// those of the first row in the tensor map. `ring` has kPanels panels of 16 rows, which no other warp uses, and which the copies may still
-// read on return. Sets O to zero.
-template <class Element, int kPanels, int kOutTiles>
+// those of the first row in the tensor map. `ring` has kRingPanels panels of 16 rows, which no other warp uses, and which the copies may
+// still read on return. Sets O to zero.
+template <class Element, int kRingPanels, int kOutTiles>
 __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kOutTiles][4], const float (&normalisers)[2],
                                              SharedAddress ring, int coordinate1, int coordinate2, int batch) {
     // Each call begins with the ring's first panel. Where the panels of a call fill the ring a whole number of times, that panel's copy is
     // the oldest one, and all others may be pending; else the call waits for all.
-    constexpr int kFirstPending = (kOutTiles + 7) / 8 % kPanels == 0 ? kPanels - 1 : 0;
+    constexpr int kFirstPending = (kOutTiles + 7) / 8 % kRingPanels == 0 ? kRingPanels - 1 : 0;
     int lane = lane_index();
     launder(lane);  // else addresses in the ring, which are needed once a work tile, would occupy registers
 #pragma unroll
     for (int panel = 0; panel * 8 < kOutTiles; ++panel) {
-        const PanelTile<16, 64> box{ring + panel % kPanels * PanelTile<16, 64>::kBytes};
+        const PanelTile<16, 64> box{ring + panel % kRingPanels * PanelTile<16, 64>::kBytes};
         if (panel == 0) {
             if (lane == 0) cp_async_bulk_wait_group_read<kFirstPending>();
         } else {
-            if (lane == 0) cp_async_bulk_wait_group_read<kPanels - 1>();
+            if (lane == 0) cp_async_bulk_wait_group_read<kRingPanels - 1>();
         }
         barrier_warp_sync();
 #pragma unroll

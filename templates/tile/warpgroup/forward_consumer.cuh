@@ -1,5 +1,5 @@
-// A consumer of the warp-specialised forward kernel: one warpgroup and its 64 rows of every work tile of this block. S, P and O stay in
-// registers.
+// A consumer of the warp-specialised forward kernel: one warpgroup and its 64 rows of every work tile of this thread block. S, P and O
+// stay in registers.
 
 template <class Traits, class Parameters>
 struct ForwardConsumer {
@@ -12,7 +12,8 @@ struct ForwardConsumer {
     // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
     static_assert(!Traits::kPingPong || Traits::kConsumers > 1, "ping-pong scheduling takes two consumers");
-    static_assert(Traits::kStages > 1, "with one stage a consumer waits in its turn for V, whose stage another frees in its next turn");
+    static_assert(Traits::kStages > 1,
+                  "one stage deadlocks: a consumer holds its turn until V comes, and the other frees V's stage only in its own next turn");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
 
     const Parameters& p;
@@ -20,7 +21,7 @@ struct ForwardConsumer {
     const int consumer;
     const bool elected;
     PipelineState<Traits::kQueryStages> q_state;
-    PipelineState<kWorkSlots<Traits>> slot;
+    PipelineState<kWorkSlots<Traits>> slot;  // index of the next work slot
     PipelineState<Traits::kStages> k_state, v_state;
     PipelineState<1> statistics_state;
     OnlineSoftmax<Element, Traits::kStaleRowMax> softmax;
@@ -28,7 +29,7 @@ struct ForwardConsumer {
     float O[Traits::kColumnsV / 8][4] = {};
     Fragment P[2];                            // one is multiplied with V while softmax writes the other
     SharedAddress current = 0, finished = 0;  // slots of the current work tile, and of the one whose O is to be stored
-    int first_query, n_block, lowest_block;   // of the current work tile
+    int first_query, k_block, lowest_block;   // of the current work tile
     Chain chain;                              // of its sequence
     // K blocks that this consumer's rows see, for the mask alone: every consumer visits all blocks of the work tile, as the turns of
     // ping-pong scheduling and the releases of K and V must match in number.
@@ -45,7 +46,7 @@ struct ForwardConsumer {
     // to the first. The first S of a work tile overlaps the last product of the tile before, so the pipeline never drains. Line 20 is
     // finish_tile, and store_output in retire_pv. Returns false at the end of the work; P_prev is then left to `drain`.
     __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
-        const bool new_tile = --n_block < lowest_block;
+        const bool new_tile = --k_block < lowest_block;
         if (new_tile && !wait_for_work()) return false;
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
@@ -53,8 +54,8 @@ struct ForwardConsumer {
         retire_pv();            // rescale or store O, release V: O must be free before the next product
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
-        // From here to retire_pv of the next iteration, O, the P V under way, normalisers and `finished` belong to the old work tile. After
-        // this branch all else belongs to the new one.
+        // If new_tile: until the next retire_pv, O, the P V under way, normalisers and `finished` are the old work tile's; after this
+        // branch all else is the new one's.
         if (new_tile) {
             finish_tile();
             begin_tile();
@@ -115,7 +116,7 @@ struct ForwardConsumer {
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
         smem.v_pipeline.consumer_wait(v_state);
         launder(O);  // S needs none in issue_qk: its first product only writes it
-        launder(P_used);
+        launder(P_used);  // no need once the product is complete: P is written next from an S that make_p launders after that
         wgmma_fence();
         gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
         wgmma_commit_group();
@@ -126,9 +127,9 @@ struct ForwardConsumer {
         launder(S[0]);
         smem.k_pipeline.consumer_release(k_state.stage, elected);
         k_state.advance();
-        const bool masked = own_blocks.needs_mask(n_block);
-        if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + first_row(), n_block * kBlockKv, chain);
-        if (n_block == lowest_block) release_q();
+        const bool masked = own_blocks.needs_mask(k_block);
+        if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
+        if (k_block == lowest_block) release_q();
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
     }
     // Every warp releases Q for itself. Once work tile t is released, the producer may write tile t + kQueryStages into
@@ -145,7 +146,7 @@ struct ForwardConsumer {
         if (v_stage_in_use >= 0) smem.v_pipeline.consumer_release(v_stage_in_use, elected);
         if (store_pending) {
             const Work work = Work::load(finished);
-            const int row = first_row();
+            const int row = warp_row();
             const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
             const int coordinates[2] = {work.coordinate1(row), work.coordinate2(row)};
             store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, coordinates[0], coordinates[1], work.batch);
@@ -167,7 +168,7 @@ struct ForwardConsumer {
         slot.advance();
         const Work work = Work::load(current);
         first_query = work.first_query;
-        n_block = shfl_sync_first(work.end_block) - 1;
+        k_block = shfl_sync_first(work.end_block) - 1;
         lowest_block = work.lowest_block(p);
         chain = work.chain(p);
         own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
@@ -186,9 +187,9 @@ struct ForwardConsumer {
         pipeline.producer_commit(statistics_state.stage, lane_index() == 0);
         statistics_state.advance();
     }
-    // This warp's first row within a tile: 0 for warp 4 of the block, the first of all consumers'. It is computed anew at each use, because
+    // This warp's first row within a tile: 16 for each warp before it, the producer's 4 aside. It is computed anew at each use, because
     // keeping it would cost a register.
-    __device__ __forceinline__ static int first_row() {
+    __device__ __forceinline__ static int warp_row() {
         int thread = thread_index();
         launder(thread);
         return thread / 32 * 16 - 64;

@@ -1,16 +1,17 @@
 // The LSE writer of the warp-specialised forward kernel. A consumer hands its row statistics over and goes on: logarithms between two work
 // tiles would leave the tensor cores idle.
 
-// One warp writes lse for the 64 rows of a consumer, in every work tile of this block.
+// One warp writes lse for the 64 rows of a consumer, in every work tile of this thread block.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStorage<Traits>& smem, int consumer) {
     constexpr int kPackGqa = Traits::kPackGqa;
     const Pipeline<1> pipeline = smem.statistics_pipeline(consumer);
     PipelineState<1> state;
-    PipelineState<kWorkSlots<Traits>> slot;
+    PipelineState<kWorkSlots<Traits>> slot;  // index of a work slot
 #pragma unroll 1
     for (;;) {
         pipeline.consumer_wait(state);
+        // The slot is visible, too: the consumer saw it, by its wait for Q, before it committed the statistics.
         const auto work = WorkTileInfo<Traits>::load(smem.work_slot(slot.stage));
         if (work.end_block == 0) return;
         slot.advance();
@@ -23,7 +24,8 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
         for (int i = 0; i < 2; ++i) {
             const int row = consumer * 64 + PairStatistics::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
             const float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
-            if (query < sequences.len_q(work.batch)) p.lse[sequences.first_row(work.batch, work.first_head + row % kPackGqa) + query] = lse;
+            const int head = work.first_head + row % kPackGqa;
+            if (query < sequences.len_q(work.batch)) p.lse[sequences.lse_offset(work.batch, head) + query] = lse;
         }
     }
 }

@@ -1,13 +1,13 @@
 // The producer of the warp-specialised forward kernel: one thread that loads Q, K and V by tensor copies (FlashAttention-3, algorithm 1).
 
-// Loads in the order in which consumers ask for tiles, for all work tiles of this block: K and V blocks from the last to the first, V one
-// block behind K, and Q together with the first K block, after it: a stage of Q may become free later.
+// Loads in the order in which consumers ask for tiles, for all work tiles of this thread block: K and V blocks from the last to the first,
+// V one block behind K, and Q right after the first K block, so that K need not wait for a stage of Q, which may become free later.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorage<Traits>& smem) {
     using Storage = ForwardStorage<Traits>;
     using Work = WorkTileInfo<Traits>;
     PipelineState<Traits::kQueryStages> q_state;
-    PipelineState<kWorkSlots<Traits>> slot;
+    PipelineState<kWorkSlots<Traits>> slot;  // index of a work slot; its parity is unused, as Q's pipeline guards the slots
     PipelineState<Traits::kStages> k_state, v_state;
     int v_block = -1, v_head = 0, v_batch = 0;
     auto load_v = [&] {
@@ -28,13 +28,13 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
         const int last_block = work.end_block - 1, lowest_block = work.lowest_block(p);
         int next = index;
 #pragma unroll 1
-        for (int n_block = last_block; n_block >= lowest_block; --n_block) {
+        for (int k_block = last_block; k_block >= lowest_block; --k_block) {
             smem.k_pipeline.producer_acquire(k_state);
             smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
             const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);
-            smem.key_tile(k_state.stage).load(p.k_map, k_full, n_block * Traits::kBlockKv, head_kv, work.batch);
+            smem.key_tile(k_state.stage).load(p.k_map, k_full, k_block * Traits::kBlockKv, head_kv, work.batch);
             k_state.advance();
-            if (n_block == last_block) {
+            if (k_block == last_block) {
                 smem.q_pipeline.producer_acquire(q_state);
                 work.store(smem.work_slot(slot.stage));  // those who wait for Q see it, by the arrival of producer_expect
                 slot.advance();
@@ -45,13 +45,14 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
             }
             // The claim's latency stalls this thread, while consumers work on the stages that are full. It is made with the last K
             // block but one, where there are two: with the last one the first K block of the next work tile would come late.
-            if (n_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
+            if (k_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
             load_v();
-            v_block = n_block, v_head = head_kv, v_batch = work.batch;
+            v_block = k_block, v_head = head_kv, v_batch = work.batch;
         }
         index = next;
     }
-    load_v();
+    load_v();  // still due, being one block behind K
+    // The end of the work: a slot with end_block == 0, announced by a stage of Q without a Q.
     smem.q_pipeline.producer_acquire(q_state);
     Work{}.store(smem.work_slot(slot.stage));
     smem.q_pipeline.producer_commit(q_state.stage, true);

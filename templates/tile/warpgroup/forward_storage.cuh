@@ -1,8 +1,8 @@
-// What the roles of the warp-specialised forward kernel share: the work tiles of a block, and its shared memory.
+// What the roles of the warp-specialised forward kernel share: the work tiles of a thread block, and its shared memory.
 
-// A Q tile, and where the K blocks that its rows see end (a K block is a key tile of the mask). end_block >= 1 even if every key is masked,
-// so that the epilogue runs; end_block == 0 marks the end of the work. Row r of the tile is query first_query + r / kPackGqa of head
-// first_head + r % kPackGqa.
+// A Q tile and its K blocks, [lowest_block(), end_block); a K block is what the mask calls a key tile. end_block >= 1 even if every key is
+// masked, so that the epilogue runs; end_block == 0 marks the end of the work. Row r of the tile is query first_query + r / kPackGqa of
+// head first_head + r % kPackGqa.
 template <class Traits>
 struct WorkTileInfo {
     static constexpr int kBytes = 16, kPackGqa = Traits::kPackGqa;
@@ -46,15 +46,16 @@ struct WorkTileInfo {
     }
 };
 
-// The persistent tile scheduler: which work tile this block takes after `index`. The dynamic one is asked late, so that blocks that run
-// ahead take more tiles. A launch makes `tiles` claims, one for each work tile, numbered from 0: who gets number `tiles` - 1 made the last.
+// The persistent tile scheduler: which work tile this thread block takes after `index`. Its first tile is that of its own index. For each
+// tile that it loads it makes one claim, late, so that those that run ahead take more tiles: `tiles` claims in all. Claim n gets tile
+// launched_blocks + n, and the last launched_blocks claims find none. Whoever makes claim `tiles` - 1 resets the counter.
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
-    // A claim publishes nothing else, so relaxed order would do; these are the atoms that there are.
-    const int claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
-    if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
-    return claims + p.launched_blocks;
+    // A claim publishes nothing else, so relaxed order would do, but atoms/ptx has no relaxed addition.
+    const int earlier_claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
+    if (earlier_claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
+    return earlier_claims + p.launched_blocks;
 }
 
 // Slots for WorkTileInfo. When a consumer releases Q of work tile t, these are in use: the slots of the kQueryStages tiles after t, whose Q

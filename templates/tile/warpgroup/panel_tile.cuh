@@ -6,8 +6,8 @@ struct PanelTile {
     static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
     SharedAddress base;
 
-    // Loads a tile, all columns. Its first row has the coordinates row and head, in Q's map under PackGQA head and row. What lies outside
-    // of the tensor becomes zeros.
+    // Loads a tile, all columns. coordinate1 and coordinate2 are row and head of the first row; in Q's map under PackGQA head and row. What
+    // lies outside of the tensor becomes zeros.
     __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int coordinate1, int coordinate2, int batch) const {
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel)

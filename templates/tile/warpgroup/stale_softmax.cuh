@@ -5,7 +5,8 @@
 // that warps share would be seen early or late, and results would differ from run to run.
 
 // A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P overflows fp16. bf16
-// holds any P, and fp32 holds O as long as keys * 2^72 * max |V| < 2^128: 2^14 keys with |V| < 2^42.
+// holds any P, and fp32 holds O as long as keys * 2^72 * max |V| < 2^128: 2^14 keys with |V| < 2^42. So 2^72 is a choice: a lower limit
+// repeats more blocks, a higher one leaves less room for V.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
@@ -72,6 +73,7 @@ struct OnlineSoftmax {
     }
     template <int kKeyTiles>
     __device__ __forceinline__ void update_huge_row_max(float (&S)[kKeyTiles][4], const float (&maximum)[2]) {
+        // Every later block must come here, too, since S loses the shift here. A row that does not move has a factor of 1.
         needs_rescale = updates_every_block = true;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -139,12 +141,12 @@ struct OnlineSoftmax {
     }
 
     // The factors that normalise O, and the row statistics from which the LSE writer computes lse.
-    __device__ __forceinline__ PairStatistics finish(float (&inverse)[2]) const {
+    __device__ __forceinline__ PairStatistics finish(float (&normalisers)[2]) const {
         PairStatistics statistics;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             statistics.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
-            inverse[h] = normaliser(statistics.rows[h].total);
+            normalisers[h] = normaliser(statistics.rows[h].total);
             if (unlikely(huge) && shift[h] != 0.0f) statistics.rows[h] = {-statistics.rows[h].total, shift[h]};
         }
         return statistics;

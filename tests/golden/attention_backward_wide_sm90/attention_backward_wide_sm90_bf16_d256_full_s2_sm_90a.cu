@@ -248,7 +248,9 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 //   leading offset is ignored.
 //   MN-major (the other dimension is contiguous): groups of 8 rows of the contraction are 1024 bytes apart (stride offset); panels of 64
 //   columns are `panel_bytes` apart (leading offset).
-// The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
+// Upper word: 1 << 30 (swizzle) and 1024 / 16 = 0x40 (stride). The matrix begins `offset` bytes after `address`: shared memory ends below
+// 2^18, so (address + offset) / 16 < 2^14 never carries, and a constant offset is one addition of 32 bits. `panel_bytes` is for MN-major
+// alone: its default is ignored.
 __device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
     return u64{0x40000040u} << 32 | ((panel_bytes >> 4 << 16 | address >> 4) + (offset >> 4));
 }
@@ -469,7 +471,7 @@ __device__ __forceinline__ void wgmma_ss<Bf16, 64>(float (&d)[8][4], u64 a, u64 
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, p, 1, 1, 0, 0;\n"
+        "}, %32, %33, p, 1, 1, 0, 0;\n"  // p: accumulate; then scale a, scale b, transpose a, transpose b
         "}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
           "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
@@ -489,7 +491,7 @@ __device__ __forceinline__ void wgmma_ss_trans_ab<Bf16, 128>(float (&d)[16][4], 
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, p, 1, 1, 1, 1;\n"
+        "}, %64, %65, p, 1, 1, 1, 1;\n"  // p: accumulate; then scale a, scale b, transpose a, transpose b
         "}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
           "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
@@ -511,7 +513,7 @@ __device__ __forceinline__ void wgmma_ss_trans_b<Bf16, 64>(float (&d)[8][4], u64
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, p, 1, 1, 0, 1;\n"
+        "}, %32, %33, p, 1, 1, 0, 1;\n"  // p: accumulate; then scale a, scale b, transpose a, transpose b
         "}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
           "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
@@ -631,11 +633,14 @@ struct SharedRegions {
 
 // The tile scheduler: from a block's index, or that of a claimed tile, to its work tile.
 
-// n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
+// n / divisor, for n >= 0, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32
+// bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: number among the head's query tiles, of which the last one is handed out first
+    int tile;   // number among the head's query tiles, of which the last one is handed out first
+    int head;   // number of the head, or under PackGQA of the set of heads that share tiles
+    int batch;
 };
 
 // L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
@@ -691,8 +696,8 @@ struct DenseSequences {
     __device__ __forceinline__ Element* key_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
     }
-    // The first query's place in [batch, heads_q, len_q], dense.
-    __device__ __forceinline__ i64 first_row(int batch, int head) const {
+    // Where a head's first query lies in lse and all that has its layout: [batch, heads_q, len_q], dense.
+    __device__ __forceinline__ i64 lse_offset(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_length;
     }
     // The first query tile's place in [batch, heads_q, query_tiles], for the backward pass.
@@ -721,13 +726,14 @@ struct KeyRange {
 // There are keys up to len_kv only. Query rows past len_q need no mask: the forward pass stores nothing of them, and in the backward pass
 // their row_lse is +inf, so that their P is 0.
 struct SequenceEnd {
-    static constexpr bool kHidesFirstKeys = false;
+    static constexpr bool kHidesFirstKeys = false;  // whether keys() may begin at other than 0
     int len_q, len_kv;
 
-    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key). The forward pass
-    // asks for all keys alone.
+    // Whether a query sees a key.
     __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
+    // All keys that a query sees. The only one of the three that the forward pass calls.
     __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
+    // The queries that see any of the keys [first_key, end_key), and those that see all of them.
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
         return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
     }
@@ -782,9 +788,9 @@ struct ScoreChain : Links... {
         return all;
     }
 
-    // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
-    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: that key is the first one that a
-    // kernel visits of those that the query sees, and softmax must update its row max there.
+    // For the kBlockQ queries from `first_query` on. Kernels visit key tiles from the last to the first. A tile that needs the mask also
+    // makes softmax update its row max, which it must where a query meets the first key that it sees. So where queries differ in their last
+    // key, the tile of the first query's last key counts as one that needs the mask even if it is seen whole: hence the - 1.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
         const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
@@ -826,23 +832,23 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 // holds a row of S.
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
-// has a large rounding error: beyond 2^31 it alone exceeds every exponent that fp32 holds. So a huge row first subtracts the maximum
-// itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// has a large rounding error: from 2^31 on it can reach half an ulp = 2^7, and 2^(2^7) overflows fp32. So a huge row first subtracts the
+// maximum itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
 // A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
-// at most 2^-12, which no 16-bit P shows: that of the maximum itself still rounds to 1 in fp16, the finer of the two types there.
+// at most 2^-12 and P by at most 1.7e-4 of it, less than fp16 rounds by just below 1 (2^-12): so the P of the maximum is still 1.
 constexpr float kHuge = 0x1p13f;
 
 // Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
 __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expect(condition, false); }
 
-// The factor that normalises a row of O: 1 / total, to 1 ulp, and 0 for a row that sees no key. Newton's method, three times, refines a
-// guess that is good to 5 %: a division would bring a branch, and rcp.approx is not the same on every GPU.
+// The factor that normalises a row of O: 1 / total, to 1 ulp, or 0 if no key is seen. `total` is 0, NaN or from about 1 to below 2^100.
+// Newton's method refines a guess good to 5 %, three times: a division would bring a branch, and rcp.approx differs between GPUs.
 __device__ __forceinline__ float normaliser(float total) {
-    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
+    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));  // negates the exponent: 254 << 23, less what makes the error least
 #pragma unroll
     for (int i = 0; i < 3; ++i) y = fmaf(y, fmaf(-total, y, 1.0f), y);
     return total == 0.0f ? 0.0f : y;
@@ -852,13 +858,13 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// Results of ex2.approx are too small, on average by this part of them (measured on sm_90 for arguments from -16 to -1; taken for every GPU
-// and argument). lse is corrected for it: in log_sum_exp the terms of the row sum, and the factor that rescales the row sum. O goes
-// without: the error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
+// Mean relative error of ex2.approx, whose results are too small (measured on sm_90 for arguments from -16 to -1, assumed everywhere). lse
+// is corrected twice: the factor that rescales a row sum is raised by it, and log_sum_exp raises the sum's terms. O is not: the error of P
+// cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
 constexpr float kEx2Bias = 5.0e-8f;
 
-// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
-// least.
+// Natural logarithm of 1 + x as x + x^2 q(x), to 1.2 ulp, for x from sqrt(1/2) - 1 to sqrt(2) - 1. q is the polynomial with q(0) = -1/2
+// that makes the largest relative error least.
 __device__ __forceinline__ float log_near_one(float x) {
     constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f,  -0x1.538254p-3f,
                             0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
@@ -868,7 +874,8 @@ __device__ __forceinline__ float log_near_one(float x) {
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
+// The factor from a row max to the units of softmax_scale * S, in two floats: row_max * (high + low). Usually row_max is in base 2, and the
+// factor is ln2_hi + ln2_lo; in a huge row it is a score without the scale, and the factor is the softmax scale.
 struct RowMaxFactor {
     float high, low;
 
@@ -892,9 +899,11 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const R
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
     const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * factor.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // the maximum's own term, 2^0 or nearly so, has none
+    // The term of the score that set row_max, 1 / total of the sum, is 2^0 or nearly so, and has no error.
+    const float bias = kEx2Bias * (1.0f - inverse);
     const float corrections = sum_error + product_error + low_parts + bias;
-    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+    // 0 * total carries on a NaN, which the arithmetic on total's bits has lost.
+    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));
 }
 
 // The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
@@ -1142,7 +1151,7 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
         if (lane_index() >= 8) continue;  // each of these has one row
         const RowSum own = lane_index() < 4 ? sums[0] : sums[1];
         const int row = first + lane_index() % 4 * 2 + lane_index() / 4;
-        const i64 index = sequences.first_row(batch, head) + first_query + row;
+        const i64 index = sequences.lse_offset(batch, head) + first_query + row;
         const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[index]);
         row_shift[row] = huge_row ? own.maximum : 0.0f;
         if (huge_row) row_lse[row] = log_sum_exp(0.0f, own.row_sum, {1.0f, 0.0f}) * 1.44269504f;
@@ -1216,8 +1225,8 @@ struct PanelTile {
     static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
     SharedAddress base;
 
-    // Loads a tile, all columns. Its first row has the coordinates row and head, in Q's map under PackGQA head and row. What lies outside
-    // of the tensor becomes zeros.
+    // Loads a tile, all columns. coordinate1 and coordinate2 are row and head of the first row; in Q's map under PackGQA head and row. What
+    // lies outside of the tensor becomes zeros.
     __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int coordinate1, int coordinate2, int batch) const {
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel)
@@ -1483,7 +1492,7 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
     const HeadTile work = HeadTile::of_block(p);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     const int batch = work.batch, head = work.head, first_query = work.tile * kBlockQ, queries = sequences.len_q(batch) - first_query;
-    const i64 index = sequences.first_tile(batch, head) + work.tile, row = sequences.first_row(batch, head) + first_query;
+    const i64 index = sequences.first_tile(batch, head) + work.tile, row = sequences.lse_offset(batch, head) + first_query;
     const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
     float* row_lse = p.row_lse + index * RowLse<kBlockQ>::kFloats;
     write_zeros<kThreads, kSums>(p.d_q_sum + index * kSums);

@@ -3,9 +3,10 @@
 // Attention forward for Hopper, as in FlashAttention-3 (Shah et al. 2024), algorithms 1 and 2:
 //   S = Q K^T, causal mask,  out = softmax(scale * S) V,  lse = log(sum(exp(scale * S))) for each row.
 // The first warpgroup is the producer: one thread issues the TMA loads, and a warp for each consumer writes its lse.
-// Each of the other 2 warpgroups, the consumers, computes 64 rows of O.
+// Each of the other 2 warpgroups, the consumers, computes 64 rows of O. They are what `warpgroups` counts below.
 // A work tile is 128 rows of Q, with all keys that they see.
-// Blocks are persistent, and the pipeline of a consumer does not drain between the work tiles of its block.
+// A K block is 160 of these keys; the mask calls it a key tile.
+// Thread blocks are persistent, and the pipeline of a consumer does not drain between the work tiles of its thread block.
 //
 //   problem  bf16_d64_causal
 //   config   warpgroups 2, block_kv 160, stages 2, query_stages 2, out_panels 1, row_max exact, ping_pong true,
@@ -13,6 +14,7 @@
 //   target   sm_90a
 //   launch   <<<min(work tiles, SMs * 1), 384, 132288 bytes>>>
 //            work tiles: ceil(len_q / 128) * heads_q * batch
+//            bytes of shared memory: of all regions of ForwardStorage together
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, named_barrier, mbarrier, cp_async_bulk_tensor,
 //              setmaxnreg, wgmma, stmatrix, atomic, cvt, ex2, mul, shfl_sync, vote_sync
 //            tile/common: shared_regions, tile_scheduler, sequences, score_chain, mask, softmax_rows, lse
@@ -252,7 +254,9 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 //   leading offset is ignored.
 //   MN-major (the other dimension is contiguous): groups of 8 rows of the contraction are 1024 bytes apart (stride offset); panels of 64
 //   columns are `panel_bytes` apart (leading offset).
-// The matrix begins `offset` bytes after `address`: constants are added to the lower word, which never carries.
+// Upper word: 1 << 30 (swizzle) and 1024 / 16 = 0x40 (stride). The matrix begins `offset` bytes after `address`: shared memory ends below
+// 2^18, so (address + offset) / 16 < 2^14 never carries, and a constant offset is one addition of 32 bits. `panel_bytes` is for MN-major
+// alone: its default is ignored.
 __device__ __forceinline__ u64 matrix_descriptor(SharedAddress address, u32 offset, u32 panel_bytes = 16) {
     return u64{0x40000040u} << 32 | ((panel_bytes >> 4 << 16 | address >> 4) + (offset >> 4));
 }
@@ -382,7 +386,7 @@ __device__ __forceinline__ void wgmma_ss<Bf16, 160>(float (&d)[20][4], u64 a, u6
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
         "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-        "}, %80, %81, p, 1, 1, 0, 0;\n"
+        "}, %80, %81, p, 1, 1, 0, 0;\n"  // p: accumulate; then scale a, scale b, transpose a, transpose b
         "}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
           "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
@@ -406,7 +410,7 @@ __device__ __forceinline__ void wgmma_rs<Bf16, 64>(float (&d)[8][4], const u32 (
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
+        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"  // p: accumulate; then scale a, scale b, transpose b
         "}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
           "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
@@ -439,11 +443,14 @@ struct SharedRegions {
 
 // The tile scheduler: from a block's index, or that of a claimed tile, to its work tile.
 
-// n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
+// n / divisor, for n >= 0, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32
+// bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: number among the head's query tiles, of which the last one is handed out first
+    int tile;   // number among the head's query tiles, of which the last one is handed out first
+    int head;   // number of the head, or under PackGQA of the set of heads that share tiles
+    int batch;
 };
 
 // L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
@@ -499,8 +506,8 @@ struct DenseSequences {
     __device__ __forceinline__ Element* key_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
     }
-    // The first query's place in [batch, heads_q, len_q], dense.
-    __device__ __forceinline__ i64 first_row(int batch, int head) const {
+    // Where a head's first query lies in lse and all that has its layout: [batch, heads_q, len_q], dense.
+    __device__ __forceinline__ i64 lse_offset(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_length;
     }
     // The first query tile's place in [batch, heads_q, query_tiles], for the backward pass.
@@ -529,13 +536,14 @@ struct KeyRange {
 // There are keys up to len_kv only. Query rows past len_q need no mask: the forward pass stores nothing of them, and in the backward pass
 // their row_lse is +inf, so that their P is 0.
 struct SequenceEnd {
-    static constexpr bool kHidesFirstKeys = false;
+    static constexpr bool kHidesFirstKeys = false;  // whether keys() may begin at other than 0
     int len_q, len_kv;
 
-    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key). The forward pass
-    // asks for all keys alone.
+    // Whether a query sees a key.
     __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
+    // All keys that a query sees. The only one of the three that the forward pass calls.
     __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
+    // The queries that see any of the keys [first_key, end_key), and those that see all of them.
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
         return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
     }
@@ -590,9 +598,9 @@ struct ScoreChain : Links... {
         return all;
     }
 
-    // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
-    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: that key is the first one that a
-    // kernel visits of those that the query sees, and softmax must update its row max there.
+    // For the kBlockQ queries from `first_query` on. Kernels visit key tiles from the last to the first. A tile that needs the mask also
+    // makes softmax update its row max, which it must where a query meets the first key that it sees. So where queries differ in their last
+    // key, the tile of the first query's last key counts as one that needs the mask even if it is seen whole: hence the - 1.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
         const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
@@ -694,8 +702,8 @@ struct PanelTile {
     static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
     SharedAddress base;
 
-    // Loads a tile, all columns. Its first row has the coordinates row and head, in Q's map under PackGQA head and row. What lies outside
-    // of the tensor becomes zeros.
+    // Loads a tile, all columns. coordinate1 and coordinate2 are row and head of the first row; in Q's map under PackGQA head and row. What
+    // lies outside of the tensor becomes zeros.
     __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int coordinate1, int coordinate2, int batch) const {
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel)
@@ -739,16 +747,16 @@ __device__ __forceinline__ void gemm_output(float (&O)[kOutTiles][4], const u32 
 
 // What the chain makes of S in the forward kernels, whose rows are queries.
 
-// S = -inf where the chain hides a key from a query. `first_row` and `first_key` are the positions of S[0][0] of this warp. Under PackGQA
-// kPackGqa rows, one of each head, belong to a query.
+// S = -inf where the chain hides a key from a query. `first_key` is the key of this warp's first column, `first_position` the position of
+// its first row in the sequence: each query has kPackGqa of them, under PackGQA one for each head.
 template <int kPackGqa = 1, class Chain, int kRowTiles, int kKeyTiles>
-__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_row, int first_key, const Chain& chain) {
+__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_position, int first_key, const Chain& chain) {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int query = (first_row + i * 16 + e / 2 * 8 + lane / 4) / kPackGqa;
+            const int query = (first_position + i * 16 + e / 2 * 8 + lane / 4) / kPackGqa;
             const KeyRange seen = chain.keys(query);
 #pragma unroll
             for (int j = 0; j < kKeyTiles; ++j) {
@@ -772,26 +780,28 @@ constexpr float kHeadroom = 8.0f;
 constexpr float kInitialRowMax = -3.0e38f;
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
-// has a large rounding error: beyond 2^31 it alone exceeds every exponent that fp32 holds. So a huge row first subtracts the maximum
-// itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// has a large rounding error: from 2^31 on it can reach half an ulp = 2^7, and 2^(2^7) overflows fp32. So a huge row first subtracts the
+// maximum itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
 // A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
-// at most 2^-12, which no 16-bit P shows: that of the maximum itself still rounds to 1 in fp16, the finer of the two types there.
+// at most 2^-12 and P by at most 1.7e-4 of it, less than fp16 rounds by just below 1 (2^-12): so the P of the maximum is still 1.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
+// Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not,
+// nor one whose maximum is NaN: the second comparison excludes both.
 __device__ __forceinline__ bool is_huge(float maximum, float maximum_log2) {
     return !(fabsf(maximum_log2) < kHuge) && maximum > -infinity();
 }
 
-// The origin for a maximum. If fp32 cannot hold maximum * scale, the row becomes NaN, as in plain PyTorch.
+// The origin for a maximum. If fp32 cannot hold maximum * scale, the row becomes NaN, as in plain PyTorch: by 0 * inf. The product is taken
+// with ln2_hi first, as maximum_log2 may overflow where maximum * scale does not.
 __device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
     const float maximum_log2 = mul_rn(maximum, scale_log2);
     if (!is_huge(maximum, maximum_log2)) return {0.0f, maximum_log2};
-    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};
 }
 
 // Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
@@ -799,13 +809,13 @@ __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expe
 
 // Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
 __device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
-    const bool unseen = origin.row_max == kInitialRowMax;
-    // maximum + inf is NaN if the row has seen no key, with a maximum of -inf: then it stays as it is.
-    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
+    const bool had_no_key = origin.row_max == kInitialRowMax;
+    // +inf for the first key; NaN if there is still none, with a maximum of -inf: then the origin stays.
+    const float height = had_no_key ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
     if (!(height > 0.0f)) return 1.0f;
     const Origin before = origin;
     origin = origin_at(maximum, scale_log2, ln2_hi);
-    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
+    return had_no_key ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
 }
 
 // The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
@@ -827,10 +837,10 @@ __device__ __forceinline__ float quad_sum(float value) {
     return value + shfl_sync_bfly(value, 2);
 }
 
-// The factor that normalises a row of O: 1 / total, to 1 ulp, and 0 for a row that sees no key. Newton's method, three times, refines a
-// guess that is good to 5 %: a division would bring a branch, and rcp.approx is not the same on every GPU.
+// The factor that normalises a row of O: 1 / total, to 1 ulp, or 0 if no key is seen. `total` is 0, NaN or from about 1 to below 2^100.
+// Newton's method refines a guess good to 5 %, three times: a division would bring a branch, and rcp.approx differs between GPUs.
 __device__ __forceinline__ float normaliser(float total) {
-    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
+    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));  // negates the exponent: 254 << 23, less what makes the error least
 #pragma unroll
     for (int i = 0; i < 3; ++i) y = fmaf(y, fmaf(-total, y, 1.0f), y);
     return total == 0.0f ? 0.0f : y;
@@ -840,13 +850,13 @@ __device__ __forceinline__ float normaliser(float total) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// Results of ex2.approx are too small, on average by this part of them (measured on sm_90 for arguments from -16 to -1; taken for every GPU
-// and argument). lse is corrected for it: in log_sum_exp the terms of the row sum, and the factor that rescales the row sum. O goes
-// without: the error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
+// Mean relative error of ex2.approx, whose results are too small (measured on sm_90 for arguments from -16 to -1, assumed everywhere). lse
+// is corrected twice: the factor that rescales a row sum is raised by it, and log_sum_exp raises the sum's terms. O is not: the error of P
+// cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
 constexpr float kEx2Bias = 5.0e-8f;
 
-// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
-// least.
+// Natural logarithm of 1 + x as x + x^2 q(x), to 1.2 ulp, for x from sqrt(1/2) - 1 to sqrt(2) - 1. q is the polynomial with q(0) = -1/2
+// that makes the largest relative error least.
 __device__ __forceinline__ float log_near_one(float x) {
     constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f,  -0x1.538254p-3f,
                             0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
@@ -856,7 +866,8 @@ __device__ __forceinline__ float log_near_one(float x) {
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
+// The factor from a row max to the units of softmax_scale * S, in two floats: row_max * (high + low). Usually row_max is in base 2, and the
+// factor is ln2_hi + ln2_lo; in a huge row it is a score without the scale, and the factor is the softmax scale.
 struct RowMaxFactor {
     float high, low;
 
@@ -880,9 +891,11 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const R
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
     const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * factor.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // the maximum's own term, 2^0 or nearly so, has none
+    // The term of the score that set row_max, 1 / total of the sum, is 2^0 or nearly so, and has no error.
+    const float bias = kEx2Bias * (1.0f - inverse);
     const float corrections = sum_error + product_error + low_parts + bias;
-    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+    // 0 * total carries on a NaN, which the arithmetic on total's bits has lost.
+    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));
 }
 
 // The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
@@ -932,7 +945,8 @@ struct PairStatistics {
 // that warps share would be seen early or late, and results would differ from run to run.
 
 // A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P overflows fp16. bf16
-// holds any P, and fp32 holds O as long as keys * 2^72 * max |V| < 2^128: 2^14 keys with |V| < 2^42.
+// holds any P, and fp32 holds O as long as keys * 2^72 * max |V| < 2^128: 2^14 keys with |V| < 2^42. So 2^72 is a choice: a lower limit
+// repeats more blocks, a higher one leaves less room for V.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
 template <>
@@ -999,6 +1013,7 @@ struct OnlineSoftmax {
     }
     template <int kKeyTiles>
     __device__ __forceinline__ void update_huge_row_max(float (&S)[kKeyTiles][4], const float (&maximum)[2]) {
+        // Every later block must come here, too, since S loses the shift here. A row that does not move has a factor of 1.
         needs_rescale = updates_every_block = true;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -1066,12 +1081,12 @@ struct OnlineSoftmax {
     }
 
     // The factors that normalise O, and the row statistics from which the LSE writer computes lse.
-    __device__ __forceinline__ PairStatistics finish(float (&inverse)[2]) const {
+    __device__ __forceinline__ PairStatistics finish(float (&normalisers)[2]) const {
         PairStatistics statistics;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             statistics.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
-            inverse[h] = normaliser(statistics.rows[h].total);
+            normalisers[h] = normaliser(statistics.rows[h].total);
             if (unlikely(huge) && shift[h] != 0.0f) statistics.rows[h] = {-statistics.rows[h].total, shift[h]};
         }
         return statistics;
@@ -1084,23 +1099,23 @@ struct OnlineSoftmax {
 // tensor copies.
 
 // Rounds O * normalisers and stores the warp's 16 rows; the copies leave out rows and columns outside of the tensor. The coordinates are
-// those of the first row in the tensor map. `ring` has kPanels panels of 16 rows, which no other warp uses, and which the copies may still
-// read on return. Sets O to zero.
-template <class Element, int kPanels, int kOutTiles>
+// those of the first row in the tensor map. `ring` has kRingPanels panels of 16 rows, which no other warp uses, and which the copies may
+// still read on return. Sets O to zero.
+template <class Element, int kRingPanels, int kOutTiles>
 __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kOutTiles][4], const float (&normalisers)[2],
                                              SharedAddress ring, int coordinate1, int coordinate2, int batch) {
     // Each call begins with the ring's first panel. Where the panels of a call fill the ring a whole number of times, that panel's copy is
     // the oldest one, and all others may be pending; else the call waits for all.
-    constexpr int kFirstPending = (kOutTiles + 7) / 8 % kPanels == 0 ? kPanels - 1 : 0;
+    constexpr int kFirstPending = (kOutTiles + 7) / 8 % kRingPanels == 0 ? kRingPanels - 1 : 0;
     int lane = lane_index();
     launder(lane);  // else addresses in the ring, which are needed once a work tile, would occupy registers
 #pragma unroll
     for (int panel = 0; panel * 8 < kOutTiles; ++panel) {
-        const PanelTile<16, 64> box{ring + panel % kPanels * PanelTile<16, 64>::kBytes};
+        const PanelTile<16, 64> box{ring + panel % kRingPanels * PanelTile<16, 64>::kBytes};
         if (panel == 0) {
             if (lane == 0) cp_async_bulk_wait_group_read<kFirstPending>();
         } else {
-            if (lane == 0) cp_async_bulk_wait_group_read<kPanels - 1>();
+            if (lane == 0) cp_async_bulk_wait_group_read<kRingPanels - 1>();
         }
         barrier_warp_sync();
 #pragma unroll
@@ -1127,11 +1142,11 @@ __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kO
 
 // ==== tile/warpgroup/forward_storage.cuh =============================================================================
 
-// What the roles of the warp-specialised forward kernel share: the work tiles of a block, and its shared memory.
+// What the roles of the warp-specialised forward kernel share: the work tiles of a thread block, and its shared memory.
 
-// A Q tile, and where the K blocks that its rows see end (a K block is a key tile of the mask). end_block >= 1 even if every key is masked,
-// so that the epilogue runs; end_block == 0 marks the end of the work. Row r of the tile is query first_query + r / kPackGqa of head
-// first_head + r % kPackGqa.
+// A Q tile and its K blocks, [lowest_block(), end_block); a K block is what the mask calls a key tile. end_block >= 1 even if every key is
+// masked, so that the epilogue runs; end_block == 0 marks the end of the work. Row r of the tile is query first_query + r / kPackGqa of
+// head first_head + r % kPackGqa.
 template <class Traits>
 struct WorkTileInfo {
     static constexpr int kBytes = 16, kPackGqa = Traits::kPackGqa;
@@ -1175,15 +1190,16 @@ struct WorkTileInfo {
     }
 };
 
-// The persistent tile scheduler: which work tile this block takes after `index`. The dynamic one is asked late, so that blocks that run
-// ahead take more tiles. A launch makes `tiles` claims, one for each work tile, numbered from 0: who gets number `tiles` - 1 made the last.
+// The persistent tile scheduler: which work tile this thread block takes after `index`. Its first tile is that of its own index. For each
+// tile that it loads it makes one claim, late, so that those that run ahead take more tiles: `tiles` claims in all. Claim n gets tile
+// launched_blocks + n, and the last launched_blocks claims find none. Whoever makes claim `tiles` - 1 resets the counter.
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
-    // A claim publishes nothing else, so relaxed order would do; these are the atoms that there are.
-    const int claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
-    if (claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
-    return claims + p.launched_blocks;
+    // A claim publishes nothing else, so relaxed order would do, but atoms/ptx has no relaxed addition.
+    const int earlier_claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
+    if (earlier_claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
+    return earlier_claims + p.launched_blocks;
 }
 
 // Slots for WorkTileInfo. When a consumer releases Q of work tile t, these are in use: the slots of the kQueryStages tiles after t, whose Q
@@ -1247,14 +1263,14 @@ struct ForwardStorage {
 
 // The producer of the warp-specialised forward kernel: one thread that loads Q, K and V by tensor copies (FlashAttention-3, algorithm 1).
 
-// Loads in the order in which consumers ask for tiles, for all work tiles of this block: K and V blocks from the last to the first, V one
-// block behind K, and Q together with the first K block, after it: a stage of Q may become free later.
+// Loads in the order in which consumers ask for tiles, for all work tiles of this thread block: K and V blocks from the last to the first,
+// V one block behind K, and Q right after the first K block, so that K need not wait for a stage of Q, which may become free later.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorage<Traits>& smem) {
     using Storage = ForwardStorage<Traits>;
     using Work = WorkTileInfo<Traits>;
     PipelineState<Traits::kQueryStages> q_state;
-    PipelineState<kWorkSlots<Traits>> slot;
+    PipelineState<kWorkSlots<Traits>> slot;  // index of a work slot; its parity is unused, as Q's pipeline guards the slots
     PipelineState<Traits::kStages> k_state, v_state;
     int v_block = -1, v_head = 0, v_batch = 0;
     auto load_v = [&] {
@@ -1275,13 +1291,13 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
         const int last_block = work.end_block - 1, lowest_block = work.lowest_block(p);
         int next = index;
 #pragma unroll 1
-        for (int n_block = last_block; n_block >= lowest_block; --n_block) {
+        for (int k_block = last_block; k_block >= lowest_block; --k_block) {
             smem.k_pipeline.producer_acquire(k_state);
             smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
             const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);
-            smem.key_tile(k_state.stage).load(p.k_map, k_full, n_block * Traits::kBlockKv, head_kv, work.batch);
+            smem.key_tile(k_state.stage).load(p.k_map, k_full, k_block * Traits::kBlockKv, head_kv, work.batch);
             k_state.advance();
-            if (n_block == last_block) {
+            if (k_block == last_block) {
                 smem.q_pipeline.producer_acquire(q_state);
                 work.store(smem.work_slot(slot.stage));  // those who wait for Q see it, by the arrival of producer_expect
                 slot.advance();
@@ -1292,13 +1308,14 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
             }
             // The claim's latency stalls this thread, while consumers work on the stages that are full. It is made with the last K
             // block but one, where there are two: with the last one the first K block of the next work tile would come late.
-            if (n_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
+            if (k_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
             load_v();
-            v_block = n_block, v_head = head_kv, v_batch = work.batch;
+            v_block = k_block, v_head = head_kv, v_batch = work.batch;
         }
         index = next;
     }
-    load_v();
+    load_v();  // still due, being one block behind K
+    // The end of the work: a slot with end_block == 0, announced by a stage of Q without a Q.
     smem.q_pipeline.producer_acquire(q_state);
     Work{}.store(smem.work_slot(slot.stage));
     smem.q_pipeline.producer_commit(q_state.stage, true);
@@ -1309,16 +1326,17 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
 // The LSE writer of the warp-specialised forward kernel. A consumer hands its row statistics over and goes on: logarithms between two work
 // tiles would leave the tensor cores idle.
 
-// One warp writes lse for the 64 rows of a consumer, in every work tile of this block.
+// One warp writes lse for the 64 rows of a consumer, in every work tile of this thread block.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStorage<Traits>& smem, int consumer) {
     constexpr int kPackGqa = Traits::kPackGqa;
     const Pipeline<1> pipeline = smem.statistics_pipeline(consumer);
     PipelineState<1> state;
-    PipelineState<kWorkSlots<Traits>> slot;
+    PipelineState<kWorkSlots<Traits>> slot;  // index of a work slot
 #pragma unroll 1
     for (;;) {
         pipeline.consumer_wait(state);
+        // The slot is visible, too: the consumer saw it, by its wait for Q, before it committed the statistics.
         const auto work = WorkTileInfo<Traits>::load(smem.work_slot(slot.stage));
         if (work.end_block == 0) return;
         slot.advance();
@@ -1331,15 +1349,16 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
         for (int i = 0; i < 2; ++i) {
             const int row = consumer * 64 + PairStatistics::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
             const float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
-            if (query < sequences.len_q(work.batch)) p.lse[sequences.first_row(work.batch, work.first_head + row % kPackGqa) + query] = lse;
+            const int head = work.first_head + row % kPackGqa;
+            if (query < sequences.len_q(work.batch)) p.lse[sequences.lse_offset(work.batch, head) + query] = lse;
         }
     }
 }
 
 // ==== tile/warpgroup/forward_consumer.cuh ============================================================================
 
-// A consumer of the warp-specialised forward kernel: one warpgroup and its 64 rows of every work tile of this block. S, P and O stay in
-// registers.
+// A consumer of the warp-specialised forward kernel: one warpgroup and its 64 rows of every work tile of this thread block. S, P and O
+// stay in registers.
 
 template <class Traits, class Parameters>
 struct ForwardConsumer {
@@ -1352,7 +1371,8 @@ struct ForwardConsumer {
     // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
     static_assert(!Traits::kPingPong || Traits::kConsumers > 1, "ping-pong scheduling takes two consumers");
-    static_assert(Traits::kStages > 1, "with one stage a consumer waits in its turn for V, whose stage another frees in its next turn");
+    static_assert(Traits::kStages > 1,
+                  "one stage deadlocks: a consumer holds its turn until V comes, and the other frees V's stage only in its own next turn");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
 
     const Parameters& p;
@@ -1360,7 +1380,7 @@ struct ForwardConsumer {
     const int consumer;
     const bool elected;
     PipelineState<Traits::kQueryStages> q_state;
-    PipelineState<kWorkSlots<Traits>> slot;
+    PipelineState<kWorkSlots<Traits>> slot;  // index of the next work slot
     PipelineState<Traits::kStages> k_state, v_state;
     PipelineState<1> statistics_state;
     OnlineSoftmax<Element, Traits::kStaleRowMax> softmax;
@@ -1368,7 +1388,7 @@ struct ForwardConsumer {
     float O[Traits::kColumnsV / 8][4] = {};
     Fragment P[2];                            // one is multiplied with V while softmax writes the other
     SharedAddress current = 0, finished = 0;  // slots of the current work tile, and of the one whose O is to be stored
-    int first_query, n_block, lowest_block;   // of the current work tile
+    int first_query, k_block, lowest_block;   // of the current work tile
     Chain chain;                              // of its sequence
     // K blocks that this consumer's rows see, for the mask alone: every consumer visits all blocks of the work tile, as the turns of
     // ping-pong scheduling and the releases of K and V must match in number.
@@ -1385,7 +1405,7 @@ struct ForwardConsumer {
     // to the first. The first S of a work tile overlaps the last product of the tile before, so the pipeline never drains. Line 20 is
     // finish_tile, and store_output in retire_pv. Returns false at the end of the work; P_prev is then left to `drain`.
     __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
-        const bool new_tile = --n_block < lowest_block;
+        const bool new_tile = --k_block < lowest_block;
         if (new_tile && !wait_for_work()) return false;
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
@@ -1393,8 +1413,8 @@ struct ForwardConsumer {
         retire_pv();            // rescale or store O, release V: O must be free before the next product
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
-        // From here to retire_pv of the next iteration, O, the P V under way, normalisers and `finished` belong to the old work tile. After
-        // this branch all else belongs to the new one.
+        // If new_tile: until the next retire_pv, O, the P V under way, normalisers and `finished` are the old work tile's; after this
+        // branch all else is the new one's.
         if (new_tile) {
             finish_tile();
             begin_tile();
@@ -1455,7 +1475,7 @@ struct ForwardConsumer {
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
         smem.v_pipeline.consumer_wait(v_state);
         launder(O);  // S needs none in issue_qk: its first product only writes it
-        launder(P_used);
+        launder(P_used);  // no need once the product is complete: P is written next from an S that make_p launders after that
         wgmma_fence();
         gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
         wgmma_commit_group();
@@ -1466,9 +1486,9 @@ struct ForwardConsumer {
         launder(S[0]);
         smem.k_pipeline.consumer_release(k_state.stage, elected);
         k_state.advance();
-        const bool masked = own_blocks.needs_mask(n_block);
-        if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + first_row(), n_block * kBlockKv, chain);
-        if (n_block == lowest_block) release_q();
+        const bool masked = own_blocks.needs_mask(k_block);
+        if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
+        if (k_block == lowest_block) release_q();
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
     }
     // Every warp releases Q for itself. Once work tile t is released, the producer may write tile t + kQueryStages into
@@ -1485,7 +1505,7 @@ struct ForwardConsumer {
         if (v_stage_in_use >= 0) smem.v_pipeline.consumer_release(v_stage_in_use, elected);
         if (store_pending) {
             const Work work = Work::load(finished);
-            const int row = first_row();
+            const int row = warp_row();
             const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
             const int coordinates[2] = {work.coordinate1(row), work.coordinate2(row)};
             store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, coordinates[0], coordinates[1], work.batch);
@@ -1507,7 +1527,7 @@ struct ForwardConsumer {
         slot.advance();
         const Work work = Work::load(current);
         first_query = work.first_query;
-        n_block = shfl_sync_first(work.end_block) - 1;
+        k_block = shfl_sync_first(work.end_block) - 1;
         lowest_block = work.lowest_block(p);
         chain = work.chain(p);
         own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
@@ -1526,9 +1546,9 @@ struct ForwardConsumer {
         pipeline.producer_commit(statistics_state.stage, lane_index() == 0);
         statistics_state.advance();
     }
-    // This warp's first row within a tile: 0 for warp 4 of the block, the first of all consumers'. It is computed anew at each use, because
+    // This warp's first row within a tile: 16 for each warp before it, the producer's 4 aside. It is computed anew at each use, because
     // keeping it would cost a register.
-    __device__ __forceinline__ static int first_row() {
+    __device__ __forceinline__ static int warp_row() {
         int thread = thread_index();
         launder(thread);
         return thread / 32 * 16 - 64;
@@ -1537,33 +1557,27 @@ struct ForwardConsumer {
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------
 
-// lse: [batch, heads_q, len_q], dense, or null. tile_counter: claims of this launch; each launch finds 0 and leaves 0, and launches that
-// may overlap need counters of their own. x_reciprocal: for a
-// division by x (see divide). head_sets: heads_q / kPackGqa, sets of heads that share tiles. group: heads_q / heads_kv. query_tiles: of a
-// head set; tiles: of all. launched_blocks: of the grid. scale_log2: softmax scale * log2(e), more than 0; ln2_hi + ln2_lo: scale /
-// scale_log2, ln 2 but for the rounding of scale_log2. The maps swizzle by 128 bytes; their boxes are 64 columns by all rows of a
-// tile, out_map's by one warp's 16.
 struct Parameters {
-    TensorMap q_map;
+    TensorMap q_map;  // all maps swizzle by 128 bytes; a box is 64 columns by all rows of a tile
     TensorMap k_map;
     TensorMap v_map;
-    TensorMap out_map;
-    float* lse;
-    u32* tile_counter;
-    u64 head_sets_reciprocal;
-    u64 group_reciprocal;
+    TensorMap out_map;  // but here a box has one warp's 16 rows
+    float* lse;  // [batch, heads_q, len_q], dense, or null
+    u32* tile_counter;  // claims of this launch so far, 0 before and after it; launches that may overlap need one each
+    u64 head_sets_reciprocal;  // x_reciprocal: for a division by x, see divide
+    u64 group_reciprocal;  // group: heads_q / heads_kv, the query heads of a GQA group
     u64 l2_group_heads_reciprocal;
     u64 l2_group_tiles_reciprocal;
-    int head_sets;
+    int head_sets;  // heads_q / kPackGqa: sets of heads that share tiles
     int len_q;
     int len_kv;
-    int query_tiles;
-    int l2_group_heads;
-    int l2_group_tiles;
-    int tiles;
-    int launched_blocks;
-    float scale_log2;
-    float ln2_hi;
+    int query_tiles;  // of a head set
+    int l2_group_heads;  // head sets of an L2 group, see TileScheduler
+    int l2_group_tiles;  // work tiles of an L2 group
+    int tiles;  // work tiles of the launch: query_tiles * head_sets * batch
+    int launched_blocks;  // thread blocks of the grid
+    float scale_log2;  // softmax scale * log2(e), more than 0
+    float ln2_hi;  // ln2_hi + ln2_lo: softmax scale / scale_log2, ln 2 but for the rounding of scale_log2
     float ln2_lo;
 };
 
@@ -1579,10 +1593,11 @@ struct Traits {
     static constexpr bool kStaleRowMax = false;  // later K blocks look for no maximum
     static constexpr bool kPingPong = true;  // consumers alternate between products and softmax
     static constexpr bool kDynamic = true;  // work tiles are claimed from a counter
-    static constexpr int kPackGqa = 1;  // query heads of a group, interleaved along the rows of a Q tile
+    static constexpr int kPackGqa = 1;  // query heads of a GQA group, interleaved along the rows of a Q tile
 
     static constexpr int kBlockQ = kConsumers * 64, kQueries = kBlockQ / kPackGqa;  // distinct queries of a Q tile
-    static constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;  // wgmma takes 16 at a time
+    // A product contracts 16 columns of Q and K at a time, and stmatrix_x4 stores 16 of O.
+    static constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;
     using QueryTile = PanelTile<kBlockQ, kColumns>;
     using KeyTile = PanelTile<kBlockKv, kColumns>;
     using ValueTile = PanelTile<kBlockKv, kColumnsV>;
@@ -1596,7 +1611,11 @@ constexpr int kThreads = (Traits::kConsumers + 1) * 128, kBlocksPerSm = 1;
 // Of a thread, once setmaxnreg has moved some. With FlashAttention-3's 24 this producer spills where it claims work tiles.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr bool kMovesRegisters = kProducerRegisters != kConsumerRegisters;
-static_assert((kProducerRegisters + Traits::kConsumers * kConsumerRegisters) * 128 * kBlocksPerSm <= 65536, "registers of an SM");
+// setmaxnreg moves registers within what the launch gives the thread block, not within all of the SM: more would have it wait for ever.
+// That is 65536 / threads for each thread, rounded down to a multiple of 8.
+static_assert(kProducerRegisters + Traits::kConsumers * kConsumerRegisters <=
+                  65536 / (kThreads * kBlocksPerSm) / 8 * 8 * (Traits::kConsumers + 1),
+              "setmaxnreg cannot hand out more than a block has");
 static_assert(Traits::kConsumers <= 3, "each consumer's LSE writer is a warp of the producer's warpgroup");
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)

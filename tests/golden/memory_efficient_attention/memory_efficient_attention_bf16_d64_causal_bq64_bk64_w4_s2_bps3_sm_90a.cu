@@ -341,11 +341,14 @@ struct SharedRegions {
 
 // The tile scheduler: from a block's index, or that of a claimed tile, to its work tile.
 
-// n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
+// n / divisor, for n >= 0, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32
+// bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 struct WorkTile {
-    int tile, head, batch;  // tile: number among the head's query tiles, of which the last one is handed out first
+    int tile;   // number among the head's query tiles, of which the last one is handed out first
+    int head;   // number of the head, or under PackGQA of the set of heads that share tiles
+    int batch;
 };
 
 // L2 swizzle by groups of heads: what all tiles of a group read fits into the L2 together (K and V; in the backward pass Q, dO and the sums
@@ -401,8 +404,8 @@ struct DenseSequences {
     __device__ __forceinline__ Element* key_row(Element* tensor, const Strides& strides, int batch, int head, int row) const {
         return tensor + batch * strides.batch + head * strides.head + row * strides.row;
     }
-    // The first query's place in [batch, heads_q, len_q], dense.
-    __device__ __forceinline__ i64 first_row(int batch, int head) const {
+    // Where a head's first query lies in lse and all that has its layout: [batch, heads_q, len_q], dense.
+    __device__ __forceinline__ i64 lse_offset(int batch, int head) const {
         return (static_cast<i64>(batch) * heads_q + head) * query_length;
     }
     // The first query tile's place in [batch, heads_q, query_tiles], for the backward pass.
@@ -431,13 +434,14 @@ struct KeyRange {
 // There are keys up to len_kv only. Query rows past len_q need no mask: the forward pass stores nothing of them, and in the backward pass
 // their row_lse is +inf, so that their P is 0.
 struct SequenceEnd {
-    static constexpr bool kHidesFirstKeys = false;
+    static constexpr bool kHidesFirstKeys = false;  // whether keys() may begin at other than 0
     int len_q, len_kv;
 
-    // Whether a query sees a key; all keys that a query sees; the queries that see any of the keys [first_key, end_key). The forward pass
-    // asks for all keys alone.
+    // Whether a query sees a key.
     __device__ __forceinline__ bool visible(int, int key) const { return key < len_kv; }
+    // All keys that a query sees. The only one of the three that the forward pass calls.
     __device__ __forceinline__ KeyRange keys(int) const { return {0, len_kv}; }
+    // The queries that see any of the keys [first_key, end_key), and those that see all of them.
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
         return {0, end_key <= len_kv ? 0 : len_q, len_q, first_key < len_kv ? len_q : 0};
     }
@@ -492,9 +496,9 @@ struct ScoreChain : Links... {
         return all;
     }
 
-    // For the kBlockQ queries from `first_query` on. Key tiles are visited from the last to the first. Where the queries differ in their
-    // last key, the tile of the first query's last key needs the mask even if that query sees all of it: that key is the first one that a
-    // kernel visits of those that the query sees, and softmax must update its row max there.
+    // For the kBlockQ queries from `first_query` on. Kernels visit key tiles from the last to the first. A tile that needs the mask also
+    // makes softmax update its row max, which it must where a query meets the first key that it sees. So where queries differ in their last
+    // key, the tile of the first query's last key counts as one that needs the mask even if it is seen whole: hence the - 1.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
         const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
@@ -734,16 +738,16 @@ __device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4],
 
 // What the chain makes of S in the forward kernels, whose rows are queries.
 
-// S = -inf where the chain hides a key from a query. `first_row` and `first_key` are the positions of S[0][0] of this warp. Under PackGQA
-// kPackGqa rows, one of each head, belong to a query.
+// S = -inf where the chain hides a key from a query. `first_key` is the key of this warp's first column, `first_position` the position of
+// its first row in the sequence: each query has kPackGqa of them, under PackGQA one for each head.
 template <int kPackGqa = 1, class Chain, int kRowTiles, int kKeyTiles>
-__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_row, int first_key, const Chain& chain) {
+__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], int first_position, int first_key, const Chain& chain) {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int query = (first_row + i * 16 + e / 2 * 8 + lane / 4) / kPackGqa;
+            const int query = (first_position + i * 16 + e / 2 * 8 + lane / 4) / kPackGqa;
             const KeyRange seen = chain.keys(query);
 #pragma unroll
             for (int j = 0; j < kKeyTiles; ++j) {
@@ -763,26 +767,28 @@ __device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4],
 constexpr float kInitialRowMax = -3.0e38f;
 
 // One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
-// has a large rounding error: beyond 2^31 it alone exceeds every exponent that fp32 holds. So a huge row first subtracts the maximum
-// itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
+// has a large rounding error: from 2^31 on it can reach half an ulp = 2^7, and 2^(2^7) overflows fp32. So a huge row first subtracts the
+// maximum itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
     float shift, row_max;
 };
 
 // A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
-// at most 2^-12, which no 16-bit P shows: that of the maximum itself still rounds to 1 in fp16, the finer of the two types there.
+// at most 2^-12 and P by at most 1.7e-4 of it, less than fp16 rounds by just below 1 (2^-12): so the P of the maximum is still 1.
 constexpr float kHuge = 0x1p13f;
 
-// Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not.
+// Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not,
+// nor one whose maximum is NaN: the second comparison excludes both.
 __device__ __forceinline__ bool is_huge(float maximum, float maximum_log2) {
     return !(fabsf(maximum_log2) < kHuge) && maximum > -infinity();
 }
 
-// The origin for a maximum. If fp32 cannot hold maximum * scale, the row becomes NaN, as in plain PyTorch.
+// The origin for a maximum. If fp32 cannot hold maximum * scale, the row becomes NaN, as in plain PyTorch: by 0 * inf. The product is taken
+// with ln2_hi first, as maximum_log2 may overflow where maximum * scale does not.
 __device__ __forceinline__ Origin origin_at(float maximum, float scale_log2, float ln2_hi) {
     const float maximum_log2 = mul_rn(maximum, scale_log2);
     if (!is_huge(maximum, maximum_log2)) return {0.0f, maximum_log2};
-    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};  // 0 * inf is NaN
+    return {fmaf(0.0f, mul_rn(maximum, ln2_hi) * scale_log2, maximum), 0.0f};
 }
 
 // Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.
@@ -790,13 +796,13 @@ __device__ __forceinline__ bool unlikely(bool condition) { return __builtin_expe
 
 // Raises a row's origin to `maximum` if that is higher. Returns the factor that rescales the row's sum and its row of O.
 __device__ __forceinline__ float move_origin(Origin& origin, float maximum, float scale_log2, float ln2_hi) {
-    const bool unseen = origin.row_max == kInitialRowMax;
-    // maximum + inf is NaN if the row has seen no key, with a maximum of -inf: then it stays as it is.
-    const float height = unseen ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
+    const bool had_no_key = origin.row_max == kInitialRowMax;
+    // +inf for the first key; NaN if there is still none, with a maximum of -inf: then the origin stays.
+    const float height = had_no_key ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
     if (!(height > 0.0f)) return 1.0f;
     const Origin before = origin;
     origin = origin_at(maximum, scale_log2, ln2_hi);
-    return unseen ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
+    return had_no_key ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max - origin.row_max));
 }
 
 // The maximum of this lane's scores in row lane/4 + h*8. Two chains of comparisons take half the time of one.
@@ -822,13 +828,13 @@ __device__ __forceinline__ float quad_sum(float value) {
 
 // The log-sum-exp of a row, from its row max and row sum.
 
-// Results of ex2.approx are too small, on average by this part of them (measured on sm_90 for arguments from -16 to -1; taken for every GPU
-// and argument). lse is corrected for it: in log_sum_exp the terms of the row sum, and the factor that rescales the row sum. O goes
-// without: the error of P cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
+// Mean relative error of ex2.approx, whose results are too small (measured on sm_90 for arguments from -16 to -1, assumed everywhere). lse
+// is corrected twice: the factor that rescales a row sum is raised by it, and log_sum_exp raises the sum's terms. O is not: the error of P
+// cancels in O / row_sum, and 5e-8 a rescale does not show in 16 bits.
 constexpr float kEx2Bias = 5.0e-8f;
 
-// Natural logarithm of 1 + x, for x from sqrt(1/2) - 1 to sqrt(2) - 1, to 1.2 ulp: x - x^2/2 + x^3 q(x), where q makes the relative error
-// least.
+// Natural logarithm of 1 + x as x + x^2 q(x), to 1.2 ulp, for x from sqrt(1/2) - 1 to sqrt(2) - 1. q is the polynomial with q(0) = -1/2
+// that makes the largest relative error least.
 __device__ __forceinline__ float log_near_one(float x) {
     constexpr float kQ[] = {0x1.645dd8p-4f, -0x1.24326cp-3f, 0x1.31745ap-3f,  -0x1.538254p-3f,
                             0x1.98d7f4p-3f, -0x1.000382p-2f, 0x1.5556d8p-2f, -0.5f};
@@ -838,7 +844,8 @@ __device__ __forceinline__ float log_near_one(float x) {
     return fmaf(mul_rn(q, x), x, x);
 }
 
-// The factor from a row max to softmax_scale * S, in two floats: ln2_hi and ln2_lo, or the softmax scale.
+// The factor from a row max to the units of softmax_scale * S, in two floats: row_max * (high + low). Usually row_max is in base 2, and the
+// factor is ln2_hi + ln2_lo; in a huge row it is a score without the scale, and the factor is the softmax scale.
 struct RowMaxFactor {
     float high, low;
 
@@ -862,9 +869,11 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const R
     const float sum_error = (a - (s - b_in_s)) + (b - b_in_s);  // exactly (Knuth's TwoSum)
     const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * factor.low + exponent * kLn2Low;
-    const float bias = kEx2Bias * (1.0f - inverse);  // the maximum's own term, 2^0 or nearly so, has none
+    // The term of the score that set row_max, 1 / total of the sum, is 2^0 or nearly so, and has no error.
+    const float bias = kEx2Bias * (1.0f - inverse);
     const float corrections = sum_error + product_error + low_parts + bias;
-    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));  // 0 * NaN: the bits taken apart look like a number
+    // 0 * total carries on a NaN, which the arithmetic on total's bits has lost.
+    return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));
 }
 
 // The log-sum-exp of a row of softmax_scale * S. ln2_hi + ln2_lo is scale / scale_log2, about ln 2. A row that saw no key gets -inf.
@@ -1102,7 +1111,7 @@ memory_efficient_attention_bf16_d64_causal_bq64_bk64_w4_s2_bps3_sm_90a(const __g
         const int first = first_query + first_row, rows_left = p.len_q - first;
         Element* out = sequences.query_row(p.out, {p.out_batch, p.out_head, p.out_row}, batch, work.head, first);
         store_output<kHeadDimV>(out, p.out_row, rows_left, O, OutTile{out_tile + first_row * OutTile::kRowBytes});
-        if (p.lse != nullptr) store_lse<kRowTiles>(p.lse + sequences.first_row(batch, work.head) + first, rows_left, lse);
+        if (p.lse != nullptr) store_lse<kRowTiles>(p.lse + sequences.lse_offset(batch, work.head) + first, rows_left, lse);
     };
 
     const int first_query = work.tile * kBlockQ;

@@ -192,7 +192,8 @@ struct SharedRegions {
 
 // The tile scheduler: from a block's index, or that of a claimed tile, to its work tile.
 
-// n / divisor, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32 bits).
+// n / divisor, for n >= 0, given `reciprocal` = ceil(2^64 / divisor), or 0 for a divisor of 1 (Lemire, Kaser and Kurz 2019: exact for 32
+// bits).
 __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal == 0 ? n : static_cast<int>(mul_hi(n, reciprocal)); }
 
 // ==== tile/common/softmax_rows.cuh ===================================================================================
@@ -200,10 +201,10 @@ __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal
 // What kernels share of softmax's rows: their origin, and in online softmax the running row max, and reductions over the quad of lanes that
 // holds a row of S.
 
-// The factor that normalises a row of O: 1 / total, to 1 ulp, and 0 for a row that sees no key. Newton's method, three times, refines a
-// guess that is good to 5 %: a division would bring a branch, and rcp.approx is not the same on every GPU.
+// The factor that normalises a row of O: 1 / total, to 1 ulp, or 0 if no key is seen. `total` is 0, NaN or from about 1 to below 2^100.
+// Newton's method refines a guess good to 5 %, three times: a division would bring a branch, and rcp.approx differs between GPUs.
 __device__ __forceinline__ float normaliser(float total) {
-    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));
+    float y = __int_as_float(0x7ef311c3 - __float_as_int(total));  // negates the exponent: 254 << 23, less what makes the error least
 #pragma unroll
     for (int i = 0; i < 3; ++i) y = fmaf(y, fmaf(-total, y, 1.0f), y);
     return total == 0.0f ? 0.0f : y;
