@@ -50,6 +50,11 @@ class Operand:
     role: Role = Role.IN
     optional: bool = False
 
+    @property
+    def is_strided(self) -> bool:
+        """Whether a caller chooses its strides: of four axes. All others are dense."""
+        return len(self.axes) == 4
+
     def bytes(self, problem: Problem) -> int:
         """Size of one element."""
         return problem.dtype.bytes if self.element is Element.INPUT else 4

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operands import Call, Operand, Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
@@ -19,7 +20,6 @@ from ..numerics.oracle import oracle_of, torch_dtype
 _FAR = 2**31  # elements: an offset of 32 bits does not reach the next row
 _NORESERVE = 0x4000  # of Linux; the module mmap lacks it in Python 3.11
 _ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1))  # of the first three dimensions in memory, outermost first
-_STRIDED = 4  # dimensions of an operand whose strides a caller may choose
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,21 @@ class Tensors(Mapping[str, torch.Tensor]):
     def apart(self) -> Tensors:
         """The same values, where no stride of a tensor is one of another: a kernel that takes one for the other is wrong.
 
-        What lies between rows is NaN. Launches on a GPU know dense outputs alone, so that outputs are dense there.
+        Operands that are always dense stay so, and on a GPU outputs, as launches know no others there. What lies between rows is NaN.
         """
         on_cpu = next(iter(self.values())).device.type == "cpu"
-        strided = [operand for operand in self.operands if len(operand.axes) == _STRIDED and (on_cpu or operand.role is Role.IN)]
+        strided = [operand for operand in self.operands if operand.is_strided and (on_cpu or operand.role is Role.IN)]
         laid = {operand.name: _laid_apart(self[operand.name], _ORDERS[i % len(_ORDERS)], 8 * (i + 1)) for i, operand in enumerate(strided)}
         return self.replacing(**laid)
 
     def far(self) -> Tensors:
-        """The same values on the CPU, where no row, head or batch is within 2^31 elements of the next: an offset of 32 bits is wrong."""
-        strided = [operand.name for operand in self.operands if len(operand.axes) == _STRIDED]
+        """The same values on the CPU, where no row, head or batch is within 2^31 elements of the next: an offset of 32 bits is wrong.
+
+        Raises ArgumentError if all operands are dense: none could be laid so.
+        """
+        strided = [operand.name for operand in self.operands if operand.is_strided]
+        if not strided:
+            raise ArgumentError(f"operands must have one whose strides a caller chooses; got {', '.join(self)}, which are dense")
         laid = {name: _laid_apart(self[name], (1, 0, 2), _FAR + 8 * (i + 1)) for i, name in enumerate(strided)}
         return self.replacing(**laid)
 

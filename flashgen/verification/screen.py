@@ -131,8 +131,12 @@ def verify_kernel(kernel: Kernel | EmulatedKernel) -> list[CaseResult]:
 
 
 def whole_screen(problem: Problem, device: str) -> Screen:
-    """All that `verify_kernel` puts to a kernel. Large logits and the special cases are made for attention's inputs."""
-    if not {"q", "k", "v"} <= {operand.name for operand in operation_of(problem).operands(problem)}:
-        return Screen(problem, device, cases.SHAPES, special=(FAR,) if device == "cpu" else ())
-    special = (LONG, HUGE, COARSE, FAR) if device == "cpu" else (LONG, HUGE, COARSE)
-    return Screen(problem, device, cases.SHAPES, magnitudes=(1.0, 16.0), special=special)
+    """All that `verify_kernel` puts to a kernel.
+
+    Large logits and most special cases are made for attention's inputs. FAR is for the CPU, and for operands with strides of their own.
+    """
+    operands = operation_of(problem).operands(problem)
+    far = (FAR,) if device == "cpu" and any(operand.is_strided for operand in operands) else ()
+    if not {"q", "k", "v"} <= {operand.name for operand in operands}:
+        return Screen(problem, device, cases.SHAPES, special=far)
+    return Screen(problem, device, cases.SHAPES, magnitudes=(1.0, 16.0), special=(LONG, HUGE, COARSE, *far))

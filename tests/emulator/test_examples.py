@@ -5,6 +5,8 @@ Families of the forward and the backward pass have tests made for them, beside w
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -41,13 +43,14 @@ def drawn(problem: Problem, workload: Workload) -> Tensors:
     ),
 )
 def test_a_family_computes_the_examples_of_its_operation(family: Family, problem: Problem, workload: Workload, target: Target) -> None:
-    """One that is wrong on purpose does not, and the rule sees it."""
+    """In rows with gaps, too, and where there are none. One that is wrong on purpose does not, and the rule sees it."""
     kernel = cpu.load_emulated(KernelSpec(family, problem, family.default(problem, target), target))
-    for tensors in (drawn(problem, workload), drawn(problem, workload).apart()):
+    no_rows = dataclasses.replace(workload, batch=0, len_q=0)
+    for tensors in (drawn(problem, workload), drawn(problem, workload).apart(), drawn(problem, no_rows)):
         if not family.call_refusals(tensors.call()):
             cpu.run_on_cpu(kernel, tensors)
             verdict = Expected.of(tensors).judge(tensors)
-            assert verdict.ok is family.correct, verdict.message
+            assert verdict.ok is (family.correct or tensors.workload is no_rows), verdict.message
 
 
 @pytest.mark.parametrize(("problem", "workload"), EXAMPLES, ids=[f"{problem.name}-{workload.name}" for problem, workload in EXAMPLES])

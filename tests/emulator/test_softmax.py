@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import pytest
 import torch
 
-from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import EmulatedKernel
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
@@ -23,9 +21,9 @@ from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload
 from flashgen.launch.cpu import run_on_cpu
 from flashgen.launch.tensors import Tensors
-from flashgen.verification.expected import Expected
 from tests.support.examples import families_of
 from tests.support.plan import planned, to_run
+from tests.support.planted import Planted, rejected
 from tests.support.runs import COMPILE_SECONDS, compile_ahead, emulated_kernel, emulated_text
 
 TARGET = find_target("sm_90a")
@@ -46,13 +44,6 @@ def drawn(workload: Workload, dtype: Dtype = Dtype.FP32, magnitude: float = 1.0)
     tensors = Tensors.random(Problem(dtype, operation="softmax"), workload, torch.Generator().manual_seed(0))
     tensors["x"].mul_(magnitude)
     return tensors
-
-
-def rejected(kernel: EmulatedKernel, tensors: Tensors) -> str:
-    """Why the rule rejects what the kernel makes of these; empty if it does not."""
-    run_on_cpu(kernel, tensors)
-    verdict = Expected.of(tensors).judge(tensors)
-    return "" if verdict.ok else verdict.message
 
 
 @pytest.mark.parametrize("dtype", Dtype)
@@ -144,22 +135,6 @@ def test_a_problem_of_softmax_has_no_head_dim_and_no_mask() -> None:
         assert reason in family.refusals(problem, TARGET)
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A fault in the text of a family's kernel, and the inputs on which it must show."""
-
-    name: str
-    family: str
-    find: str
-    replace: str
-    make: Callable[[], Tensors]
-
-    def text(self) -> Source:
-        source = emulated_text(spec_of(self.family))
-        assert source.text.count(self.find) == 1, f"fault {self.name} must find its text once: {self.find!r}"
-        return Source(source.entry, source.text.replace(self.find, self.replace))
-
-
 def usual() -> Tensors:
     return drawn(Workload(2, 3, 3, 7, 300)).apart()
 
@@ -186,10 +161,10 @@ def unseen() -> Tensors:
 
 
 def in_each(name: str, find: str, replace: str, make: Callable[[], Tensors] = usual) -> list[Planted]:
-    return [Planted(f"{family}-{name}", family, find, replace, make) for family in RIGHT]
+    return [Planted(f"{family}-{name}", spec_of(family), find, replace, make) for family in RIGHT]
 
 
-SAFE, ONLINE = "softmax_safe", "softmax_online"
+SAFE, ONLINE = spec_of("softmax_safe"), spec_of("softmax_online")
 FAULTS = [
     *in_each("row-of-the-first-head", "p.x + batch * p.x_batch + head * p.x_head", "p.x + batch * p.x_batch"),
     *in_each("row-of-the-first-batch", "p.x + batch * p.x_batch +", "p.x +"),
@@ -230,21 +205,12 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
     compile_ahead([*texts, *(emulated_text(spec_of(family.name, dtype)) for family in families_of("softmax") for dtype in Dtype)])
 
 
-def caught_by(fault: Planted) -> str:
-    """What rejects the faulty kernel, empty if nothing does."""
-    assert not rejected(kernel_of(fault.family), fault.make())
-    try:
-        return rejected(emulated_kernel(spec_of(fault.family), fault.text()), fault.make())
-    except EmulatorFaultError as error:
-        return str(error)
-
-
 @pytest.mark.parametrize(
     "fault",
     planned(
         FAULTS,
         QUICK,
-        family=lambda fault: fault.family,
+        family=lambda fault: fault.spec.family.name,
         kinds=lambda fault: (fault.name.split("-")[0], fault.make.__name__),
         name=lambda fault: fault.name,
         seconds=lambda fault: COMPILE_SECONDS,
@@ -252,7 +218,7 @@ def caught_by(fault: Planted) -> str:
     ),
 )
 def test_caught(fault: Planted) -> None:
-    assert caught_by(fault), f"fault {fault.name} was accepted"
+    assert fault.caught_by(), f"fault {fault.name} was accepted"
 
 
 def test_names_are_unique() -> None:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from flashgen.codegen.devices import find_device
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
+from flashgen.codegen.operands import Operand
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
 from flashgen.launch.tensors import Tensors
@@ -21,7 +23,7 @@ from flashgen.numerics.forward import sample_rows
 from flashgen.verification import cases, screen
 from flashgen.verification.cases import SHAPES
 from flashgen.verification.expected import Expected
-from flashgen.verification.screen import Screen, verify_kernel
+from flashgen.verification.screen import Screen, verify_kernel, whole_screen
 
 H200, FAMILY = find_device("h200"), find_family("attention_forward")
 Attention = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
@@ -124,6 +126,16 @@ def test_every_shape_is_run_at_ordinary_and_large_logits(made_of: Callable[..., 
             (*cases.HUGE, 2.0**40),
         ]
     )
+
+
+def test_operands_that_are_all_dense_are_not_said_to_have_been_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(Dtype.FP32, operation="softmax")
+    tensors = Tensors.random(problem, Workload(1, 1, 1, 2, 3), torch.Generator())
+    assert cases.FAR in whole_screen(problem, "cpu").special
+    monkeypatch.setattr(Operand, "is_strided", False)
+    assert cases.FAR not in whole_screen(problem, "cpu").special
+    with pytest.raises(ArgumentError, match=r"^operands must have one whose strides a caller chooses; got x, y, which are dense$"):
+        tensors.far()
 
 
 @pytest.mark.parametrize("mask", Mask)
