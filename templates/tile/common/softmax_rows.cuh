@@ -21,7 +21,7 @@ struct Origin {
 constexpr float kHuge = 0x1p13f;
 
 // Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not,
-// nor one whose maximum is NaN: the second comparison excludes both.
+// nor is one whose maximum is NaN: of the two comparisons the second excludes both, so that !(<) says what >= would.
 __device__ __forceinline__ bool is_huge(float maximum, float maximum_log2) {
     return !(fabsf(maximum_log2) < kHuge) && maximum > -infinity();
 }

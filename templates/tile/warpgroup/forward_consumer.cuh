@@ -12,7 +12,7 @@ struct ForwardConsumer {
     // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
     static_assert(!Traits::kPingPong || Traits::kConsumers > 1, "ping-pong scheduling takes two consumers");
-    static_assert(Traits::kStages > 1,
+    static_assert(!Traits::kPingPong || Traits::kStages > 1,
                   "one stage deadlocks: a consumer holds its turn until V comes, and the other frees V's stage only in its own next turn");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
 
@@ -85,7 +85,8 @@ struct ForwardConsumer {
         wait_for_work();  // the grid has no more thread blocks than work tiles, so each has a first one
         begin_tile();
         // Gives consumer 0 the first turn. No other consumer has arrived at its barrier yet, so its own 128 threads do, and count a second
-        // time when they wait: a named barrier counts arrivals. The last consumer's last arrival has no partner; the block's end drops it.
+        // time when they wait: a named barrier counts arrivals. The last consumer's last arrival has no partner; the end of the thread
+        // block drops it.
         if (Traits::kPingPong && consumer == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();
@@ -116,7 +117,8 @@ struct ForwardConsumer {
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
         smem.v_pipeline.consumer_wait(v_state);
         launder(O);  // S needs none in issue_qk: its first product only writes it
-        launder(P_used);  // no need once the product is complete: P is written next from an S that make_p launders after that
+        // It needs none once the product is complete: P is written next from an S that make_p launders after that.
+        launder(P_used);
         wgmma_fence();
         gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
         wgmma_commit_group();

@@ -32,7 +32,8 @@ struct WorkTileInfo {
         return min(blocks(p).begin, end_block - 1);
     }
     // Coordinates 1 and 2 of a row in the tensor maps of Q and O, where the column is coordinate 0: (query, head), or under PackGQA
-    // (head, query).
+    // (head, query) where kPackGqa divides the row: it divides a warp's first one, as it divides 16.
+    static_assert(16 % kPackGqa == 0, "a warp's rows are whole queries");
     __device__ __forceinline__ int coordinate1(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
     __device__ __forceinline__ int coordinate2(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
 

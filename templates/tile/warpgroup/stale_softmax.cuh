@@ -1,5 +1,6 @@
-// Online softmax in base 2 with a stale row max and conditional rescaling. The first K block of a work tile and those with a mask update
-// the row max; later blocks keep it. The row sum, which is needed anyway, tells when that row max has become too low: only then a warp
+// Online softmax in base 2 with conditional rescaling: the row max moves where S exceeds it by more than kHeadroom. Config row_max: with
+// `exact` every K block looks for that; with `stale` (kStaleRowMax) the first K block of a work tile and those with a mask do, and later
+// ones keep the row max. The row sum, which is needed anyway, tells when that row max has become too low: only then a warp
 // computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of the
 // work tile updates the row max, so that a warp computes at most one block of a work tile twice. Each warp decides by its own rows: a flag
 // that warps share would be seen early or late, and results would differ from run to run.
@@ -25,7 +26,7 @@ struct OnlineSoftmax {
     float factor[2];     // rescales O, if needs_rescale
     bool needs_rescale;  // the last block updated a row max; the same in the whole warp
     bool updates_every_block;  // each later K block of this work tile updates the row max
-    bool huge;  // a row of the warp is huge
+    bool huge;  // some block's maximum was huge in a row of the warp: from then on each block is treated as if it had a huge row
     float scale_log2, ln2_hi;
 
     __device__ __forceinline__ OnlineSoftmax(float scale_log2, float ln2_hi)

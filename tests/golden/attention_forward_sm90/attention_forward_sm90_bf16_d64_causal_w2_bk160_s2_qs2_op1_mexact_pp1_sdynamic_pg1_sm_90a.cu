@@ -791,7 +791,7 @@ struct Origin {
 constexpr float kHuge = 0x1p13f;
 
 // Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not,
-// nor one whose maximum is NaN: the second comparison excludes both.
+// nor is one whose maximum is NaN: of the two comparisons the second excludes both, so that !(<) says what >= would.
 __device__ __forceinline__ bool is_huge(float maximum, float maximum_log2) {
     return !(fabsf(maximum_log2) < kHuge) && maximum > -infinity();
 }
@@ -879,7 +879,7 @@ struct RowMaxFactor {
 };
 
 // log(total) + row_max * (factor.high + factor.low), to about one rounding. fp32 takes some care for that: each term is split into a main
-// part and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+// part and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN; for 0 the result means nothing.
 __device__ __forceinline__ float log_sum_exp(float row_max, float total, const RowMaxFactor& factor) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
@@ -938,8 +938,9 @@ struct PairStatistics {
 
 // ==== tile/warpgroup/stale_softmax.cuh ===============================================================================
 
-// Online softmax in base 2 with a stale row max and conditional rescaling. The first K block of a work tile and those with a mask update
-// the row max; later blocks keep it. The row sum, which is needed anyway, tells when that row max has become too low: only then a warp
+// Online softmax in base 2 with conditional rescaling: the row max moves where S exceeds it by more than kHeadroom. Config row_max: with
+// `exact` every K block looks for that; with `stale` (kStaleRowMax) the first K block of a work tile and those with a mask do, and later
+// ones keep the row max. The row sum, which is needed anyway, tells when that row max has become too low: only then a warp
 // computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of the
 // work tile updates the row max, so that a warp computes at most one block of a work tile twice. Each warp decides by its own rows: a flag
 // that warps share would be seen early or late, and results would differ from run to run.
@@ -965,7 +966,7 @@ struct OnlineSoftmax {
     float factor[2];     // rescales O, if needs_rescale
     bool needs_rescale;  // the last block updated a row max; the same in the whole warp
     bool updates_every_block;  // each later K block of this work tile updates the row max
-    bool huge;  // a row of the warp is huge
+    bool huge;  // some block's maximum was huge in a row of the warp: from then on each block is treated as if it had a huge row
     float scale_log2, ln2_hi;
 
     __device__ __forceinline__ OnlineSoftmax(float scale_log2, float ln2_hi)
@@ -1176,7 +1177,8 @@ struct WorkTileInfo {
         return min(blocks(p).begin, end_block - 1);
     }
     // Coordinates 1 and 2 of a row in the tensor maps of Q and O, where the column is coordinate 0: (query, head), or under PackGQA
-    // (head, query).
+    // (head, query) where kPackGqa divides the row: it divides a warp's first one, as it divides 16.
+    static_assert(16 % kPackGqa == 0, "a warp's rows are whole queries");
     __device__ __forceinline__ int coordinate1(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
     __device__ __forceinline__ int coordinate2(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
 
@@ -1371,7 +1373,7 @@ struct ForwardConsumer {
     // Barrier kFirstBarrier + i is consumer i's turn: its 128 threads wait, and those of the consumer before it arrive.
     static constexpr int kFirstBarrier = 1, kPingPongThreads = 2 * 128;
     static_assert(!Traits::kPingPong || Traits::kConsumers > 1, "ping-pong scheduling takes two consumers");
-    static_assert(Traits::kStages > 1,
+    static_assert(!Traits::kPingPong || Traits::kStages > 1,
                   "one stage deadlocks: a consumer holds its turn until V comes, and the other frees V's stage only in its own next turn");
     using Fragment = u32[kBlockKv / 16][4];  // P as an operand of P V
 
@@ -1444,7 +1446,8 @@ struct ForwardConsumer {
         wait_for_work();  // the grid has no more thread blocks than work tiles, so each has a first one
         begin_tile();
         // Gives consumer 0 the first turn. No other consumer has arrived at its barrier yet, so its own 128 threads do, and count a second
-        // time when they wait: a named barrier counts arrivals. The last consumer's last arrival has no partner; the block's end drops it.
+        // time when they wait: a named barrier counts arrivals. The last consumer's last arrival has no partner; the end of the thread
+        // block drops it.
         if (Traits::kPingPong && consumer == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();
@@ -1475,7 +1478,8 @@ struct ForwardConsumer {
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
         smem.v_pipeline.consumer_wait(v_state);
         launder(O);  // S needs none in issue_qk: its first product only writes it
-        launder(P_used);  // no need once the product is complete: P is written next from an S that make_p launders after that
+        // It needs none once the product is complete: P is written next from an S that make_p launders after that.
+        launder(P_used);
         wgmma_fence();
         gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
         wgmma_commit_group();
@@ -1593,7 +1597,8 @@ struct Traits {
     static constexpr bool kStaleRowMax = false;  // later K blocks look for no maximum
     static constexpr bool kPingPong = true;  // consumers alternate between products and softmax
     static constexpr bool kDynamic = true;  // work tiles are claimed from a counter
-    static constexpr int kPackGqa = 1;  // query heads of a GQA group, interleaved along the rows of a Q tile
+    // Query heads of a GQA group that share a Q tile, interleaved along its rows; 1: no PackGQA.
+    static constexpr int kPackGqa = 1;
 
     static constexpr int kBlockQ = kConsumers * 64, kQueries = kBlockQ / kPackGqa;  // distinct queries of a Q tile
     // A product contracts 16 columns of Q and K at a time, and stmatrix_x4 stores 16 of O.
