@@ -29,6 +29,9 @@ def compare(
         str | None, typer.Option("--peers", help="Who takes part, separated by commas: kernel families, and the peers of bench.")
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", **INTEGER, help="How often each is timed in a cell.")] = ROUNDS,
+    counters: Annotated[
+        bool, typer.Option("--counters/--no-counters", help="Whether Nsight Compute counts bytes, where ncu is on PATH.")
+    ] = True,
     device: Annotated[
         str | None,
         typer.Option("--device", help="A GPU's ordinal, or a known device to predict for, such as h200. Default: the GPU here, else h200."),
@@ -55,7 +58,7 @@ def compare(
 
         result = predict(cells, names, on)
     else:
-        result, code = _measured(cells, names, on, rounds, out, json)
+        result, code = _measured(cells, names, on, rounds, counters, out, json)
     if out is not None:
         _save(result, out)
     _show(result, json)
@@ -64,14 +67,16 @@ def compare(
 
 
 def _measured(
-    cells: dict[str, list[Cell]], names: list[str], ordinal: int, rounds: int, out: Path | None, json: bool
+    cells: dict[str, list[Cell]], names: list[str], ordinal: int, rounds: int, counters: bool, out: Path | None, json: bool
 ) -> tuple[Comparison, int]:
     """What was measured, all of it or until it was stopped, and the exit code that says which."""
     from flashgen.build.gpu.driver import gpu
+    from flashgen.compare.counters import find_profiler
     from flashgen.compare.measured import Measurement
 
     with Bars(quiet=json) as bars:
-        measurement = Measurement(names, gpu(ordinal), rounds, shlex.join(["flashgen", *sys.argv[1:]]))
+        profiler = find_profiler() if counters else None
+        measurement = Measurement(names, gpu(ordinal), rounds, shlex.join(["flashgen", *sys.argv[1:]]), profiler)
         try:
             measurement.run(cells, bars, lambda result: files.save_comparison(result, out) if out is not None else None)
             return measurement.result, 0

@@ -1,7 +1,8 @@
-"""A comparison on the GPU that is here: times by the benchmark's protocol, and the peak of what a call allocates."""
+"""A comparison on the GPU that is here: times by the benchmark's protocol, the peak of what a call allocates, and counted bytes."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -17,20 +18,27 @@ from flashgen.codegen.family import Traffic
 from ..cells import Cell
 from ..progress import Progress
 from ..timing.gpu_lock import exclusive
+from .counters import CountersError, count_bytes
 from .formula import ByteBounds, Roofline, traffic_of
 from .result import CellComparison, ComparedRow, Comparison
+
+# Bytes: of a call that allocates more nothing is counted. The profiler runs each kernel several times, and saves what it writes before.
+MOST_REPLAYED = 2**33
 
 
 class Measurement:
     """A comparison that can be stopped: `result` always holds what was measured so far."""
 
-    def __init__(self, names: Sequence[str], on: Gpu, rounds: int, command: str) -> None:
-        """Raises DriverError where PyTorch has no GPU."""
+    def __init__(self, names: Sequence[str], on: Gpu, rounds: int, command: str, profiler: str | None) -> None:
+        """`profiler`: the path of Nsight Compute, None to count no bytes. Raises DriverError where PyTorch has no GPU."""
         device = torch_device(on)
         peers, self._absent = make_peers(names)
         self._on, self._runner = on, Runner(peers, device, on.device.l2_bytes, rounds)
         environment = measured_environment(on, peers.values(), command)
         self.result = Comparison(on.device.name, Roofline.of(on.device), environment, list(names))
+        self._profiler = profiler
+        if profiler is None:
+            self.result.no_counters = "not asked for, or ncu (Nsight Compute) is not on PATH"
 
     def run(self, cells: Mapping[str, Sequence[Cell]], progress: Progress, save: Callable[[Comparison], object]) -> None:
         """Measures all cells, and calls `save` after each. Raises ContextLostError and HungKernelError."""
@@ -56,8 +64,22 @@ class Measurement:
                 error = f"memory not measured: {reason(failed)}"
                 self._runner.recover(name, f"memory of {timed.name}", failed)
             kernel, traffic = _formula(peer, cell, self._on)
-            rows.append(ComparedRow(name, kernel, timed.times[name].ms, peak, traffic, error))
-        return CellComparison(grid, cell, ByteBounds.of(cell, self._on.device), rows)
+            rows.append(ComparedRow(name, kernel, timed.times[name].ms, peak, traffic, error=error))
+        return CellComparison(grid, cell, ByteBounds.of(cell, self._on.device), self._with_counts(cell, rows))
+
+    def _with_counts(self, cell: Cell, rows: list[ComparedRow]) -> list[ComparedRow]:
+        """The rows with what counters see of their calls."""
+        counting = [row.name for row in rows if row.ms is not None and row.peak_bytes is not None and row.peak_bytes <= MOST_REPLAYED]
+        if self.result.no_counters or self._profiler is None or not counting:
+            return rows
+        torch.cuda.empty_cache()
+        try:
+            found = count_bytes([(name, cell) for name in counting], self._on.ordinal, self._profiler)
+        except CountersError as error:  # the next cell would fare no better
+            self.result.no_counters = str(error)
+            return rows
+        counted = dict(zip(counting, found, strict=True))
+        return [dataclasses.replace(row, counted=counted.get(row.name)) for row in rows]
 
 
 def _formula(peer: Peer, cell: Cell, on: Gpu) -> tuple[str, Traffic | None]:

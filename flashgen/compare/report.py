@@ -12,6 +12,8 @@ COLUMNS = [
     ("peak beyond inputs MB", True),
     ("with inputs MB", True),
     ("formula MB", True),
+    ("counted MB", True),
+    ("memory MB", True),
     ("FLOP/B", True),
     ("bound by", False),
 ]
@@ -50,6 +52,7 @@ def _line(cell: CellComparison, row: ComparedRow, result: Comparison) -> list[st
         return [row.name, FAILED if row.error else NONE, *[NONE] * (len(COLUMNS) - 2)]
     ms, flops, intensity = row.ms, cell.flops_per_second(row), cell.intensity(row)
     spread = "" if result.predicted else f" [{ms.low * 1e3:.1f}..{ms.high * 1e3:.1f}]"
+    counted = row.counted
     total = None if row.peak_bytes is None else row.peak_bytes + cell.input_bytes
     return [
         row.name,
@@ -58,6 +61,8 @@ def _line(cell: CellComparison, row: ComparedRow, result: Comparison) -> list[st
         _mb(row.peak_bytes),
         _mb(total),
         _mb(row.moved_bytes),
+        _mb(None if counted is None else counted.read + counted.written + counted.reduced),
+        _mb(None if counted is None else counted.memory_read + counted.memory_written),
         NONE if intensity is None else f"{intensity:.0f}",
         NONE if intensity is None else result.roofline.bound(intensity),
     ]
@@ -74,6 +79,10 @@ def comparison_summary(result: Comparison) -> list[str]:
     exponents = ", ".join(f"{name} {exponent:.2f}" for name, exponent in result.memory_exponents().items())
     lines = [f"peak memory beyond the inputs grows with the length by the power of: {exponents}"] if exponents else []
     lines.append("formula: bytes that the algorithm's loops move between SMs and the L2; FLOP/B and bound by: as if all came from memory")
+    if result.no_counters and not result.predicted:
+        lines.append(f"bytes were not counted: {result.no_counters}")
+    elif not result.predicted:
+        lines.append("counted: the same by hardware counters; memory: between the L2 and the device's memory, by counters")
     failed: dict[tuple[str, str], list[str]] = {}
     for cell in result.cells:
         for row in cell.rows:

@@ -17,8 +17,23 @@ from ..timing.spread import Spread
 from .formula import ByteBounds, Roofline
 from .shapes import LENGTHS_GRID
 
-SCHEMA = 1
+SCHEMA = 2
 LONG = 1024  # queries from which on memory grows as its order says
+
+
+@dataclass(frozen=True)
+class CountedBytes:
+    """Bytes that hardware counters saw of all kernels of one call: see counters.py.
+
+    read, written, reduced: between the SMs and the L2; an addition in the L2 (`red`) counts as reduced
+    memory_read, memory_written: between the L2 and the device's memory, where nothing of the operands is in the L2 before
+    """
+
+    read: int
+    written: int
+    reduced: int
+    memory_read: int
+    memory_written: int
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,8 @@ class ComparedRow:
     """One participant in one cell.
 
     kernel: the name of the kernel, of families; ms: milliseconds of a call; peak_bytes: the most that a call has allocated at once, its
-    output included, its inputs not; traffic: bytes by the algorithm's loops; error: why there are no figures, empty if there are
+    output included, its inputs not; traffic: bytes by the algorithm's loops; counted: bytes that hardware counters saw; error: why there
+    are no figures, empty if there are
     """
 
     name: str
@@ -34,6 +50,7 @@ class ComparedRow:
     ms: Spread | None = None
     peak_bytes: int | None = None
     traffic: Traffic | None = None
+    counted: CountedBytes | None = None
     error: str = ""
 
     @property
@@ -76,7 +93,7 @@ class CellComparison:
 class Comparison:
     """A whole comparison. environment: None where nothing was measured, and all times and bytes are the models'.
 
-    complete: whether it came to its end
+    complete: whether it came to its end; no_counters: why no bytes were counted, empty if they were
     """
 
     device: str
@@ -85,6 +102,7 @@ class Comparison:
     names: list[str]
     cells: list[CellComparison] = field(default_factory=list)
     complete: bool = False
+    no_counters: str = ""
 
     @property
     def predicted(self) -> bool:
@@ -108,6 +126,7 @@ class Comparison:
             "device": self.device,
             "predicted": self.predicted,
             "complete": self.complete,
+            "no_counters": self.no_counters,
             "environment": to_plain(self.environment),
             "roofline": asdict(self.roofline),
             "memory_exponents": self.memory_exponents(),

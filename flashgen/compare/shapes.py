@@ -35,7 +35,12 @@ def _lengths() -> list[Cell]:
     return [Cell(Problem(Dtype.FP16, 64, 64), Workload(1, 16, 16, s, s)) for s in LENGTHS]
 
 
-GRIDS: dict[str, Callable[[], list[Cell]]] = {"articles": _articles, LENGTHS_GRID: _lengths}
+def _beyond_l2() -> list[Cell]:
+    """Each tensor larger than four times the L2 of any known device."""
+    return [Cell(Problem(Dtype.FP16, 64, 64), Workload(16, 32, 32, 4096, 4096))]
+
+
+GRIDS: dict[str, Callable[[], list[Cell]]] = {"articles": _articles, LENGTHS_GRID: _lengths, "beyond_l2": _beyond_l2}
 
 
 def compared_cells(names: str | None = None) -> dict[str, list[Cell]]:

@@ -27,9 +27,10 @@ from flashgen.codegen.family import Traffic, find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
 from flashgen.compare import measured, report, shapes
+from flashgen.compare.counters import CountersError
 from flashgen.compare.formula import ByteBounds, Roofline
 from flashgen.compare.predicted import predict
-from flashgen.compare.result import CellComparison, ComparedRow, Comparison
+from flashgen.compare.result import CellComparison, ComparedRow, Comparison, CountedBytes
 from flashgen.numerics.forward import plain
 from flashgen.timing.spread import Spread
 from flashgen.tuning import Progress
@@ -68,7 +69,7 @@ def test_grids() -> None:
         (64, "full", "B32 H16 S512"), (64, "causal", "B32 H16 S512"), (32, "full", "B64 H32 S256"),
     }  # fmt: skip
     assert [c.workload.len_q for c in cells["lengths"]] == [128, 256, 512, 1024, 2048, 4096, 8192, 16384]
-    with pytest.raises(ArgumentError, match="grid must be one of articles, lengths; got 'x'"):
+    with pytest.raises(ArgumentError, match="grid must be one of articles, lengths, beyond_l2; got 'x'"):
         shapes.compared_cells("x")
 
 
@@ -97,7 +98,7 @@ def test_predicted_memory_grows_as_the_papers_say(predicted: Comparison) -> None
 
 def test_a_prediction_is_of_models_and_formulas(predicted: Comparison) -> None:
     assert predicted.predicted
-    cell = predicted.cells[-1]
+    cell = [cell for cell in predicted.cells if cell.grid == "lengths"][-1]
     rows = {row.name: row for row in cell.rows}
     assert rows["flash"] == ComparedRow("flash", error="not predicted: there is no model of it")
     standard, flash2 = rows["standard_attention"], rows["flash2_forward"]
@@ -159,14 +160,19 @@ def test_files_of_the_user_stay(tmp_path: Path) -> None:
 
 
 def test_failures_and_figures_are_told_apart() -> None:
-    rows = [ComparedRow("a", "k", Spread(1.0, 0.9, 1.1), 10**9, Traffic(10**9, 10**6, 5)), ComparedRow("b", error="CUDA out of memory")]
+    counted = CountedBytes(3 * 10**9, 10**6, 5, 2 * 10**9, 4 * 10**6)
+    rows = [
+        ComparedRow("a", "k", Spread(1.0, 0.9, 1.1), 10**9, Traffic(10**9, 10**6, 5), counted),
+        ComparedRow("b", error="CUDA out of memory"),
+    ]
     result = Comparison(
         "GPU", Roofline.of(H200), ENVIRONMENT, ["a", "b"], [CellComparison("articles", CELL, ByteBounds.of(CELL, H200), rows)]
     )
     ((_, table),) = report.comparison_tables(result)
     assert table.rows[0][:2] == ["a", "1000.0 [900.0..1100.0]"]
     assert table.rows[0][3:6] == ["1000", f"{(10**9 + result.cells[0].input_bytes) / 1e6:.0f}", "1001"]
-    assert table.rows[1] == ["b", "failed", *["-"] * 6]
+    assert table.rows[0][6:8] == ["3001", "2004"]
+    assert table.rows[1] == ["b", "failed", *["-"] * 8]
     assert "b: CUDA out of memory" in report.comparison_summary(result)
     assert result.to_json()["cells"][0]["rows"][0]["moved_bytes"] == 10**9 + 10**6 + 5
 
@@ -219,7 +225,14 @@ def test_a_measured_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "peak_bytes", peak)
     small = dataclasses.replace(CELL, workload=Workload(1, 2, 2, 20, 33))
     saved: list[int] = []
-    given = ["plain", "wrong", "absent"], Gpu(0, H200, "uuid", "580.0"), 3, "command"
+    given = ["plain", "wrong", "absent"], Gpu(0, H200, "uuid", "580.0"), 3, "command", "ncu"
+    seen, asked = CountedBytes(1000, 200, 30, 4, 5), list[Any]()
+
+    def count(calls: Any, *given: object) -> list[CountedBytes]:
+        asked.append((calls, given))
+        return [seen for _ in calls]
+
+    monkeypatch.setattr(measured, "count_bytes", count)
     cells = {"articles": [small, small]}
     run = measured.Measurement(*given)
     run.run(cells, Progress(), lambda found: saved.append(len(found.cells)))
@@ -229,10 +242,23 @@ def test_a_measured_run(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = ({row.name: row for row in cell.rows} for cell in result.cells)
     assert first["plain"].ms is not None
     assert (first["plain"].peak_bytes, first["plain"].error) == (5, "")
+    assert asked == [([("plain", small)], (0, "ncu"))], "who was timed, and has a peak that says what a profiler must save"
+    assert (first["plain"].counted, second["plain"].counted) == (seen, None)
+    assert result.to_json()["cells"][0]["rows"][0]["counted"]["reduced"] == 30
     assert "wrong" in first["wrong"].error
     assert first["absent"].error == "no module"
     assert second["plain"].ms is not None, "its time is not lost with its memory"
     assert (second["plain"].peak_bytes, second["plain"].error) == (None, "memory not measured: RuntimeError: out of memory")
+
+    def denied(*given: object) -> Any:
+        raise CountersError("ERR_NVGPUCTRPERM")
+
+    peaks = iter([5, 5])
+    monkeypatch.setattr(measured, "count_bytes", denied)
+    without = measured.Measurement(*given)
+    without.run(cells, Progress(), lambda found: None)
+    assert [row.counted for cell in without.result.cells for row in cell.rows if row.name == "plain"] == [None, None]
+    assert "bytes were not counted: ERR_NVGPUCTRPERM" in report.comparison_summary(without.result)
 
     stopped = measured.Measurement(*given)
 

@@ -95,10 +95,13 @@ class Flash2Forward(LadderFamily):
         return tiled_traffic(problem, workload, config.block_q, config.block_kv)
 
     def work(self, problem: Problem, config: Flash2ForwardConfig, workload: Workload, device: Device, computed: float) -> Work:
-        """See LadderFamily."""
+        """See LadderFamily. Where the heads alternate, the L2 holds no tile until its head's next block, if all of them do not fit."""
         columns = padded(problem.head_dim) + padded(problem.head_dim_v)
         blocks = self.query_tiles(config, workload) * workload.heads_q * workload.batch
-        return Work(2 * computed * columns, computed, 0.0, computed / config.block_q * columns * problem.dtype.bytes, blocks, 1 / blocks)
+        l2 = computed / config.block_q * columns * problem.dtype.bytes
+        all_keys = workload.batch * workload.heads_kv * workload.len_kv * columns * problem.dtype.bytes
+        missed = l2 if config.grid_order is GridOrder.BATCH_HEAD_TILE and all_keys > device.l2_bytes else 0.0
+        return Work(2 * computed * columns, computed, missed, l2, blocks, 1 / blocks)
 
 
 FAMILY = Flash2Forward()

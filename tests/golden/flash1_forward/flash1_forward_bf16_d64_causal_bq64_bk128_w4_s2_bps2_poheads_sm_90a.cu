@@ -259,14 +259,14 @@ constexpr int kRowsPerWarp = kBlockQ / kWarps, kKeysPerWarp = kBlockKv, kRowTile
 
 // Strides in elements. lse: [batch, heads_q, len_q], dense, or null. scale_log2: softmax scale * log2(e), more than 0; ln2_hi + ln2_lo:
 // scale / scale_log2, about ln 2. x_reciprocal: for a division by x (see divide). group: heads_q / heads_kv. query_tiles: of a head.
-// splits: blocks of a head. running_rows: O and its rows' statistics between two steps (SoftmaxRows::for_each), query tile by tile.
+// splits: blocks of a head. running_rows: O and statistics of rows between steps (SoftmaxRows::for_each); volatile: no L1 keeps them.
 struct Parameters {
     const Element* q;
     const Element* k;
     const Element* v;
     Element* out;
     float* lse;
-    float* running_rows;
+    volatile float* running_rows;
     i64 q_batch;
     i64 q_head;
     i64 q_row;
@@ -1119,7 +1119,7 @@ flash1_forward_bf16_d64_causal_bq64_bk128_w4_s2_bps2_poheads_sm_90a(const __grid
         const int first_query = (last_tile - step * p.splits) * kBlockQ;
         const auto seen = chain.key_tiles<kBlockQ, kBlockKv>(first_query);
         const LeftInShared<kColumns> query{offsets.keys(), query_tile + first_row * QueryTile::kRowBytes};
-        float* running = p.running_rows + (sequences.first_tile(batch, work.head) * kBlockQ + first_query + first_row) * (4 + kColumnsV);
+        auto* running = p.running_rows + (sequences.first_tile(batch, work.head) * kBlockQ + first_query + first_row) * (4 + kColumnsV);
         SoftmaxRows<kRowTiles> rows;
         float O[kRowTiles][kColumnsV / 8][4] = {};
         if (key_tile > 0) rows.for_each(O, /*stores=*/false, [&](float& x, int n) { x = running[n]; });
