@@ -90,3 +90,9 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
 )
 def test_caught_by_its_check(says: str, fault: Fault) -> None:
     assert says in caught_by(fault)
+
+
+def test_all_apply() -> None:
+    """Those that a plain run does not compile, too: a patch must find its text."""
+    for _, fault in PLANTED:
+        faulty_text(fault)
