@@ -78,11 +78,11 @@ class LadderFamily(Family):
             *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
         )
     )
-    atoms = (
+    atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "barrier", "cp_async", "ldmatrix", "mma_sync"),
         *("cvt", "ex2", "mul", "shfl_sync", "vote_sync"),
     )
-    tiles = (
+    tiles: ClassVar[tuple[str, ...]] = (
         *("warp/shared_tile", "common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),
         *("warp/load", "warp/load_tile", "warp/tile_pipeline", "warp/gemm", "common/mask", "common/softmax_rows", "common/lse"),
         *("warp/row_softmax", "warp/epilogue"),

@@ -32,6 +32,7 @@ PAIRS: tuple[tuple[tuple[str, str, Mapping[str, str]], tuple[str, str, Mapping[s
         ("flash2_forward", "flash2_forward", TILES),
         ("flash2_forward, other grid order", "flash2_forward", {**TILES, "grid_order": "batch_head_tile"}),
     ),
+    (("flash1_backward", "flash1_backward", TILES), ("flash2_backward", "flash2_backward", TILES)),
 )
 
 
@@ -39,7 +40,7 @@ def lines_of(family: str, settings: Mapping[str, str], mask: Mask = Mask.FULL) -
     """A text without its header and its entry's name."""
     found, target = find_family(family), find_target("sm_90a")
     softmax = found.operation == "softmax"
-    problem = Problem(Dtype.FP16, operation="softmax") if softmax else Problem(Dtype.FP16, 64, mask=mask)
+    problem = Problem(Dtype.FP16, operation="softmax") if softmax else Problem(Dtype.FP16, 64, mask=mask, operation=found.operation)
     spec = KernelSpec(found, problem, found.default(problem, target).replace_from_text(settings), target)
     text = render(spec).text.replace(spec.name, "kernel")
     return text[text.index("// ==== ") :].splitlines()

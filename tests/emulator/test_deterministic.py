@@ -13,7 +13,7 @@ from flashgen.build.emulator.kernel import EmulatedKernel
 from flashgen.codegen.problem import Mask
 from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
-from tests.support.deterministic import DIFFERENT, GENERIC, NARROW, PAIR, WIDE, OrderedCase
+from tests.support.deterministic import ALONE, ATOMIC, DIFFERENT, GENERIC, NARROW, PAIR, WIDE, OrderedCase
 from tests.support.plan import planned, to_run
 from tests.support.runs import compile_ahead, emulated_kernel, emulated_text
 
@@ -21,6 +21,7 @@ FAMILIES = (GENERIC, NARROW, WIDE, PAIR)
 # Lengths of queries and keys, and heads: tiles of one more than of the other, rows without keys under a causal mask, one tile, one row.
 SIZES = (((200, 300), (2, 1)), ((300, 120), (2, 2)), ((60, 330), (4, 2)), ((40, 40), (1, 1)), ((1, 200), (2, 1)))
 CASES = [OrderedCase(of, mask, *sizes) for sizes, mask, of in itertools.product(SIZES, Mask, FAMILIES)]
+CASES += [OrderedCase(ALONE, mask, *SIZES[0]) for mask in Mask]
 FULL, CAUSAL = OrderedCase(GENERIC, Mask.FULL), OrderedCase(GENERIC, Mask.CAUSAL)
 NARROW_FULL, WIDE_FULL, PAIR_FULL = (OrderedCase(of, Mask.FULL) for of in (NARROW, WIDE, PAIR))
 PAIR_LONG = OrderedCase(PAIR, Mask.FULL, lengths=(130, 700))  # several blocks are at their last query tile at once
@@ -40,7 +41,7 @@ def kernel_of(spec: KernelSpec) -> EmulatedKernel:
         family=lambda case: case.spec.family.name,
         kinds=lambda case: (case.mask, case.lengths),
         name=lambda case: case.name,
-        seconds=lambda case: 8.0,
+        seconds=lambda case: 2.0 if case.of in (ALONE, ATOMIC) else 8.0,
     ),
 )
 def test_right_and_the_same_in_every_order(case: OrderedCase) -> None:
@@ -50,12 +51,12 @@ def test_right_and_the_same_in_every_order(case: OrderedCase) -> None:
 @pytest.mark.parametrize(
     "case",
     planned(
-        [OrderedCase(of, Mask.FULL, deterministic=False) for of in FAMILIES],
+        [OrderedCase(of, Mask.FULL, deterministic=False) for of in (*FAMILIES, ATOMIC)],
         0,
         family=lambda case: case.spec.family.name,
         kinds=lambda case: (),
         name=lambda case: case.name,
-        seconds=lambda case: 8.0,
+        seconds=lambda case: 2.0 if case.of in (ALONE, ATOMIC) else 8.0,
     ),
 )
 def test_others_differ_from_order_to_order(case: OrderedCase) -> None:

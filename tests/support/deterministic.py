@@ -14,6 +14,8 @@ from flashgen.codegen.families.attention_backward.config import AttentionBackwar
 from flashgen.codegen.families.attention_backward_pair_sm90.config import AttentionBackwardPairSm90Config
 from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
 from flashgen.codegen.families.attention_backward_wide_sm90.config import AttentionBackwardWideSm90Config
+from flashgen.codegen.families.flash1_backward.config import Flash1BackwardConfig
+from flashgen.codegen.families.flash2_backward.config import Flash2BackwardConfig
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Program
@@ -32,6 +34,8 @@ GENERIC = AttentionBackwardConfig(32, 32, 16, 2, 1, 16, 1), (64, 64)
 NARROW = AttentionBackwardSm90Config(48), (136, 64)  # an odd number of panels of dQ
 WIDE = AttentionBackwardWideSm90Config(), (136, 72)
 PAIR = AttentionBackwardPairSm90Config(), (200, 72)
+ALONE = Flash1BackwardConfig(block_q=32, block_kv=64, warps=4), (64, 64)  # one block adds to a row of dQ
+ATOMIC = Flash2BackwardConfig(block_q=32, block_kv=64, warps=4), (64, 64)  # many do, in any order
 # Blocks that are resident together, and the order of their threads: one block after the other, then several that race.
 ORDERS = (
     (1, EmulationOrder(late_copies=False)),
