@@ -699,7 +699,7 @@ struct RowMaxFactor {
 };
 
 // log(total) + row_max * (factor.high + factor.low), to about one rounding. fp32 takes some care for that: each term is split into a main
-// part and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN.
+// part and a small correction, and the sum is rounded once. `total` is finite and > 0, or NaN; for 0 the result means nothing.
 __device__ __forceinline__ float log_sum_exp(float row_max, float total, const RowMaxFactor& factor) {
     constexpr float kLn2 = 0.693147182f, kLn2Low = -1.90465430e-9f;
     // total = fraction * 2^exponent, with a fraction from sqrt(1/2) to sqrt(2).
