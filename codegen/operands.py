@@ -79,7 +79,8 @@ class View(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Call(NamedTuple):  # no dataclass, as each call of a new length makes one
+@dataclass(frozen=True)
+class Call:
     """All that is known at launch but addresses: views by operand name, scalars by name.
 
     `Operation.call` makes one. An optional operand that nobody wants has a view, too; its address is 0.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from .errors import ArgumentError, require_int
 from .parameters import ParameterBlock
@@ -77,7 +75,8 @@ class Buffer:
     kind: BufferKind = BufferKind.CALL
 
 
-class KernelLaunch(NamedTuple):  # no dataclass, as each call of a new length makes one
+@dataclass(frozen=True)
+class KernelLaunch:
     """One launch with everything but the addresses.
 
     What a block takes is the same for every launch of a kernel: see `Family.resources`.
@@ -92,7 +91,7 @@ class KernelLaunch(NamedTuple):  # no dataclass, as each call of a new length ma
 
     grid: int
     values: Mapping[str, int | float]
-    maps: Mapping[str, TensorMapShape] = MappingProxyType({})
+    maps: Mapping[str, TensorMapShape] = field(default_factory=dict)
     suffix: str = ""
     waits: Waits = Waits.NOBODY
     overlaps: bool = False

@@ -15,7 +15,7 @@ from flashgen.codegen.operation import operation_of
 
 from ..parameter_buffer import parameter_buffer
 from .driver import Gpu, check, driver
-from .tensor_map import TensorMapFields
+from .tensor_map import TensorMapField, encoder
 
 if TYPE_CHECKING:
     from flashgen.codegen.program import KernelLaunch, Program
@@ -111,7 +111,7 @@ class Launch:
         self.names = (*kernel.operands, *[buffer.name for buffer in program.buffers])
         self._bound = tuple(_Bound(kernel, launch, self.names) for launch in program.launches)
         first = self._bound[0]
-        alone = len(self._bound) == 1 and first.place_all is not None and first.maps is None
+        alone = len(self._bound) == 1 and first.place_all is not None and not first.maps
         self.enqueue: Callable[..., None] = self._one(first) if alone else self._each
 
     def __call__(self, stream: int, *addresses: int) -> None:
@@ -142,8 +142,9 @@ class Launch:
                 words = bound.words
                 for word, index in bound.pointers:
                     words[word] = addresses[index]
-            if bound.maps is not None:
-                bound.maps.fill(addresses)
+            for index, field in bound.maps:
+                if field.address != addresses[index]:
+                    field.fill(addresses[index])
             (status,) = bound.enqueue(stream, bound.arguments, 0)
             if status:
                 self._refused(status, bound)
@@ -170,8 +171,7 @@ class _Bound:
         self.arguments = ctypes.addressof(self._address)
         written = memoryview(self._buffer).cast("B")
         self.words = written.cast("Q")
-        fields = tuple([(index, launch.maps[name], offset) for index, name, offset in maps])
-        self.maps = TensorMapFields(fields, written) if fields else None
+        self.maps = tuple([(index, TensorMapField(encoder(launch.maps[name]), written, offset)) for index, name, offset in maps])
         self.place_all: Callable[..., None] | None = None
         if all_at_once is not None:
             packing, begin = all_at_once

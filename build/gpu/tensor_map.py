@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
@@ -18,18 +18,18 @@ _DTYPES = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16", Dtype.FP32: "FLOAT32"}
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
-def encoded_map(shape: TensorMapShape, address: int) -> bytes:
-    """The tensor map of a shape at a device address, by cuTensorMapEncodeTiled.
+def encoder(shape: TensorMapShape) -> Callable[[int], bytes]:
+    """What encodes the tensor maps of one shape by cuTensorMapEncodeTiled, given a device address.
 
-    Nothing is interleaved, elements out of bounds are 0, and the L2 is filled by 256 bytes. Raises DriverError with all that was asked for
-    where the driver refuses it.
+    Nothing is interleaved, elements out of bounds are 0, and the L2 is filled by 256 bytes. Where the driver refuses a map, the call
+    raises DriverError with all that was asked for.
     """
-    return _encoded(driver(), shape, address)
+    return partial(_encoded, driver(), shape)
 
 
 @lru_cache(maxsize=2**10)
 def _encoded(cu: Any, shape: TensorMapShape, address: int) -> bytes:
-    """As `encoded_map`. Kept beyond a plan: where only the keys become more, q and out often lie where they lay."""
+    """As `encoder`. Kept beyond a plan: where only the keys become more, q and out often lie where they lay."""
     dtype, box, steps, options = _constants(cu, shape.dtype, shape.box, shape.swizzle_bytes)
     # The sizes are made here: kept, they would be dozens of objects a plan for the garbage collector to walk. Strides are the same for
     # many lengths of a slice of a cache.
@@ -62,41 +62,29 @@ def _constants(cu: Any, dtype: Dtype, box: tuple[int, ...], swizzle_bytes: int) 
     )
 
 
-class TensorMapFields:
-    """The tensor maps in a launch's parameters.
+class TensorMapField:
+    """One tensor map in a launch's parameters.
 
-    To encode a map takes microseconds, so it is done once an address: where a field has an address's map, nothing is left to do; maps of
-    other addresses are copied.
+    To encode a map takes microseconds, so it is done once an address: of the last address nothing is left to do, which the launch
+    sees by `address`; of others the map is copied.
     """
 
-    __slots__ = ("_addresses", "_encode", "_fields", "_maps", "_parameters")
+    __slots__ = ("_begin", "_encode", "_maps", "_parameters", "address")
 
-    def __init__(
-        self,
-        fields: tuple[tuple[int, TensorMapShape, int], ...],
-        parameters: memoryview,
-        encode: Callable[[TensorMapShape, int], bytes] = encoded_map,
-    ) -> None:
-        """fields: of each the index of its tensor among those of the launch, the tensor's shape, and where its bytes begin."""
-        self._fields, self._parameters, self._encode = fields, parameters, encode
-        self._addresses = [-1] * len(fields)
-        self._maps: dict[tuple[int, int], bytes] = {}
+    def __init__(self, encode: Callable[[int], bytes], parameters: memoryview, begin: int) -> None:
+        """`begin`: of the field's bytes among those of the parameters."""
+        self.address = -1
+        self._encode, self._parameters, self._begin = encode, parameters, begin
+        self._maps: dict[int, bytes] = {}
 
-    def fill(self, addresses: Sequence[int]) -> None:
-        """Makes the fields the maps of the tensors at these addresses. Raises as `encoded_map`, and leaves a field that it cannot fill."""
-        there = self._addresses
-        for number, (index, _, _) in enumerate(self._fields):
-            if there[number] != addresses[index]:
-                self._replace(number, addresses[index])
-
-    def _replace(self, number: int, address: int) -> None:
-        _, shape, begin = self._fields[number]
-        encoded = self._maps.get((number, address))
+    def fill(self, address: int) -> None:
+        """Makes the field the map of the tensor at `address`. Raises as `encoder`, and leaves it as it was then."""
+        encoded = self._maps.get(address)
         if encoded is None:
-            encoded = self._encode(shape, address)
-            if len(self._maps) >= KEPT * len(self._fields):
-                for old in list(self._maps)[: len(self._maps) // 2]:
+            encoded = self._encode(address)
+            if len(self._maps) >= KEPT:
+                for old in list(self._maps)[: KEPT // 2]:
                     del self._maps[old]
-            self._maps[number, address] = encoded
-        self._parameters[begin : begin + TENSOR_MAP_BYTES] = encoded
-        self._addresses[number] = address
+            self._maps[address] = encoded
+        self._parameters[self._begin : self._begin + TENSOR_MAP_BYTES] = encoded
+        self.address = address

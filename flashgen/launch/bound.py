@@ -29,11 +29,9 @@ class BoundCall:
         program = family.program(config, call, gpu.device)
         self.index, self.launch = gpu.ordinal, kernel.bind(program)
         self.enqueue: Callable[..., None] = self.launch.enqueue
-        if not program.buffers:
-            return
         if [buffer.kind for buffer in program.buffers] == [BufferKind.STREAM_COUNTER]:
             self.enqueue = self._with_counter
-        else:
+        elif program.buffers:
             self._lay_out(program.buffers)
             self.enqueue = self._with_buffers
 

@@ -22,7 +22,7 @@ from flashgen.codegen.workload import Workload
 
 from ..selection import loaded
 from ..selection.families import NO_FAMILY, excluded_families, families_for
-from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, require_memory, workload_of
+from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, problem_and_workload, require_memory
 from .bound import BoundCall
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,9 +59,10 @@ class Plan:
         kernel: Kernel | None = None,
     ) -> None:
         """Checks the arguments and binds a kernel: `kernel`, which must be able to take them, or else the selection's choice."""
-        problem = check_call(q, k, v, causal, scale, layout)
+        check_call(q, k, v, causal, scale, layout)
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
+        problem, workload = problem_and_workload(q, k, v, causal, layout)
         on = gpu(q.device.index)
         self.index = q.device.index
         self.dtype = q.dtype
@@ -73,9 +74,8 @@ class Plan:
         if not math.prod(self.lse_shape):
             families_for(problem, on.device.target)
             return
-        workload = workload_of(q, k, layout)
         of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
-        strides = {"q": of_q, "k": of_k, "v": of_v, "out": strides_of_out, "lse": self.lse_strides}
+        strides = {"q": of_q, "k": of_k, "v": of_v, "out": strides_of_out}
         call = attention_call(problem, workload, strides, scale)
         self.bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
         require_context(self.index)

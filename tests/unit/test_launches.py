@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import struct
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from flashgen.build.artifact import Artifact
 from flashgen.build.gpu import driver, kernel, tensor_map
 from flashgen.build.gpu.driver import DriverError, Gpu
 from flashgen.build.gpu.kernel import MAX_GRID, Kernel
-from flashgen.build.gpu.tensor_map import encoded_map
+from flashgen.build.gpu.tensor_map import encoder
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
@@ -130,9 +131,9 @@ def test_a_grid_has_blocks(cu: FakeDriver, grid: int) -> None:
     loaded = load("attention_forward")
     (some,) = program(loaded).launches
     with pytest.raises(ArgumentError, match=rf"^workload must need from 1 to {MAX_GRID} blocks; got {grid}$"):
-        loaded.bind(Program((some._replace(grid=grid),)))
+        loaded.bind(Program((dataclasses.replace(some, grid=grid),)))
     for most in (1, MAX_GRID):
-        loaded.bind(Program((some._replace(grid=most),)))(0, *range(16, 96, 16))
+        loaded.bind(Program((dataclasses.replace(some, grid=most),)))(0, *range(16, 96, 16))
         assert cu.launches[-1].shape[0] == most
 
 
@@ -183,7 +184,7 @@ def test_a_launch_that_overlaps_the_one_before_says_so(cu: FakeDriver) -> None:
     spec = KernelSpec(TwoSteps(), PROBLEM, TwoStepsConfig(), H200.target)
     loaded = Kernel(spec, Artifact("entry", "sm_90a", "text", b"code", "log", "13.0"), Gpu(3, H200, "uuid", "580.1"))
     first, second = program(loaded).launches
-    launch = loaded.bind(Program((first, second._replace(overlaps=True)), program(loaded).buffers))
+    launch = loaded.bind(Program((first, dataclasses.replace(second, overlaps=True)), program(loaded).buffers))
     for stream in (77, 78):
         launch(stream, 1, 2, 3, 4, 5, 6)
         plain, overlapping = cu.launches[-2:]
@@ -205,7 +206,7 @@ def test_a_grid_is_of_whole_clusters(cu: FakeDriver) -> None:
     loaded.bind(Program((first,)))(77, *range(5))
     assert cu.launches[-1].shape[0] == 4, "the text says the rest: see __cluster_dims__"
     with pytest.raises(ArgumentError, match=r"^grid must be a multiple of 2, the blocks of a cluster; got 5$"):
-        loaded.bind(Program((first._replace(grid=5),)))
+        loaded.bind(Program((dataclasses.replace(first, grid=5),)))
 
 
 @pytest.mark.parametrize("blocks", [0, 9])
@@ -232,7 +233,7 @@ def test_no_status_but_success_is_taken_for_it(cu: FakeDriver, status: binding.C
 
 
 def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:
-    encoded = encoded_map(SHAPE, 0x7F00)
+    encoded = encoder(SHAPE)(0x7F00)
     ((name, dtype, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill),) = cu.asked
     assert (name, dtype, rank, address) == (
         "cuTensorMapEncodeTiled",
@@ -251,7 +252,7 @@ def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:
 @pytest.mark.parametrize("dtype", Dtype)
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_element_types_and_swizzles_have_the_driver_s_names(cu: FakeDriver, dtype: Dtype, swizzle: int) -> None:
-    encoded_map(TensorMapShape(dtype, (64, 8), (256,), (8, 8), swizzle), 16)
+    encoder(TensorMapShape(dtype, (64, 8), (256,), (8, 8), swizzle))(16)
     names = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16", Dtype.FP32: "FLOAT32"}, {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
     assert cu.asked[0][1].name == f"CU_TENSOR_MAP_DATA_TYPE_{names[0][dtype]}"
     assert cu.asked[0][9].name == f"CU_TENSOR_MAP_SWIZZLE_{names[1][swizzle]}"
@@ -262,4 +263,4 @@ def test_a_refused_map_says_what_was_asked_for(cu: FakeDriver) -> None:
     with pytest.raises(
         DriverError, match=r"^encoding a tensor map of TensorMapShape\(.*\) at address 0x7f00 failed: CUDA_ERROR_INVALID_VALUE$"
     ):
-        encoded_map(SHAPE, 0x7F00)
+        encoder(SHAPE)(0x7F00)

@@ -10,7 +10,7 @@ import pytest
 
 from flashgen.build.emulator.tensor_map import emulated_map
 from flashgen.build.gpu.driver import DriverError
-from flashgen.build.gpu.tensor_map import KEPT, TensorMapFields
+from flashgen.build.gpu.tensor_map import KEPT, TensorMapField
 from flashgen.build.parameter_buffer import parameter_buffer
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Dtype
@@ -70,9 +70,6 @@ def test_what_the_driver_refuses(changes: dict[str, Any], message: str) -> None:
         TensorMapShape(**{**GOOD, **changes})
 
 
-SHAPE = TensorMapShape(**GOOD)
-
-
 class Encodings:
     """Stands for the driver: a map is its address, over and over. Refuses `bad`."""
 
@@ -80,8 +77,7 @@ class Encodings:
         self.asked: list[int] = []
         self.bad = bad
 
-    def __call__(self, shape: TensorMapShape, address: int) -> bytes:
-        assert shape is SHAPE
+    def __call__(self, address: int) -> bytes:
         self.asked.append(address)
         if address == self.bad:
             raise DriverError("refused")
@@ -90,36 +86,37 @@ class Encodings:
 
 def test_a_field_is_encoded_once_an_address() -> None:
     parameters, encodings = bytearray(b"\xff" * 384), Encodings()
-    field = TensorMapFields(((1, SHAPE, 128),), memoryview(parameters), encodings)
+    field = TensorMapField(encodings, memoryview(parameters), 128)
     for address in (7, 9, 7, 7, 9):
-        field.fill((0, address))
+        field.fill(address)
+        assert field.address == address
         assert parameters == b"\xff" * 128 + address.to_bytes(8, "little") * 16 + b"\xff" * 128
     assert encodings.asked == [7, 9]
 
 
 def test_a_field_keeps_so_many_maps_and_forgets_the_oldest_half() -> None:
     encodings = Encodings()
-    field = TensorMapFields(((0, SHAPE, 0),), memoryview(bytearray(128)), encodings)
+    field = TensorMapField(encodings, memoryview(bytearray(128)), 0)
     for address in range(1, KEPT + 1):
-        field.fill((address,))
-    field.fill((1,))
+        field.fill(address)
+    field.fill(1)
     assert encodings.asked == list(range(1, KEPT + 1)), "so many are kept"
-    field.fill((KEPT + 1,))
+    field.fill(KEPT + 1)
     for address in (KEPT // 2 + 1, KEPT, KEPT + 1):
-        field.fill((address,))
+        field.fill(address)
     assert len(encodings.asked) == KEPT + 1, "the newer half is still there"
-    field.fill((KEPT // 2,))
+    field.fill(KEPT // 2)
     assert encodings.asked[-1] == KEPT // 2, "the older half is not"
 
 
 def test_a_refused_address_leaves_the_field_and_is_asked_for_again() -> None:
     parameters, encodings = bytearray(128), Encodings(bad=13)
-    field = TensorMapFields(((0, SHAPE, 0),), memoryview(parameters), encodings)
-    field.fill((7,))
+    field = TensorMapField(encodings, memoryview(parameters), 0)
+    field.fill(7)
     for _ in range(2):
         with pytest.raises(DriverError):
-            field.fill((13,))
-        field.fill((7,))
+            field.fill(13)
+        assert field.address == 7
         assert parameters == (7).to_bytes(8, "little") * 16
     assert encodings.asked == [7, 13, 13]
 
