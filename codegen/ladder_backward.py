@@ -27,14 +27,14 @@ from .program import BlockResources, Buffer, KernelLaunch, KernelText, Program
 from .target import Target
 from .workload import Workload
 
-ROW_BYTES = 4 + 4  # of a query's row_lse and row_delta
-KEYS = ((32, 2), (64, 4), (128, 4), (128, 8), (256, 8))  # of a tile, and warps that have them
-QUERIES = (32, 64, 128)  # of a tile
-BLOCKS = (2, 1)  # of an SM: one computes while another waits for memory
+STATISTICS_BYTES = 4 + 4  # of a query's row_lse and row_delta
+KEYS_AND_WARPS = ((32, 2), (64, 4), (128, 4), (128, 8), (256, 8))  # of a tile, and warps that have them
+TILE_QUERIES = (32, 64, 128)  # of a tile
+BLOCKS_TRIED = (2, 1)  # of an SM: one computes while another waits for memory
 DEFAULT_TILES = ((64, 128, 8), (32, 128, 8), (64, 64, 4), (32, 64, 4), (32, 32, 2))  # block_q, block_kv, warps: the best first
 
 
-def step_q(config: Any) -> int:
+def queries_at_once(config: Any) -> int:
     """Queries of a tile whose S and dP a warp has at once."""
     return 16 if config.block_q < 64 else 32
 
@@ -46,7 +46,7 @@ class LadderBackward(LadderFamily):
     parameters = GENERIC.parameters
     row_parameters, sum_parameters = GENERIC.row_parameters, GENERIC.sum_parameters
     atoms = GENERIC.atoms
-    tiles = (*GENERIC.tiles, "warp/tile_pipeline", "warp/gradient_place")
+    tiles = (*GENERIC.tiles, "warp/tile_pipeline", "warp/gradient_access")
 
     # Registers that a thread needs beside what it accumulates, while it has S^T and dP^T, and while it has dQ.
     registers_beside_scores, registers_beside_dq = 60, 44
@@ -72,7 +72,7 @@ class LadderBackward(LadderFamily):
         if config.block_kv not in keys:
             given, nearest = f"{keys[0]} or {keys[1]} with warps {config.warps}", min(keys, key=lambda n: abs(n - config.block_kv))
             reasons.append(f"block_kv must give each warp 16 or 32 keys, so {given}; got {config.block_kv} (nearest: {nearest})")
-        queries = [n for n in QUERIES if n <= max(32, config.warps * 16)]
+        queries = [n for n in TILE_QUERIES if n <= max(32, config.warps * 16)]
         if config.block_q not in queries:
             nearest = min(queries, key=lambda n: abs(n - config.block_q))
             given = f"{' or '.join(map(str, queries))} with warps {config.warps}, 16 rows of dQ a warp"
@@ -87,14 +87,14 @@ class LadderBackward(LadderFamily):
         """See LadderFamily: dK and dV, S^T and dP^T or dQ, and the rest."""
         d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
         queries, keys = self.rows_and_keys(config)
-        with_scores = 2 * keys * step_q(config) // 32 + self.registers_beside_scores
+        with_scores = 2 * keys * queries_at_once(config) // 32 + self.registers_beside_scores
         with_d_q = -(-d // 16 // max(1, config.warps * 16 // queries)) * 8 + self.registers_beside_dq
         return keys * (d + dv) // 32 + int(max(with_scores, with_d_q))
 
     def shared_bytes(self, problem: Problem, config: Any) -> int:
         """Shared memory of a block: K and V, dS, and stages of Q and dO with their rows' statistics."""
         columns = padded(problem.head_dim) + padded(problem.head_dim_v)
-        stage = config.block_q * (columns * problem.dtype.bytes + ROW_BYTES)
+        stage = config.block_q * (columns * problem.dtype.bytes + STATISTICS_BYTES)
         return int(config.block_kv * (columns + config.block_q) * problem.dtype.bytes + config.stages * stage)
 
     def sum_bytes(self, problem: Problem, config: Any) -> int:
@@ -158,12 +158,13 @@ class LadderBackward(LadderFamily):
 
     def space(self, problem: Problem, target: Target) -> Iterator[Any]:
         """See Family."""
-        for (block_kv, warps), block_q, blocks in itertools.product(KEYS, QUERIES, BLOCKS):
+        for (block_kv, warps), block_q, blocks in itertools.product(KEYS_AND_WARPS, TILE_QUERIES, BLOCKS_TRIED):
             yield replace(self.config_of(block_q, block_kv, warps), blocks_per_sm=blocks)
 
     def default(self, problem: Problem, target: Target) -> Any:
         """See Family. The first one of a list that leaves registers to spare, with the most blocks an SM that do."""
-        configs = [replace(self.config_of(*tiles), blocks_per_sm=blocks) for tiles, blocks in itertools.product(DEFAULT_TILES, BLOCKS)]
+        choices = itertools.product(DEFAULT_TILES, BLOCKS_TRIED)
+        configs = [replace(self.config_of(*tiles), blocks_per_sm=blocks) for tiles, blocks in choices]
         legal = [config for config in configs if not self.check(problem, config, target)]
         if not legal:
             self.require_legal(problem, configs[-1], target)
@@ -184,7 +185,7 @@ class LadderBackward(LadderFamily):
         met = [(queries, tiles) for queries, tiles, _ in visits(problem, workload, config.block_q, config.block_kv)]
         whole = self.query_tiles(config, workload) * config.block_q
         steps = config.block_q * sum(tiles for _, tiles in met)  # rows of whole tiles, as often as they are met
-        sums, statistics = padded(d) * 4, ROW_BYTES
+        sums, statistics = padded(d) * 4, STATISTICS_BYTES
         keys = workload.len_kv * (d + dv) * element
         read = rows * (2 * dv * element + 4) + sum(queries * tiles for queries, tiles in met) * (d + dv) * element + steps * statistics
         once, written = whole * sums, whole * (statistics + sums) + rows * d * element

@@ -11,7 +11,7 @@ from flashgen.codegen.ladder import LadderConfig
 class Flash1BackwardConfig(LadderConfig):
     """What may be chosen freely.
 
-    block_q:        query rows of a tile (Br in the paper): 32, 64 or 128, at most 16 for each warp (32 with 2 warps)
+    block_q:        query rows of a tile (Br in the paper): 32, 64 or 128, at most 16 for each warp
     block_kv:       keys of a tile (Bc in the paper), 16 or 32 for each warp
     warps:          warps of a block, a power of two; each has block_kv / warps keys
     stages:         tiles of Q and dO that the ring of copies holds: stages - 1 tiles are loaded ahead

@@ -10,7 +10,7 @@ loops, not at every step (line 19). The family runs where it is asked for by nam
 from __future__ import annotations
 
 from flashgen.codegen.family import Traffic
-from flashgen.codegen.ladder_backward import LadderBackward, step_q
+from flashgen.codegen.ladder_backward import LadderBackward, queries_at_once
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
@@ -31,7 +31,7 @@ class Flash1Backward(LadderBackward):
 
     def spare_registers(self, config: Flash1BackwardConfig) -> int:
         """See LadderBackward. The loop over key tiles takes more, most of them where steps are long."""
-        return 32 + step_q(config)
+        return 32 + queries_at_once(config)
 
     def vectors(self, target: Target) -> bool:
         """See LadderBackward. Any lane reads and writes 16 bytes."""

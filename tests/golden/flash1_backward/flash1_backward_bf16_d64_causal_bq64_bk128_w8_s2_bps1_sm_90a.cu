@@ -19,7 +19,7 @@
 //   parts    atoms/ptx: types, register, index, shared_memory, shared_pair, barrier, cp_async, ldmatrix, mma_sync, cvt,
 //              cvt_f32, ex2, mul, shfl_sync, vote_sync
 //            tile/warp: shared_tile, exact_rows, load, load_tile, gemm, query_loader, column_group, score_gradients,
-//              gradient_products, gradient_sum, epilogue, backward_beside, tile_pipeline, gradient_place
+//              gradient_products, gradient_sum, epilogue, backward_beside, tile_pipeline, gradient_access
 //            tile/common: shared_regions, tile_scheduler, sequences, score_chain, softmax_rows, lse, row_statistics
 
 // ==== atoms/ptx/types.cuh ============================================================================================
@@ -1503,9 +1503,9 @@ __device__ __forceinline__ void for_each_tile(int tiles, SharedAddress ring, int
     }
 }
 
-// ==== tile/warp/gradient_place.cuh ===================================================================================
+// ==== tile/warp/gradient_access.cuh ==================================================================================
 
-// dQ of a warp and its place in memory (gradient_sum.cuh), product by product: a kernel says what goes from one to the other.
+// How a warp reaches its part of the sums of dQ (gradient_sum.cuh), product by product. The kernel says what it does there.
 
 // Calls move(d, at) for each product of 16 rows x 8 columns of a warp: its accumulators, and where they lie. The warp has rows of the query
 // tile at `d_q_sum`, from row tile `row_tile` on, and the columns that it owns.
@@ -1519,7 +1519,7 @@ __device__ __forceinline__ void for_each_product(float (&dQ)[kRowTiles][kTiles][
             if (columns.has(j / 2)) move(dQ[i][j], d_q_sum + gradient_offset<kColumns>(row_tile + i, columns.pair(j / 2) * 2 + j % 2));
 }
 
-// Writes one product's accumulators as `load_gradient` reads them with kVectors, over what was there: for a block that is alone with them.
+// Writes one product's accumulators over the sums, as `load_gradient` reads them with kVectors. No other block may add to these sums.
 __device__ __forceinline__ void store_gradient(float* d_q_sum, const float (&d)[4]) {
     const uint4 four{__float_as_uint(d[0]), __float_as_uint(d[1]), __float_as_uint(d[2]), __float_as_uint(d[3])};
     *reinterpret_cast<uint4*>(d_q_sum + lane_index() * 4) = four;
@@ -1559,7 +1559,7 @@ flash1_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_sm_90a(const __grid_consta
     const ScoreTile dS_tile{regions.take(ScoreTile::kBytes)};
     const SharedAddress ring = regions.take(kStages * Stage::kBytes);
 
-    const int first_row = warp * kRowsPerWarp, row_tile_dq = warp / kGroupsDq;  // of this warp, in a key tile and in a tile of dQ
+    const int first_row = warp * kRowsPerWarp, row_tile_dq = warp / kGroupsDq;  // where this warp's keys and its rows of dQ begin
     const OperandOffsets<kColumns, kColumnsV> offsets;
     const ColumnGroup<kColumns, 1> key_columns(offsets.keys(), 0);
     const ColumnGroup<kColumnsV, 1> value_columns(offsets.values(), 0);
@@ -1576,7 +1576,7 @@ flash1_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_sm_90a(const __grid_consta
         load_tile<kThreads>(value_tile, v, p.v_row, keys, kHeadDimV);
         float dK[kRowTiles][kColumns / 8][4] = {}, dV[kRowTiles][kColumnsV / 8][4] = {};  // (1: 8, 2: 7)
 
-        // Of the queries that see any of these keys, head by head.
+        // The loop visits the query tiles that see any of these keys, one query head of the group after the other.
         const QueryTileRange tiles = chain.query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q);
         Loader queries(p, sequences, tiles, batch, head_kv);
         auto load_queries = [&](int, SharedAddress to) { queries.load_next(Stage{to}); };  // Q, dO, row_lse, row_delta (1: 10, 2: 9)
@@ -1625,7 +1625,7 @@ flash1_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_sm_90a(const __grid_consta
         store_tile<kThreads, kHeadDim>(d_k, p.d_k_row, keys, key_tile, thread_index());  // (1: 24, 2: 18)
         store_tile<kThreads, kHeadDimV>(d_v, p.d_v_row, keys, value_tile, thread_index());
     };
-    // No barrier between two key tiles: each thread loads K and V to where it has just read dK and dV from.
+    // Two key tiles need no barrier between them: each thread loads K and V to where it has itself read dK and dV from.
     for (int index = 0; index < p.key_tiles; ++index) {  // (1: 6)
         launder(batch), launder(head_kv);  // or addresses of all tensors would stay in registers from one key tile to the next
         visit_keys(index);

@@ -16,7 +16,7 @@
 //   parts    atoms/ptx: types, register, index, shared_memory, shared_pair, barrier, cp_async, ldmatrix, mma_sync, cvt,
 //              cvt_f32, ex2, mul, shfl_sync, vote_sync, red
 //            tile/warp: shared_tile, exact_rows, load, load_tile, gemm, query_loader, column_group, score_gradients,
-//              gradient_products, gradient_sum, epilogue, backward_beside, tile_pipeline, gradient_place
+//              gradient_products, gradient_sum, epilogue, backward_beside, tile_pipeline, gradient_access
 //            tile/common: shared_regions, tile_scheduler, sequences, score_chain, softmax_rows, lse, row_statistics
 
 // ==== atoms/ptx/types.cuh ============================================================================================
@@ -1527,9 +1527,9 @@ __device__ __forceinline__ void for_each_tile(int tiles, SharedAddress ring, int
     }
 }
 
-// ==== tile/warp/gradient_place.cuh ===================================================================================
+// ==== tile/warp/gradient_access.cuh ==================================================================================
 
-// dQ of a warp and its place in memory (gradient_sum.cuh), product by product: a kernel says what goes from one to the other.
+// How a warp reaches its part of the sums of dQ (gradient_sum.cuh), product by product. The kernel says what it does there.
 
 // Calls move(d, at) for each product of 16 rows x 8 columns of a warp: its accumulators, and where they lie. The warp has rows of the query
 // tile at `d_q_sum`, from row tile `row_tile` on, and the columns that it owns.
@@ -1577,7 +1577,7 @@ flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_sm_90a(const __grid_consta
     const ScoreTile dS_tile{regions.take(ScoreTile::kBytes)};
     const SharedAddress ring = regions.take(kStages * Stage::kBytes);
 
-    const int first_row = warp * kRowsPerWarp, row_tile_dq = warp / kGroupsDq;  // of this warp, in a key tile and in a tile of dQ
+    const int first_row = warp * kRowsPerWarp, row_tile_dq = warp / kGroupsDq;  // where this warp's keys and its rows of dQ begin
     const OperandOffsets<kColumns, kColumnsV> offsets;
     const ColumnGroup<kColumns, 1> key_columns(offsets.keys(), 0);
     const ColumnGroup<kColumnsV, 1> value_columns(offsets.values(), 0);
@@ -1594,7 +1594,7 @@ flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_sm_90a(const __grid_consta
         load_tile<kThreads>(value_tile, v, p.v_row, keys, kHeadDimV);
         float dK[kRowTiles][kColumns / 8][4] = {}, dV[kRowTiles][kColumnsV / 8][4] = {};  // (1: 8, 2: 7)
 
-        // Of the queries that see any of these keys, head by head.
+        // The loop visits the query tiles that see any of these keys, one query head of the group after the other.
         const QueryTileRange tiles = chain.query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q);
         Loader queries(p, sequences, tiles, batch, head_kv);
         auto load_queries = [&](int, SharedAddress to) { queries.load_next(Stage{to}); };  // Q, dO, row_lse, row_delta (1: 10, 2: 9)
