@@ -112,6 +112,11 @@ def render_program(spec: KernelSpec) -> Source:
     return Source(source.entry, f"{source.text}\n{_emulator((*_RUNTIME, 'program'))}")
 
 
+def traced(source: Source) -> Source:
+    """A text with emulated atoms with templates/emulator/trace.cuh behind it: its lines stay where they are."""
+    return Source(source.entry, f"{source.text}\n{_emulator(('trace',))}")
+
+
 @cache
 def emulator_runtime() -> Source:
     """What runs the kernels of a text with emulated atoms: the same for all texts, and compiled once for all of them."""

@@ -26,20 +26,29 @@ if TYPE_CHECKING:
 class Emulated(enum.StrEnum):
     """What a text with emulated atoms is compiled to; stands where an architecture would.
 
-    LIBRARY: to be loaded; PROGRAM: of its own, for debuggers; SANITIZED: the same, watched by the compiler's sanitizers
+    LIBRARY: to be loaded; PROGRAM: of its own, for debuggers; SANITIZED: the same, watched by the compiler's sanitizers;
+    TRACED: a library that records what its kernels do
     """
 
     LIBRARY = "emulator"
     PROGRAM = "emulator-program"
     SANITIZED = "emulator-sanitized"
+    TRACED = "emulator-traced"
 
 
 # -ffp-contract=off: `mul_rn` must not be fused. The kernels' pragmas are for device compilers, and atoms look into each other's types.
 # -U_FORTIFY_SOURCE: some distributions' compilers set it by default, and a checked longjmp takes a jump to another stack for a fault.
 _COMMON = ("-std=c++17", "-Og", "-pthread", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w")
 _PROGRAM = (*_COMMON, "-g", "-fno-omit-frame-pointer")
+_LIBRARY = (*_COMMON, "-fPIC", "-shared")
+LIBRARIES = (Emulated.LIBRARY, Emulated.TRACED)  # they are linked with the runtime
 OPTIONS = {
-    Emulated.LIBRARY: (*_COMMON, "-fPIC", "-shared"),
+    Emulated.LIBRARY: _LIBRARY,
+    # The sanitizer's calls without its runtime (templates/emulator/trace.cuh), and a frame for each function.
+    Emulated.TRACED: (
+        *(*_LIBRARY, "-g1", "-fno-inline", "-fno-omit-frame-pointer"),
+        *("-fsanitize=thread", "-nodefaultlibs", "-DFLASHGEN_TRACED"),
+    ),
     Emulated.PROGRAM: _PROGRAM,
     Emulated.SANITIZED: (*_PROGRAM, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DFLASHGEN_SANITIZED"),
 }
@@ -96,7 +105,7 @@ def cxx_compiler() -> CxxCompiler:
 
 def key_options(kind: Emulated) -> tuple[str, ...]:
     """What decides what is made of a text, beside the compiler: its options and, of a library, the runtime that it is linked with."""
-    return (*OPTIONS[kind], *([emulator_runtime().digest] if kind == Emulated.LIBRARY else []))
+    return (*OPTIONS[kind], *([emulator_runtime().digest] if kind in LIBRARIES else []))
 
 
 def compile_for_emulator(source: Source, kind: Emulated = Emulated.LIBRARY, more: tuple[str, ...] = ()) -> Artifact:
@@ -108,7 +117,7 @@ def compile_for_emulator(source: Source, kind: Emulated = Emulated.LIBRARY, more
     compiler = cxx_compiler()
     with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
         objects = []
-        if kind == Emulated.LIBRARY:
+        if kind in LIBRARIES:
             objects = ["runtime.o"]
             Path(folder, *objects).write_bytes(runtime_object(compiler))
         return _compiled(compiler, source, kind, Path(folder), (*more, TEXT_FILE, *objects))

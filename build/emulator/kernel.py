@@ -9,7 +9,7 @@ import struct
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES, ParameterBlock
@@ -119,7 +119,8 @@ class EmulatedLibrary:
         with tempfile.NamedTemporaryFile(prefix="flashgen-", suffix=".so", dir=program_folder()) as file:
             file.write(library)
             file.flush()
-            self._run = ctypes.CDLL(file.name).flashgen_emulator_run
+            self._loaded = ctypes.CDLL(file.name)
+        self._run = self._loaded.flashgen_emulator_run
 
     def run(
         self,
@@ -150,13 +151,18 @@ class EmulatedLibrary:
 class EmulatedKernel:
     """The kernels of a text. Safe to use from several threads."""
 
+    kind: ClassVar[Emulated] = Emulated.LIBRARY
+
     def __init__(self, spec: KernelSpec, artifact: Artifact) -> None:
-        """Loads the library. Raises ArgumentError for machine code of a GPU."""
-        if artifact.arch != Emulated.LIBRARY:
-            raise ArgumentError(f"artifact must be for {Emulated.LIBRARY}; got {artifact.arch}")
+        """Loads the library. Raises ArgumentError for machine code of a GPU, or of another kind."""
+        if artifact.arch != self.kind:
+            raise ArgumentError(f"artifact must be for {self.kind}; got {artifact.arch}")
         self.spec, self.artifact = spec, artifact
-        self._library = EmulatedLibrary(artifact.cubin)
+        self._library = self._loaded(artifact.cubin)
         self._numbers = {suffix: number for number, suffix in enumerate(spec.kernels)}
+
+    def _loaded(self, library: bytes) -> EmulatedLibrary:
+        return EmulatedLibrary(library)
 
     def launch(
         self,

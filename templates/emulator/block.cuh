@@ -15,6 +15,13 @@ struct Cluster;
 inline thread_local Block* current = nullptr;
 constexpr int kBarriers = 16, kWarpgroup = 4 * kLanes;
 
+// Who is told what threads do, by the name of the atom: see trace.cuh. Nobody is, elsewhere. `global`: an address there, or null.
+// Hidden: a process has many libraries with a variable of this name, and each has its own.
+__attribute__((visibility("hidden"))) inline void (*told)(const char* op, const void* global, std::uint32_t shared, int bytes) = nullptr;
+inline void tell(const char* op, const void* global = nullptr, std::uint32_t shared = 0, int bytes = 0) {
+    if (told) told(op, global, shared, bytes);
+}
+
 // What all copies and waits of one thread need to remember: see atoms/emulated/cp_async.cuh.
 struct Copy {
     std::uint32_t destination;
@@ -163,6 +170,7 @@ struct Block {
         if (barrier.arrived && barrier.expected != expected)
             fail("divergence", "says that barrier %d has %d threads, and another said %d", number, expected, barrier.expected);
         barrier.expected = expected;
+        tell(what);
         release(barrier.seen);
         if (waits) barrier.waiting.push_back(running);
         if (++barrier.arrived < expected) {
@@ -277,6 +285,7 @@ struct Block {
         meeting.operands[running % kThreads] = &own;
         if (++meeting.arrived < kThreads) return wait({Wait::kForLanes, op});
         meeting.arrived = 0;
+        tell(op);
         Operand* operands[kThreads];
         for (int i = 0; i < kThreads; ++i) operands[i] = static_cast<Operand*>(meeting.operands[i]);
         work(operands);

@@ -16,6 +16,10 @@
 
 struct alignas(16) uint4 {
     unsigned int x, y, z, w;
+
+#ifdef FLASHGEN_TRACED  // the compiler's calls (trace.cuh) leave out a function's result that is stored whole
+    uint4& operator=(const uint4& from) { return x = from.x, y = from.y, z = from.z, w = from.w, *this; }
+#endif
 };
 
 template <class To, class From>

@@ -13,6 +13,7 @@ inline void issue(SharedAddress destination, const void* source) {
     if (from % 16) current->fail("global memory", "copies 16 bytes from a misaligned address");
     if (source) current->require_global(from, 16, false, "copies");
     current->thread().open.push_back({destination, source});
+    tell("cp_async", source, destination, 16);
     if (!current->options.late_copies) carry_out(current->thread().open.back());
 }
 
@@ -26,6 +27,7 @@ inline void cp_async_16(SharedAddress destination, const void* source) { emulato
 
 inline void cp_async_commit_group() {
     emulator::Thread& thread = emulator::current->thread();
+    emulator::tell("cp_async_commit_group");
     thread.groups.push_back(std::move(thread.open));
     thread.open.clear();
 }
@@ -34,6 +36,7 @@ template <int kPending>
 inline void cp_async_wait_group() {
     emulator::Block& block = *emulator::current;
     emulator::Thread& thread = block.thread();
+    emulator::tell("cp_async_wait_group", nullptr, kPending);
     while (static_cast<int>(thread.groups.size()) > kPending) {
         for (const emulator::Copy& copy : thread.groups.front()) {
             if (block.options.late_copies) emulator::carry_out(copy);

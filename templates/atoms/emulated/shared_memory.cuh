@@ -24,6 +24,7 @@ inline void require(bool allowed, SharedAddress address, int size, const Block& 
 template <class T>
 inline T read_shared(SharedAddress address, bool alone) {
     require(current->shared.may_read(address, sizeof(T), now(), alone), address, sizeof(T));
+    tell("load_shared", nullptr, address, sizeof(T));
     T value;
     std::memcpy(&value, &current->shared.bytes[address], sizeof(T));
     return value;
@@ -31,6 +32,7 @@ inline T read_shared(SharedAddress address, bool alone) {
 template <class T>
 inline void write_shared(SharedAddress address, const T& value) {
     require(current->shared.may_write(address, sizeof(T), now(), false), address, sizeof(T));
+    tell("store_shared", nullptr, address, sizeof(T));
     std::memcpy(&current->shared.bytes[address], &value, sizeof(T));
 }
 
