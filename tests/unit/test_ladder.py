@@ -228,6 +228,17 @@ def test_traffic_of_odd_sizes(family: Any, mask: Mask) -> None:
     assert found.read + found.written >= operation_of(problem).io_bytes(problem, odd)
 
 
+@pytest.mark.parametrize(("mask", "keys"), [(Mask.FULL, (101,) * 7), (Mask.CAUSAL, (95, 96, 97, 98, 99, 100, 101))])
+def test_standard_attention_reads_rows_of_scores_in_chunks(mask: Mask, keys: tuple[int, ...]) -> None:
+    """S 16 bytes at a time, so 4 scores, and P 8: 7 queries of 101 keys, of which each sees as many as are listed."""
+    family: Any = find_family("standard_attention")
+    problem = dataclasses.replace(PROBLEM, mask=mask)
+    d, found = problem.head_dim, family.traffic(problem, family.default(problem, SM_90), Workload(1, 1, 1, 7, 101), H200)
+    read_of_s = sum(-(-seen // 4) * 4 for seen in keys) * 4
+    assert found.read == (7 * d + 2 * 101 * d + 7 * 104) * 2 + read_of_s
+    assert found.written == 7 * (104 * 4 + 104 * 2) + 7 * d * 2
+
+
 def test_softmax_reads_a_row_in_each_pass() -> None:
     problem, workload = Problem(Dtype.FP32, operation="softmax"), Workload(2, 3, 3, 10, 50)
     moved = 2 * 3 * 10 * 50 * 4

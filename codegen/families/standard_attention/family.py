@@ -60,6 +60,19 @@ _OUTPUT = (
 )
 
 
+def _scores_read(problem: Problem, workload: Workload) -> int:
+    """Scores of a head that the softmax reads at once: of each row those that it sees, up to a multiple of 4."""
+    len_q, len_kv = workload.len_q, workload.len_kv
+    if problem.mask is Mask.FULL:
+        return len_q * (-(-len_kv // 4) * 4)
+
+    def of_rows_up_to(visible: int) -> int:  # of rows that see 1, 2, .. keys
+        quads, rest = divmod(visible, 4)
+        return 4 * (quads + 1) * (2 * quads + rest)
+
+    return of_rows_up_to(len_kv) - of_rows_up_to(max(0, len_kv - len_q))
+
+
 class StandardAttention(Family):
     """See the module's docstring; the algorithm is templates/kernels/standard_attention.cu.j2."""
 
@@ -214,14 +227,18 @@ class StandardAttention(Family):
         return Program(tuple(launches), (Buffer("S", model.SCORE_BYTES * rows * row), Buffer("P", problem.dtype.bytes * rows * row)))
 
     def traffic(self, problem: Problem, config: StandardAttentionConfig, workload: Workload, device: Device) -> Traffic:
-        """See Family. S is written and read, three times where a row does not fit its warps' registers; P is written and read."""
+        """See Family. S is written and read, three times where a row does not fit its warps' registers; P is written and read.
+
+        All in chunks of 16 bytes: a row of S ends at a multiple of 4 keys, one of P at a multiple of 8.
+        """
         w, d, dv, element = workload, problem.head_dim, problem.head_dim_v, problem.dtype.bytes
         heads, row_reads = w.batch * w.heads_q, 1 if w.len_kv <= config.softmax_warps * 32 * config.row_scores else 3
-        read, written, pairs = 0, w.len_q * dv * element, w.visible_pairs(problem.mask)
+        read, written = 0, w.len_q * dv * element
         for queries, _, keys in visits(problem, w, config.block_q, config.block_kv):
-            read += (queries * d + keys * (d + dv) + queries * keys) * element
-            written += queries * keys * (model.SCORE_BYTES + element)
-        return Traffic(heads * (read + row_reads * pairs * model.SCORE_BYTES), heads * written)
+            row_of_s, row_of_p = -(-keys // 4) * 4, -(-keys // 8) * 8
+            read += (queries * d + keys * (d + dv) + queries * row_of_p) * element
+            written += queries * (row_of_s * model.SCORE_BYTES + row_of_p * element)
+        return Traffic(heads * (read + row_reads * _scores_read(problem, w) * model.SCORE_BYTES), heads * written)
 
     def row_warps(self, config: StandardAttentionConfig, workload: Workload) -> int:
         """Warps that share a row of S: as few as hold it in their registers, a power of two, and at most all of a block's."""
