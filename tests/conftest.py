@@ -21,6 +21,7 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, rather than skip, GPU tests where there is no GPU")
+    parser.addoption("--require-browser", action="store_true", help="fail, rather than skip, tests of pages where there is no Chromium")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
     rest = "run tests marked slow, and no others: of each family as many as take so long on 2 cores"
     parser.addoption("--slow-rest", metavar="SECONDS[,FAMILY=SECONDS]...", help=rest)

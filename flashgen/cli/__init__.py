@@ -1,4 +1,4 @@
-"""The command line: `flashgen tune | generate | compile | show | verify | debug | bench | compare | cache | doctor`.
+"""The command line: `flashgen tune | generate | compile | show | verify | debug | bench | compare | explain | cache | doctor`.
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 failed, 2 misused, 130 interrupted.
 """
@@ -17,7 +17,7 @@ import typer
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 
 from ..version import __version__
-from . import bench, cache, compare, debug, doctor, kernels, tune
+from . import bench, cache, compare, debug, doctor, explain, kernels, tune
 from .terminal import guard_streams, printable
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ app.command("verify")(kernels.verify)
 app.command("debug")(debug.debug)
 app.command("bench")(bench.bench)
 app.command("compare")(compare.compare)
+app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cache.app, name="cache")
 

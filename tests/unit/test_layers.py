@@ -27,7 +27,7 @@ STEPS = {
         ("tuning",),
         ("api", "doctor"),
         ("bench",),
-        ("compare",),
+        ("compare", "explain"),
         ("cli",),
         ("__main__",),
     ),

@@ -1,0 +1,138 @@
+"""The page: one HTML file with the recorded runs as data, and nothing that it has to fetch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flashgen.codegen.devices import Device
+from flashgen.codegen.ladder import L2_BYTES_PER_CYCLE
+from flashgen.codegen.problem import Mask
+
+from .events import OperationKind
+from .rows import tile_statistics
+from .run import BLOCK, HEAD_DIM, RecordedRun
+from .steps import ScheduleStep
+
+_FOLDER = Path(__file__).parent
+_SCRIPTS = ("state.js", "tiles.js", "panel.js", "controls.js")
+SHARED_BYTES_PER_CYCLE = 128  # of an SM: 32 banks of 4 bytes
+TITLES = {
+    "standard_attention": "Standard attention",
+    "memory_efficient_attention": "Memory-efficient attention",
+    "flash1_forward": "FlashAttention 1",
+    "flash2_forward": "FlashAttention 2",
+}
+
+
+class _Table:
+    """Values that come often, each once; the data has their numbers."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, value: Any) -> int:
+        key = json.dumps(value)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.values)
+            self.values.append(value)
+        return self._numbers[key]
+
+
+def page_html(runs: Sequence[RecordedRun], device: Device) -> str:
+    """The page of these runs, all of the same number of tiles, in the order in which it shows them."""
+    data = json.dumps(page_data(runs, device), separators=(",", ":")).replace("</", "<\\/")
+    script = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    html = (_FOLDER / "page.html").read_text(encoding="utf-8")
+    for mark, text in (("/*style*/", (_FOLDER / "page.css").read_text(encoding="utf-8")), ("/*data*/", data), ("/*script*/", script)):
+        html = html.replace(mark, text, 1)
+    return html
+
+
+def page_data(runs: Sequence[RecordedRun], device: Device) -> dict[str, Any]:
+    """What the page's script reads."""
+    lines, calls, residents = _Table(), _Table(), _Table()
+    small = runs[0].small
+    masks = list(dict.fromkeys(run.small.mask for run in runs))
+    statistics = {mask.value: tile_statistics(next(run.small for run in runs if run.small.mask is mask)) for mask in masks}
+    described = [_run(run, lines, calls, residents) for run in runs]
+    return {
+        "device": device.name,
+        "levels": memory_levels(device),
+        "problem": {"tiles": small.tiles, "block": BLOCK, "headDim": HEAD_DIM, "length": small.length},
+        "kinds": [kind.value for kind in OperationKind],
+        "runs": described,
+        "lines": lines.values,
+        "calls": calls.values,
+        "residents": residents.values,
+        "rows": {mask: [[tile and [round(x, 5) for x in tile] for tile in row] for row in rows] for mask, rows in statistics.items()},
+    }
+
+
+def memory_levels(device: Device) -> list[dict[str, str]]:
+    """The levels of a device's memory, from the fastest: name, size and bandwidth as they are shown."""
+    target, cycles = device.target, device.sm_count * device.clock_hz
+    return [
+        _level("Registers", target.registers_per_sm * 4, "each thread its own", device.sm_count),
+        _level("Shared memory", target.shared_memory_per_sm, _per_second(SHARED_BYTES_PER_CYCLE * cycles), device.sm_count),
+        _level("L2 cache", device.l2_bytes, f"about {_per_second(L2_BYTES_PER_CYCLE * cycles)} (the model's estimate)"),
+        {"name": "Device memory", "size": "see the data sheet", "bandwidth": _per_second(device.memory_bandwidth)},
+    ]
+
+
+def _level(name: str, size: int, bandwidth: str, sm_count: int = 0) -> dict[str, str]:
+    each = f"{sm_count} SMs x {size // 1024} KB" if sm_count else f"{size / 2**20:.0f} MB"
+    whole = f"{each} = {sm_count * size / 2**20:.0f} MB" if sm_count else each
+    return {"name": name, "size": whole, "bandwidth": bandwidth}
+
+
+def _per_second(rate: float) -> str:
+    return f"{rate / 1e12:.1f} TB/s"
+
+
+def _run(run: RecordedRun, lines: _Table, calls: _Table, residents: _Table) -> dict[str, Any]:
+    blocks = run.spec.resources
+    launches = [
+        {
+            "kernel": launch.suffix.removeprefix("_") or ("S" if len(blocks) > 1 else "kernel"),
+            "grid": launch.grid,
+            "warps": blocks[launch.suffix].threads // 32,
+            "shared": blocks[launch.suffix].shared_bytes,
+        }
+        for launch in run.program.launches
+    ]
+    return {
+        "family": run.spec.family.name,
+        "title": TITLES[run.spec.family.name],
+        "mask": run.small.mask.value,
+        "causal": run.small.mask is Mask.CAUSAL,
+        "config": run.spec.config.describe(),
+        "launches": launches,
+        "formula": {"read": run.formula.read, "written": run.formula.written},
+        "source": [lines.number(line) for line in run.text.lines],
+        "steps": [_step(step, calls, residents) for step in run.steps],
+    }
+
+
+def _step(step: ScheduleStep, calls: _Table, residents: _Table) -> list[Any]:
+    operation = step.operation
+    return [
+        step.launch,
+        operation.block,
+        list(OperationKind).index(operation.kind),
+        operation.operand,
+        list(step.tiles),
+        list(step.needs),
+        step.bytes_read,
+        step.bytes_written,
+        _warps(operation.warps),
+        calls.number([operation.lines.kernel, operation.lines.tile, operation.function]),
+        residents.number([resident.tile + ("" if resident.landed else "~") for resident in step.shared]),
+    ]
+
+
+def _warps(warps: Sequence[int]) -> str:
+    return f"{warps[0]}-{warps[-1]}" if len(warps) > 1 else str(warps[0])

@@ -1,0 +1,101 @@
+// One run beside or below another: its tiles, what happens now, its counters, the statistics of a row, and its source.
+"use strict";
+
+const OPERANDS = {q: "Q", k: "K", v: "V", S: "S", P: "P", out: "O", running_rows: "O, row_max, row_sum between steps"};
+const bytesText = (bytes) => (bytes || 0).toLocaleString("en");
+
+const countWrites = (state) => Object.entries(state.writes).reduce((sum, [tile, count]) => sum + (tile[0] === "O" ? count : 0), 0);
+
+// Which tiles of O the blocks compute, and how warps share them.
+function whoDoesWhat(run) {
+  const of = new Map();
+  for (const step of run.steps)
+    if (step.kind === "store" && step.operand === "out") of.set(step.block, (of.get(step.block) || new Set()).add(step.tiles[0]));
+  const blocks = [...of].map(([block, tiles]) => `block ${block}: ${[...tiles].map(tileName).join(", ")}`);
+  const rows = DATA.problem.block / run.launches[run.launches.length - 1].warps;
+  return `Who computes what: ${blocks.join("; ")}. Each warp has ${rows} rows of a tile.`;
+}
+
+class Panel {
+  constructor(run) {
+    this.run = run;
+    this.grid = new TileGrid(run);
+    this.now = element("p", {class: "now", "aria-live": "polite"});
+    this.shared = element("p", {class: "shared"});
+    this.counters = element("table", {class: "counters"});
+    this.rows = element("table", {class: "rows"});
+    this.writes = element("p", {class: "writes"});
+    this.source = element("div", {class: "source", tabindex: "0", role: "region", "aria-label": `Source of ${run.title}`});
+    this.lines = run.source.map((number, i) => element("div", {class: "line", "data-line": i + 1, text: DATA.lines[number] || " "}));
+    this.source.append(...this.lines);
+    this.marked = [];
+    const counted = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+    const blocks = run.launches.map(({kernel, grid, warps, shared}) =>
+      `${kernel}: ${counted(grid, "block")} of ${counted(warps, "warp")}, ${bytesText(shared)} B of shared memory each`);
+    this.allWrites = countWrites(stateAt(run, run.steps.length - 1));
+    this.root = element("section", {class: "panel", "data-family": run.family, "aria-label": run.title},
+      element("h2", {text: `${run.title}${run.causal ? ", causal" : ""}`}),
+      element("p", {class: "config", text: `${run.family}, ${run.config}`}),
+      element("p", {class: "config", text: blocks.join("; ")}),
+      this.now,
+      element("div", {class: "parts"},
+        element("div", {}, this.grid.root, this.grid.detail, this.writes, this.shared,
+          element("p", {class: "who", text: whoDoesWhat(run)})),
+        element("div", {}, element("h3", {text: "Bytes of device memory"}), this.counters, element("h3", {class: "row-title"}), this.rows),
+        element("div", {class: "beside"}, element("h3", {text: "Source, as flashgen show prints it"}), this.source)));
+  }
+
+  // Shows the state after `step`, or after the last step of a run that has fewer.
+  show(step, row) {
+    const last = Math.min(step, this.run.steps.length - 1), state = stateAt(this.run, last);
+    this.root.dataset.step = last;
+    this.now.textContent = `${last + 1} of ${this.run.steps.length}. ${sentence(this.run, state.step)}`;
+    this.now.dataset.kind = state.step.kind;
+    this.grid.show(state);
+    const held = [...state.shared].map(([tile, landed]) => tile.replace(/(?<=\d),/, "\u200a,") + (landed ? "" : " (on its way)"));
+    this.shared.textContent = `In shared memory now: ${held.join("; ") || "nothing"}`;
+    const written = countWrites(state);
+    this.writes.textContent = `Tiles of O written so far: ${written} of ${this.allWrites} in all`;
+    this.root.dataset.writes = written;
+    this.showCounters(state, last === this.run.steps.length - 1);
+    this.showRow(last, row);
+    this.showSource(state.step);
+  }
+
+  showCounters(state, atEnd) {
+    const cells = (tag, texts) => element("tr", {}, ...texts.map((text, i) => element(i ? tag : "th", i ? {} : {scope: "row"}, text)));
+    const head = element("tr", {}, ...["", "read", "written"].map((text) => element("th", {scope: "col", text})));
+    const used = Object.keys(OPERANDS).filter((name) => this.run.steps.some((step) => step.operand === name));
+    const lines = used.map((name) => cells("td", [OPERANDS[name], bytesText(state.read[name]), bytesText(state.written[name])]));
+    const read = total(state.read), written = total(state.written), {formula} = this.run;
+    const same = (count, expected) => `${bytesText(expected)}${atEnd ? (count === expected ? " ✓" : " ✗") : ""}`;
+    this.counters.replaceChildren(head, ...lines, cells("td", ["all", bytesText(read), bytesText(written)]),
+      cells("td", ["by the algorithm's loops", same(read, formula.read), same(written, formula.written)]));
+    this.counters.dataset.read = read;
+    this.counters.dataset.written = written;
+  }
+
+  showRow(last, row) {
+    this.root.querySelector(".row-title").textContent = `Softmax of row ${row}`;
+    const found = rowStatistics(this.run, last, row);
+    const number = (x) => (x === null ? "hidden" : Number.isFinite(x) ? x.toPrecision(4) : "-∞");
+    const headings = ["tile", "its max", "row_max", "factor", "row_sum"].map((text) => element("th", {scope: "col", text}));
+    const head = element("tr", {}, ...headings);
+    const lines = found.map(({key, tileMax, rowMax, factor, rowSum, summed}) =>
+      [`K ${key}`, number(tileMax), number(rowMax), factor === null ? "-" : number(factor), summed ? number(rowSum) : "not yet"]);
+    const none = element("tr", {}, element("td", {colspan: "5", text: "no key tile yet"}));
+    const body = lines.map((texts) => element("tr", {}, ...texts.map((text) => element("td", {text}))));
+    this.rows.replaceChildren(head, ...(body.length ? body : [none]));
+  }
+
+  showSource(step) {
+    this.marked.forEach((line) => line.classList.remove("current", "called"));
+    const of = (numbers) => numbers.map((number) => this.lines[number - 1]).filter(Boolean);
+    const kernel = of(step.kernelLines), called = of(step.tileLines);
+    kernel.forEach((line) => line.classList.add("current"));
+    called.forEach((line) => line.classList.add("called"));
+    this.marked = [...kernel, ...called];
+    const shown = kernel[kernel.length - 1] || called[0];
+    if (shown) this.source.scrollTop = shown.offsetTop - this.source.clientHeight / 3;
+  }
+}

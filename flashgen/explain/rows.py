@@ -1,0 +1,40 @@
+"""The numbers of softmax's rows, from the inputs: no register is recorded. A page goes through them in the order of the recorded tiles."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flashgen.codegen.problem import Mask
+
+from .run import BLOCK, HEAD_DIM, SmallProblem
+
+TileStatistics = tuple[float, float] | None  # the maximum of scale * S in a tile, and the sum of exp(scale * S - it); None: no key is seen
+
+
+def tile_statistics(small: SmallProblem) -> list[list[TileStatistics]]:
+    """Of each query and key tile. Products of fp16 numbers, scaled, in float64."""
+    inputs = small.inputs()
+    products = inputs["q"].astype(np.float64) @ inputs["k"].astype(np.float64).T * HEAD_DIM**-0.5
+    visible = np.tril(np.ones_like(products, bool)) if small.mask is Mask.CAUSAL else np.ones_like(products, bool)
+
+    def of_tile(query: int, tile: int) -> TileStatistics:
+        keys = slice(tile * BLOCK, (tile + 1) * BLOCK)
+        seen = products[query, keys][visible[query, keys]]
+        return (float(seen.max()), float(np.exp(seen - seen.max()).sum())) if len(seen) else None
+
+    return [[of_tile(query, tile) for tile in range(small.tiles)] for query in range(small.length)]
+
+
+def running_statistics(tiles: list[TileStatistics]) -> list[tuple[float, float, float]]:
+    """Row max, row sum and the factor that rescales what came before, after each of these tiles of a row."""
+    row_max, row_sum, found = -np.inf, 0.0, []
+    for statistics in tiles:
+        factor = 1.0
+        if statistics is not None:
+            maximum, total = statistics
+            risen = max(row_max, maximum)
+            factor = float(np.exp(row_max - risen))
+            row_sum = row_sum * factor + total * float(np.exp(maximum - risen))
+            row_max = risen
+        found.append((row_max, row_sum, factor))
+    return found

@@ -1,0 +1,149 @@
+"""A rung's kernel, run in the emulator on a small problem and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flashgen.build.emulator.compiler import Emulated
+from flashgen.build.emulator.kernel import EmulationOrder, Schedule
+from flashgen.build.emulator.memory import MemoryView
+from flashgen.build.emulator.trace import TracedKernel
+from flashgen.codegen.attention import attention_call, padded
+from flashgen.codegen.devices import Device
+from flashgen.codegen.errors import ArgumentError, choice_error, require_int
+from flashgen.codegen.families.flash1_forward.config import ParallelOver
+from flashgen.codegen.family import Traffic, find_family
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.program import Program
+from flashgen.codegen.render import Atoms, Source, render, traced
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.workload import Workload
+
+from ..selection import compilation
+from .events import tile_operations
+from .lines import ShownText
+from .steps import ScheduleStep, Tiling, schedule
+
+EXPLAINED = ("standard_attention", "memory_efficient_attention", "flash1_forward", "flash2_forward")  # in the order of docs/ladder.md
+BLOCK, HEAD_DIM, WARPS = 32, 32, 2  # rows of all tiles, their width, and warps of a block
+MAX_TILES = 8  # of queries, and of keys
+# Beside the tiles: a warp of the softmax for each row of a query tile; one block for a head, as in the paper's algorithm.
+_BESIDE: dict[str, dict[str, Any]] = {
+    "standard_attention": {"softmax_warps": BLOCK},
+    "flash1_forward": {"parallel_over": ParallelOver.HEADS},
+}
+# Warp by warp, as far as each may go: the order in which a person reads.
+_ORDER = EmulationOrder(Schedule.AHEAD, late_copies=False)
+
+Heads = np.ndarray[Any, np.dtype[np.float16]]
+
+
+@dataclass(frozen=True)
+class SmallProblem:
+    """One head of `tiles` query tiles and as many key tiles."""
+
+    mask: Mask
+    tiles: int
+
+    def __post_init__(self) -> None:
+        require_int("tiles", self.tiles, 1, MAX_TILES)
+
+    @property
+    def length(self) -> int:
+        """Queries, and keys."""
+        return self.tiles * BLOCK
+
+    @property
+    def problem(self) -> Problem:
+        """As families know it."""
+        return Problem(Dtype.FP16, HEAD_DIM, HEAD_DIM, self.mask)
+
+    @property
+    def workload(self) -> Workload:
+        """As families know it."""
+        return Workload(1, 1, 1, self.length, self.length)
+
+    def inputs(self) -> dict[str, Heads]:
+        """q, k and v, [length, head_dim], always the same."""
+        random = np.random.default_rng(2)
+        return {name: random.standard_normal((self.length, HEAD_DIM)).astype(np.float16) for name in ("q", "k", "v")}
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run of a rung's kernels: its steps, what it computed, and what its family says of the bytes that it moves."""
+
+    spec: KernelSpec
+    small: SmallProblem
+    program: Program
+    text: ShownText
+    steps: list[ScheduleStep]
+    out: Heads
+    formula: Traffic
+
+
+def explained_spec(family: str, small: SmallProblem, device: Device) -> KernelSpec:
+    """The kernel that stands for a rung. Raises ArgumentError for a family that is not explained, or no legal one on the device."""
+    if family not in EXPLAINED:
+        raise choice_error("family", family, EXPLAINED)
+    found = find_family(family)
+    tiles: dict[str, Any] = {"block_q": BLOCK, "block_kv": BLOCK, "warps": WARPS}
+    config = found.config_type(**tiles, **_BESIDE.get(family, {}))
+    if reasons := found.check(small.problem, config, device.target):
+        raise ArgumentError(f"device must run {family}; got {device.name}: {'; '.join(reasons)}")
+    return KernelSpec(found, small.problem, config, device.target)
+
+
+def texts_of(spec: KernelSpec) -> tuple[Source, Source]:
+    """A spec's text as a GPU gets it, and with emulated atoms."""
+    return render(spec), render(spec, Atoms.EMULATED)
+
+
+def record(spec: KernelSpec, small: SmallProblem, device: Device, texts: tuple[Source, Source] | None = None) -> RecordedRun:
+    """Compiles the kernel for the emulator, runs it and records what it does. `texts`: in place of those of the spec, both edited alike.
+
+    Raises CxxCompilerMissingError without a C++ compiler, TraceError without a tool that reads lines, EmulatorFaultError if a check of
+    the emulator fails.
+    """
+    shown, emulated = texts or texts_of(spec)
+    text = ShownText(shown, emulated)
+    kernel = TracedKernel(spec, compilation.store().get_or_compile(traced(emulated), Emulated.TRACED))
+    program = spec.family.program(spec.config, attention_call(small.problem, small.workload), device)
+    out: Heads = np.full((small.length, HEAD_DIM), np.nan, np.float16)
+    tensors = small.inputs() | {"out": out}
+    kernel.launch(program, {name: _view(name, array) for name, array in tensors.items()}, _ORDER, workers=1)
+    steps = schedule([tile_operations(trace, text) for trace in kernel.traces], tilings(small))
+    formula = spec.family.traffic(small.problem, spec.config, small.workload, device)
+    assert formula is not None, f"{spec.family.name} says what its loops move"
+    return RecordedRun(spec, small, program, text, steps, out, formula)
+
+
+def compile_ahead_of(specs: Sequence[KernelSpec], done: Callable[[], None] = lambda: None) -> None:
+    """Compiles the kernels of several specs at once, on all cores, and calls `done` after each; `record` finds them in the store."""
+    from flashgen.build.nvrtc import compile_many
+
+    def job(spec: KernelSpec) -> Any:
+        return lambda: compilation.store().get_or_compile(traced(render(spec, Atoms.EMULATED)), Emulated.TRACED)
+
+    for _, found in compile_many([(spec.name, job(spec)) for spec in specs]):
+        if isinstance(found, Exception):
+            raise found
+        done()
+
+
+def tilings(small: SmallProblem) -> dict[str, Tiling]:
+    """How operands and buffers divide into tiles."""
+    row, row_of_s = HEAD_DIM * 2, -(-small.length // 16) * 16
+    of_rows = {name: Tiling(row, BLOCK) for name in ("q", "k", "v", "out")}
+    of_s_and_p = {"S": Tiling(row_of_s * 4, BLOCK, BLOCK * 4), "P": Tiling(row_of_s * 2, BLOCK, BLOCK * 2)}
+    return of_rows | of_s_and_p | {"running_rows": Tiling(16 + padded(HEAD_DIM) * 4, BLOCK)}
+
+
+def _view(name: str, array: Heads) -> MemoryView:
+    sizes = (1, array.shape[0], 1, array.shape[1])
+    strides = (array.size, array.shape[1], array.shape[1], 1)
+    return MemoryView(name, array.ctypes.data, 2, sizes, strides, name == "out")

@@ -1,0 +1,158 @@
+"""The schedule of a run: its tile operations with the names of their tiles, and what shared memory holds after each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .events import OperationKind, TileOperation
+
+LETTERS = {"q": "Q", "k": "K", "v": "V", "out": "O", "S": "S", "P": "P", "running_rows": "R"}  # of operands and buffers, for their tiles
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a tensor of one head divides into tiles, in bytes: of a row, and of a tile in it; tiles of all columns have `columns` 0."""
+
+    row_bytes: int
+    rows: int
+    columns: int = 0
+
+    def tiles(self, ranges: Sequence[tuple[int, int]]) -> list[str]:
+        """The tiles that ranges of bytes touch: '3', or '3,1' where columns are divided, too."""
+        found: dict[tuple[int, int], None] = {}
+        for begin, end in ranges:
+            for row in range(begin // self.row_bytes, (end - 1) // self.row_bytes + 1):
+                first, last = max(begin, row * self.row_bytes), min(end, (row + 1) * self.row_bytes) - 1
+                columns = range(first % self.row_bytes // self.columns, last % self.row_bytes // self.columns + 1) if self.columns else [0]
+                found |= dict.fromkeys((row // self.rows, column) for column in columns)
+        return [f"{row},{column}" if self.columns else str(row) for row, column in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A tile in shared memory; landed: its copy has been waited for, so that all warps may read it."""
+
+    tile: str
+    landed: bool
+
+
+@dataclass(frozen=True)
+class ScheduleStep:
+    """A tile operation, as it is shown.
+
+    tiles: that it loads, stores or computes; needs: those that it computes them from; shared: what is in shared memory after it
+    """
+
+    launch: int
+    operation: TileOperation
+    tiles: tuple[str, ...]
+    needs: tuple[str, ...]
+    shared: tuple[Resident, ...]
+
+    @property
+    def bytes_read(self) -> int:
+        """From device memory."""
+        return self.operation.bytes if self.operation.kind in (OperationKind.COPY, OperationKind.LOAD) else 0
+
+    @property
+    def bytes_written(self) -> int:
+        """To device memory."""
+        return self.operation.bytes if self.operation.kind is OperationKind.STORE else 0
+
+
+@dataclass
+class _BlockState:
+    """What a block holds: tiles in shared memory by chunks of 16 bytes, copies by group, and what its warps have computed last."""
+
+    chunks: dict[int, str] = field(default_factory=dict)
+    group_of: dict[str, int] = field(default_factory=dict)  # of tiles on their way
+    in_registers: list[str] = field(default_factory=list)  # tiles of S that the warps have in registers
+    query_tile: str = "0"
+
+    def put(self, addresses: Sequence[int], tiles: Sequence[str]) -> None:
+        """Chunks get the tiles that are copied there: as many of each, in the order of addresses."""
+        each = max(1, len(addresses) // max(1, len(tiles)))
+        for position, address in enumerate(sorted(addresses)):
+            self.chunks[address] = tiles[min(position // each, len(tiles) - 1)]
+
+    def read(self, addresses: Sequence[int]) -> list[str]:
+        """The tiles at these addresses."""
+        return list(dict.fromkeys(self.chunks[address // 16 * 16] for address in addresses if address // 16 * 16 in self.chunks))
+
+    def residents(self) -> tuple[Resident, ...]:
+        return tuple(Resident(tile, tile not in self.group_of) for tile in sorted(set(self.chunks.values())))
+
+
+def schedule(launches: Sequence[Sequence[TileOperation]], tilings: Mapping[str, Tiling]) -> list[ScheduleStep]:
+    """The steps of all launches, one after the other."""
+    return [step for number, operations in enumerate(launches) for step in _steps_of(number, operations, tilings)]
+
+
+def _steps_of(launch: int, operations: Sequence[TileOperation], tilings: Mapping[str, Tiling]) -> Iterator[ScheduleStep]:
+    block, state = -1, _BlockState()
+    for operation in operations:
+        if operation.block != block:
+            block, state = operation.block, _BlockState()
+        touched: list[str] = []
+        if operation.operand:
+            touched = [LETTERS[operation.operand] + tile for tile in tilings[operation.operand].tiles(operation.offsets)]
+        tiles, needs = _meaning(operation, touched, state)
+        yield ScheduleStep(launch, operation, tuple(tiles), tuple(needs), state.residents())
+
+
+def _meaning(operation: TileOperation, touched: list[str], state: _BlockState) -> tuple[list[str], list[str]]:
+    """Which tiles an operation is about, and which ones it needs; `state` moves on."""
+    match operation.kind:
+        case OperationKind.COPY:
+            state.put(operation.shared, touched)
+            state.group_of |= dict.fromkeys(touched, operation.group)
+            return touched, []
+        case OperationKind.WAIT:
+            landed = [tile for tile, group in state.group_of.items() if group < operation.group]
+            for tile in landed:
+                del state.group_of[tile]
+            return landed, []
+        case OperationKind.LOAD:
+            if operation.operand == "S":
+                state.in_registers = touched
+                state.query_tile = touched[0][1:].split(",")[0]
+            return touched, []
+        case OperationKind.STORE:
+            return touched, _sources(operation.operand, state)
+        case OperationKind.PRODUCT:
+            return _product(state.read(operation.shared), state)
+        case OperationKind.REDUCE:
+            return state.in_registers, []
+        case OperationKind.STAGE:
+            tile = f"O{state.query_tile}"
+            state.put(operation.shared, [tile])
+            return [tile], []
+
+
+def _product(read: list[str], state: _BlockState) -> tuple[list[str], list[str]]:
+    """S = Q K^T where a tile of K was read from shared memory, else O += P V: P is read, too, or it is S in the warps' registers."""
+    of = {letter: [tile[1:] for tile in read if tile[0] == letter] for letter in "QKVP"}
+    if of["K"]:
+        state.query_tile = (of["Q"] or [state.query_tile])[0]
+        state.in_registers = [f"S{state.query_tile},{key}" for key in of["K"]]
+        return state.in_registers, read
+    if of["P"]:
+        state.query_tile = of["P"][0].split(",")[0]
+        return [f"O{state.query_tile}"], read
+    return [f"O{state.query_tile}"], [*state.in_registers, *read]
+
+
+def _sources(operand: str, state: _BlockState) -> list[str]:
+    return state.in_registers if operand in ("S", "P") else [f"O{state.query_tile}"]
+
+
+def totals(steps: Sequence[ScheduleStep]) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes read from device memory, and written there, by operand."""
+    read: dict[str, int] = {}
+    written: dict[str, int] = {}
+    for step in steps:
+        for counts, moved in ((read, step.bytes_read), (written, step.bytes_written)):
+            if moved:
+                counts[step.operation.operand] = counts.get(step.operation.operand, 0) + moved
+    return read, written

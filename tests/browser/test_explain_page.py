@@ -1,0 +1,259 @@
+"""The page of `flashgen explain` in Chromium: every step to the end, what is shown beside what, keys, themes, a phone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flashgen.build.emulator.compiler import CxxCompilerMissingError, cxx_compiler
+from flashgen.codegen.devices import find_device
+from flashgen.codegen.problem import Mask
+from flashgen.explain.page import page_html
+from flashgen.explain.rows import running_statistics, tile_statistics
+from flashgen.explain.run import EXPLAINED, MAX_TILES, SmallProblem, compile_ahead_of, explained_spec, record
+from tests.browser.conftest import Watched
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+H200 = find_device("h200")
+PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2}
+LARGEST, FIRST_FRAME_MS = 1_000_000, 1000
+PAINTED = """() => new Promise((resolve) => {
+  const look = () => {
+    const paint = performance.getEntriesByName("first-contentful-paint")[0];
+    if (paint) resolve(paint.startTime); else requestAnimationFrame(look);
+  };
+  look();
+})"""
+
+
+def written_page(folder: Path, cases: list[tuple[str, SmallProblem]]) -> str:
+    """The address of a page of these runs."""
+    try:
+        cxx_compiler()
+    except CxxCompilerMissingError as error:
+        pytest.skip(str(error))
+    specs = [(explained_spec(family, small, H200), small) for family, small in cases]
+    compile_ahead_of([spec for spec, _ in specs])
+    path = folder / "page.html"
+    path.write_text(page_html([record(spec, small, H200) for spec, small in specs], H200), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A page of all rungs, causal, with 4 tiles; `browser` comes first, so that nothing is recorded where there is none."""
+    small = SmallProblem(Mask.CAUSAL, 4)
+    return written_page(tmp_path_factory.mktemp("page"), [(family, small) for family in EXPLAINED])
+
+
+@pytest.fixture(scope="module")
+def eight_tiles(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A page of versions 1 and 2 with as many tiles as there may be."""
+    small = SmallProblem(Mask.CAUSAL, MAX_TILES)
+    return written_page(tmp_path_factory.mktemp("eight"), [(family, small) for family in ("flash1_forward", "flash2_forward")])
+
+
+@pytest.fixture(scope="module")
+def two_masks(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A page of version 1 with and without the mask."""
+    return written_page(tmp_path_factory.mktemp("masks"), [("flash1_forward", SmallProblem(mask, 2)) for mask in Mask])
+
+
+def position(page: Page) -> tuple[int, int]:
+    """The step that is shown, from 1, and how many there are."""
+    step, _, count = page.inner_text("#position").partition(" of ")
+    return int(step), int(count)
+
+
+def choose(page: Page, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+def to_the_end(page: Page) -> int:
+    """Presses the button for one step on until there is none; says how often."""
+    return int(
+        page.evaluate("""() => {
+          const count = () => document.getElementById("position").textContent;
+          let presses = 0;
+          for (let before = ""; before !== count(); presses++) before = count(), document.getElementById("forward").click();
+          return presses - 1;
+        }""")
+    )
+
+
+def require_small_and_fast(page: Page, address: str) -> None:
+    assert Path(address.removeprefix("file://")).stat().st_size <= LARGEST
+    page.goto(address)
+    assert page.evaluate(PAINTED) <= FIRST_FRAME_MS
+    assert page.locator(".panel").first.locator('[data-tile^="S"]').count() == MAX_TILES**2
+
+
+def test_size_and_first_frame(watched: Watched, eight_tiles: str) -> None:
+    require_small_and_fast(watched.page, eight_tiles)
+
+
+@pytest.mark.slow
+def test_size_and_first_frame_of_all_rungs(watched: Watched, tmp_path: Path) -> None:
+    cases = [(family, SmallProblem(mask, MAX_TILES)) for mask in Mask for family in EXPLAINED]
+    require_small_and_fast(watched.page, written_page(tmp_path, cases))
+
+
+@pytest.mark.parametrize("name", ["Version 1 and 2", "Standard attention", "Memory-efficient attention"])
+def test_stepping_to_the_end_agrees_with_the_formula(watched: Watched, address: str, name: str) -> None:
+    page = watched.page
+    page.goto(address)
+    choose(page, name)
+    first, count = position(page)
+    assert first == 1
+    assert to_the_end(page) == count - 1
+    assert position(page) == (count, count)
+    for panel in page.locator(".panel").all():
+        last = panel.locator(".counters tr").last.inner_text()
+        assert last.count("✓") == 2, last
+        assert "✗" not in panel.inner_text()
+
+
+def test_versions_side_by_side_and_alone(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.goto(address)
+    families = "els => els.map((el) => el.dataset.family)"
+    assert page.eval_on_selector_all(".panel", families) == ["flash1_forward", "flash2_forward"]
+    page.keyboard.press("End")
+    assert page.eval_on_selector_all(".panel", "els => els.map((el) => Number(el.dataset.writes))") == [10, 4]
+    choose(page, "FlashAttention 1")
+    assert page.eval_on_selector_all(".panel", families) == ["flash1_forward"]
+    assert page.get_by_role("button", name="FlashAttention 1", exact=True).get_attribute("aria-pressed") == "true"
+    choose(page, "FlashAttention 2")
+    assert page.eval_on_selector_all(".panel", families) == ["flash2_forward"]
+    choose(page, "Version 1 and 2")
+    assert page.locator(".panel").count() == 2
+
+
+def test_with_and_without_the_mask(watched: Watched, two_masks: str) -> None:
+    page = watched.page
+    page.goto(two_masks)
+    assert page.locator("#views").is_hidden()
+    assert page.locator(".tile.skipped").count() == 0
+    choose(page, "Causal mask")
+    assert [tile.get_attribute("data-tile") for tile in page.locator(".tile.skipped").all()] == ["S0,1"]
+    assert "skipped" in (page.locator('[data-tile="S0,1"]').get_attribute("aria-label") or "")
+
+
+def test_keys(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.goto(address)
+    _, count = position(page)
+    shown = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "End", "ArrowRight", "Home", "ArrowLeft"):
+        page.keyboard.press(key)
+        shown.append(position(page)[0])
+    assert shown == [2, 3, 2, count, count, 1, 1]
+    page.keyboard.press("Space")
+    assert page.inner_text("#play") == "Pause"
+    page.wait_for_function("() => player.step > 1")
+    page.keyboard.press("Space")
+    assert page.inner_text("#play") == "Play"
+    page.focus("#slider")
+    before = position(page)[0]
+    page.keyboard.press("ArrowRight")
+    assert position(page)[0] == before + 1, "the slider moves by one, not twice"
+    page.focus("#row")
+    page.keyboard.press("Home")
+    assert position(page)[0] == before + 1, "keys of a field are its own"
+
+
+def test_scrubbing(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.goto(address)
+    page.fill("#slider", "20")
+    assert position(page)[0] == 21
+    assert page.locator("#slider").get_attribute("aria-valuetext") == f"step 21 of {position(page)[1]}"
+
+
+def test_a_tile_says_what_it_needs_and_feeds(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.goto(address)
+    panel = page.locator("[data-family=flash2_forward]")
+    panel.locator('[data-tile="S3,1"]').click()
+    assert panel.locator(".detail").inner_text() == "S 3,1: it needs Q 3, K 1; it feeds O 3."
+    marked = "els => els.map((el) => el.dataset.tile)"
+    assert panel.locator(".tile.needs").evaluate_all(marked) == ["K1", "Q3"]
+    assert panel.locator(".tile.feeds").evaluate_all(marked) == ["O3"]
+    panel.locator('[data-tile="V3"]').click()
+    assert panel.locator(".detail").inner_text() == "V 3: it comes from device memory; it feeds O 3."
+
+
+def test_a_step_shows_its_lines_and_tiles(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.goto(address)
+    choose(page, "FlashAttention 2")
+    page.evaluate("goTo(RUNS.find((run) => run.family === 'flash2_forward').steps.findIndex((step) => step.kind === 'product'))")
+    assert "S 3,0 = Q 3 \u00d7 K 0\u1d40" in page.inner_text(".now")
+    assert any("gemm_scores<Element" in text for text in page.locator(".line.current").all_inner_texts())
+    assert page.locator(".line.current").last.evaluate("""(line) => {
+      const [box, own] = [line.parentElement.getBoundingClientRect(), line.getBoundingClientRect()];
+      return own.top >= box.top && own.bottom <= box.bottom;
+    }"""), "the lines are in view"
+    assert "computed now" in (page.locator('[data-tile="S3,0"]').get_attribute("aria-label") or "")
+    labels = {tile: page.locator(f'[data-tile="{tile}"]').get_attribute("aria-label") for tile in ("Q3", "K0", "K1", "Q0")}
+    assert labels == {
+        "Q3": "Q 3: needed now; in shared memory",
+        "K0": "K 0: needed now; in shared memory",
+        "K1": "K 1: on its way to shared memory",
+        "Q0": "Q 0: in device memory",
+    }
+
+
+def test_statistics_of_a_row(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.goto(address)
+    choose(page, "FlashAttention 2")
+    page.fill("#row", "100")
+    page.keyboard.press("Tab")
+    page.evaluate("goTo(lastStep())")
+    assert page.inner_text(".row-title") == "Softmax of row 100"
+    rows = page.locator(".rows tr").all_inner_texts()
+    assert [row.split("\t")[0] for row in rows[1:]] == ["K 0", "K 1", "K 2", "K 3"]
+    assert rows[1].split("\t")[3] == "-", "there is nothing to rescale yet"
+    row_max, _, row_sum = map(float, rows[4].split("\t")[2:])
+    exact = running_statistics(tile_statistics(SmallProblem(Mask.CAUSAL, 4))[100])[-1]
+    assert (row_max, row_sum) == (pytest.approx(exact[0], rel=1e-3), pytest.approx(exact[1], rel=1e-3))
+
+
+@pytest.mark.parametrize("watched", [{"color_scheme": "dark"}, {"color_scheme": "light"}], indirect=True, ids=["dark", "light"])
+def test_themes(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.goto(address)
+    wanted = "dark" if page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") else "light"
+    theme = "document.documentElement.dataset.theme"
+    assert page.evaluate(theme) == wanted
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    assert page.evaluate(theme) != wanted
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+@pytest.mark.parametrize("watched", [PHONE], indirect=True, ids=["phone"])
+def test_a_phone_needs_no_scrolling_sideways(watched: Watched, address: str, eight_tiles: str) -> None:
+    page = watched.page
+    for url, name in ((address, "Standard attention"), (eight_tiles, "Version 1 and 2")):
+        page.goto(url)
+        choose(page, name)
+        page.evaluate("goTo(40)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        wide = "els => els.filter((el) => el.getBoundingClientRect().right > innerWidth + 1).length"
+        assert page.eval_on_selector_all(".tile, td, button", wide) == 0
+
+
+def test_a_page_that_asks_for_something_or_complains_is_seen(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "bad.html"
+    path.write_text('<img src="http://192.0.2.1/x.png"><script>nothing()</script>')
+    page = Watched(browser.new_context().new_page())
+    page.page.goto(path.as_uri())
+    with pytest.raises(AssertionError):
+        page.require_quiet()
+    assert any("nothing is not defined" in text for text in page.complaints)
