@@ -21,7 +21,7 @@ const MARKS = [
   ["flying", "f", "on its way to shared memory"],
   ["resident", "s", "in shared memory"],
   ["done", "d", "done before"],
-  ["skipped", "×", "skipped: the causal mask hides it"],
+  ["skipped", "×", "skipped: no block computes it"],
 ];
 
 class TileGrid {

@@ -10,10 +10,12 @@ import pytest
 from flashgen.build.emulator.compiler import CxxCompilerMissingError, cxx_compiler
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.problem import Mask
+from flashgen.codegen.render import Atoms
 from flashgen.explain.page import page_html
 from flashgen.explain.rows import running_statistics, tile_statistics
-from flashgen.explain.run import EXPLAINED, MAX_TILES, SmallProblem, compile_ahead_of, explained_spec, record
+from flashgen.explain.run import EXPLAINED, MAX_TILES, SmallProblem, compile_ahead_of, explained_spec, record, texts_of
 from tests.browser.conftest import Watched
+from tests.emulator.test_flash2_forward_faults import FAULTS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -141,6 +143,24 @@ def test_with_and_without_the_mask(watched: Watched, two_masks: str) -> None:
     choose(page, "Causal mask")
     assert [tile.get_attribute("data-tile") for tile in page.locator(".tile.skipped").all()] == ["S0,1"]
     assert "skipped" in (page.locator('[data-tile="S0,1"]').get_attribute("aria-label") or "")
+
+
+def test_a_planted_fault_shows(watched: Watched, tmp_path: Path) -> None:
+    """A kernel that skips the last key tile of each query tile: the page says what is missing, and that the bytes are not the formula's."""
+    small = SmallProblem(Mask.FULL, 2)
+    spec = explained_spec("flash2_forward", small, H200)
+    (fault,) = [fault for fault in FAULTS.wrong if fault.name == "last-tile-skipped"]
+    shown, emulated = texts_of(spec)
+    faulty = record(spec, small, H200, (fault.apply(shown), fault.apply(emulated, Atoms.EMULATED)))
+    path = tmp_path / "faulty.html"
+    path.write_text(page_html([faulty], H200), encoding="utf-8")
+    page = watched.page
+    page.goto(path.as_uri())
+    page.keyboard.press("End")
+    assert [tile.get_attribute("data-tile") for tile in page.locator(".tile.skipped").all()] == ["S0,1", "S1,1"]
+    last = page.locator(".counters tr").last.inner_text()
+    assert (last.count("✗"), last.count("✓")) == (1, 1), "less is read, and as much is written"
+    assert any("seen.end - 1" in text for text in page.locator(".line").all_inner_texts())
 
 
 def test_keys(watched: Watched, address: str) -> None:
