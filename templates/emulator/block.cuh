@@ -78,6 +78,10 @@ struct Block {
         : options(options), progress(progress), fault(fault), scheduler(scheduler), cluster(cluster), slot(slot),
           rank(slot % progress.launch.cluster), threads(progress.launch.threads), shared(progress.launch.shared_bytes), fibers(threads),
           barriers(kBarriers, Barrier{0, 0, {}, Clocks(progress.launch.cluster)}) {}
+    // `current` is one variable for all libraries of a process, which ask it whether a block runs.
+    ~Block() {
+        if (current == this) current = nullptr;
+    }
 
     // All threads of block `number` are at the kernel's begin.
     void begin(int number, void (*kernel)(const void*)) {
@@ -237,6 +241,7 @@ struct Block {
         std::abort();  // a launch that failed goes on nowhere
     }
 
+    const Fiber& running_fiber() const { return fibers[running]; }
     // "block 0: threads 0-31 have ended; threads 32-127 wait at barrier_sync 0"
     std::string waiting() const {
         std::string text = "block " + std::to_string(index) + ": ";

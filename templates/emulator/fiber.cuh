@@ -73,6 +73,12 @@ class Fiber {
         finish_switch(inside.stack, outside.stack);
     }
 
+    // Whether eight bytes at this address are of the stack.
+    bool holds(const void* address) const {
+        const auto offset = static_cast<std::size_t>(static_cast<const char*>(address) - static_cast<const char*>(memory));
+        return offset <= kStackBytes - 8;
+    }
+
     // On the stack of the fiber: back to where it was resumed.
     void suspend() { inside.leave_for(outside); }
 

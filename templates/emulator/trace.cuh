@@ -45,7 +45,7 @@ FLASHGEN_UNTRACED static std::uint32_t stack_number(void** frame) {
         found[i] = reinterpret_cast<std::uint64_t>(frame[1]) - base;
         hash = (hash ^ found[i]) * 0x9E3779B97F4A7C15ull;
         void** const caller = static_cast<void**>(frame[0]);
-        if (caller <= frame || caller - frame > 1 << 13) break;  // a fiber's first frame
+        if (caller <= frame || !current->running_fiber().holds(caller + 1)) break;  // what is before a fiber's first frame is anything
         frame = caller;
     }
     const std::uint32_t first = hash >> 40;
