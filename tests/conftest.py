@@ -21,7 +21,7 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, rather than skip, GPU tests where there is no GPU")
-    parser.addoption("--require-browser", action="store_true", help="fail, rather than skip, tests of pages where there is no Chromium")
+    parser.addoption("--require-browser", action="store_true", help="also run the tests of pages, and fail them where there is no Chromium")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
     rest = "run tests marked slow, and no others: of each family as many as take so long on 2 cores"
     parser.addoption("--slow-rest", metavar="SECONDS[,FAMILY=SECONDS]...", help=rest)
@@ -51,7 +51,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out tests marked slow, unless they are asked for, and those of a GPU where there is none.
+    """Leaves out tests marked slow or browser, unless they are asked for, and those of a GPU where there is none.
 
     With --slow-rest leaves out what every run has, and what does not fit the budget of its family.
     """
@@ -65,6 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         taken = [item for item in items if not item.get_closest_marker("slow")]
     if missing_gpu() and not config.getoption("--require-gpu"):
         taken = [item for item in taken if not item.get_closest_marker("gpu")]
+    if not config.getoption("--require-browser"):
+        taken = [item for item in taken if not item.get_closest_marker("browser")]
     kept = set(taken)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = taken
@@ -75,6 +77,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     left_out = [] if every_case(config) else ["tests marked slow are left out: --slow runs them"]
     if (reason := missing_gpu()) and not config.getoption("--require-gpu"):
         left_out.append(f"tests marked gpu are left out: {reason}")
+    if not config.getoption("--require-browser"):
+        left_out.append("tests marked browser are left out: --require-browser runs them")
     return left_out
 
 

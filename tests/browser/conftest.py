@@ -1,4 +1,4 @@
-"""Tests here open pages in Chromium, driven by Playwright: they skip, and say why, where one of them is missing; see --require-browser."""
+"""Tests here open pages in Chromium, driven by Playwright: they run with --require-browser, and fail where one of them is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
     except ImportError as error:
         missing = f"needs Playwright: pip install playwright; {error}"
     if missing:
-        (pytest.fail if request.config.getoption("--require-browser") else pytest.skip)(missing)
+        pytest.fail(missing)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield chromium

@@ -20,6 +20,7 @@ from tests.emulator.test_flash2_forward_faults import FAULTS
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+pytestmark = pytest.mark.browser
 H200 = find_device("h200")
 PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2}
 LARGEST, FIRST_FRAME_MS = 1_000_000, 1000
