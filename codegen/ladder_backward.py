@@ -13,17 +13,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .attention import float32, padded, reciprocal, scale_values, visits
+from .attention import padded, visits
 from .devices import DRAM_EFFICIENCY, Device
 from .families.attention_backward.family import FAMILY as GENERIC
-from .families.attention_backward.family import ROW_THREADS, STRIDED
+from .families.attention_backward.family import ROW_THREADS
+from .families.attention_backward.launches import gradient_program
 from .families.attention_backward.model import LAUNCH_SECONDS
 from .family import Prediction, Traffic
 from .ladder import LadderFamily, Work
 from .operands import Call
 from .operation import operation_of
 from .problem import Problem
-from .program import BlockResources, Buffer, KernelLaunch, KernelText, Program
+from .program import BlockResources, KernelText, Program
 from .target import Target
 from .workload import Workload
 
@@ -127,25 +128,10 @@ class LadderBackward(LadderFamily):
 
     def program(self, config: Any, call: Call, device: Device) -> Program:
         """See Family. The blocks of a head follow each other."""
-        problem, w = call.problem, call.workload
-        query_tiles, blocks, heads = self.query_tiles(config, w), self.blocks_of_head(config, w), w.batch * w.heads_q
-        counts = {"heads_q": w.heads_q, "heads_kv": w.heads_kv, "group": w.heads_q // w.heads_kv, "query_tiles": query_tiles}
-        counts |= {"key_tiles": self.key_tiles(config, w), "l2_group_heads": 1, "l2_group_tiles": blocks}
-        scale = call.scalars["scale"]
-        known: dict[str, int | float] = {**counts, "len_q": w.len_q, "len_kv": w.len_kv, **scale_values(scale), "scale": float32(scale)}
-        known |= {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in counts.items()}
-        for name in STRIDED:
-            batch, row, head, _ = call.views[name].strides
-            known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
-        grids = {"_preprocess": query_tiles * heads, "": blocks * w.batch * w.heads_kv, "_postprocess": query_tiles * heads}
-        launches = (
-            KernelLaunch(grids[kernel.suffix], {field.name: known[field.name] for field in kernel.parameters.values}, suffix=kernel.suffix)
-            for kernel in self.kernels(problem, config)
-        )
-        tiles = 4 * heads * query_tiles
-        sizes = dict.fromkeys(("row_lse", "row_delta", "row_shift"), tiles * config.block_q)
-        sizes |= {"huge_tiles": tiles, "d_q_sum": tiles * config.block_q * padded(problem.head_dim)}
-        return Program(tuple(launches), tuple(Buffer(name, size) for name, size in sizes.items()))
+        w, blocks = call.workload, self.blocks_of_head(config, call.workload)
+        counts = {"query_tiles": self.query_tiles(config, w), "key_tiles": self.key_tiles(config, w)}
+        counts |= {"l2_group_heads": 1, "l2_group_tiles": blocks}
+        return gradient_program(self.kernels(call.problem, config), call, counts, blocks * w.batch * w.heads_kv, config.block_q)
 
     def call_refusals(self, call: Call, config: Any = None) -> list[str]:
         """See Family. Blocks are counted in an int."""

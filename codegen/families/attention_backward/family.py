@@ -8,24 +8,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from flashgen.codegen.attention import ELEMENTS, float32, l2_group_heads, padded, problem_reasons, reciprocal, scale_values
+from flashgen.codegen.attention import ELEMENTS, l2_group_heads, padded, problem_reasons
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
-from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
+from flashgen.codegen.program import BlockResources, KernelText, Program, Waits
 from flashgen.codegen.semaphores import files_with_semaphores, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
 from . import model
 from .config import AttentionBackwardConfig, Hoisted
+from .launches import gradient_program
 
 ROW_THREADS = 256  # of a block of the first kernel
 L2_GROUP_SHARE = 2  # one part in so many: blocks of neighbouring L2 groups run together
 MAX_TILES = 2**31 - 1  # over batch and heads, of queries and of keys: blocks of a launch
-STRIDED = ("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v")
 
 
 def _strides(*tensors: str) -> tuple[Parameter, ...]:
@@ -199,33 +199,14 @@ class AttentionBackward(Family):
         """See Family. A call without queries, or without keys, has one tile of them: there are zeros to write."""
         problem, w = call.problem, call.workload
         query_tiles, key_tiles = self._tiles(config, w)
-        group, heads, scale = w.heads_q // w.heads_kv, w.batch * w.heads_q, call.scalars["scale"]
         # A block reads Q and dO of a group's heads as often as there are key tiles: keys take the place of queries in the launch's order.
-        turned = Workload(w.batch, w.heads_kv, w.heads_kv, w.len_kv, w.len_q * group)
+        turned = Workload(w.batch, w.heads_kv, w.heads_kv, w.len_kv, w.len_q * (w.heads_q // w.heads_kv))
         l2_heads = l2_group_heads(problem, turned, device.l2_bytes // L2_GROUP_SHARE)
-        counts = {"heads_q": w.heads_q, "heads_kv": w.heads_kv, "group": group, "query_tiles": query_tiles, "key_tiles": key_tiles}
-        counts |= {"l2_group_heads": l2_heads, "l2_group_tiles": l2_heads * key_tiles}
-        known: dict[str, int | float] = {**counts, "len_q": w.len_q, "len_kv": w.len_kv, **scale_values(scale), "scale": float32(scale)}
-        known |= {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in counts.items()}
-        for name in STRIDED:
-            batch, row, head, _ = call.views[name].strides
-            known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
-        grids = {"_preprocess": query_tiles * heads, "": key_tiles * w.batch * w.heads_kv, "_postprocess": query_tiles * heads}
-        launches = (
-            KernelLaunch(
-                grids[kernel.suffix],
-                {field.name: known[field.name] for field in kernel.parameters.values},
-                suffix=kernel.suffix,
-                waits=Waits.EARLIER if problem.deterministic and not kernel.suffix else Waits.NOBODY,
-            )
-            for kernel in self.kernels(problem, config)
-        )
-        tiles = 4 * heads * query_tiles
-        rows = tiles * config.block_q
-        sizes = dict.fromkeys(("row_lse", "row_delta", "row_shift"), rows)
-        sizes |= {"huge_tiles": tiles, "d_q_sum": rows * padded(problem.head_dim)}
-        buffers = (Buffer(name, size) for name, size in sizes.items())
-        return Program(tuple(launches), (*buffers, *semaphores(problem, heads * query_tiles, config.warps)))
+        counts = {"query_tiles": query_tiles, "key_tiles": key_tiles, "l2_group_heads": l2_heads, "l2_group_tiles": l2_heads * key_tiles}
+        waits = Waits.EARLIER if problem.deterministic else Waits.NOBODY
+        more = semaphores(problem, w.batch * w.heads_q * query_tiles, config.warps)
+        blocks = key_tiles * w.batch * w.heads_kv
+        return gradient_program(self.kernels(problem, config), call, counts, blocks, config.block_q, waits, more)
 
     def _tiles(self, config: AttentionBackwardConfig, workload: Workload) -> tuple[int, int]:
         """Of queries and of keys, at least one."""

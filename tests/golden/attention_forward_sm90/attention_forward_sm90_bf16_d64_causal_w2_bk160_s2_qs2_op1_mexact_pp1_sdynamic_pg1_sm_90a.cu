@@ -1484,7 +1484,7 @@ struct ForwardConsumer {
         gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
         wgmma_commit_group();
     }
-    // S is here: masks it, and computes P. Blocks that every row sees whole take no mask; one branch, and not two loops, since O, P and the
+    // S is here: masks it where own_blocks says so (see key_tiles), and computes P. One branch, and not two loops, since O, P and the
     // pipelines go from one work tile to the next within the same loop.
     __device__ __forceinline__ void make_p(Fragment& P_made, bool new_tile) {
         launder(S[0]);
