@@ -105,23 +105,36 @@ class ParameterBlock:
         """Types and names as one line: what a stored kernel must agree with to be launched by this code."""
         return ", ".join(f"{f.c_type} {f.name}" for f in self.fields)
 
+    @cached_property
+    def values_begin(self) -> int:
+        """Where the values begin, in bytes: after tensor maps and pointers."""
+        return TENSOR_MAP_BYTES * len(self.tensor_maps) + 8 * len(self.pointers)
+
     def pack(self, values: Mapping[str, int | float]) -> bytes:
         """The struct's bytes with empty tensor maps, null pointers and these values, by name, for the fields after them.
 
         The size is a multiple of `alignment`, as in C. Raises ValueError unless there is a value for each of those fields and no other.
         """
-        layout, empty, names = self._layout
+        return bytes(self.values_begin) + self.pack_values(values)
+
+    def pack_values(self, values: Mapping[str, int | float]) -> bytes:
+        """The part of `pack` from `values_begin` on."""
+        layout, names = self._layout
         if len(values) != len(names) or not all(map(values.__contains__, names)):
             raise ValueError(f"values must be of {', '.join(names)}; got {', '.join(values)}")
-        return layout.pack(*empty, *map(values.__getitem__, names))
+        return layout.pack(*map(values.__getitem__, names))
 
     @cached_property
-    def _layout(self) -> tuple[struct.Struct, tuple[bytes | int, ...], tuple[str, ...]]:
-        """How `pack` packs, with the padding at the end; what it puts into tensor maps and pointers; the names of the values."""
-        fields = "=" + "".join(field.format for field in self.fields)
-        padding = -struct.calcsize(fields) % self.alignment
-        empty = (bytes(TENSOR_MAP_BYTES),) * len(self.tensor_maps) + (0,) * len(self.pointers)
-        return struct.Struct(f"{fields}{padding}x"), empty, tuple(field.name for field in self.values)
+    def size(self) -> int:
+        """Of the struct, in bytes."""
+        return self.values_begin + self._layout[0].size
+
+    @cached_property
+    def _layout(self) -> tuple[struct.Struct, tuple[str, ...]]:
+        """How the values are packed, with the padding at the end, and their names."""
+        fields = "=" + "".join(field.format for field in self.values)
+        padding = -(self.values_begin + struct.calcsize(fields)) % self.alignment
+        return struct.Struct(f"{fields}{padding}x"), tuple(field.name for field in self.values)
 
 
 def _kind(field: Parameter) -> tuple[bool, bool, int]:

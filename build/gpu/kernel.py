@@ -15,9 +15,10 @@ from flashgen.codegen.operation import operation_of
 
 from ..parameter_buffer import parameter_buffer
 from .driver import Gpu, check, driver
-from .tensor_map import TensorMapField, encoder
+from .tensor_map import TensorMapField, tensor_maps_of
 
 if TYPE_CHECKING:
+    from flashgen.codegen.parameters import ParameterBlock
     from flashgen.codegen.program import KernelLaunch, Program
     from flashgen.codegen.spec import KernelSpec
 
@@ -72,6 +73,7 @@ class Kernel:
         self.operands = tuple(operand.name for operand in operation_of(spec.problem).operands(spec.problem))
         self.parameters = {suffix: text.parameters for suffix, text in spec.kernels.items()}
         self._address_fields: dict[tuple[str, tuple[str, ...]], _AddressFields] = {}
+        self._of_thread = _OfThread()
         self.resources = spec.resources
         self.handles: dict[str, Any] = {}
         for suffix, block in self.resources.items():
@@ -93,13 +95,21 @@ class Kernel:
             address_fields = self._address_fields[suffix, names] = _AddressFields(pointers, maps, packing)
         return address_fields
 
+    def parameter_memory(self, suffix: str, names: tuple[str, ...]) -> _ParameterMemory:
+        """This thread's, for the launches of one kernel that are given the addresses of `names`."""
+        memories = self._of_thread.memories
+        memory = memories.get((suffix, names))
+        if memory is None:
+            memory = memories[suffix, names] = _ParameterMemory(self.parameters[suffix], self.address_fields(suffix, names))
+        return memory
+
     def bind(self, program: Program) -> Launch:
         """Fixes all of a call but the addresses."""
         return Launch(self, program)
 
 
 class Launch:
-    """A program with everything but the addresses bound. Not for use by two threads at once: it has one buffer for the parameters.
+    """A program with everything but the addresses bound. For the thread that made it, whose launches share the memory of their parameters.
 
     names: whose addresses a launch is given, in this order: the operation's operands and the program's buffers
     enqueue: given a stream and those addresses, what a call of this object does, without one step more than the program needs
@@ -109,9 +119,9 @@ class Launch:
         """Raises ArgumentError for a number of blocks that no launch can have, or that are no whole clusters."""
         self.kernel = kernel  # and not the program: what lives as long as a plan costs each collection of garbage
         self.names = (*kernel.operands, *[buffer.name for buffer in program.buffers])
-        self._bound = tuple(_Bound(kernel, launch, self.names) for launch in program.launches)
+        self._bound = tuple([_Bound(kernel, launch, self.names) for launch in program.launches])
         first = self._bound[0]
-        alone = len(self._bound) == 1 and first.place_all is not None and not first.maps
+        alone = len(self._bound) == 1 and first.memory.place_all is not None and not first.maps
         self.enqueue: Callable[..., None] = self._one(first) if alone else self._each
 
     def __call__(self, stream: int, *addresses: int) -> None:
@@ -123,10 +133,13 @@ class Launch:
 
     def _one(self, bound: _Bound) -> Callable[..., None]:
         """Of a program of one kernel whose parameters are all the addresses and numbers."""
-        place_all, launch, arguments = bound.place_all, bound.enqueue, bound.arguments
+        memory, launch = bound.memory, bound.enqueue
+        place_all, arguments = memory.place_all, memory.arguments
         assert place_all is not None
 
         def enqueue(stream: int, *addresses: int) -> None:
+            if memory.holds is not bound:
+                memory.load(bound)
             place_all(*addresses)
             (status,) = launch(stream, arguments, 0)
             if status:
@@ -136,16 +149,19 @@ class Launch:
 
     def _each(self, stream: int, *addresses: int) -> None:
         for bound in self._bound:
-            if bound.place_all is not None:
-                bound.place_all(*addresses)
+            memory = bound.memory
+            if memory.holds is not bound:
+                memory.load(bound)
+            if memory.place_all is not None:
+                memory.place_all(*addresses)
             else:
-                words = bound.words
-                for word, index in bound.pointers:
+                words = memory.words
+                for word, index in memory.pointers:
                     words[word] = addresses[index]
-            for index, field in bound.maps:
+            for index, field in memory.map_fields:
                 if field.address != addresses[index]:
                     field.fill(addresses[index])
-            (status,) = bound.enqueue(stream, bound.arguments, 0)
+            (status,) = bound.enqueue(stream, memory.arguments, 0)
             if status:
                 self._refused(status, bound)
 
@@ -153,29 +169,55 @@ class Launch:
         check((status,), f"launching {self.kernel.artifact.entry}{bound.suffix}")
 
 
-class _Bound:
-    """One launch of a program: its parameters, and where the addresses go.
+class _ParameterMemory:
+    """Where a thread writes the parameters of one kernel before each launch, which copies them: one for calls of all sizes.
 
+    holds: the launch whose numbers and maps are there
     place_all: writes all addresses at once, where a kernel's pointers are just those, in their order; else None
     """
 
-    __slots__ = ("_address", "_buffer", "arguments", "enqueue", "maps", "place_all", "pointers", "suffix", "words")
+    __slots__ = ("_address", "_buffer", "_numbers", "arguments", "holds", "map_fields", "map_names", "place_all", "pointers", "words")
+
+    def __init__(self, block: ParameterBlock, where: _AddressFields) -> None:
+        self.holds: _Bound | None = None
+        self._buffer = parameter_buffer(bytes(block.size))
+        self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+        self.arguments = ctypes.addressof(self._address)
+        written = memoryview(self._buffer).cast("B")
+        self._numbers, self.words, self.pointers = written[block.values_begin :], written.cast("Q"), where.pointers
+        self.map_names = tuple(name for _, name, _ in where.maps)
+        self.map_fields = tuple((index, TensorMapField(written, offset)) for index, _, offset in where.maps)
+        self.place_all: Callable[..., None] | None = None
+        if where.all_at_once is not None:
+            packing, begin = where.all_at_once
+            self.place_all = partial(packing.pack_into, written, begin)
+
+    def load(self, bound: _Bound) -> None:
+        """Makes these the parameters of another launch, all but the addresses."""
+        self._numbers[:] = bound.numbers
+        for (_, field), maps in zip(self.map_fields, bound.maps, strict=True):
+            field.take_from(maps)
+        self.holds = bound
+
+
+class _OfThread(threading.local):
+    """What each thread has of a kernel's own: the memory of parameters, by a launch's suffix and the names of its addresses."""
+
+    def __init__(self) -> None:
+        self.memories: dict[tuple[str, tuple[str, ...]], _ParameterMemory] = {}
+
+
+class _Bound:
+    """One launch of a program: its numbers as they lie in the parameters, and its tensor maps but for their addresses."""
+
+    __slots__ = ("enqueue", "maps", "memory", "numbers", "suffix")
 
     def __init__(self, kernel: Kernel, launch: KernelLaunch, names: tuple[str, ...]) -> None:
         if not 0 < launch.grid <= MAX_GRID:
             raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {launch.grid}")
-        block, (self.pointers, maps, all_at_once) = kernel.parameters[launch.suffix], kernel.address_fields(launch.suffix, names)
-        self.suffix = launch.suffix
-        self._buffer = parameter_buffer(block.pack(launch.values))
-        self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
-        self.arguments = ctypes.addressof(self._address)
-        written = memoryview(self._buffer).cast("B")
-        self.words = written.cast("Q")
-        self.maps = tuple([(index, TensorMapField(encoder(launch.maps[name]), written, offset)) for index, name, offset in maps])
-        self.place_all: Callable[..., None] | None = None
-        if all_at_once is not None:
-            packing, begin = all_at_once
-            self.place_all = partial(packing.pack_into, written, begin)
+        self.suffix, self.memory = launch.suffix, kernel.parameter_memory(launch.suffix, names)
+        self.numbers = kernel.parameters[launch.suffix].pack_values(launch.values)
+        self.maps = tuple([tensor_maps_of(launch.maps[name]) for name in self.memory.map_names])
         resources = kernel.resources[launch.suffix]
         resources.require_clusters("grid", launch.grid)
         handle, shape = kernel.handles[launch.suffix], (launch.grid, resources.threads, resources.shared_bytes)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Any
 
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
@@ -13,35 +12,64 @@ from flashgen.codegen.tensor_map import TensorMapShape
 
 from .driver import check, driver
 
-KEPT = 128  # maps of a field: a model of a hundred layers calls the same launch with as many addresses
+KEPT = 256  # maps of a shape: a model of a hundred layers has as many addresses of keys, and of values
 _DTYPES = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16", Dtype.FP32: "FLOAT32"}
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
-def encoder(shape: TensorMapShape) -> Callable[[int], bytes]:
-    """What encodes the tensor maps of one shape by cuTensorMapEncodeTiled, given a device address.
+class TensorMaps:
+    """The tensor maps of one shape. To encode one takes microseconds, so it is done once an address. Safe to use from several threads.
 
-    Nothing is interleaved, elements out of bounds are 0, and the L2 is filled by 256 bytes. Where the driver refuses a map, the call
-    raises DriverError with all that was asked for.
+    Nothing is interleaved, elements out of bounds are 0, and the L2 is filled by 256 bytes.
     """
-    return partial(_encoded, driver(), shape)
+
+    __slots__ = ("_arguments", "_cu", "_known", "_shape")
+
+    def __init__(self, cu: Any, shape: TensorMapShape) -> None:
+        self._cu, self._shape = cu, shape
+        self._known: dict[int, bytes] = {}
+        self._arguments: tuple[Any, ...] | None = None
+
+    def at(self, address: int) -> bytes:
+        """The map of the tensor at a device address.
+
+        Where the driver refuses it, the call raises DriverError with all that was asked for.
+        """
+        known = self._known
+        encoded = known.get(address)
+        if encoded is None:
+            encoded = self._encode(address)
+            if len(known) >= KEPT:
+                for old in list(known)[: KEPT // 2]:
+                    known.pop(old, None)
+            known[address] = encoded
+        return encoded
+
+    def _encode(self, address: int) -> bytes:
+        if self._arguments is None:
+            cu, shape = self._cu, self._shape
+            dtype, box, steps, options = _constants(cu, shape.dtype, shape.box, shape.swizzle_bytes)
+            self._arguments = (dtype, len(box)), ([*map(cu.cuuint64_t, shape.sizes)], _strides(cu, shape.strides), box, steps, *options)
+        before, after = self._arguments
+        status, encoded = self._cu.cuTensorMapEncodeTiled(*before, address, *after)
+        if status:
+            check((status,), f"encoding a tensor map of {self._shape} at address {address:#x}")
+        return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+
+
+def tensor_maps_of(shape: TensorMapShape) -> TensorMaps:
+    """Those of a shape, kept beyond a launch: k and v often have the same, and where only the keys become more, q and out keep theirs."""
+    return _tensor_maps(driver(), shape)
 
 
 @lru_cache(maxsize=2**10)
-def _encoded(cu: Any, shape: TensorMapShape, address: int) -> bytes:
-    """As `encoder`. Kept beyond a plan: where only the keys become more, q and out often lie where they lay."""
-    dtype, box, steps, options = _constants(cu, shape.dtype, shape.box, shape.swizzle_bytes)
-    # The sizes are made here: kept, they would be dozens of objects a plan for the garbage collector to walk. Strides are the same for
-    # many lengths of a slice of a cache.
-    sizes, strides = [*map(cu.cuuint64_t, shape.sizes)], _strides(cu, shape.strides)
-    status, encoded = cu.cuTensorMapEncodeTiled(dtype, len(sizes), address, sizes, strides, box, steps, *options)
-    if status:
-        check((status,), f"encoding a tensor map of {shape} at address {address:#x}")
-    return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+def _tensor_maps(cu: Any, shape: TensorMapShape) -> TensorMaps:
+    return TensorMaps(cu, shape)
 
 
 @lru_cache(maxsize=2**6)
 def _strides(cu: Any, strides: tuple[int, ...]) -> list[Any]:
+    """Kept, because they are the same for many lengths of a slice of a cache."""
     return [*map(cu.cuuint64_t, strides)]
 
 
@@ -63,28 +91,23 @@ def _constants(cu: Any, dtype: Dtype, box: tuple[int, ...], swizzle_bytes: int) 
 
 
 class TensorMapField:
-    """One tensor map in a launch's parameters.
+    """One tensor map in a launch's parameters. Nothing is left to do where it is that of `address` already, which the launch looks at."""
 
-    To encode a map takes microseconds, so it is done once an address: of the last address nothing is left to do, which the launch
-    sees by `address`; of others the map is copied.
-    """
+    __slots__ = ("_begin", "_maps", "_parameters", "address")
 
-    __slots__ = ("_begin", "_encode", "_maps", "_parameters", "address")
-
-    def __init__(self, encode: Callable[[int], bytes], parameters: memoryview, begin: int) -> None:
+    def __init__(self, parameters: memoryview, begin: int) -> None:
         """`begin`: of the field's bytes among those of the parameters."""
+        self._parameters, self._begin = parameters, begin
+        self._maps: TensorMaps | None = None
         self.address = -1
-        self._encode, self._parameters, self._begin = encode, parameters, begin
-        self._maps: dict[int, bytes] = {}
+
+    def take_from(self, maps: TensorMaps) -> None:
+        """From here on the map is one of these."""
+        if maps is not self._maps:
+            self._maps, self.address = maps, -1
 
     def fill(self, address: int) -> None:
-        """Makes the field the map of the tensor at `address`. Raises as `encoder`, and leaves it as it was then."""
-        encoded = self._maps.get(address)
-        if encoded is None:
-            encoded = self._encode(address)
-            if len(self._maps) >= KEPT:
-                for old in list(self._maps)[: KEPT // 2]:
-                    del self._maps[old]
-            self._maps[address] = encoded
-        self._parameters[self._begin : self._begin + TENSOR_MAP_BYTES] = encoded
+        """Makes the field the map of the tensor at `address`. Raises as `TensorMaps.at`, and leaves it as it was then."""
+        assert self._maps is not None
+        self._parameters[self._begin : self._begin + TENSOR_MAP_BYTES] = self._maps.at(address)
         self.address = address

@@ -16,7 +16,7 @@ _ALIGNED = 512  # bytes, as PyTorch's allocator aligns what it gives
 
 
 class BoundCall:
-    """All of a call but addresses. Not for use by two threads at once.
+    """All of a call but addresses. For the thread that made it: see `Launch`.
 
     enqueue: given a stream of the kernel's device, which is the current one, and the addresses of the operands in order, 0 for none,
     enqueues the program

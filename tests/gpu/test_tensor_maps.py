@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from flashgen.build.gpu.driver import DriverError, gpu
+from flashgen.build.gpu.driver import DriverError, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
-from flashgen.build.gpu.tensor_map import encoder
+from flashgen.build.gpu.tensor_map import TensorMaps, tensor_maps_of
 from flashgen.build.nvrtc import compile_source
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Problem
@@ -70,10 +70,10 @@ def tensor(*shape: int) -> torch.Tensor:
 )
 def test_the_driver_encodes_what_a_shape_allows(make: Any, swizzle_bytes: int) -> None:
     given = make()
-    first, second = (encoder(shape_of(given, swizzle_bytes))(given.data_ptr()) for _ in range(2))
+    first, second = (TensorMaps(driver(), shape_of(given, swizzle_bytes)).at(given.data_ptr()) for _ in range(2))
     assert len(first) == 128
     assert first == second
-    assert first != encoder(shape_of(given, swizzle_bytes))(given.data_ptr() + 256)
+    assert first != tensor_maps_of(shape_of(given, swizzle_bytes)).at(given.data_ptr() + 256)
 
 
 def test_a_refusal_says_what_was_asked_for() -> None:
@@ -81,7 +81,7 @@ def test_a_refusal_says_what_was_asked_for() -> None:
     with pytest.raises(
         DriverError, match=r"^encoding a tensor map of .*sizes=\(64, 100\).* at address 0x\w+8 failed: CUDA_ERROR_INVALID_VALUE"
     ):
-        encoder(shape_of(given))(given.data_ptr() + 8)
+        tensor_maps_of(shape_of(given)).at(given.data_ptr() + 8)
 
 
 def test_a_launch_passes_maps_and_pointers_of_this_call() -> None:
@@ -99,5 +99,5 @@ def test_a_launch_passes_maps_and_pointers_of_this_call() -> None:
         out.fill_(-1)
         launch(stream, 4711, k[j].data_ptr(), v[i].data_ptr(), out.data_ptr(), 0)
         found = out.cpu().numpy().tobytes()
-        maps = encoder(shapes[0])(v[i].data_ptr()) + encoder(shapes[1])(k[j].data_ptr())
+        maps = tensor_maps_of(shapes[0]).at(v[i].data_ptr()) + tensor_maps_of(shapes[1]).at(k[j].data_ptr())
         assert found == maps + b"".join(n.to_bytes(8, "little") for n in (out.data_ptr(), 4711, 35))

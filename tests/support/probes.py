@@ -17,7 +17,7 @@ from flashgen.build.emulator import compiler
 from flashgen.build.emulator.kernel import EmulatedLaunch, EmulatedLibrary, EmulationOrder
 from flashgen.build.emulator.memory import MemoryView
 from flashgen.build.emulator.tensor_map import emulated_map
-from flashgen.build.gpu.tensor_map import encoder
+from flashgen.build.gpu.tensor_map import tensor_maps_of
 from flashgen.build.nvrtc import compile_source
 from flashgen.build.parameter_buffer import parameter_buffer
 from flashgen.codegen.render import Atoms, Source, atom_files
@@ -110,7 +110,7 @@ struct Parameters {{ {maps}const u32* in; u32* out; }};
         output = torch.full((self.words,), -559038737, dtype=torch.int32, device="cuda")
         library = check(cu.cuLibraryLoadData(artifact.cubin, [], [], 0, [], [], 0), "loading a probe")
         kernel = check(cu.cuLibraryGetKernel(library, b"probe"), "finding a probe")
-        packed = self._parameters(lambda shape, address: encoder(shape)(address), inputs.data_ptr(), output.data_ptr())
+        packed = self._parameters(lambda shape, address: tensor_maps_of(shape).at(address), inputs.data_ptr(), output.data_ptr())
         parameters = parameter_buffer(packed)
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
         shape = (cu.CUfunction(int(kernel)), self.blocks, 1, 1, self.threads, 1, 1, SHARED_BYTES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from flashgen.build.artifact import Artifact
 from flashgen.build.gpu import driver, kernel, tensor_map
 from flashgen.build.gpu.driver import DriverError, Gpu
 from flashgen.build.gpu.kernel import MAX_GRID, Kernel
-from flashgen.build.gpu.tensor_map import encoder
+from flashgen.build.gpu.tensor_map import TensorMaps
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
@@ -233,7 +234,7 @@ def test_no_status_but_success_is_taken_for_it(cu: FakeDriver, status: binding.C
 
 
 def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:
-    encoded = encoder(SHAPE)(0x7F00)
+    encoded = TensorMaps(cu, SHAPE).at(0x7F00)
     ((name, dtype, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill),) = cu.asked
     assert (name, dtype, rank, address) == (
         "cuTensorMapEncodeTiled",
@@ -252,7 +253,7 @@ def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:
 @pytest.mark.parametrize("dtype", Dtype)
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_element_types_and_swizzles_have_the_driver_s_names(cu: FakeDriver, dtype: Dtype, swizzle: int) -> None:
-    encoder(TensorMapShape(dtype, (64, 8), (256,), (8, 8), swizzle))(16)
+    TensorMaps(cu, TensorMapShape(dtype, (64, 8), (256,), (8, 8), swizzle)).at(16)
     names = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16", Dtype.FP32: "FLOAT32"}, {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
     assert cu.asked[0][1].name == f"CU_TENSOR_MAP_DATA_TYPE_{names[0][dtype]}"
     assert cu.asked[0][9].name == f"CU_TENSOR_MAP_SWIZZLE_{names[1][swizzle]}"
@@ -263,4 +264,31 @@ def test_a_refused_map_says_what_was_asked_for(cu: FakeDriver) -> None:
     with pytest.raises(
         DriverError, match=r"^encoding a tensor map of TensorMapShape\(.*\) at address 0x7f00 failed: CUDA_ERROR_INVALID_VALUE$"
     ):
-        encoder(SHAPE)(0x7F00)
+        TensorMaps(cu, SHAPE).at(0x7F00)
+
+
+@pytest.mark.parametrize("family", ["attention_forward", "attention_forward_sm90"])
+def test_launches_of_other_sizes_take_turns_in_one_memory(cu: FakeDriver, family: str) -> None:
+    """Each launch has its own numbers, maps and addresses, whichever came before; a thread's launches of a kernel use one memory."""
+    loaded, block = load(family), find_family(family).parameters
+    sizes = [WORKLOAD, dataclasses.replace(WORKLOAD, len_kv=131), dataclasses.replace(WORKLOAD, len_q=71)]
+    programs = [program_of(loaded.spec.family, PROBLEM, loaded.spec.config, workload) for workload in sizes]
+    launches = [loaded.bind(each) for each in programs]
+    alone = load(family)
+    for turn in (0, 1, 0, 2, 2, 1, 0):
+        addresses = [1024 * (i + 1) for i in range(len(launches[turn].names))]
+        launches[turn](77, *addresses)
+        shared = cu.launches[-1]
+        found = ctypes.string_at(shared.at, block.size)
+        alone._of_thread.memories.clear()
+        alone.bind(programs[turn])(77, *addresses)
+        assert found == ctypes.string_at(cu.launches[-1].at, block.size)
+        assert cu.launches[-1].shape == shared.shape
+    assert len({launch._bound[0].memory.arguments for launch in launches}) == 1
+
+
+def test_threads_have_memories_of_their_own(cu: FakeDriver) -> None:
+    loaded = load("attention_forward_sm90")
+    with ThreadPoolExecutor(1) as other:
+        theirs = other.submit(bind, loaded).result()
+    assert bind(loaded)._bound[0].memory is not theirs._bound[0].memory

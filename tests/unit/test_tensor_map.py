@@ -1,4 +1,4 @@
-"""Tensor maps: the driver's rules, maps encoded once an address, and their bytes on the CPU."""
+"""Tensor maps: the driver's rules, maps encoded once a shape and address, and their bytes on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from flashgen.build.emulator.tensor_map import emulated_map
 from flashgen.build.gpu.driver import DriverError
-from flashgen.build.gpu.tensor_map import KEPT, TensorMapField
+from flashgen.build.gpu.tensor_map import KEPT, TensorMapField, TensorMaps
 from flashgen.build.parameter_buffer import parameter_buffer
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Dtype
@@ -70,55 +70,73 @@ def test_what_the_driver_refuses(changes: dict[str, Any], message: str) -> None:
         TensorMapShape(**{**GOOD, **changes})
 
 
-class Encodings:
-    """Stands for the driver: a map is its address, over and over. Refuses `bad`."""
+class Encodings(TensorMaps):
+    """Maps without a driver: each is its address, over and over. Refuses `bad`."""
 
     def __init__(self, bad: int = 0) -> None:
+        super().__init__(None, TensorMapShape(**GOOD))
         self.asked: list[int] = []
         self.bad = bad
 
-    def __call__(self, address: int) -> bytes:
+    def _encode(self, address: int) -> bytes:
         self.asked.append(address)
         if address == self.bad:
             raise DriverError("refused")
-        return address.to_bytes(8, "little") * 16
+        return map_of(address)
 
 
-def test_a_field_is_encoded_once_an_address() -> None:
-    parameters, encodings = bytearray(b"\xff" * 384), Encodings()
-    field = TensorMapField(encodings, memoryview(parameters), 128)
+def map_of(address: int) -> bytes:
+    return address.to_bytes(8, "little") * 16
+
+
+def test_a_map_is_encoded_once_an_address() -> None:
+    maps = Encodings()
     for address in (7, 9, 7, 7, 9):
+        assert maps.at(address) == map_of(address)
+    assert maps.asked == [7, 9]
+
+
+def test_so_many_maps_of_a_shape_are_kept_and_the_oldest_half_is_dropped() -> None:
+    maps = Encodings()
+    for address in range(1, KEPT + 1):
+        maps.at(address)
+    maps.at(1)
+    assert maps.asked == list(range(1, KEPT + 1)), "so many are kept"
+    maps.at(KEPT + 1)
+    for address in (KEPT // 2 + 1, KEPT, KEPT + 1):
+        maps.at(address)
+    assert len(maps.asked) == KEPT + 1, "the newer half is still there"
+    maps.at(KEPT // 2)
+    assert maps.asked[-1] == KEPT // 2, "the older half is not"
+
+
+def test_a_field_has_the_map_of_its_last_address_and_shape() -> None:
+    parameters, maps, others = bytearray(b"\xff" * 384), Encodings(), Encodings()
+    field = TensorMapField(memoryview(parameters), 128)
+    field.take_from(maps)
+    for address in (7, 9, 7):
         field.fill(address)
         assert field.address == address
-        assert parameters == b"\xff" * 128 + address.to_bytes(8, "little") * 16 + b"\xff" * 128
-    assert encodings.asked == [7, 9]
-
-
-def test_a_field_keeps_so_many_maps_and_forgets_the_oldest_half() -> None:
-    encodings = Encodings()
-    field = TensorMapField(encodings, memoryview(bytearray(128)), 0)
-    for address in range(1, KEPT + 1):
-        field.fill(address)
-    field.fill(1)
-    assert encodings.asked == list(range(1, KEPT + 1)), "so many are kept"
-    field.fill(KEPT + 1)
-    for address in (KEPT // 2 + 1, KEPT, KEPT + 1):
-        field.fill(address)
-    assert len(encodings.asked) == KEPT + 1, "the newer half is still there"
-    field.fill(KEPT // 2)
-    assert encodings.asked[-1] == KEPT // 2, "the older half is not"
+        assert parameters == b"\xff" * 128 + map_of(address) + b"\xff" * 128
+    field.take_from(maps)
+    assert field.address == 7, "nothing has changed"
+    field.take_from(others)
+    assert field.address != 7, "the map of that address is of another shape"
+    field.fill(7)
+    assert (maps.asked, others.asked) == ([7, 9], [7])
 
 
 def test_a_refused_address_leaves_the_field_and_is_asked_for_again() -> None:
-    parameters, encodings = bytearray(128), Encodings(bad=13)
-    field = TensorMapField(encodings, memoryview(parameters), 0)
+    parameters, maps = bytearray(128), Encodings(bad=13)
+    field = TensorMapField(memoryview(parameters), 0)
+    field.take_from(maps)
     field.fill(7)
     for _ in range(2):
         with pytest.raises(DriverError):
             field.fill(13)
         assert field.address == 7
-        assert parameters == (7).to_bytes(8, "little") * 16
-    assert encodings.asked == [7, 13, 13]
+        assert parameters == map_of(7)
+    assert maps.asked == [7, 13, 13]
 
 
 def test_the_parameters_of_a_launch_are_aligned() -> None:
