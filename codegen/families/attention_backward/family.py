@@ -71,7 +71,7 @@ class AttentionBackward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward.cu.j2."""
 
     name = "attention_backward"
-    revision = 7
+    revision = 8
     operation = "backward"
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig

@@ -27,7 +27,7 @@ class AttentionBackwardPairSm90(AttentionBackwardWideSm90):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_pair_sm90.cu.j2."""
 
     name = "attention_backward_pair_sm90"
-    revision = 8
+    revision = 9
     preference = 2
     cluster: ClassVar[int] = PAIR
     template = "kernels/attention_backward_pair_sm90.cu.j2"

@@ -39,7 +39,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_persistent_sm90.cu.j2."""
 
     name = "attention_backward_persistent_sm90"
-    revision = 5
+    revision = 6
     preference = 4
     persistent = True
     template = "kernels/attention_backward_persistent_sm90.cu.j2"

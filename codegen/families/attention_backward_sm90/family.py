@@ -54,7 +54,7 @@ class AttentionBackwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_sm90.cu.j2."""
 
     name = "attention_backward_sm90"
-    revision = 10
+    revision = 11
     block_kv: ClassVar[int] = BLOCK_KV
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile

@@ -32,7 +32,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     """See the module's docstring; the algorithm is templates/kernels/attention_backward_wide_sm90.cu.j2."""
 
     name = "attention_backward_wide_sm90"
-    revision = 10
+    revision = 11
     preference = 1
     block_kv = 64
     template = "kernels/attention_backward_wide_sm90.cu.j2"

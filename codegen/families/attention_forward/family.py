@@ -27,7 +27,7 @@ class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 16
+    revision = 17
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(

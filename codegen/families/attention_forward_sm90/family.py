@@ -40,7 +40,7 @@ class AttentionForwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
 
     name = "attention_forward_sm90"
-    revision = 10
+    revision = 11
     preference = 1
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config

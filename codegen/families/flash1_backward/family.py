@@ -21,7 +21,7 @@ class Flash1Backward(LadderBackward):
     """See the module's docstring; the algorithm is templates/kernels/flash1_backward.cu.j2."""
 
     name = "flash1_backward"
-    revision = 1
+    revision = 2
     template = "kernels/flash1_backward.cu.j2"
     config_type = Flash1BackwardConfig
 

@@ -21,7 +21,7 @@ class Flash2Backward(LadderBackward):
     """See the module's docstring; the algorithm is templates/kernels/flash2_backward.cu.j2."""
 
     name = "flash2_backward"
-    revision = 1
+    revision = 2
     template = "kernels/flash2_backward.cu.j2"
     config_type = Flash2BackwardConfig
 

@@ -77,7 +77,7 @@ class StandardAttention(Family):
     """See the module's docstring; the algorithm is templates/kernels/standard_attention.cu.j2."""
 
     name = "standard_attention"
-    revision = 5
+    revision = 6
     template = "kernels/standard_attention.cu.j2"
     config_type = StandardAttentionConfig
     parameters = ParameterBlock(_SCORES)

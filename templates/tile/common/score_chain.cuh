@@ -79,8 +79,9 @@ struct ScoreChain : Links... {
     }
 
     // For the kBlockQ queries from `first_query` on. Kernels visit key tiles from the last to the first. A tile that needs the mask also
-    // makes softmax update its row max, which it must where a query meets the first key that it sees. So where queries differ in their last
-    // key, the tile of the first query's last key counts as one that needs the mask even if it is seen whole: hence the - 1.
+    // makes softmax update its row max, which it must where a query's last key is visited, as the first of its keys. So where queries
+    // differ in their last key, the tile of the first query's last key counts as one that needs the mask even if it is seen whole: hence
+    // the - 1.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
         const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);

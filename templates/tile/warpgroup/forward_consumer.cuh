@@ -65,7 +65,7 @@ struct ForwardConsumer {
         v_stage_in_use = v_state.stage;
         v_state.advance();
         make_p(P_next, new_tile);  // line 15 for K, line 13: row_max, P, row_sum
-        if (new_tile) softmax.needs_rescale = false;  // nobody reads it, as retire_pv stores O next: the compiler may forget the factors
+        if (new_tile) softmax.needs_rescale = false;  // retire_pv stores O next: said here, so that the compiler drops the factors
         return true;
     }
     // The K block visited last of all has no Q K^T beside its P V (lines 18, 19).
@@ -117,13 +117,13 @@ struct ForwardConsumer {
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
         smem.v_pipeline.consumer_wait(v_state);
         launder(O);  // S needs none in issue_qk: its first product only writes it
-        // It needs none once the product is complete: P is written next from an S that make_p launders after that.
+        // P needs none after the product, either: it is written next from S, which make_p launders once this product is complete.
         launder(P_used);
         wgmma_fence();
         gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
         wgmma_commit_group();
     }
-    // S is here: masks it where own_blocks says so (see key_tiles), and computes P. One branch, and not two loops, since O, P and the
+    // Once S is here: masks it where own_blocks says so (see key_tiles), and computes P. One branch, and not two loops, since O, P and the
     // pipelines go from one work tile to the next within the same loop.
     __device__ __forceinline__ void make_p(Fragment& P_made, bool new_tile) {
         launder(S[0]);
@@ -134,7 +134,7 @@ struct ForwardConsumer {
         if (k_block == lowest_block) release_q();
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
     }
-    // Every warp releases Q for itself. Once work tile t is released, the producer may write tile t + kQueryStages into
+    // Every warp releases Q for itself. Once Q of work tile t is released, the producer may write tile t + kQueryStages into
     // the slot of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
     __device__ __forceinline__ void release_q() {
         barrier_warp_sync();

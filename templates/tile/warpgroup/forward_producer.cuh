@@ -43,8 +43,8 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
                 smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
                 q_state.advance();
             }
-            // The claim's latency stalls this thread, while consumers work on the stages that are full. It is made with the last K
-            // block but one, where there are two: with the last one the first K block of the next work tile would come late.
+            // The claim's latency stalls this thread, while consumers work on the stages that are full. The claim is made with the last K
+            // block but one, where there are two, so that its latency does not add to that of finding the next work tile.
             if (k_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
             load_v();
             v_block = k_block, v_head = head_kv, v_batch = work.batch;

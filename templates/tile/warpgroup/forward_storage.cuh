@@ -48,8 +48,8 @@ struct WorkTileInfo {
 };
 
 // The persistent tile scheduler: which work tile this thread block takes after `index`. Its first tile is that of its own index. For each
-// tile that it loads it makes one claim, late, so that those that run ahead take more tiles: `tiles` claims in all. Claim n gets tile
-// launched_blocks + n, and the last launched_blocks claims find none. Whoever makes claim `tiles` - 1 resets the counter.
+// tile that it loads it makes one claim, late, so that blocks that run ahead take more tiles: `tiles` claims in all. Claim n, from 0,
+// gets tile launched_blocks + n, and the last launched_blocks claims find none. Whoever makes claim `tiles` - 1 resets the counter.
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;

@@ -24,7 +24,7 @@ struct OnlineSoftmax {
     // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971)
     float row_sum[2], compensation[2];
     float factor[2];     // rescales O, if needs_rescale
-    bool needs_rescale;  // the last block updated a row max; the same in the whole warp
+    bool needs_rescale;  // the last block updated a row max, or may have: the warp is huge; the same in the whole warp
     bool updates_every_block;  // each later K block of this work tile updates the row max
     bool huge;  // some block's maximum was huge in a row of the warp: from then on each block is treated as if it had a huge row
     float scale_log2, ln2_hi;
@@ -46,7 +46,7 @@ struct OnlineSoftmax {
     }
 
     // If the maximum of S exceeds the row max by more than kHeadroom in some row of the warp, every row whose maximum is higher than its
-    // row max gets that. In a warp with a huge row this needs no headroom, and each row's shift is subtracted from S, too: so call it only
+    // row max takes it. In a warp with a huge row this needs no headroom, and each row's shift is subtracted from S, too: so call it only
     // once for each S.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
@@ -98,7 +98,7 @@ struct OnlineSoftmax {
     }
 
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
-    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: rows may meet the first key that they see here.
+    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
     template <int kKeyTiles>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows) {
         bool updates_row_max = !kStaleRowMax || new_rows || updates_every_block;

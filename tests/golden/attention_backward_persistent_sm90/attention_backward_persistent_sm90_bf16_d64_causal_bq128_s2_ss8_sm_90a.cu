@@ -834,8 +834,9 @@ struct ScoreChain : Links... {
     }
 
     // For the kBlockQ queries from `first_query` on. Kernels visit key tiles from the last to the first. A tile that needs the mask also
-    // makes softmax update its row max, which it must where a query meets the first key that it sees. So where queries differ in their last
-    // key, the tile of the first query's last key counts as one that needs the mask even if it is seen whole: hence the - 1.
+    // makes softmax update its row max, which it must where a query's last key is visited, as the first of its keys. So where queries
+    // differ in their last key, the tile of the first query's last key counts as one that needs the mask even if it is seen whole: hence
+    // the - 1.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
         const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
@@ -876,7 +877,7 @@ __device__ __forceinline__ auto make_chain(int len_q, int len_kv) {
 // What kernels share of softmax's rows: their origin, and in online softmax the running row max, and reductions over the quad of lanes that
 // holds a row of S.
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large row_max
 // has a large rounding error: from 2^31 on it can reach half an ulp = 2^7, and 2^(2^7) overflows fp32. So a huge row first subtracts the
 // maximum itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
@@ -884,7 +885,7 @@ struct Origin {
 };
 
 // A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
-// at most 2^-12 and P by at most 1.7e-4 of it, less than fp16 rounds by just below 1 (2^-12): so the P of the maximum is still 1.
+// at most 2^-12 and P by at most 1.7e-4 of it, less than half an fp16 ulp just below 1 (2^-12): so the P of the maximum is still 1.
 constexpr float kHuge = 0x1p13f;
 
 // Tells the compiler that a condition hardly ever holds, so that it keeps the code that depends on it out of the way of the rest.

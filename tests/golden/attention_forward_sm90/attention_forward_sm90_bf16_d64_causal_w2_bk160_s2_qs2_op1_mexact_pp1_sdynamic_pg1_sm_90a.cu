@@ -599,8 +599,9 @@ struct ScoreChain : Links... {
     }
 
     // For the kBlockQ queries from `first_query` on. Kernels visit key tiles from the last to the first. A tile that needs the mask also
-    // makes softmax update its row max, which it must where a query meets the first key that it sees. So where queries differ in their last
-    // key, the tile of the first query's last key counts as one that needs the mask even if it is seen whole: hence the - 1.
+    // makes softmax update its row max, which it must where a query's last key is visited, as the first of its keys. So where queries
+    // differ in their last key, the tile of the first query's last key counts as one that needs the mask even if it is seen whole: hence
+    // the - 1.
     template <int kBlockQ, int kBlockKv>
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
         const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
@@ -779,7 +780,7 @@ constexpr float kHeadroom = 8.0f;
 // not huge exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
 
-// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large maximum
+// One fused multiply-add computes an exponent, S * scale_log2 - row_max, where row_max is maximum * scale_log2, rounded. A large row_max
 // has a large rounding error: from 2^31 on it can reach half an ulp = 2^7, and 2^(2^7) overflows fp32. So a huge row first subtracts the
 // maximum itself, without the scale: its exponent is (S - shift) * scale_log2, with row_max = 0. All other rows have shift = 0.
 struct Origin {
@@ -787,11 +788,11 @@ struct Origin {
 };
 
 // A row is huge if the absolute value of its maximum * scale_log2 is at least this. Below it, rounding the maximum changes an exponent by
-// at most 2^-12 and P by at most 1.7e-4 of it, less than fp16 rounds by just below 1 (2^-12): so the P of the maximum is still 1.
+// at most 2^-12 and P by at most 1.7e-4 of it, less than half an fp16 ulp just below 1 (2^-12): so the P of the maximum is still 1.
 constexpr float kHuge = 0x1p13f;
 
 // Whether a row with this maximum is huge; maximum_log2 = maximum * scale_log2. A row that sees no key, with a maximum of -inf, is not,
-// nor is one whose maximum is NaN: of the two comparisons the second excludes both, so that !(<) says what >= would.
+// nor is one whose maximum is NaN: the second comparison excludes both. So >= would do as well as !(<), which is what has been measured.
 __device__ __forceinline__ bool is_huge(float maximum, float maximum_log2) {
     return !(fabsf(maximum_log2) < kHuge) && maximum > -infinity();
 }
@@ -964,7 +965,7 @@ struct OnlineSoftmax {
     // compensation: what the additions to row_sum rounded away, exactly where row_sum >= the addend (Dekker 1971)
     float row_sum[2], compensation[2];
     float factor[2];     // rescales O, if needs_rescale
-    bool needs_rescale;  // the last block updated a row max; the same in the whole warp
+    bool needs_rescale;  // the last block updated a row max, or may have: the warp is huge; the same in the whole warp
     bool updates_every_block;  // each later K block of this work tile updates the row max
     bool huge;  // some block's maximum was huge in a row of the warp: from then on each block is treated as if it had a huge row
     float scale_log2, ln2_hi;
@@ -986,7 +987,7 @@ struct OnlineSoftmax {
     }
 
     // If the maximum of S exceeds the row max by more than kHeadroom in some row of the warp, every row whose maximum is higher than its
-    // row max gets that. In a warp with a huge row this needs no headroom, and each row's shift is subtracted from S, too: so call it only
+    // row max takes it. In a warp with a huge row this needs no headroom, and each row's shift is subtracted from S, too: so call it only
     // once for each S.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
@@ -1038,7 +1039,7 @@ struct OnlineSoftmax {
     }
 
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
-    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: rows may meet the first key that they see here.
+    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
     template <int kKeyTiles>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows) {
         bool updates_row_max = !kStaleRowMax || new_rows || updates_every_block;
@@ -1193,8 +1194,8 @@ struct WorkTileInfo {
 };
 
 // The persistent tile scheduler: which work tile this thread block takes after `index`. Its first tile is that of its own index. For each
-// tile that it loads it makes one claim, late, so that those that run ahead take more tiles: `tiles` claims in all. Claim n gets tile
-// launched_blocks + n, and the last launched_blocks claims find none. Whoever makes claim `tiles` - 1 resets the counter.
+// tile that it loads it makes one claim, late, so that blocks that run ahead take more tiles: `tiles` claims in all. Claim n, from 0,
+// gets tile launched_blocks + n, and the last launched_blocks claims find none. Whoever makes claim `tiles` - 1 resets the counter.
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
@@ -1308,8 +1309,8 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
                 smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
                 q_state.advance();
             }
-            // The claim's latency stalls this thread, while consumers work on the stages that are full. It is made with the last K
-            // block but one, where there are two: with the last one the first K block of the next work tile would come late.
+            // The claim's latency stalls this thread, while consumers work on the stages that are full. The claim is made with the last K
+            // block but one, where there are two, so that its latency does not add to that of finding the next work tile.
             if (k_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
             load_v();
             v_block = k_block, v_head = head_kv, v_batch = work.batch;
@@ -1426,7 +1427,7 @@ struct ForwardConsumer {
         v_stage_in_use = v_state.stage;
         v_state.advance();
         make_p(P_next, new_tile);  // line 15 for K, line 13: row_max, P, row_sum
-        if (new_tile) softmax.needs_rescale = false;  // nobody reads it, as retire_pv stores O next: the compiler may forget the factors
+        if (new_tile) softmax.needs_rescale = false;  // retire_pv stores O next: said here, so that the compiler drops the factors
         return true;
     }
     // The K block visited last of all has no Q K^T beside its P V (lines 18, 19).
@@ -1478,13 +1479,13 @@ struct ForwardConsumer {
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
         smem.v_pipeline.consumer_wait(v_state);
         launder(O);  // S needs none in issue_qk: its first product only writes it
-        // It needs none once the product is complete: P is written next from an S that make_p launders after that.
+        // P needs none after the product, either: it is written next from S, which make_p launders once this product is complete.
         launder(P_used);
         wgmma_fence();
         gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
         wgmma_commit_group();
     }
-    // S is here: masks it where own_blocks says so (see key_tiles), and computes P. One branch, and not two loops, since O, P and the
+    // Once S is here: masks it where own_blocks says so (see key_tiles), and computes P. One branch, and not two loops, since O, P and the
     // pipelines go from one work tile to the next within the same loop.
     __device__ __forceinline__ void make_p(Fragment& P_made, bool new_tile) {
         launder(S[0]);
@@ -1495,7 +1496,7 @@ struct ForwardConsumer {
         if (k_block == lowest_block) release_q();
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
     }
-    // Every warp releases Q for itself. Once work tile t is released, the producer may write tile t + kQueryStages into
+    // Every warp releases Q for itself. Once Q of work tile t is released, the producer may write tile t + kQueryStages into
     // the slot of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
     __device__ __forceinline__ void release_q() {
         barrier_warp_sync();
@@ -1594,7 +1595,8 @@ struct Traits {
     static constexpr int kConsumers = 2, kBlockKv = 160;
     // Stages of K and of V; of Q; panels of 64 columns in the ring through which a consumer warp stores O.
     static constexpr int kStages = 2, kQueryStages = 2, kOutPanels = 1;
-    static constexpr bool kStaleRowMax = false;  // later K blocks look for no maximum
+    // Whether only masked K blocks look for a maximum after the first of a work tile.
+    static constexpr bool kStaleRowMax = false;
     static constexpr bool kPingPong = true;  // consumers alternate between products and softmax
     static constexpr bool kDynamic = true;  // work tiles are claimed from a counter
     // Query heads of a GQA group that share a Q tile, interleaved along its rows; 1: no PackGQA.
