@@ -9,8 +9,12 @@ loops, not at every step (line 19). The family runs where it is asked for by nam
 
 from __future__ import annotations
 
+from typing import Any
+
 from flashgen.codegen.family import Traffic
+from flashgen.codegen.flash1 import paper_block_sizes
 from flashgen.codegen.ladder_backward import LadderBackward, queries_at_once
+from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
@@ -24,6 +28,11 @@ class Flash1Backward(LadderBackward):
     revision = 2
     template = "kernels/flash1_backward.cu.j2"
     config_type = Flash1BackwardConfig
+
+    def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
+        """See Family. The header tells the paper's block sizes, too."""
+        queries, keys = paper_block_sizes(problem, target)
+        return super().context(problem, config, target) | {"paper_block_q": queries, "paper_block_kv": keys}
 
     def blocks_of_head(self, config: Flash1BackwardConfig, workload: Workload) -> int:
         """See LadderBackward."""

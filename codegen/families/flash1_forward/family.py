@@ -8,15 +8,18 @@ the paper, or several, each with some of its query tiles, as in release 1.0. The
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from flashgen.codegen.attention import padded, visits
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Traffic
+from flashgen.codegen.flash1 import paper_block_sizes
 from flashgen.codegen.ladder import LadderFamily, Work
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import Buffer, KernelLaunch, Program
+from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
 from .config import Flash1ForwardConfig, ParallelOver
@@ -37,6 +40,11 @@ class Flash1Forward(LadderFamily):
     parameters = LadderFamily.parameters.with_fields(Parameter("volatile float*", "running_rows"), Parameter("int", "splits"))
     registers_beside = 88
     usual_keys = (128, 64, 32, 16)  # O moves once a key tile
+
+    def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
+        """See Family. The header tells the paper's block sizes, too."""
+        queries, keys = paper_block_sizes(problem, target)
+        return super().context(problem, config, target) | {"paper_block_q": queries, "paper_block_kv": keys}
 
     def shared_bytes(self, problem: Problem, config: Flash1ForwardConfig) -> int:
         """See LadderFamily: a tile of keys and values, and stages of queries."""
