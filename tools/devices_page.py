@@ -17,8 +17,8 @@ device stands behind the model.
 
 `python tools/devices_page.py > docs/devices.md` writes this page from `codegen/devices/table.py`.
 
-| name | also | architecture | SMs | clock MHz | L2 MiB | memory GB/s | fp32 accumulation | times |
-|---|---|---|--:|--:|--:|--:|---|---|"""
+| name | also | architecture | SMs | clock MHz | L2 MiB | memory GB | GB/s | fp32 accumulation | times |
+|---|---|---|--:|--:|--:|--:|--:|---|---|"""
 
 DRIVER_NAMES = "https://github.com/NVIDIA/open-gpu-kernel-modules/blob/main/src/nvidia/generated/g_nv_name_released.h"
 SOURCES = f"""\
@@ -45,7 +45,7 @@ def row(known: KnownDevice) -> str:
     """The device's line of the table."""
     also = ", ".join([*(f"`{alias}`" for alias in known.aliases), *known.names])
     rate, times = ("half rate" if known.mma_rate < 1 else "full rate"), ("measured" if known.measured else "predicted")
-    cells = [f"`{known.key}`", also, known.arch, known.sm_count, known.clock_mhz, known.l2_mib, known.gb_per_s, rate, times]
+    cells = [f"`{known.key}`", also, known.arch, known.sm_count, known.clock_mhz, known.l2_mib, known.gb, known.gb_per_s, rate, times]
     return f"| {' | '.join(map(str, cells))} |"
 
 

@@ -23,6 +23,7 @@ class Device:
     clock_hz:          SM clock under load, in Hz (the boost clock where nothing better is known)
     l2_bytes:          size of the L2 cache
     memory_bandwidth:  bytes a second
+    memory_gb:         size of the memory in GB, as data sheets count them; 0 where nobody has said it
     mma_rate:          share of the target's mma rate that this model runs fp32 accumulation at (0.5 on GeForce)
     measured:          whether measurements on this model stand behind `Family.predict`; elsewhere it extrapolates
     """
@@ -35,11 +36,13 @@ class Device:
     memory_bandwidth: float
     mma_rate: float = 1.0
     measured: bool = False
+    memory_gb: int = 0
 
     def __post_init__(self) -> None:
         require_field_types(self)
         require_int("sm_count", self.sm_count, 1)
         require_int("l2_bytes", self.l2_bytes, 0)
+        require_int("memory_gb", self.memory_gb, 0)
         for name in ("clock_hz", "memory_bandwidth", "mma_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ArgumentError(f"{name} must be finite and > 0; got {shown(getattr(self, name))}")
@@ -77,7 +80,8 @@ def mma_rate_by_name(name: str) -> float:
 
 def _device(known: KnownDevice, name: str) -> Device:
     clock_hz, l2_bytes, bandwidth = known.clock_mhz * 1e6, known.l2_mib * 2**20, known.gb_per_s * 1e9
-    return Device(name, find_target(known.arch), known.sm_count, clock_hz, l2_bytes, bandwidth, known.mma_rate, known.measured)
+    sizes = known.sm_count, clock_hz, l2_bytes, bandwidth
+    return Device(name, find_target(known.arch), *sizes, known.mma_rate, known.measured, known.gb)
 
 
 def _plain(text: str) -> str:

@@ -32,6 +32,7 @@ class KnownDevice:
     clock_mhz:  SM clock under load
     l2_mib:     L2 cache, in MiB
     gb_per_s:   memory bandwidth, in 1e9 bytes a second
+    gb:         memory, in GB as data sheets count them
     mma_rate:   share of the target's mma rate at which it accumulates in fp32
     measured:   whether the model's constants were fitted to times of this device
     aliases:    other names for `--device`
@@ -44,6 +45,7 @@ class KnownDevice:
     clock_mhz: int
     l2_mib: int
     gb_per_s: int
+    gb: int
     sources: tuple[Citation, ...]
     mma_rate: float = 1.0
     measured: bool = False
@@ -87,32 +89,32 @@ _HOPPER_CLOCK = (
 DEVICES = (
     # Ampere, data centre
     KnownDevice(
-        "a100", ("NVIDIA A100-SXM4-80GB",), "sm_80", 108, 1410, 40, 2039,
+        "a100", ("NVIDIA A100-SXM4-80GB",), "sm_80", 108, 1410, 40, 2039, 80,
         (_A100_SHEET, _A100_PAPER, _techpowerup("a100-sxm4-80-gb.c3746")), aliases=("a100-80gb", "a100-sxm"),
     ),
     KnownDevice(
-        "a100-40gb", ("NVIDIA A100-SXM4-40GB",), "sm_80", 108, 1410, 40, 1555,
+        "a100-40gb", ("NVIDIA A100-SXM4-40GB",), "sm_80", 108, 1410, 40, 1555, 40,
         (_A100_SHEET, _A100_PAPER, _techpowerup("a100-sxm4-40-gb.c3506")),
     ),
     KnownDevice(
-        "a100-pcie", ("NVIDIA A100 80GB PCIe",), "sm_80", 108, 1410, 40, 1935,
+        "a100-pcie", ("NVIDIA A100 80GB PCIe",), "sm_80", 108, 1410, 40, 1935, 80,
         (_A100_SHEET, _A100_PAPER, _techpowerup("a100-pcie-80-gb.c3821")),
         note="L2: TechPowerUp says 80 MB; the white paper's 40 MB is that of every A100.",
     ),
     KnownDevice(
-        "a100-pcie-40gb", ("NVIDIA A100-PCIE-40GB",), "sm_80", 108, 1410, 40, 1555,
+        "a100-pcie-40gb", ("NVIDIA A100-PCIE-40GB",), "sm_80", 108, 1410, 40, 1555, 40,
         (_A100_SHEET, _A100_PAPER, _techpowerup("a100-pcie-40-gb.c3623")),
     ),
     # Ampere with GDDR
     KnownDevice(
-        "a10", ("NVIDIA A10",), "sm_86", 72, 1695, 6, 600,
+        "a10", ("NVIDIA A10",), "sm_86", 72, 1695, 6, 600, 24,
         (
             Citation("NVIDIA A10 data sheet", f"{_NVIDIA}/dam/en-zz/Solutions/Data-Center/a10/pdf/datasheet-new/nvidia-a10-datasheet.pdf"),
             _techpowerup("a10-pcie.c3793"),
         ),
     ),
     KnownDevice(
-        "a10g", ("NVIDIA A10G",), "sm_86", 80, 1710, 6, 600,
+        "a10g", ("NVIDIA A10G",), "sm_86", 80, 1710, 6, 600, 24,
         (
             Citation(
                 "NVIDIA TensorRT-LLM, cluster_info.py",
@@ -124,25 +126,25 @@ DEVICES = (
         note="SMs: TechPowerUp says 72, its driver 80. Half rate: 70 TFLOP/s by TensorRT-LLM's table are 80 SMs at 512 FLOP a cycle.",
     ),
     KnownDevice(
-        "a40", ("NVIDIA A40",), "sm_86", 84, 1740, 6, 696,
+        "a40", ("NVIDIA A40",), "sm_86", 84, 1740, 6, 696, 48,
         (
             Citation("NVIDIA A40 data sheet", "https://images.nvidia.cn/content/Solutions/data-center/a40/nvidia-a40-datasheet.pdf"),
             _GA102_PAPER,
             _techpowerup("a40-pcie.c3700"),
         ),
     ),
-    KnownDevice("rtx-a6000", ("NVIDIA RTX A6000",), "sm_86", 84, 1800, 6, 768, (_GA102_PAPER, _techpowerup("rtx-a6000.c3686"))),
+    KnownDevice("rtx-a6000", ("NVIDIA RTX A6000",), "sm_86", 84, 1800, 6, 768, 48, (_GA102_PAPER, _techpowerup("rtx-a6000.c3686"))),
     KnownDevice(
-        "rtx3090", ("NVIDIA GeForce RTX 3090",), "sm_86", 82, 1695, 6, 936,
+        "rtx3090", ("NVIDIA GeForce RTX 3090",), "sm_86", 82, 1695, 6, 936, 24,
         (_GA102_PAPER, _techpowerup("geforce-rtx-3090.c3622")), mma_rate=0.5,
     ),
     KnownDevice(
-        "rtx3080", ("NVIDIA GeForce RTX 3080",), "sm_86", 68, 1710, 5, 760,
+        "rtx3080", ("NVIDIA GeForce RTX 3080",), "sm_86", 68, 1710, 5, 760, 10,
         (_GA102_PAPER, _techpowerup("geforce-rtx-3080.c3621")), mma_rate=0.5,
         note="The board with 10 GB; that with 12 GB has 70 SMs and more bandwidth under the same name.",
     ),
     KnownDevice(
-        "orin", ("Orin",), "sm_87", 16, 1300, 4, 205,
+        "orin", ("Orin",), "sm_87", 16, 1300, 4, 205, 64,
         (
             Citation(
                 "NVIDIA Jetson AGX Orin technical brief",
@@ -155,35 +157,35 @@ DEVICES = (
     ),
     # Ada
     KnownDevice(
-        "l4", ("NVIDIA L4",), "sm_89", 58, 2040, 48, 300,
+        "l4", ("NVIDIA L4",), "sm_89", 58, 2040, 48, 300, 24,
         (Citation("NVIDIA L4 data sheet", "https://nvdam.widen.net/s/rvq98gbwsw/l4-datasheet-2595652"), _techpowerup("l4.c4091")),
         note="SMs: TechPowerUp says 60; the driver says 58, and so do the data sheet's 121 TFLOP/s.",
     ),
     KnownDevice(
-        "l40s", ("NVIDIA L40S",), "sm_89", 142, 2520, 96, 864,
+        "l40s", ("NVIDIA L40S",), "sm_89", 142, 2520, 96, 864, 48,
         (Citation("NVIDIA L40S data sheet", "https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413"), _techpowerup("l40s.c4173")),
         note="L2: TechPowerUp says 48 MB; its driver says 96 MiB, all that AD102 has by the Ada white paper.",
     ),
     KnownDevice(
-        "rtx6000-ada", ("NVIDIA RTX 6000 Ada Generation",), "sm_89", 142, 2505, 96, 960,
+        "rtx6000-ada", ("NVIDIA RTX 6000 Ada Generation",), "sm_89", 142, 2505, 96, 960, 48,
         (_ADA_PAPER, _techpowerup("rtx-6000-ada-generation.c3933")),
     ),
     KnownDevice(
-        "rtx4090", ("NVIDIA GeForce RTX 4090",), "sm_89", 128, 2520, 72, 1008,
+        "rtx4090", ("NVIDIA GeForce RTX 4090",), "sm_89", 128, 2520, 72, 1008, 24,
         (_ADA_PAPER, _techpowerup("geforce-rtx-4090.c3889")), mma_rate=0.5,
     ),
     # Hopper
     KnownDevice(
-        "h100", ("NVIDIA H100 80GB HBM3",), "sm_90a", 132, 1755, 50, 3350,
+        "h100", ("NVIDIA H100 80GB HBM3",), "sm_90a", 132, 1755, 50, 3350, 80,
         (_H100_SHEET, _H100_PAPER, _techpowerup("h100-sxm5-80-gb.c3900")), aliases=("h100-sxm", "h100-80gb"), note=_HOPPER_CLOCK,
     ),
     KnownDevice(
-        "h100-pcie", ("NVIDIA H100 PCIe",), "sm_90a", 114, 1620, 50, 2000,
+        "h100-pcie", ("NVIDIA H100 PCIe",), "sm_90a", 114, 1620, 50, 2000, 80,
         (_H100_SHEET, _H100_PAPER, _techpowerup("h100-pcie-80-gb.c3899")),
         note="Clock: what the data sheet's 756 TFLOP/s (dense fp16) come to; the boost clock is 1755 MHz outside tensor work.",
     ),
     KnownDevice(
-        "h200", ("NVIDIA H200",), "sm_90a", 132, 1755, 60, 4800,
+        "h200", ("NVIDIA H200",), "sm_90a", 132, 1755, 60, 4800, 141,
         (
             Citation("NVIDIA H200 data sheet", "https://nvdam.widen.net/s/nb5zzzsjdf/hpc-datasheet-sc23-h200-datasheet-3002446"),
             _techpowerup("h200-sxm-141-gb.c4255"),
@@ -193,7 +195,7 @@ DEVICES = (
         "Bandwidth: the data sheet's; TechPowerUp computes 4890 GB/s from the memory clock.",
     ),
     KnownDevice(
-        "gh200", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), "sm_90a", 132, 1755, 60, 4023,
+        "gh200", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), "sm_90a", 132, 1755, 60, 4023, 96,
         (
             Citation("NVIDIA GH200 data sheet", "https://nvdam.widen.net/s/rrgqqnpbz8/grace-datasheet-gh200-grace-hopper-superchip-3773000"),
             _H100_PAPER,
@@ -203,7 +205,7 @@ DEVICES = (
     ),
     # Blackwell, data centre and embedded
     KnownDevice(
-        "b200", ("NVIDIA B200",), "sm_100a", 148, 1856, 126, 7672,
+        "b200", ("NVIDIA B200",), "sm_100a", 148, 1856, 126, 7672, 180,
         (
             Citation(
                 "NVIDIA Blackwell technical brief",
@@ -214,10 +216,11 @@ DEVICES = (
             _techpowerup("b200.c4210"),
         ),
         note="Clock: what the brief's 2250 TFLOP/s (dense fp16) come to; the boost clock is 1965 MHz. Bandwidth by its driver: 7680 bits "
-        "at 3996 MHz, twice a cycle; NVIDIA says 8 TB/s. L2 by the tuning guide; TechPowerUp's L2 and memory are those of one die or less.",
+        "at 3996 MHz, twice a cycle; NVIDIA says 8 TB/s. L2 by the tuning guide; TechPowerUp's L2 and memory are those of one die or less."
+        " Memory: of each GPU of a DGX B200.",
     ),
     KnownDevice(
-        "thor", ("NVIDIA Thor",), "sm_110a", 20, 1575, 32, 273,
+        "thor", ("NVIDIA Thor",), "sm_110a", 20, 1575, 32, 273, 128,
         (
             Citation(
                 "NVIDIA, Introducing Jetson Thor",
@@ -231,26 +234,26 @@ DEVICES = (
     ),
     # Blackwell, consumer and workstation
     KnownDevice(
-        "rtx5090", ("NVIDIA GeForce RTX 5090",), "sm_120a", 170, 2407, 96, 1792,
+        "rtx5090", ("NVIDIA GeForce RTX 5090",), "sm_120a", 170, 2407, 96, 1792, 32,
         (_RTX_PAPER, _techpowerup("geforce-rtx-5090.c4216")), mma_rate=0.5,
     ),
     KnownDevice(
-        "rtx5080", ("NVIDIA GeForce RTX 5080",), "sm_120a", 84, 2617, 64, 960,
+        "rtx5080", ("NVIDIA GeForce RTX 5080",), "sm_120a", 84, 2617, 64, 960, 16,
         (_techpowerup("geforce-rtx-5080.c4217"),), mma_rate=0.5,
         note="Half rate as the other GeForce cards of the RTX Blackwell white paper; not verified for this one.",
     ),
     KnownDevice(
-        "rtx5070", ("NVIDIA GeForce RTX 5070",), "sm_120a", 48, 2512, 48, 672,
+        "rtx5070", ("NVIDIA GeForce RTX 5070",), "sm_120a", 48, 2512, 48, 672, 12,
         (_RTX_PAPER, _techpowerup("geforce-rtx-5070.c4218")), mma_rate=0.5,
     ),
     KnownDevice(
         "rtx-pro-6000", ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
-        "sm_120a", 188, 2617, 128, 1792,
+        "sm_120a", 188, 2617, 128, 1792, 96,
         (_techpowerup("rtx-pro-6000-blackwell.c4272"), _techpowerup("rtx-pro-6000-blackwell-server.c4274")),
         note="Not the Max-Q edition, whose clock is lower. Full rate by analogy with earlier workstation GPUs; not verified.",
     ),
     KnownDevice(
-        "gb10", ("NVIDIA GB10",), "sm_121a", 48, 2418, 24, 273,
+        "gb10", ("NVIDIA GB10",), "sm_121a", 48, 2418, 24, 273, 128,
         (
             Citation(
                 "deviceQuery of a DGX Spark",

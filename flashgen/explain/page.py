@@ -75,11 +75,12 @@ def page_data(runs: Sequence[RecordedRun], device: Device) -> dict[str, Any]:
 def memory_levels(device: Device) -> list[dict[str, str]]:
     """The levels of a device's memory, from the fastest: name, size and bandwidth as they are shown."""
     target, cycles = device.target, device.sm_count * device.clock_hz
+    memory = f"{device.memory_gb} GB" if device.memory_gb else "not known"
     return [
         _level("Registers", target.registers_per_sm * 4, "each thread its own", device.sm_count),
         _level("Shared memory", target.shared_memory_per_sm, _per_second(SHARED_BYTES_PER_CYCLE * cycles), device.sm_count),
         _level("L2 cache", device.l2_bytes, f"about {_per_second(L2_BYTES_PER_CYCLE * cycles)} (the model's estimate)"),
-        {"name": "Device memory", "size": "see the data sheet", "bandwidth": _per_second(device.memory_bandwidth)},
+        {"name": "Device memory", "size": memory, "bandwidth": _per_second(device.memory_bandwidth)},
     ]
 
 

@@ -42,6 +42,7 @@ def test_figures_are_in_the_right_unit() -> None:
         assert 4e8 < device.clock_hz < 4e9, name
         assert 3e10 < device.memory_bandwidth < 2e13, name
         assert 2**19 <= device.l2_bytes < 2**29, name
+        assert 8 <= device.memory_gb < 1000, name
         assert 0 < device.mma_rate <= 1, name
 
 
