@@ -12,7 +12,7 @@ import typer
 
 from flashgen.build.own_files import make_own_folder, write_own
 from flashgen.codegen.devices import find_device
-from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.problem import Mask
 
 from .options import INTEGER, CausalOrBoth, print_table
@@ -26,7 +26,8 @@ def explain(
     family: Annotated[
         str | None,
         typer.Option(
-            "--family", help="One step of the ladder, for example flash2_forward. Default: all, with version 1 and 2 side by side."
+            "--family",
+            help="A step of the ladder, such as flash2_forward, or tiled_product. Default: all, with version 1 and 2 side by side.",
         ),
     ] = None,
     causal: CausalOrBoth = None,
@@ -42,13 +43,17 @@ def explain(
     Exit code 1 if a kernel moves other bytes than its algorithm's loops say.
     """
     from flashgen.explain.page import page_html
+    from flashgen.explain.product import ITS_FAMILY, TILED_PRODUCT, tiled_product
     from flashgen.explain.run import EXPLAINED, SmallProblem, compile_ahead_of, explained_spec, record
     from flashgen.explain.steps import totals
 
     if out.suffix != ".html" or out.is_dir():
         raise ArgumentError(f"out must be a file that ends in .html; got {out}")
     masks = [mask for mask in Mask if causal in (None, mask is Mask.CAUSAL)]
-    found, names = find_device(device), EXPLAINED if family is None else (family,)
+    shown = (TILED_PRODUCT, *EXPLAINED) if family is None else (family,)
+    if family not in (None, TILED_PRODUCT, *EXPLAINED):
+        raise choice_error("family", family, (*EXPLAINED, TILED_PRODUCT))
+    found, names = find_device(device), list(dict.fromkeys(ITS_FAMILY if name == TILED_PRODUCT else name for name in shown))
     wanted = [(explained_spec(name, small, found), small) for small in (SmallProblem(mask, tiles) for mask in masks) for name in names]
     make_own_folder(out.parent, (glob.escape(out.name),))
     runs = []
@@ -57,7 +62,9 @@ def explain(
         compile_ahead_of([spec for spec, _ in wanted], bars.advance)
         bars.begin("kernels run and recorded", len(wanted))
         for spec, small in wanted:
-            runs.append(record(spec, small, found))
+            run = record(spec, small, found)
+            parts = [tiled_product(run), run] if run.name == ITS_FAMILY else [run]
+            runs += [part for part in parts if part.name in shown]
             bars.advance()
     (written,) = write_own(out.parent, {out.name: page_html(runs, found).encode()})
     print(f"wrote {written}", file=sys.stderr)
@@ -66,7 +73,7 @@ def explain(
         moved = [sum(counts.values()) for counts in totals(run.steps)]
         expected = [run.formula.read, run.formula.written]
         same = same and moved == expected
-        rows.append([run.spec.family.name, run.small.mask.value, str(len(run.steps)), *map(str, moved), *map(str, expected)])
+        rows.append([run.name, run.small.mask.value, str(len(run.steps)), *map(str, moved), *map(str, expected)])
     columns = ("bytes read", "written", "read by its loops", "written by its loops")
     print_table([("family", False), ("mask", False), ("steps", True), *((name, True) for name in columns)], rows)
     if open_ and not webbrowser.open(written.absolute().as_uri()):

@@ -1,5 +1,5 @@
 """What `flashgen explain` shows: a run of a kernel in the emulator, tile operation by tile operation, on a page of its own.
 
 `run.py` runs and records, `lines.py` finds the lines, `events.py` makes tile operations of records, `steps.py` a schedule of those,
-`rows.py` has the numbers of softmax's rows, `page.py` writes the page.
+`rows.py` has the numbers of softmax's rows, `product.py` takes the tiled product alone, `page.py` writes the page.
 """

@@ -12,6 +12,7 @@ from flashgen.codegen.problem import Mask
 
 from ..pages.html import ValueTable, self_contained_page
 from .events import OperationKind
+from .product import TILED_PRODUCT
 from .rows import tile_statistics
 from .run import BLOCK, HEAD_DIM, RecordedRun
 from .steps import ScheduleStep
@@ -20,6 +21,7 @@ _FOLDER = Path(__file__).parent
 _SCRIPTS = ("state.js", "tiles.js", "panel.js", "controls.js")
 SHARED_BYTES_PER_CYCLE = 128  # of an SM: 32 banks of 4 bytes
 TITLES = {
+    TILED_PRODUCT: "Tiled product",
     "standard_attention": "Standard attention",
     "memory_efficient_attention": "Memory-efficient attention",
     "flash1_forward": "FlashAttention 1",
@@ -86,11 +88,11 @@ def _run(run: RecordedRun, lines: ValueTable, calls: ValueTable, residents: Valu
         for launch in run.program.launches
     ]
     return {
-        "family": run.spec.family.name,
-        "title": TITLES[run.spec.family.name],
+        "family": run.name,
+        "title": TITLES[run.name],
         "mask": run.small.mask.value,
         "causal": run.small.mask is Mask.CAUSAL,
-        "config": run.spec.config.describe(),
+        "config": f"{run.spec.family.name}, {run.spec.config.describe()}",
         "launches": launches,
         "formula": {"read": run.formula.read, "written": run.formula.written},
         "source": [lines.number(line) for line in run.text.lines],

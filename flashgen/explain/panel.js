@@ -4,13 +4,15 @@
 const OPERANDS = {q: "Q", k: "K", v: "V", S: "S", P: "P", out: "O", running_rows: "O, row_max, row_sum between steps"};
 const bytesText = (bytes) => (bytes || 0).toLocaleString("en");
 
-const countWrites = (state) => Object.entries(state.writes).reduce((sum, [tile, count]) => sum + (tile[0] === "O" ? count : 0), 0);
+// Tiles of the result that have been written.
+const countWrites = (run, state) =>
+  Object.entries(state.writes).reduce((sum, [tile, count]) => sum + (tile[0] === run.result ? count : 0), 0);
 
-// Which tiles of O the blocks compute, and how warps share them.
+// Which tiles of the result the blocks compute, and how warps share them.
 function whoDoesWhat(run) {
-  const of = new Map();
+  const of = new Map(), result = run.result === "O" ? "out" : run.result;
   for (const step of run.steps)
-    if (step.kind === "store" && step.operand === "out") of.set(step.block, (of.get(step.block) || new Set()).add(step.tiles[0]));
+    if (step.kind === "store" && step.operand === result) of.set(step.block, (of.get(step.block) || new Set()).add(step.tiles[0]));
   const blocks = [...of].map(([block, tiles]) => `block ${block}: ${[...tiles].map(tileName).join(", ")}`);
   const rows = DATA.problem.block / run.launches[run.launches.length - 1].warps;
   return `Who computes what: ${blocks.join("; ")}. Each warp has ${rows} rows of a tile.`;
@@ -32,10 +34,10 @@ class Panel {
     const counted = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
     const blocks = run.launches.map(({kernel, grid, warps, shared}) =>
       `${kernel}: ${counted(grid, "block")} of ${counted(warps, "warp")}, ${bytesText(shared)} B of shared memory each`);
-    this.allWrites = countWrites(stateAt(run, run.steps.length - 1));
+    this.allWrites = countWrites(run, stateAt(run, run.steps.length - 1));
     this.root = element("section", {class: "panel", "data-family": run.family, "aria-label": run.title},
       element("h2", {text: `${run.title}${run.causal ? ", causal" : ""}`}),
-      element("p", {class: "config", text: `${run.family}, ${run.config}`}),
+      element("p", {class: "config", text: run.config}),
       element("p", {class: "config", text: blocks.join("; ")}),
       this.now,
       element("div", {class: "parts"},
@@ -54,8 +56,8 @@ class Panel {
     this.grid.show(state);
     const held = [...state.shared].map(([tile, landed]) => tile.replace(/(?<=\d),/, "\u200a,") + (landed ? "" : " (on its way)"));
     this.shared.textContent = `In shared memory now: ${held.join("; ") || "nothing"}`;
-    const written = countWrites(state);
-    this.writes.textContent = `Tiles of O written so far: ${written} of ${this.allWrites} in all`;
+    const written = countWrites(this.run, state);
+    this.writes.textContent = `Tiles of ${this.run.result} written so far: ${written} of ${this.allWrites} in all`;
     this.root.dataset.writes = written;
     this.showCounters(state, last === this.run.steps.length - 1);
     this.showRow(last, row);
@@ -76,7 +78,8 @@ class Panel {
   }
 
   showRow(last, row) {
-    this.root.querySelector(".row-title").textContent = `Softmax of row ${row}`;
+    this.root.querySelector(".row-title").textContent = this.run.hasSoftmax ? `Softmax of row ${row}` : "";
+    if (!this.run.hasSoftmax) return;
     const found = rowStatistics(this.run, last, row);
     const number = (x) => (x === null ? "hidden" : Number.isFinite(x) ? x.toPrecision(4) : "-∞");
     const headings = ["tile", "its max", "row_max", "factor", "row_sum"].map((text) => element("th", {scope: "col", text}));

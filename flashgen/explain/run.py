@@ -75,8 +75,12 @@ class SmallProblem:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run of a rung's kernels: its steps, what it computed, and what its family says of the bytes that it moves."""
+    """A run of a rung's kernels: its steps, what it computed, and what its family says of the bytes that it moves.
 
+    name: of what is shown, the family's or that of a part
+    """
+
+    name: str
     spec: KernelSpec
     small: SmallProblem
     program: Program
@@ -119,7 +123,7 @@ def record(spec: KernelSpec, small: SmallProblem, device: Device, texts: tuple[S
     steps = schedule([tile_operations(trace, text) for trace in kernel.traces], tilings(small))
     formula = spec.family.traffic(small.problem, spec.config, small.workload, device)
     assert formula is not None, f"{spec.family.name} says what its loops move"
-    return RecordedRun(spec, small, program, text, steps, out, formula)
+    return RecordedRun(spec.family.name, spec, small, program, text, steps, out, formula)
 
 
 def compile_ahead_of(specs: Sequence[KernelSpec], done: Callable[[], None] = lambda: None) -> None:

@@ -9,7 +9,13 @@ function decoded(raw) {
   return {launch, block, kind: DATA.kinds[kind], operand, tiles, needs, read, written, warps, kernelLines, tileLines, operation, resident};
 }
 
-const RUNS = DATA.runs.map((run) => ({...run, steps: run.steps.map(decoded)}));
+// result: the letter of what comes out in the end: O, or S where the product is alone.
+function completed(run) {
+  const steps = run.steps.map(decoded), writesOut = steps.some((step) => step.kind === "store" && step.operand === "out");
+  return {...run, steps, result: writesOut ? "O" : "S", hasSoftmax: steps.some((step) => step.kind === "reduce")};
+}
+
+const RUNS = DATA.runs.map(completed);
 
 // The cell of the grid that stands for a tile: S for P, too, and O for what is kept of it between steps.
 function cellOf(tile) {

@@ -28,13 +28,15 @@ class TileGrid {
     this.heading("Kᵀ", "1", "2");
     numbers.forEach((j) => this.cell(`K${j}`, 1, j + 3));
     this.heading("Q", "2", "1");
-    this.heading("O", "2", String(count + 4));
-    this.heading("S, P", "2", `3 / span ${count}`);
+    const whole = run.result === "O";
+    if (whole) this.heading("O", "2", String(count + 4));
+    this.heading(whole ? "S, P" : "S", "2", `3 / span ${count}`);
     for (const i of numbers) {
       this.cell(`Q${i}`, i + 3, 1);
       numbers.forEach((j) => this.cell(`S${i},${j}`, i + 3, j + 3));
-      this.cell(`O${i}`, i + 3, count + 4);
+      if (whole) this.cell(`O${i}`, i + 3, count + 4);
     }
+    if (!whole) return;
     this.heading("V", String(count + 3), "2");
     numbers.forEach((j) => this.cell(`V${j}`, count + 3, j + 3));
   }

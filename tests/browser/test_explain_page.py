@@ -12,6 +12,7 @@ from flashgen.codegen.devices import find_device
 from flashgen.codegen.problem import Mask
 from flashgen.codegen.render import Atoms
 from flashgen.explain.page import page_html
+from flashgen.explain.product import tiled_product
 from flashgen.explain.rows import running_statistics, tile_statistics
 from flashgen.explain.run import EXPLAINED, MAX_TILES, SmallProblem, compile_ahead_of, explained_spec, record, texts_of
 from tests.browser.conftest import Watched
@@ -41,8 +42,9 @@ def written_page(folder: Path, cases: list[tuple[str, SmallProblem]]) -> str:
         pytest.skip(str(error))
     specs = [(explained_spec(family, small, H200), small) for family, small in cases]
     compile_ahead_of([spec for spec, _ in specs])
-    path = folder / "page.html"
-    path.write_text(page_html([record(spec, small, H200) for spec, small in specs], H200), encoding="utf-8")
+    path, runs = folder / "page.html", [record(spec, small, H200) for spec, small in specs]
+    alone = [tiled_product(run) for run in runs if run.name == "standard_attention"]
+    path.write_text(page_html([*alone, *runs], H200), encoding="utf-8")
     return path.as_uri()
 
 
@@ -206,6 +208,19 @@ def test_a_tile_says_what_it_needs_and_feeds(watched: Watched, address: str) -> 
     assert panel.locator(".tile.feeds").evaluate_all(marked) == ["O3"]
     panel.locator('[data-tile="V3"]').click()
     assert panel.locator(".detail").inner_text() == "V 3: it comes from device memory; it feeds O 3."
+
+
+def test_the_tiled_product_alone(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.goto(address)
+    choose(page, "Tiled product")
+    page.keyboard.press("End")
+    panel = page.locator("[data-family=tiled_product]")
+    assert {tile[0] for tile in panel.locator(".tile").evaluate_all("els => els.map((el) => el.dataset.tile)")} == set("QKS")
+    assert panel.locator(".writes").inner_text() == "Tiles of S written so far: 10 of 10 in all"
+    assert panel.locator(".counters tr").last.inner_text().count("✓") == 2
+    assert panel.locator(".rows tr").count() == 0, "there is no softmax"
+    assert "block 0: S" in panel.locator(".who").inner_text()
 
 
 def test_a_step_shows_its_lines_and_tiles(watched: Watched, address: str) -> None:

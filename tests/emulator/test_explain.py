@@ -19,6 +19,7 @@ from flashgen.codegen.problem import Mask
 from flashgen.codegen.render import Atoms, Source
 from flashgen.explain.events import OperationKind
 from flashgen.explain.page import TITLES, page_html
+from flashgen.explain.product import tiled_product
 from flashgen.explain.rows import running_statistics, tile_statistics
 from flashgen.explain.run import (
     EXPLAINED,
@@ -74,6 +75,17 @@ def meaning(step: ScheduleStep) -> tuple[object, ...]:
 
 
 # ---- what moves ----
+
+
+@pytest.mark.parametrize("small", [CAUSAL, pytest.param(FULL, marks=pytest.mark.slow)])
+def test_the_tiled_product_alone_is_the_first_kernel(small: SmallProblem) -> None:
+    whole = recorded("standard_attention", small)
+    run = tiled_product(whole)
+    read, written = totals(run.steps)
+    assert (sum(read.values()), written) == (run.formula.read, {"S": run.formula.written})
+    assert read.keys() == {"q", "k"}
+    assert run.steps == [step for step in whole.steps if step.launch == 0]
+    assert {tile for step in products(run, "S") for tile in step.tiles} == {tile for step in products(whole, "S") for tile in step.tiles}
 
 
 @pytest.mark.parametrize(("family", "small"), CASES)
@@ -211,7 +223,7 @@ def test_the_page_is_one_file() -> None:
     html = page_html([recorded(family, CAUSAL) for family in EXPLAINED], H200)
     assert len(html.encode()) < 1e6
     assert not re.search(r"\b(src|href)=\"(?!data:)|https?://|@import|/\*(style|data|script)\*/", html)
-    assert all(title in html for title in TITLES.values())
+    assert all(TITLES[family] in html for family in EXPLAINED)
 
 
 def test_texts_that_differ_behind_the_atoms_are_refused() -> None:
