@@ -10,12 +10,16 @@ import sys
 import pytest
 
 from flashgen.build.gpu.driver import gpu
-from flashgen.codegen.family import find_family
+from flashgen.codegen.family import families, find_family
 from flashgen.codegen.problem import Dtype, Problem
 
 pytestmark = pytest.mark.gpu
 
 SANITIZER = shutil.which("compute-sanitizer")
+BY_BARRIERS = (  # whose threads wait for each other by barriers that racecheck knows
+    *("attention_forward", "attention_backward", "standard_attention", "memory_efficient_attention"),
+    *("flash1_forward", "flash2_forward", "flash1_backward", "flash2_backward"),
+)
 
 
 needs_sanitizer = pytest.mark.skipif(SANITIZER is None, reason="needs compute-sanitizer (CUDA toolkit) on the PATH")
@@ -25,7 +29,8 @@ def sanitize(tool: str, *arguments: str) -> tuple[int, str]:
     """Exit code (9 if the tool found something) and everything that was printed."""
     # Without the caching allocator every tensor is an allocation of its own, so an access past its end is seen.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    options = ["--kernel-name", "kns=attention_", "--error-exitcode", "9"]
+    kernels = arguments[0] if arguments[0] in families() else "attention_"
+    options = ["--kernel-name", f"kns={kernels}", "--error-exitcode", "9"]
     if tool == "racecheck":  # its default report passes over hazards that the planted fault shows
         options += ["--racecheck-report", "all"]
     command = [str(SANITIZER), "--tool", tool, *options, sys.executable, "-m", "tests.support.sanitized", *arguments]
@@ -38,7 +43,7 @@ def sanitize(tool: str, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("family", "tool"),
     [
-        *((name, tool) for name in ("attention_forward", "attention_backward") for tool in ("memcheck", "racecheck", "synccheck")),
+        *((name, tool) for name in BY_BARRIERS for tool in ("memcheck", "racecheck", "synccheck")),
         *(
             (name, tool)
             for name in (
