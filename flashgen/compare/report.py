@@ -104,11 +104,8 @@ def comparison_summary(result: Comparison) -> list[str]:
         grows = ", ".join(f"{name} {exponent:.2f}" for name, exponent in exponents.items())
         lines.append(f"peak memory beyond the inputs grows with the length ({where}) by the power of: {grows}")
     lines += _about_backward(result)
-    lines.append("formula: bytes that the algorithm's loops move between SMs and the L2; FLOP/B and bound by: as if all came from memory")
-    if result.no_counters and not result.predicted:
-        lines.append(f"bytes were not counted: {result.no_counters}")
-    elif not result.predicted:
-        lines.append("counted: the same by hardware counters; memory: between the L2 and the device's memory, by counters")
+    if not all(cell.with_backward for cell in result.cells):
+        lines += _about_bytes(result)
     failed: dict[tuple[str, str], list[str]] = {}
     for cell in result.cells:
         for row in cell.rows:
@@ -133,6 +130,15 @@ def _about_backward(result: Comparison) -> list[str]:
     ]
     standing = {rung: row.name for cell in cells for row in cell.rows for rung in row.stands_for}
     return lines + [f"{rung} has no backward pass: with backward, {name} stands for it" for rung, name in standing.items()]
+
+
+def _about_bytes(result: Comparison) -> list[str]:
+    lines = ["formula: bytes that the algorithm's loops move between SMs and the L2; FLOP/B and bound by: as if all came from memory"]
+    if result.predicted:
+        return lines
+    if result.no_counters:
+        return [*lines, f"bytes were not counted: {result.no_counters}"]
+    return [*lines, "counted: the same by hardware counters; memory: between the L2 and the device's memory, by counters"]
 
 
 def _some(names: list[str]) -> str:
