@@ -43,7 +43,7 @@ def test_both_passes() -> None:
             assert before is not None
             assert row.ms.median > before.median
         if name in shapes.BACKWARD_FAMILIES:
-            assert row.peak_bytes == pytest.approx(expected[name], rel=0.02)
+            assert row.peak_bytes == pytest.approx(expected[name], rel=0.05)
     assert (both["eager_fp16"].peak_bytes or 0) > 2 * 4 * 8 * 1024**2, "S is in memory"
 
 
