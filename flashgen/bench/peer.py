@@ -32,7 +32,7 @@ class Peer(ABC):
     """
 
     name: str
-    layout: ClassVar[str] = "bshd"
+    layout: str = "bshd"
     packages: ClassVar[tuple[str, ...]] = ()
     usual: ClassVar[bool] = True
 

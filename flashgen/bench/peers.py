@@ -28,8 +28,7 @@ from ..cells import Cell
 from ..launch.bound import BoundCall, addresses_of
 from ..numerics.oracle import TORCH_DTYPES, torch_dtype
 from ..selection import loaded
-from ..selection.families import families_not_asked
-from ..selection.picks import model_picks, picks
+from ..selection.picks import picked_spec
 from .check import CellCheck
 from .peer import AttentionPeer, Call, Peer, reason
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
@@ -196,28 +195,25 @@ class EagerFp16(Eager):
 
 
 class FamilyPeer(Peer):
-    """A kernel family of flashgen, asked for by name: its tuned kernel for a cell, else its model's pick."""
+    """A kernel family of flashgen, asked for by name: its tuned kernel for a cell, else its model's pick. None: an automatic family."""
 
     usual = False
 
-    def __init__(self, family: str) -> None:
-        self.name = family
+    def __init__(self, family: str | None) -> None:
+        self.name, self._family = family or "automatic", family
 
     def spec(self, cell: Cell, on: Gpu) -> KernelSpec:
         """The kernel of a cell. Raises ArgumentError, with the reasons, if the family cannot compute the cell."""
-        toolchain, excluded = (on.driver_version, nvrtc_version()), families_not_asked(self.name)
-        for pick in picks(cell.problem, cell.workload, on.device, toolchain, excluded):
-            return pick.choice.spec(on.device.target)
-        return next(model_picks(cell.problem, cell.workload, on.device, excluded, self.name))
+        return picked_spec(cell.problem, cell.workload, on.device, (on.driver_version, nvrtc_version()), self._family)
 
     def _bound(self, cell: Cell, device: torch.device) -> BoundCall:
         call = operation_of(cell.problem).call(cell.problem, cell.workload)
         on = gpu(device.index)
         return BoundCall(loaded.kernels.load(self.spec(cell, on), on), call)
 
-    def prepare(self, cell: Cell, device: torch.device) -> Callable[[Inputs], Run]:
-        """See Peer. Only the operation of the cell is launched, on operands that are given."""
-        return partial(self._run, cell, self._bound(cell, device), False)
+    def prepare(self, cell: Cell, device: torch.device, with_optional: bool = False) -> Callable[[Inputs], Run]:
+        """See Peer. Only the operation of the cell is launched, on operands that are given. with_optional: write optional outputs, too."""
+        return partial(self._run, cell, self._bound(cell, device), with_optional)
 
     @staticmethod
     def _run(cell: Cell, bound: BoundCall, with_optional: bool, inputs: Inputs) -> Run:

@@ -35,13 +35,37 @@ def _forward(attention: Attention, inputs: Inputs) -> Run:
 
 
 def _backward(attention: Attention, inputs: Inputs) -> Run:
-    """Autograd's way back through a forward pass that is done here, once. d_out lies in memory as out does, which is how a model has it."""
-    leaves = tuple(inputs[name].detach().requires_grad_() for name in ("q", "k", "v"))
+    """Autograd's way back through a forward pass that is done here, once."""
+    leaves = _leaves(inputs)
+    out = _differentiable(attention, leaves)
+    return partial(torch.autograd.grad, out, leaves, _d_out(out, inputs), retain_graph=True)
+
+
+def prepare_with_backward(attention: Attention, inputs: Inputs) -> Run:
+    """A forward pass and autograd's way back through it: what a layer does in training. Gives the gradients."""
+    leaves = _leaves(inputs)
+    d_out = _d_out(_differentiable(attention, leaves), inputs)
+
+    def run() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(_differentiable(attention, leaves), leaves, d_out)
+
+    return run
+
+
+def _leaves(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (inputs[name].detach().requires_grad_() for name in ("q", "k", "v"))
+    return q, k, v
+
+
+def _differentiable(attention: Attention, leaves: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     with torch.enable_grad():
         given = attention(*leaves)
-    out = given if isinstance(given, Tensor) else given[0]
-    d_out = torch.empty_like(out, requires_grad=False).copy_(inputs["d_out"])
-    return partial(torch.autograd.grad, out, leaves, d_out, retain_graph=True)
+    return given if isinstance(given, Tensor) else given[0]
+
+
+def _d_out(out: Tensor, inputs: Inputs) -> Tensor:
+    """It lies in memory as out does, which is how a model has it."""
+    return torch.empty_like(out, requires_grad=False).copy_(inputs["d_out"])
 
 
 _PREPARE: dict[str, Callable[[Attention, Inputs], Run]] = {"forward": _forward, "backward": _backward}

@@ -13,6 +13,7 @@ from flashgen import tuning
 from flashgen.cells import Cell
 from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import FlashgenError, require_int
+from flashgen.codegen.operations import BOTH
 from flashgen.compare import files, report, shapes
 from flashgen.compare.result import Comparison
 from flashgen.timing.spread import ROUNDS
@@ -25,6 +26,9 @@ def compare(
     grid: Annotated[
         str | None, typer.Option("--grid", help=f"Shapes by name, separated by commas: {', '.join(shapes.GRIDS)}. Default: all.")
     ] = None,
+    passes: Annotated[
+        str, typer.Option("--pass", help="forward; backward, which is a forward pass followed by its backward pass; or both.")
+    ] = BOTH,
     peers: Annotated[
         str | None, typer.Option("--peers", help="Who takes part, separated by commas: kernel families, and the peers of bench.")
     ] = None,
@@ -39,13 +43,13 @@ def compare(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for compare.json, compare.md and plots.")] = None,
     json: Json = False,
 ) -> None:
-    """Compare time, memory and traffic of the ladder's algorithms, and of PyTorch's. Without a GPU: predicted.
+    """Compare time, memory and traffic of the ladder's algorithms, and of PyTorch's, forward and with gradients. Without a GPU: predicted.
 
     Exit code 1 if nobody has a time.
     """
     from flashgen.bench.peers import parse_peers  # it loads PyTorch
 
-    cells = shapes.compared_cells(grid)
+    cells = shapes.compared_cells(grid, passes)
     require_int("rounds", rounds, 1, 1000)
     on = tuning.named_or_here(device)
     usual = shapes.RUNGS if isinstance(on, Device) else (*shapes.RUNGS, *shapes.OTHERS)  # what PyTorch does has no model

@@ -9,6 +9,7 @@ from flashgen.codegen.family import Traffic
 from flashgen.codegen.spec import KernelSpec
 
 from ..cells import Cell
+from .shapes import calls_of
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ class Roofline:
 class ByteBounds:
     """Bytes of a cell that no kernel decides.
 
-    compulsory: each operand once; quadratic: Theta(Nd + N^2) with a constant of 1, standard attention's order; tiled: Theta(N^2 d^2 / M)
-    with a constant of 1, that of an algorithm that keeps S on the SM, M being the elements of an SM's shared memory (Dao et al. 2022,
-    theorem 2). N^2 stands for len_q * len_kv, and d for the mean of head_dim and head_dim_v.
+    compulsory: each operand of a call once; quadratic: Theta(Nd + N^2) with a constant of 1, standard attention's order; tiled:
+    Theta(N^2 d^2 / M) with a constant of 1, that of an algorithm that keeps S on the SM, M being the elements of an SM's shared memory
+    (Dao et al. 2022, theorem 2). N^2 stands for len_q * len_kv, and d for the mean of head_dim and head_dim_v. The backward pass has the
+    same orders (theorem 5), so that the last two hold with it, too.
     """
 
     compulsory: int
@@ -54,7 +56,11 @@ class ByteBounds:
         heads, d, element = w.batch * w.heads_q, (p.head_dim + p.head_dim_v) / 2, p.dtype.bytes
         shared_elements = device.target.shared_memory_per_sm / element
         pairs = w.len_q * w.len_kv
-        return cls(cell.io_bytes, heads * (w.len_q * d + pairs) * element, heads * pairs * d * d / shared_elements * element)
+        return cls(
+            sum(call.io_bytes for call in calls_of(cell)),
+            heads * (w.len_q * d + pairs) * element,
+            heads * pairs * d * d / shared_elements * element,
+        )
 
 
 def traffic_of(spec: KernelSpec, cell: Cell, device: Device) -> Traffic | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -13,7 +14,6 @@ from flashgen.bench.runner import Runner
 from flashgen.bench.sdpa import sdpa_settings_kept
 from flashgen.bench.session import measured_environment, torch_device
 from flashgen.build.gpu.driver import Gpu
-from flashgen.codegen.family import Traffic
 
 from ..cells import Cell
 from ..progress import Progress
@@ -21,9 +21,20 @@ from ..timing.gpu_lock import exclusive
 from .counters import CountersError, count_bytes
 from .formula import ByteBounds, Roofline, traffic_of
 from .result import CellComparison, ComparedRow, Comparison
+from .shapes import all_participants, participants
+from .with_backward import FamilyWithBackward, with_backward
 
 # Bytes: of a call that allocates more nothing is counted. The profiler runs each kernel several times, and saves what it writes before.
 MOST_REPLAYED = 2**33
+
+
+@dataclasses.dataclass(frozen=True)
+class _TakingPart:
+    """In the cells of one operation. names: each with the rungs that it stands for; absent: why some cannot be imported."""
+
+    runner: Runner
+    names: Mapping[str, tuple[str, ...]]
+    absent: Mapping[str, str]
 
 
 class Measurement:
@@ -31,10 +42,8 @@ class Measurement:
 
     def __init__(self, names: Sequence[str], on: Gpu, rounds: int, command: str, profiler: str | None) -> None:
         """`profiler`: the path of Nsight Compute, None to count no bytes. Raises DriverError where PyTorch has no GPU."""
-        device = torch_device(on)
-        peers, self._absent = make_peers(names)
-        self._on, self._runner = on, Runner(peers, device, on.device.l2_bytes, rounds)
-        environment = measured_environment(on, peers.values(), command)
+        self._on, self._device, self._rounds = on, torch_device(on), rounds
+        environment = measured_environment(on, make_peers(names)[0].values(), command)
         self.result = Comparison(on.device.name, Roofline.of(on.device), environment, list(names))
         self._profiler = profiler
         if profiler is None:
@@ -42,30 +51,44 @@ class Measurement:
 
     def run(self, cells: Mapping[str, Sequence[Cell]], progress: Progress, save: Callable[[Comparison], object]) -> None:
         """Measures all cells, and calls `save` after each. Raises ContextLostError and HungKernelError."""
+        names, every = self.result.names, list(itertools.chain(*cells.values()))
+        taking_part = {operation: self._taking_part(names, operation) for operation in {cell.problem.operation for cell in every}}
+        self.result.names = all_participants(names, every)
         with exclusive(self._on.uuid, progress), sdpa_settings_kept():
             progress.begin("comparing", sum(map(len, cells.values())))
             for grid, some in cells.items():
                 for cell in some:
-                    self.result.cells.append(self._compared(grid, cell))
+                    self.result.cells.append(self._compared(grid, cell, taking_part[cell.problem.operation]))
                     save(self.result)
                     progress.advance()
         self.result.complete = True
 
-    def _compared(self, grid: str, cell: Cell) -> CellComparison:
-        timed, rows = self._runner.measure(grid, cell), []
-        for name in self.result.names:
-            if (error := self._absent.get(name) or timed.errors.get(name, "")) or name not in timed.times:
-                rows.append(ComparedRow(name, error=error))
+    def _taking_part(self, names: Sequence[str], operation: str) -> _TakingPart:
+        standing = participants(names, operation)
+        peers, absent = make_peers(standing)
+        if operation == "backward":
+            peers = {name: with_backward(peer) for name, peer in peers.items()}
+        return _TakingPart(Runner(peers, self._device, self._on.device.l2_bytes, self._rounds), standing, absent)
+
+    def _compared(self, grid: str, cell: Cell, taking_part: _TakingPart) -> CellComparison:
+        runner, rows = taking_part.runner, []
+        timed = runner.measure(grid, cell)
+        for name, rungs in taking_part.names.items():
+            if (error := taking_part.absent.get(name) or timed.errors.get(name, "")) or name not in timed.times:
+                rows.append(ComparedRow(name, error=error, stands_for=rungs))
                 continue
-            peer, peak = self._runner.peers[name], None
+            peer, peak = runner.peers[name], None
             try:
-                peak = peak_bytes(peer, cell, self._runner)
+                peak = peak_bytes(peer, cell, runner)
             except Exception as failed:  # it was timed: memory alone is missing
                 error = f"memory not measured: {reason(failed)}"
-                self._runner.recover(name, f"memory of {timed.name}", failed)
-            kernel, traffic = _formula(peer, cell, self._on)
-            rows.append(ComparedRow(name, kernel, timed.times[name].ms, peak, traffic, error=error))
-        return CellComparison(grid, cell, ByteBounds.of(cell, self._on.device), self._with_counts(cell, rows))
+                runner.recover(name, f"memory of {timed.name}", failed)
+            row = ComparedRow(name, ms=timed.times[name].ms, peak_bytes=peak, error=error, stands_for=rungs)
+            rows.append(_with_formula(row, peer, cell, self._on))
+        found = CellComparison(grid, cell, ByteBounds.of(cell, self._on.device), rows)
+        if not found.with_backward:  # whose bytes no family has a formula of
+            found.rows = self._with_counts(cell, rows)
+        return found
 
     def _with_counts(self, cell: Cell, rows: list[ComparedRow]) -> list[ComparedRow]:
         """The rows with what counters see of their calls."""
@@ -82,16 +105,19 @@ class Measurement:
         return [dataclasses.replace(row, counted=counted.get(row.name)) for row in rows]
 
 
-def _formula(peer: Peer, cell: Cell, on: Gpu) -> tuple[str, Traffic | None]:
-    """A family's kernel for the cell, and the bytes of its loops."""
-    if not isinstance(peer, FamilyPeer):
-        return "", None
-    spec = peer.spec(cell, on)
-    return spec.name, traffic_of(spec, cell, on.device)
+def _with_formula(row: ComparedRow, peer: Peer, cell: Cell, on: Gpu) -> ComparedRow:
+    """The row with a family's kernel for the cell, and the bytes of its loops; or with the kernels of both passes."""
+    if isinstance(peer, FamilyWithBackward):
+        forward, backward = peer.specs(cell, on)
+        return dataclasses.replace(row, kernel=f"{forward.name} + {backward.name}", backward=backward.family.name)
+    if isinstance(peer, FamilyPeer):
+        spec = peer.spec(cell, on)
+        return dataclasses.replace(row, kernel=spec.name, traffic=traffic_of(spec, cell, on.device))
+    return row
 
 
 def peak_bytes(peer: Peer, cell: Cell, runner: Runner) -> int:
-    """The most that a call has allocated at once, its output included, its inputs and what stays from call to call not."""
+    """The most that a call has allocated at once, its outputs included, its inputs and what stays from call to call not."""
     peer.select()
     with torch.no_grad():
         run = peer.prepare(cell, runner.device)(runner.inputs(cell, peer.layout))

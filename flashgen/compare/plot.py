@@ -6,37 +6,42 @@ import io
 from collections.abc import Callable
 
 from matplotlib import colormaps
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .result import CellComparison, ComparedRow, Comparison
-from .shapes import LENGTHS_GRID
+from .shapes import CAUSAL_LENGTHS_GRID, LENGTHS_GRID
 
 _DPI = 150
 
 
 def comparison_figures(result: Comparison) -> dict[str, bytes]:
-    """PNG images by name: `lengths` where there are cells of that grid, and `roofline` where somebody has a formula and a time."""
+    """PNG images by name: one for each grid of lengths that has cells, and `roofline` where somebody has a formula and a time."""
     found = {}
-    if lengths := [cell for cell in result.cells if cell.grid == LENGTHS_GRID]:
-        found["lengths"] = _png(draw_lengths(result, lengths))
+    for grid in (LENGTHS_GRID, CAUSAL_LENGTHS_GRID):
+        if lengths := [cell for cell in result.cells if cell.grid == grid]:
+            found[grid] = _png(draw_lengths(result, lengths))
     if any(cell.intensity(row) and row.ms for cell in result.cells for row in cell.rows):
         found["roofline"] = _png(draw_roofline(result))
     return found
 
 
 def draw_lengths(result: Comparison, cells: list[CellComparison]) -> Figure:
-    """Time and peak memory against the length, both axes logarithmic."""
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    time, memory = figure.subplots(1, 2)
-    _curves(time, result, cells, lambda row: row.ms.median if row.ms else None)
-    _curves(memory, result, cells, lambda row: row.peak_bytes / 1e6 if row.peak_bytes else None)
-    time.set(title="time of a call", ylabel="ms")
-    memory.set(title="peak memory beyond the inputs", ylabel="MB")
-    handles, labels = time.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    """Time and peak memory against the length, all axes logarithmic: of the forward pass, and in a row below with the backward pass."""
+    rows = [some for backward in (False, True) if (some := [cell for cell in cells if cell.with_backward is backward])]
+    figure = Figure(figsize=(12, 1 + 4.5 * len(rows)), layout="constrained")
+    handles: dict[str, Artist] = {}
+    for (time, memory), some in zip(figure.subplots(len(rows), 2, squeeze=False), rows, strict=True):
+        passes = "forward with backward" if some[0].with_backward else "forward"
+        _curves(time, result, some, lambda row: row.ms.median if row.ms else None)
+        _curves(memory, result, some, lambda row: row.peak_bytes / 1e6 if row.peak_bytes else None)
+        time.set(title=f"{passes}: time of a call", ylabel="ms")
+        memory.set(title=f"{passes}: peak memory beyond the inputs", ylabel="MB")
+        handles |= {label: handle for handle, label in zip(*time.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4)
     problem, workload = cells[0].cell.problem, cells[0].cell.workload
-    figure.suptitle(f"{_where(result)}\n{problem.name}, batch {workload.batch}, {workload.heads_q} heads")
+    figure.suptitle(f"{_where(result)}\n{problem.variant}, batch {workload.batch}, {workload.heads_q} heads")
     return figure
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flashgen.codegen.family import Traffic
+from flashgen.codegen.operations import BOTH
 from flashgen.codegen.plain import to_plain
 from flashgen.codegen.spec import problem_to_json
 
@@ -15,10 +16,11 @@ from ..bench.result import Environment
 from ..cells import Cell
 from ..timing.spread import Spread
 from .formula import ByteBounds, Roofline
-from .shapes import LENGTHS_GRID
+from .shapes import GRIDS, LENGTHS_GRID, PASSES, calls_of
 
 SCHEMA = 2
 LONG = 1024  # queries from which on memory grows as its order says
+_PASS = {"forward": "forward", "backward": "forward_backward"}  # what is called in the cells of an operation
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,10 @@ class CountedBytes:
 class ComparedRow:
     """One participant in one cell.
 
-    kernel: the name of the kernel, of families; ms: milliseconds of a call; peak_bytes: the most that a call has allocated at once, its
-    output included, its inputs not; traffic: bytes by the algorithm's loops; counted: bytes that hardware counters saw; error: why there
-    are no figures, empty if there are
+    kernel: the name of the kernel, of families, or the names of both passes' kernels; ms: milliseconds of a call; peak_bytes: the most that
+    a call has allocated at once, its outputs included, its inputs not; traffic: bytes by the algorithm's loops; counted: bytes that
+    hardware counters saw; error: why there are no figures, empty if there are
+    backward: the family of the gradients, of families in cells with a backward pass; stands_for: rungs without one
     """
 
     name: str
@@ -52,6 +55,8 @@ class ComparedRow:
     traffic: Traffic | None = None
     counted: CountedBytes | None = None
     error: str = ""
+    backward: str = ""
+    stands_for: tuple[str, ...] = ()
 
     @property
     def moved_bytes(self) -> int | None:
@@ -71,22 +76,33 @@ class CellComparison:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.cell.problem.name} {self.cell.workload.name}"
+        return f"{self.cell.problem.variant} {self.cell.workload.name}{', with backward' if self.with_backward else ''}"
+
+    @property
+    def with_backward(self) -> bool:
+        """Whether a call is a forward pass followed by its backward pass."""
+        return self.cell.problem.operation == "backward"
+
+    @property
+    def flops(self) -> float:
+        """By the field's count."""
+        return sum(call.flops for call in calls_of(self.cell))
 
     @property
     def input_bytes(self) -> int:
-        """Of q, k and v."""
+        """Of q, k and v, and of d_out with a backward pass."""
         p, w = self.cell.problem, self.cell.workload
         keys = w.heads_kv * w.len_kv * (p.head_dim + p.head_dim_v)
-        return w.batch * (w.heads_q * w.len_q * p.head_dim + keys) * p.dtype.bytes
+        queries = w.heads_q * w.len_q * (p.head_dim + (p.head_dim_v if self.with_backward else 0))
+        return w.batch * (queries + keys) * p.dtype.bytes
 
     def intensity(self, row: ComparedRow) -> float | None:
         """FLOP a byte of the row's formula; None without one."""
-        return self.cell.flops / row.moved_bytes if row.moved_bytes else None
+        return self.flops / row.moved_bytes if row.moved_bytes else None
 
     def flops_per_second(self, row: ComparedRow) -> float | None:
         """By the field's count of FLOP, None without a time."""
-        return None if row.ms is None else self.cell.flops / (row.ms.median * 1e-3)
+        return None if row.ms is None else self.flops / (row.ms.median * 1e-3)
 
 
 @dataclass
@@ -109,15 +125,24 @@ class Comparison:
         """Whether nothing was measured."""
         return self.environment is None
 
-    def memory_exponents(self) -> dict[str, float]:
-        """By which power of the length each participant's peak grows, from `LONG` queries on: the slope between logarithms."""
+    def memory_exponents(self, grid: str = LENGTHS_GRID, operation: str = "forward") -> dict[str, float]:
+        """By which power of the length each participant's peak grows, from `LONG` queries on: the slope between logarithms.
+
+        Of a grid of lengths, and of its cells of one operation.
+        """
         points: dict[str, list[tuple[float, float]]] = {}
         for cell in self.cells:
-            for row in cell.rows if cell.grid == LENGTHS_GRID and cell.cell.workload.len_q >= LONG else ():
+            fits = (cell.grid, cell.cell.problem.operation) == (grid, operation) and cell.cell.workload.len_q >= LONG
+            for row in cell.rows if fits else ():
                 if row.peak_bytes:
                     points.setdefault(row.name, []).append((math.log(cell.cell.workload.len_q), math.log(row.peak_bytes)))
         fitting = {name: some for name, some in points.items() if len(some) > 2}
         return {name: statistics.linear_regression(*zip(*some, strict=True)).slope for name, some in fitting.items()}
+
+    def memory_growth(self) -> list[tuple[str, str, dict[str, float]]]:
+        """`memory_exponents` of each grid and operation that has some."""
+        every = ((grid, operation) for grid in GRIDS for operation in PASSES[BOTH])
+        return [(*which, exponents) for which in every if (exponents := self.memory_exponents(*which))]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, with what follows from the figures beside them."""
@@ -130,15 +155,17 @@ class Comparison:
             "environment": to_plain(self.environment),
             "roofline": asdict(self.roofline),
             "memory_exponents": self.memory_exponents(),
+            "memory_growth": [{"grid": grid, "pass": _PASS[name], "exponents": found} for grid, name, found in self.memory_growth()],
             "cells": [self._cell_to_json(cell) for cell in self.cells],
         }
 
     def _cell_to_json(self, cell: CellComparison) -> dict[str, Any]:
         return {
             "grid": cell.grid,
+            "pass": _PASS[cell.cell.problem.operation],
             "problem": problem_to_json(cell.cell.problem),
             "workload": asdict(cell.cell.workload),
-            "flops": cell.cell.flops,
+            "flops": cell.flops,
             "input_bytes": cell.input_bytes,
             "bounds": asdict(cell.bounds),
             "rows": [

@@ -13,7 +13,7 @@ from flashgen.codegen.workload import Workload
 from ..records import sources
 from ..records.choice import Choice, Known, bucket
 from ..records.record import BENCHMARK_VERSION
-from .families import default_spec
+from .families import default_spec, families_not_asked
 from .ranking import shortlist
 
 _MODEL_TRIES = 3
@@ -73,3 +73,14 @@ def model_picks(
     for candidate in shortlist(problem, bucket(workload), device, _MODEL_TRIES, [default.family]):
         yield KernelSpec(candidate.family, problem, candidate.config, device.target)
     yield default
+
+
+def picked_spec(problem: Problem, workload: Workload, device: Device, toolchain: tuple[str, str], family: str | None) -> KernelSpec:
+    """The kernel for a workload of the family asked for by name, or for None of an automatic one: by a record, else by the model.
+
+    Raises ArgumentError, with the reasons, if none of them can compute the problem.
+    """
+    excluded = families_not_asked(family)
+    for pick in picks(problem, workload, device, toolchain, excluded):
+        return pick.choice.spec(device.target)
+    return next(model_picks(problem, workload, device, excluded, family))

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashgen.bench import peers
 from flashgen.bench.check import CellCheck
 from flashgen.bench.peer import AttentionPeer, Call, Peer
 from flashgen.bench.peers import FamilyPeer, make_peers
@@ -201,3 +202,16 @@ def test_a_family_of_another_operation_says_what_it_computes() -> None:
     on = types.SimpleNamespace(device=find_device("h200"), driver_version="580.1", ordinal=0)
     with pytest.raises(ArgumentError, match=r"^pass must be forward; got backward$"):
         FamilyPeer("attention_forward").spec(CELL, on)  # type: ignore[arg-type]
+
+
+def test_a_family_that_cannot_do_a_cell_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason is its row, the others are timed, and the next cell follows."""
+    on = types.SimpleNamespace(device=find_device("h200"), driver_version="580.1", ordinal=0)
+    monkeypatch.setattr(peers, "gpu", lambda ordinal: on)
+    made, _ = make_peers(["flash1_backward", "flash2_backward", "math"])
+    measuring = runner(Clock(), **made)
+    wide = Cell(Problem(Dtype.BF16, 256, operation="backward"), Workload(1, 1, 1, 16, 16))
+    for result in (measuring.measure("grid", wide), measuring.measure("grid", wide)):
+        assert list(result.times) == ["math"]
+        assert list(result.errors) == ["flash1_backward", "flash2_backward"]
+        assert all(why.startswith(f"head_dim must be at most 128 in {family}; got 256") for family, why in result.errors.items())

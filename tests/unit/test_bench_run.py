@@ -59,7 +59,7 @@ class Fake(AttentionPeer):
 
     def __init__(self, gpu: FakeGpu, cost: float = 1e-2, spoil: Callable[[Tensor], Tensor] = lambda out: out, layout: str = "bshd") -> None:
         self.gpu, self.cost, self.spoil, self.causal_shift, self.selected = gpu, cost, spoil, 0, 0
-        self.layout = layout  # type: ignore[misc]
+        self.layout = layout
 
     def select(self) -> None:
         self.selected += 1

@@ -64,12 +64,18 @@ def test_the_roofline() -> None:
 
 
 def test_grids() -> None:
-    cells = shapes.compared_cells()
+    cells = shapes.compared_cells(passes="forward")
     assert {(c.problem.head_dim, c.problem.mask.value, c.workload.name) for c in cells["articles"]} == {
         (64, "full", "B32 H16 S512"), (64, "causal", "B32 H16 S512"), (32, "full", "B64 H32 S256"),
     }  # fmt: skip
-    assert [c.workload.len_q for c in cells["lengths"]] == [128, 256, 512, 1024, 2048, 4096, 8192, 16384]
-    with pytest.raises(ArgumentError, match="grid must be one of articles, lengths, beyond_l2; got 'x'"):
+    for grid, mask in (("lengths", Mask.FULL), ("lengths_causal", Mask.CAUSAL)):
+        assert [c.workload.len_q for c in cells[grid]] == [128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+        assert {c.problem.mask for c in cells[grid]} == {mask}
+    assert {c.problem.operation for some in cells.values() for c in some} == {"forward"}
+    both = shapes.compared_cells("articles")["articles"]
+    assert [c.problem.operation for c in both] == ["forward"] * 3 + ["backward"] * 3
+    assert both[3:] == shapes.compared_cells("articles", "backward")["articles"]
+    with pytest.raises(ArgumentError, match="grid must be one of articles, lengths, lengths_causal, beyond_l2; got 'x'"):
         shapes.compared_cells("x")
 
 
@@ -85,7 +91,7 @@ def test_rungs_are_families_and_the_others_are_peers() -> None:
 
 @pytest.fixture(scope="module")
 def predicted() -> Comparison:
-    return predict(shapes.compared_cells(), [*shapes.RUNGS, "flash"], H200)
+    return predict(shapes.compared_cells("articles,lengths,beyond_l2", "forward"), [*shapes.RUNGS, "flash"], H200)
 
 
 def test_predicted_memory_grows_as_the_papers_say(predicted: Comparison) -> None:
@@ -122,7 +128,7 @@ def test_what_a_device_cannot_do_is_said() -> None:
 
 
 def test_the_command_without_a_gpu_predicts_and_says_so(tmp_path: Path) -> None:
-    out, err = flashgen("compare", "--grid", "articles", "--device", "h200", "--out", str(tmp_path))
+    out, err = flashgen("compare", "--grid", "articles", "--pass", "forward", "--device", "h200", "--out", str(tmp_path))
     assert out.startswith("NVIDIA H200: PREDICTED")
     assert "articles: fp16_d64_causal B32 H16 S512: 17.2 GFLOP" in out
     assert "standard_attention" in out
@@ -132,7 +138,7 @@ def test_the_command_without_a_gpu_predicts_and_says_so(tmp_path: Path) -> None:
     assert (tmp_path / "compare-roofline.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "compare-lengths.png").exists()
     assert "wrote" in err
-    facts = as_json("compare", "--grid", "lengths", "--device", "h200", "--peers", "flash2_forward,flash")
+    facts = as_json("compare", "--grid", "lengths", "--pass", "forward", "--device", "h200", "--peers", "flash2_forward,flash")
     assert [row["name"] for row in facts["cells"][0]["rows"]] == ["flash2_forward", "flash"]
     assert facts["memory_exponents"].keys() == {"flash2_forward"}
     row = facts["cells"][-1]["rows"][0]
@@ -140,12 +146,18 @@ def test_the_command_without_a_gpu_predicts_and_says_so(tmp_path: Path) -> None:
 
 
 def test_nobody_s_time_is_a_failure() -> None:
-    flashgen("compare", "--grid", "articles", "--device", "h200", "--peers", "flash", code=1)
+    flashgen("compare", "--grid", "articles", "--pass", "forward", "--device", "h200", "--peers", "flash", code=1)
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [(["--grid", "x"], "grid"), (["--peers", "x"], "peers"), (["--rounds", "0"], "rounds"), (["--device", "x"], "device")],
+    [
+        (["--grid", "x"], "grid"),
+        (["--pass", "softmax"], "pass"),
+        (["--peers", "x"], "peers"),
+        (["--rounds", "0"], "rounds"),
+        (["--device", "x"], "device"),
+    ],
 )
 def test_misuse_names_the_argument(options: list[str], named: str) -> None:
     _, err = flashgen("compare", *options, code=2)
@@ -172,7 +184,7 @@ def test_failures_and_figures_are_told_apart() -> None:
     assert table.rows[0][:2] == ["a", "1000.0 [900.0..1100.0]"]
     assert table.rows[0][3:6] == ["1000", f"{(10**9 + result.cells[0].input_bytes) / 1e6:.0f}", "1001"]
     assert table.rows[0][6:8] == ["3001", "2004"]
-    assert table.rows[1] == ["b", "failed", *["-"] * 8]
+    assert table.rows[1] == ["b", "out of memory", *["-"] * 8]
     assert "b: CUDA out of memory" in report.comparison_summary(result)
     assert result.to_json()["cells"][0]["rows"][0]["moved_bytes"] == 10**9 + 10**6 + 5
 
