@@ -1,7 +1,6 @@
 // Which runs are shown, at which step, and how a reader moves: buttons, the slider, the keyboard, the theme.
 "use strict";
 
-const byId = (id) => document.getElementById(id);
 const player = {step: 0, row: 0, timer: null, panels: [], view: "", mask: RUNS[0].mask};
 const built = new Map(); // panels by run: made when they are first shown
 
@@ -75,12 +74,6 @@ function choiceButtons(group, attribute, choices, act) {
   byId(group).hidden = choices.length < 2;
 }
 
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  byId("theme").textContent = theme === "dark" ? "Light" : "Dark";
-  byId("theme").setAttribute("aria-pressed", String(theme === "dark"));
-}
-
 const KEYS = {
   ArrowRight: () => goTo(player.step + 1),
   ArrowLeft: () => goTo(player.step - 1),
@@ -122,9 +115,8 @@ function start() {
   byId("last").addEventListener("click", KEYS.End);
   byId("play").addEventListener("click", play);
   byId("speed").addEventListener("change", () => player.timer !== null && (stop(), play()));
-  byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
   document.addEventListener("keydown", onKey);
-  setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  startTheme();
   choose(hasBoth ? BOTH : families[0], player.mask);
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from flashgen.codegen.devices import Device
 from flashgen.codegen.ladder import L2_BYTES_PER_CYCLE
 from flashgen.codegen.problem import Mask
 
+from ..pages.html import ValueTable, self_contained_page
 from .events import OperationKind
 from .rows import tile_statistics
 from .run import BLOCK, HEAD_DIM, RecordedRun
@@ -27,34 +27,14 @@ TITLES = {
 }
 
 
-class _Table:
-    """Values that come often, each once; the data has their numbers."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, value: Any) -> int:
-        key = json.dumps(value)
-        if key not in self._numbers:
-            self._numbers[key] = len(self.values)
-            self.values.append(value)
-        return self._numbers[key]
-
-
 def page_html(runs: Sequence[RecordedRun], device: Device) -> str:
     """The page of these runs, all of the same number of tiles, in the order in which it shows them."""
-    data = json.dumps(page_data(runs, device), separators=(",", ":")).replace("</", "<\\/")
-    script = "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    html = (_FOLDER / "page.html").read_text(encoding="utf-8")
-    for mark, text in (("/*style*/", (_FOLDER / "page.css").read_text(encoding="utf-8")), ("/*data*/", data), ("/*script*/", script)):
-        html = html.replace(mark, text, 1)
-    return html
+    return self_contained_page(_FOLDER, _SCRIPTS, page_data(runs, device))
 
 
 def page_data(runs: Sequence[RecordedRun], device: Device) -> dict[str, Any]:
     """What the page's script reads."""
-    lines, calls, residents = _Table(), _Table(), _Table()
+    lines, calls, residents = ValueTable(), ValueTable(), ValueTable()
     small = runs[0].small
     masks = list(dict.fromkeys(run.small.mask for run in runs))
     statistics = {mask.value: tile_statistics(next(run.small for run in runs if run.small.mask is mask)) for mask in masks}
@@ -93,7 +73,7 @@ def _per_second(rate: float) -> str:
     return f"{rate / 1e12:.1f} TB/s"
 
 
-def _run(run: RecordedRun, lines: _Table, calls: _Table, residents: _Table) -> dict[str, Any]:
+def _run(run: RecordedRun, lines: ValueTable, calls: ValueTable, residents: ValueTable) -> dict[str, Any]:
     blocks = run.spec.resources
     launches = [
         {
@@ -117,7 +97,7 @@ def _run(run: RecordedRun, lines: _Table, calls: _Table, residents: _Table) -> d
     }
 
 
-def _step(step: ScheduleStep, calls: _Table, residents: _Table) -> list[Any]:
+def _step(step: ScheduleStep, calls: ValueTable, residents: ValueTable) -> list[Any]:
     operation = step.operation
     return [
         step.launch,

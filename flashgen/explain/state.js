@@ -1,6 +1,5 @@
 // What has happened up to a step of a run: all that the page shows follows from here. Nothing here touches the document.
 "use strict";
-const DATA = JSON.parse(document.getElementById("data").textContent);
 
 // A recorded step by the names of its parts.
 function decoded(raw) {

@@ -1,17 +1,6 @@
 // The grids of tiles of one run: Q, K, S, V and O as buttons, and what each shows of a state.
 "use strict";
 
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "text") made.textContent = value;
-    else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value);
-  }
-  made.append(...children);
-  return made;
-}
-
 // What a cell is, in the order in which letters come: its class, its letter, and the words of its text alternative.
 const MARKS = [
   ["loaded", "L", "read from device memory now"],
