@@ -1,8 +1,9 @@
-"""`flashgen tune`: options, the table of winners."""
+"""`flashgen tune`: options, the table of winners, the page."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,8 +12,10 @@ from flashgen import tuning
 from flashgen.build.gpu.driver import gpu
 from flashgen.cells import SEQLENS, cells_of
 from flashgen.codegen.devices import Device
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.spec import KernelSpec
 from flashgen.tuning import Request, Row, TuneResult
+from flashgen.tuning_page.page import require_page_place, tune_page, write_tune_page
 
 from .options import (
     INTEGER,
@@ -71,6 +74,12 @@ def tune(
     family: FamilyName = None,
     settings: Settings = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List candidates and refusals; compile and run nothing.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", help="Write a page of the search space and the roofline: a new file that ends in .html or one that it wrote."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Find the fastest kernels for your GPU and shapes, and remember them."""
@@ -85,6 +94,10 @@ def tune(
         family=family,
         settings=parse_settings(settings),
     )
+    if html is not None:
+        if dry_run:
+            raise ArgumentError(f"html must be left out of a dry run, which has no times; got {html}")
+        require_page_place(html)
     if dry_run:
         _print_dry_run(request, json)
         return
@@ -98,6 +111,9 @@ def tune(
         print_json(result.to_json())
     else:
         _print_result(result)
+    if html is not None:
+        write_tune_page(html, tune_page(request, result, _device(request)))
+        print(f"wrote {html}", file=sys.stderr)
     if any(row.spec is None for row in result.rows):
         raise typer.Exit(1)
 
@@ -144,9 +160,14 @@ def _config(spec: KernelSpec) -> str:
     return f"{spec.family.name}: {spec.config.settings(spec.family.default(spec.problem, spec.target)) or 'default'}"
 
 
-def _print_dry_run(request: Request, json: bool) -> None:
+def _device(request: Request) -> Device:
+    """What is tuned for."""
     on = tuning.where(request)
-    listing = tuning.dry_run(request, on if isinstance(on, Device) else gpu(on).device)
+    return on if isinstance(on, Device) else gpu(on).device
+
+
+def _print_dry_run(request: Request, json: bool) -> None:
+    listing = tuning.dry_run(request, _device(request))
     if json:
         print_json(listing)
         return

@@ -1,7 +1,8 @@
 """The tuner: enumerate, refuse with reasons, predict, compile in parallel, verify, time, record.
 
 `request.py` holds what is asked for and what comes back, `timed.py` the tuning of a GPU that is here, `predicted.py` the ranking for one
-that is not. Importing this package does not load PyTorch: a run whose records are complete never needs it.
+that is not, `passed_over.py` what neither tried. Importing this package does not load PyTorch: a run whose records are complete never
+needs it.
 """
 
 from __future__ import annotations

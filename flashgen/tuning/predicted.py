@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 
 from flashgen.build.artifact import Artifact, CompileError
@@ -17,7 +18,7 @@ from ..selection import compilation
 from ..selection.picks import picks
 from .on_cpu import CpuScreen
 from .request import Request
-from .result import Row, TuneResult
+from .result import Row, TriedConfig, TuneResult
 
 BUDGET_SECONDS = 45.0  # of compiling and verifying
 ANY_TOOLCHAIN = ("", "")  # of driver and compiler: there are none to compare with
@@ -44,6 +45,10 @@ def run_predicted(request: Request, device: Device, progress: Progress) -> TuneR
         among = [spec for spec in shortlist if spec in artifacts]
         rows.append(_row(cell, request.default(cell, device), among, artifacts, device, screen, failures, known[cell]))
         progress.advance()
+    tried = {
+        cell: [_tried(cell, spec, artifacts.get(spec), device, failures, known[cell]) for spec in specs] for cell, specs in cells.items()
+    }
+    rows = [replace(row, default=request.default(row.cell, device), candidates=tuple(tried[row.cell])) for row in rows]
     complete, seconds = len(artifacts) == len(specs), time.monotonic() - begun
     return TuneResult(device.name, False, complete, rows, failures, 0, seconds, device.measured, screen.verified, screen.skipped)
 
@@ -88,6 +93,18 @@ def _compile(
 
 def _fault(result: Artifact | CompileError) -> str:
     return str(result) if isinstance(result, CompileError) else "; ".join(result.report.defects)
+
+
+def _tried(
+    cell: Cell, spec: KernelSpec, artifact: Artifact | CompileError | None, device: Device, failures: dict[str, str], known: Measured | None
+) -> TriedConfig:
+    """What is known of a candidate once all are compiled, and the winners verified."""
+    report = artifact.report if isinstance(artifact, Artifact) else None
+    registers, spills = (report.registers, report.spill_bytes) if report else (None, None)
+    prediction = spec.family.predict(spec.problem, spec.config, cell.workload, device, registers)
+    seconds = known[1] if known and known[0] == spec else None
+    shared, failure = spec.largest_block.shared_bytes, failures.get(spec.name, "")
+    return TriedConfig(spec, seconds, None, None, prediction.seconds, registers, spills, shared, failure, artifact is not None)
 
 
 def _row(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import ArgumentError, require_int
-from flashgen.codegen.family import find_family
+from flashgen.codegen.family import Family, find_family
 from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import Target
 from flashgen.codegen.typed import require_field_types
 
 from ..cells import Cell
@@ -79,13 +81,16 @@ def dry_run(request: Request, device: Device) -> dict[str, Any]:
     return {"device": device.name, "device_measured": device.measured, "cells": cells}
 
 
-def _dry_cell(request: Request, cell: Cell, device: Device) -> dict[str, Any]:
-    target = device.target
-    refused = {}
+def refused_configs(request: Request, cell: Cell, target: Target) -> Iterator[tuple[Family, Config, list[str]]]:
+    """The configs of the families in question that are not legal in a cell, with all reasons."""
     for family in families_for(cell.problem, target, request.family):
         for config in family.space(cell.problem, target):
             if reasons := family.check(cell.problem, config, target) or family.config_refusals(config, cell.workload):
-                refused[config.name] = reasons
+                yield family, config, reasons
+
+
+def _dry_cell(request: Request, cell: Cell, device: Device) -> dict[str, Any]:
+    refused = {config.name: reasons for _, config, reasons in refused_configs(request, cell, device.target)}
     candidates = [
         {
             "config": spec.config.to_json(),

@@ -1,4 +1,4 @@
-"""What a tune found: a `Row` for each cell, and the `TuneResult` that holds them."""
+"""What a tune found: a `Row` for each cell with its candidates, and the `TuneResult` that holds them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,33 @@ from ..cells import Cell
 
 
 @dataclass(frozen=True)
+class TriedConfig:
+    """What is known of one candidate of a cell; times in seconds, None where there is none.
+
+    seconds, low, high: what was measured, now or by a tuning record: median, 10 % and 90 % over the rounds, where those are known
+    predicted: the model's time, with the compiler's registers where it was compiled
+    failure: why it cannot be used, empty if nothing is known against it
+    tried: False where the budget ended before it was compiled, or measured
+    """
+
+    spec: KernelSpec
+    seconds: float | None
+    low: float | None
+    high: float | None
+    predicted: float
+    registers: int | None
+    spill_bytes: int | None
+    shared_bytes: int
+    failure: str = ""
+    tried: bool = True
+
+
+@dataclass(frozen=True)
 class Row:
     """The winner of one cell. `gain` is the untuned default's time over the winner's; `seconds` is None if nothing was sound.
 
     measured: whether `seconds` was measured, now or by a tuning record; else it is the model's
+    default: what `gain` compares with; candidates: all that were to be tried, with their outcomes
     """
 
     cell: Cell
@@ -28,6 +51,8 @@ class Row:
     tried: int
     failed: int
     measured: bool = False
+    default: KernelSpec | None = None
+    candidates: tuple[TriedConfig, ...] = ()
 
     @property
     def tflops(self) -> float | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.gpu.driver import DriverError, Gpu
 from flashgen.build.nvrtc import compile_many, nvrtc_version
+from flashgen.codegen.devices import Device
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 
@@ -20,7 +22,7 @@ from ..records.store import Failure, FailureKind, Record, RecordKey, Timing
 from ..selection import compilation, loaded
 from ..timing.gpu_lock import exclusive
 from .request import Request
-from .result import Row, TuneResult
+from .result import Row, TriedConfig, TuneResult
 
 if TYPE_CHECKING:  # PyTorch is loaded only when something is left to measure
     from flashgen.build.gpu.kernel import Kernel
@@ -42,7 +44,10 @@ def run_timed(request: Request, gpu: Gpu, progress: Progress) -> TuneResult:
             timed.measure(_missing(timed.recorded(wanted)))  # asked again: another tune may have measured some meanwhile
         loaded.kernels.forget()
         found = timed.recorded(wanted)
-    rows = [timed.row(request, cell, records) for cell, records in found.items()]
+    rows = [
+        replace(timed.row(request, cell, records), default=request.default(cell, gpu.device), candidates=_tried(cell, records, gpu.device))
+        for cell, records in found.items()
+    ]
     return TuneResult(gpu.device.name, True, not _missing(found), rows, _failures(found), timed.measured, time.monotonic() - begun)
 
 
@@ -59,11 +64,38 @@ def _missing(found: Recorded) -> dict[Cell, list[KernelSpec]]:
 def _failures(found: Recorded) -> dict[str, str]:
     """Why candidates are out, by kernel name."""
     return {
-        spec.name: f"{record.outcome.kind.value}: {record.outcome.message}"
+        spec.name: _reason(record.outcome)
         for records in found.values()
         for spec, record in records.items()
         if record and isinstance(record.outcome, Failure)
     }
+
+
+def _reason(failure: Failure) -> str:
+    return f"{failure.kind.value}: {failure.message}"
+
+
+def _tried(cell: Cell, records: dict[KernelSpec, Record | None], device: Device) -> tuple[TriedConfig, ...]:
+    """The candidates of a cell as the records have them."""
+    tried = []
+    for spec, record in records.items():
+        outcome, registers = (record.outcome, record.registers) if record else (None, None)
+        seconds, low, high = (outcome.seconds, outcome.low, outcome.high) if isinstance(outcome, Timing) else (None, None, None)
+        tried.append(
+            TriedConfig(
+                spec,
+                seconds,
+                low,
+                high,
+                spec.family.predict(spec.problem, spec.config, cell.workload, device, registers).seconds,
+                registers,
+                record.spill_bytes if record else None,
+                spec.largest_block.shared_bytes,
+                _reason(outcome) if isinstance(outcome, Failure) else "",
+                record is not None,
+            )
+        )
+    return tuple(tried)
 
 
 class TimedRun:

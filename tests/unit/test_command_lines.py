@@ -68,6 +68,7 @@ def lines() -> Iterator[tuple[list[str], str]]:
     yield ["cache", "import", "/nowhere"], "file"
     yield ["tune", "--head-dim"], "--head-dim"
     yield ["tune"], "head_dim must be given for forward"
+    yield ["tune", "--head-dim", "64", "--html", "page.txt"], "html"
     yield ["tune", "--head-dim", "64", "--nonsense"], "--nonsense"
     yield ["nonsense"], "nonsense"
 

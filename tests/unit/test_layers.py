@@ -28,6 +28,7 @@ STEPS = {
         ("api", "doctor"),
         ("bench",),
         ("compare", "explain"),
+        ("tuning_page",),
         ("cli",),
         ("__main__",),
     ),

@@ -110,7 +110,13 @@ def test_what_was_not_asked_for_does_not_win(shipped: Path) -> None:
 def test_a_measured_kernel_that_is_broken_here_does_not_win(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ship(shipped, make(1e-6, FIRST.workload, ODD))
     monkeypatch.setattr(Screen, "wrong", ODD)
-    assert not tuned().rows[0].measured
+    result = tuned()
+    assert not result.rows[0].measured
+    (wrong,) = [each for each in result.rows[0].candidates if each.spec.config == ODD]
+    assert (wrong.seconds, wrong.failure) == (1e-6, "wrong on the CPU: off by one")
+    sound = [each for each in result.rows[0].candidates if each.spec.config != ODD]
+    assert {(each.seconds, each.failure, each.registers, each.tried) for each in sound} == {(None, "", 100, True)}
+    assert result.rows[0].default in [each.spec for each in sound]
     monkeypatch.setattr(Screen, "wrong", None)
 
     def compile_spec(spec: KernelSpec) -> Artifact:
