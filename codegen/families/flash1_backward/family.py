@@ -32,7 +32,7 @@ class Flash1Backward(LadderBackward):
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
         """See Family. The header tells the paper's block sizes, too."""
         queries, keys = paper_block_sizes(problem, target)
-        return super().context(problem, config, target) | {"paper_block_q": queries, "paper_block_kv": keys}
+        return super().context(problem, config, target) | {"paper_tiles": f"{queries} queries, {keys} keys"}
 
     def blocks_of_head(self, config: Flash1BackwardConfig, workload: Workload) -> int:
         """See LadderBackward."""

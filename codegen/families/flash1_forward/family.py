@@ -44,7 +44,7 @@ class Flash1Forward(LadderFamily):
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
         """See Family. The header tells the paper's block sizes, too."""
         queries, keys = paper_block_sizes(problem, target)
-        return super().context(problem, config, target) | {"paper_block_q": queries, "paper_block_kv": keys}
+        return super().context(problem, config, target) | {"paper_tiles": f"{queries} queries, {keys} keys"}
 
     def shared_bytes(self, problem: Problem, config: Flash1ForwardConfig) -> int:
         """See LadderFamily: a tile of keys and values, and stages of queries."""
