@@ -51,7 +51,7 @@ def drawn(workload: Workload, dtype: Dtype = Dtype.FP32, magnitude: float = 1.0)
 def test_rows_of_any_length(family: str, dtype: Dtype) -> None:
     """One column, odd numbers of them, one off a warp, more than all warps of a block load at once, and none; 16 times the usual, too."""
     for columns, magnitude in itertools.product((0, 1, 5, 31, 32, 33, 257, 5000), (1.0, 16.0)):
-        tensors = drawn(Workload(2, 3, 3, 7, columns), dtype, magnitude)
+        tensors = drawn(Workload(2, 3, 3, 7 if columns < 1000 else 1, columns), dtype, magnitude)
         for laid in (tensors, tensors.apart()):
             assert not rejected(kernel_of(family, dtype), laid), f"{columns} columns, times {magnitude}"
 
