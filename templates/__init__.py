@@ -5,11 +5,13 @@ The only Python here: reading the text. `.cuh` files are plain CUDA, inserted by
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 
 
+@cache  # a text has dozens of files, and a tuner renders hundreds of texts
 def read(path: str) -> str:
     """The text of one file, for example 'atoms/ptx/mma_sync.cuh'. Raises FileNotFoundError for a path that is not here."""
     file = (ROOT / path).resolve()

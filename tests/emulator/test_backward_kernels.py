@@ -37,13 +37,8 @@ NAMES, DIMS = ("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"), ("batch", "r
 
 
 def each(family: str) -> int:
-    """How many of its cases are for every run: the Hopper families have files of their own."""
+    """How many of its cases are for every run: the Hopper families and the ladder have files of their own."""
     return 1 if family == "attention_backward" else 0
-
-
-def each_on_mma_sync(family: str) -> int:
-    """The same, where the ladder's families have cases for every run, too."""
-    return 0 if family.endswith("_sm90") else 1
 
 
 every_family = pytest.mark.parametrize(
@@ -136,7 +131,7 @@ def test_right_in_every_order(family: Family, target: Target, mask: Mask) -> Non
     ("family", "mask"),
     planned(
         itertools.product(FAMILIES, Mask),
-        each_on_mma_sync,
+        each,
         family=lambda one: one[0].name,
         kinds=lambda one: one[1:],
         name=lambda one: f"{one[0].name}-{one[1].value}",

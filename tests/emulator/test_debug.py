@@ -31,6 +31,7 @@ from flashgen.selection.families import default_spec
 from flashgen.verification import debug
 from flashgen.verification.debug import Debugged
 from tests.support.cases import Case, Layout
+from tests.support.plan import every_case
 
 SPEC = default_spec(Problem(Dtype.FP16, 16), find_target("sm_90a"), family="attention_forward")
 OPTIONS = (
@@ -99,11 +100,12 @@ def sanitizers() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compile_at_once() -> None:
+def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All programs, on all cores: one after the other they would take most of the time."""
     texts = [(source, Emulated.PROGRAM) for source in (SICK, WRONG)]
     if not missing_sanitizers():
-        texts += [(source, Emulated.SANITIZED) for source in (render_program(SPEC), BAD_ACCESSES)]
+        clean = [render_program(SPEC)] if every_case(request.config) else []  # it takes longest
+        texts += [(source, Emulated.SANITIZED) for source in (BAD_ACCESSES, *clean)]
     store = ArtifactStore()
     for _, result in compile_many(((source.digest, kind), partial(store.get_or_compile, source, kind)) for source, kind in texts):
         assert isinstance(result, Artifact), result
@@ -141,6 +143,7 @@ def line_of(source: Source, part: str) -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sanitizers")
 def test_a_clean_run_says_what_ran_and_leaves_it_behind(tmp_path: Path) -> None:
     out, err = flashgen("--sanitize", "--out", str(tmp_path), code=0)
@@ -155,6 +158,7 @@ def test_a_clean_run_says_what_ran_and_leaves_it_behind(tmp_path: Path) -> None:
     assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "results.bin").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sanitizers")
 @pytest.mark.parametrize("layout", [Layout.DENSE, Layout.PADDED, Layout.HEADS_FIRST])
 @pytest.mark.parametrize("late", [False, True])

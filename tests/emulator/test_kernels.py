@@ -27,7 +27,7 @@ from tests.support.runs import compile_ahead, emulated_kernel, emulated_text, la
 
 PADDED = (Layout.PADDED,) * 4
 ALL_CHOSEN: tuple[tuple[tuple[int, int], Config], ...] = (*CHOSEN, *CHOSEN_SM90)
-QUICK_CONTRACT, QUICK_CHOSEN = 2, 2  # of each family for every run; --slow has all
+QUICK_CONTRACT, QUICK_CHOSEN = 1, 1  # of each family for every run; --slow has all
 
 
 def case(problem: Problem, workload: Workload, **more: object) -> Case:
@@ -144,7 +144,7 @@ def test_without_lse(family: Family) -> None:
     tensors, kernel = some.make("cpu"), emulated_kernel(spec)
     launch(kernel, some, tensors)
     expected = tensors.out.view.clone()
-    for order in ORDERS:
+    for order in ORDERS[:: len(ORDERS) - 1]:
         launch(kernel, some, tensors, order, sm_count=2, with_lse=False)
         assert torch.equal(tensors.out.view, expected)
         assert tensors.lse.buffer.isnan().all()

@@ -1,6 +1,6 @@
 """`flashgen ...` in a process of its own, as `python -m flashgen` runs it on a machine without a GPU: exit code, stdout, stderr.
 
-Most of such a process's time goes into importing PyTorch; so the processes are forks of one that has imported it, and nothing of ours.
+Most of such a process's time goes into importing libraries; so the processes are forks of one that has imported them, and nothing of ours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
 TIMEOUT = 120  # seconds
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "typer", "rich.table", "tests.command_line"])
+_CUDA = [f"cuda.bindings.{name}" for name in ("driver", "runtime", "nvrtc")]
+_FORKS.set_forkserver_preload(["torch", "typer._adapters", "rich.table", "jinja2", *_CUDA])
 
 
 def flashgen(*arguments: str, code: int = 0) -> tuple[str, str]:

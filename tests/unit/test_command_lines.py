@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -13,6 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from flashgen import cli
+from tests.support.misuse import misuse
 
 NUMBERS = ("1_28", "\u0661\u0662\u0668", "\uff11\uff12\uff18", " 128", "12.5", "1e3", "0x80", "", "many", "nan", "9" * 5000, "--help")
 INTEGERS = {
@@ -73,19 +71,12 @@ def lines() -> Iterator[tuple[list[str], str]]:
     yield ["nonsense"], "nonsense"
 
 
-@pytest.mark.parametrize(("arguments", "named"), lines(), ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None)
+@pytest.mark.parametrize(("arguments", "named"), list(lines()), ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None)
 def test_an_odd_command_line_is_misuse(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main replaces these for its process
-    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
-    monkeypatch.setattr(sys, "argv", ["flashgen", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (2, ""), err
-    assert named in err
+    assert named in misuse(monkeypatch, capsys, *arguments)
     assert not list(tmp_path.iterdir())
 
 

@@ -10,7 +10,9 @@ import itertools
 import random
 import re
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import jinja2
 import pytest
@@ -44,9 +46,24 @@ def specs() -> list[KernelSpec]:
 
 SPECS = specs()
 some_specs = pytest.mark.parametrize("spec", SPECS[::7], ids=lambda s: s.name)
-every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 rendered = functools.cache(render)  # of many tests
 other_environment = functools.cache(jinja_environment.__wrapped__)
+
+
+def every_spec(check: Callable[[KernelSpec], None]) -> Callable[[str], None]:
+    """Of a check of one spec, a test of each family: as many tests as specs would take longer to collect than to run."""
+
+    @pytest.mark.parametrize("family", dict.fromkeys(spec.family.name for spec in SPECS))
+    def test(family: str) -> None:
+        for spec in SPECS:
+            if spec.family.name == family:
+                try:
+                    check(spec)
+                except Exception as error:
+                    error.add_note(f"of {spec.name}")
+                    raise
+
+    return test
 
 
 @pytest.mark.parametrize("path", [p for p in templates.paths() if p.endswith(".cuh")])
@@ -178,11 +195,11 @@ def test_only_files_of_templates_are_read(path: str) -> None:
 
 
 @every_spec
-def test_the_same_spec_gives_the_same_text(spec: KernelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_spec_gives_the_same_text(spec: KernelSpec) -> None:
     """Whatever was rendered before, and in an environment of its own."""
-    first = render(spec)
-    monkeypatch.setattr("flashgen.codegen.render.jinja_environment", other_environment)
-    second = render(KernelSpec.from_json(spec.to_json()))
+    first = rendered(spec)
+    with mock.patch("flashgen.codegen.render.jinja_environment", other_environment):
+        second = render(KernelSpec.from_json(spec.to_json()))
     assert first == second
     assert first.digest == second.digest
 
