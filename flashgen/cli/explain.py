@@ -70,11 +70,11 @@ def explain(
     print(f"wrote {written}", file=sys.stderr)
     rows, same = [], True
     for run in runs:
-        moved = [sum(counts.values()) for counts in totals(run.steps)]
-        expected = [run.formula.read, run.formula.written]
-        same = same and moved == expected
-        rows.append([run.name, run.small.mask.value, str(len(run.steps)), *map(str, moved), *map(str, expected)])
-    columns = ("bytes read", "written", "read by its loops", "written by its loops")
+        moved = totals(run.steps).all
+        same = same and moved == run.formula
+        counts = (count for of in (moved, run.formula) for count in (of.read, of.written, of.reduced))
+        rows.append([run.name, run.small.mask.value, str(len(run.steps)), *map(str, counts)])
+    columns = ("bytes read", "written", "added", "read by its loops", "written by its loops", "added by its loops")
     print_table([("family", False), ("mask", False), ("steps", True), *((name, True) for name in columns)], rows)
     if open_ and not webbrowser.open(written.absolute().as_uri()):
         print(f"flashgen: no browser is known here that could open {written}", file=sys.stderr)

@@ -10,10 +10,13 @@ function panelOf(run) {
 }
 
 const families = [...new Set(RUNS.map((run) => run.family))];
-const SIDES = ["flash1_forward", "flash2_forward"];
-const BOTH = "both";
-const hasBoth = SIDES.every((family) => families.includes(family));
-const shownFamilies = (view) => (view === BOTH ? SIDES : [view]);
+// Views of two versions side by side: their families and their titles.
+const SIDES = {
+  both: {shown: ["flash1_forward", "flash2_forward"], title: "Version 1 and 2"},
+  "both-backward": {shown: ["flash1_backward", "flash2_backward"], title: "Version 1 and 2, backward"},
+};
+const sides = Object.keys(SIDES).filter((view) => SIDES[view].shown.every((family) => families.includes(family)));
+const shownFamilies = (view) => (SIDES[view] ? SIDES[view].shown : [view]);
 const titleOf = (family) => RUNS.find((run) => run.family === family).title;
 
 function lastStep() {
@@ -99,7 +102,7 @@ function start() {
   byId("levels").append(...DATA.levels.map(({name, size, bandwidth}) =>
     element("li", {}, element("b", {text: name}), element("span", {text: size}), element("span", {text: bandwidth}))));
   const names = families.map((family) => [family, titleOf(family)]);
-  choiceButtons("views", "view", hasBoth ? [[BOTH, "Version 1 and 2"], ...names] : names, (view) => choose(view, player.mask));
+  choiceButtons("views", "view", [...sides.map((view) => [view, SIDES[view].title]), ...names], (view) => choose(view, player.mask));
   const masks = [...new Set(RUNS.map((run) => run.mask))].map((mask) => [mask, mask === "causal" ? "Causal mask" : "No mask"]);
   choiceButtons("masks", "mask", masks, (mask) => choose(player.view, mask));
   byId("row").max = problem.length - 1;
@@ -117,7 +120,7 @@ function start() {
   byId("speed").addEventListener("change", () => player.timer !== null && (stop(), play()));
   document.addEventListener("keydown", onKey);
   startTheme();
-  choose(hasBoth ? BOTH : families[0], player.mask);
+  choose(sides[0] || families[0], player.mask);
 }
 
 start();

@@ -23,6 +23,7 @@ class OperationKind(enum.StrEnum):
     COPY = "copy"  # asynchronously, from device memory to shared memory
     LOAD = "load"  # from device memory to registers
     STORE = "store"  # from registers to device memory
+    ADD = "add"  # from registers to sums in device memory, atomically
     PRODUCT = "product"
     REDUCE = "reduce"  # lanes of a row find its maximum, or its sum
     STAGE = "stage"  # from registers to shared memory
@@ -34,10 +35,13 @@ _OF_OPS = {
     "shfl_sync_bfly": OperationKind.REDUCE,
     "vote_sync_any": OperationKind.REDUCE,
     "store_shared": OperationKind.STAGE,
+    "red_add": OperationKind.ADD,
     "cp_async_wait_group": OperationKind.WAIT,
     "barrier_sync": OperationKind.WAIT,
 }
 _KINDS = tuple(OperationKind)
+# What backward kernels do in case a row has huge scores is left out, as in their byte formulas: an operand, and a function that reads lse.
+_GUARD_OPERAND, _GUARD = "huge_tiles", "any_huge_row"
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,9 @@ def _kinds(trace: LaunchTrace, storing: list[int]) -> _Array:
     kinds[_is(trace, "global") & ~written] = _KINDS.index(OperationKind.LOAD)
     kinds[_is(trace, "global") & written] = _KINDS.index(OperationKind.STORE)
     kinds[_is(trace, "cp_async") & (trace.records["operand"] < 0)] = -1
+    guards = [number for number, stack in trace.stacks.items() if any(_GUARD in frame.function for frame in stack)]
+    words = [number for number, name in enumerate(trace.operands) if name == _GUARD_OPERAND]
+    kinds[np.isin(trace.records["stack"], guards) | np.isin(trace.records["operand"], words)] = -1
     # Lanes also trade what they are about to store.
     kinds[np.isin(trace.records["stack"], storing) & (kinds == _KINDS.index(OperationKind.REDUCE))] = -1
     return kinds

@@ -26,7 +26,10 @@ TITLES = {
     "memory_efficient_attention": "Memory-efficient attention",
     "flash1_forward": "FlashAttention 1",
     "flash2_forward": "FlashAttention 2",
+    "flash1_backward": "FlashAttention 1, backward",
+    "flash2_backward": "FlashAttention 2, backward",
 }
+_KERNELS = {"forward": "S", "backward": "gradients"}  # what a program's kernel without a name of its own computes
 
 
 def page_html(runs: Sequence[RecordedRun], device: Device) -> str:
@@ -80,7 +83,7 @@ def _run(run: RecordedRun, lines: ValueTable, calls: ValueTable, residents: Valu
     blocks = run.spec.resources
     launches = [
         {
-            "kernel": launch.suffix.removeprefix("_") or ("S" if len(blocks) > 1 else "kernel"),
+            "kernel": launch.suffix.removeprefix("_") or (_KERNELS[run.spec.problem.operation] if len(blocks) > 1 else "kernel"),
             "grid": launch.grid,
             "warps": blocks[launch.suffix].threads // 32,
             "shared": blocks[launch.suffix].shared_bytes,
@@ -94,7 +97,8 @@ def _run(run: RecordedRun, lines: ValueTable, calls: ValueTable, residents: Valu
         "causal": run.small.mask is Mask.CAUSAL,
         "config": f"{run.spec.family.name}, {run.spec.config.describe()}",
         "launches": launches,
-        "formula": {"read": run.formula.read, "written": run.formula.written},
+        "backward": run.spec.problem.operation == "backward",
+        "formula": {"read": run.formula.read, "written": run.formula.written, "added": run.formula.reduced},
         "source": [lines.number(line) for line in run.text.lines],
         "steps": [_step(step, calls, residents) for step in run.steps],
     }
@@ -111,6 +115,7 @@ def _step(step: ScheduleStep, calls: ValueTable, residents: ValueTable) -> list[
         list(step.needs),
         step.bytes_read,
         step.bytes_written,
+        step.bytes_added,
         _warps(operation.warps),
         calls.number([operation.lines.kernel, operation.lines.tile, operation.function]),
         residents.number([resident.tile + ("" if resident.landed else "~") for resident in step.shared]),

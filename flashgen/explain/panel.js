@@ -1,15 +1,35 @@
 // One run beside or below another: its tiles, what happens now, its counters, the statistics of a row, and its source.
 "use strict";
 
-const OPERANDS = {q: "Q", k: "K", v: "V", S: "S", P: "P", out: "O", running_rows: "O, row_max, row_sum between steps"};
+const OPERANDS = {
+  q: "Q", k: "K", v: "V", S: "S", P: "P", out: "O", running_rows: "O, row_max, row_sum between steps", d_out: "dO", lse: "lse",
+  row_lse: "lse in base 2", row_delta: "delta", d_q_sum: "sums of dQ, fp32", d_q: "dQ", d_k: "dK", d_v: "dV",
+};
 const bytesText = (bytes) => (bytes || 0).toLocaleString("en");
 
 // Tiles of the result that have been written.
 const countWrites = (run, state) =>
   Object.entries(state.writes).reduce((sum, [tile, count]) => sum + (tile[0] === run.result ? count : 0), 0);
 
+// Of a backward pass: which keys' gradients the blocks compute, and who adds up dQ.
+function whoDoesWhatBackward(run) {
+  const gradients = new Map(), adders = new Map(), atomic = run.steps.some((step) => step.kind === "add");
+  const [main] = run.launches.map((_, number) => number).filter((number) => run.launches[number].kernel === "gradients");
+  for (const step of run.steps.filter((step) => step.launch === main && STORES.has(step.kind))) {
+    const [tile] = step.tiles, [to, from, value] = tile[0] === "A" ? [adders, tile, step.block] : [gradients, step.block, tile];
+    to.set(from, (to.get(from) || new Set()).add(value));
+  }
+  const list = (set, name) => [...set].map(name).join(", ");
+  const blocks = [...gradients].map(([block, tiles]) => `block ${block}: ${list(tiles, tileName)}`);
+  const sums = [...adders].sort().map(([tile, of]) => `${tileName(cellOf(tile))} by ${of.size > 1 ? "blocks" : "block"} ${list(of, String)}`);
+  const way = atomic ? "atomic additions, in whatever order blocks come" : "read, added to and written back at every step by the one block";
+  const keys = DATA.problem.block / run.launches[main].warps;
+  return `Who computes what: ${blocks.join("; ")}. Each warp has ${keys} keys of a tile. Who adds up dQ: ${sums.join("; ")}: ${way}.`;
+}
+
 // Which tiles of the result the blocks compute, and how warps share them.
 function whoDoesWhat(run) {
+  if (run.backward) return whoDoesWhatBackward(run);
   const of = new Map(), result = run.result === "O" ? "out" : run.result;
   for (const step of run.steps)
     if (step.kind === "store" && step.operand === result) of.set(step.block, (of.get(step.block) || new Set()).add(step.tiles[0]));
@@ -54,10 +74,11 @@ class Panel {
     this.now.textContent = `${last + 1} of ${this.run.steps.length}. ${sentence(this.run, state.step)}`;
     this.now.dataset.kind = state.step.kind;
     this.grid.show(state);
-    const held = [...state.shared].map(([tile, landed]) => tile.replace(/(?<=\d),/, "\u200a,") + (landed ? "" : " (on its way)"));
+    const held = [...state.shared].map(([tile, landed]) => shortName(tile) + (landed ? "" : " (on its way)"));
     this.shared.textContent = `In shared memory now: ${held.join("; ") || "nothing"}`;
     const written = countWrites(this.run, state);
-    this.writes.textContent = `Tiles of ${this.run.result} written so far: ${written} of ${this.allWrites} in all`;
+    const result = NAMES[this.run.result] || this.run.result, verb = this.run.backward ? "written or added to" : "written";
+    this.writes.textContent = `Tiles of ${result} ${verb} so far: ${written} of ${this.allWrites} in all`;
     this.root.dataset.writes = written;
     this.showCounters(state, last === this.run.steps.length - 1);
     this.showRow(last, row);
@@ -66,15 +87,15 @@ class Panel {
 
   showCounters(state, atEnd) {
     const cells = (tag, texts) => element("tr", {}, ...texts.map((text, i) => element(i ? tag : "th", i ? {} : {scope: "row"}, text)));
-    const head = element("tr", {}, ...["", "read", "written"].map((text) => element("th", {scope: "col", text})));
+    const {formula} = this.run, ways = formula.added ? ["read", "written", "added"] : ["read", "written"];
+    const head = element("tr", {}, ...["", ...ways].map((text) => element("th", {scope: "col", text})));
     const used = Object.keys(OPERANDS).filter((name) => this.run.steps.some((step) => step.operand === name));
-    const lines = used.map((name) => cells("td", [OPERANDS[name], bytesText(state.read[name]), bytesText(state.written[name])]));
-    const read = total(state.read), written = total(state.written), {formula} = this.run;
+    const lines = used.map((name) => cells("td", [OPERANDS[name], ...ways.map((way) => bytesText(state[way][name]))]));
+    const counts = ways.map((way) => total(state[way]));
     const same = (count, expected) => `${bytesText(expected)}${atEnd ? (count === expected ? " ✓" : " ✗") : ""}`;
-    this.counters.replaceChildren(head, ...lines, cells("td", ["all", bytesText(read), bytesText(written)]),
-      cells("td", ["by the algorithm's loops", same(read, formula.read), same(written, formula.written)]));
-    this.counters.dataset.read = read;
-    this.counters.dataset.written = written;
+    this.counters.replaceChildren(head, ...lines, cells("td", ["all", ...counts.map(bytesText)]),
+      cells("td", ["by the algorithm's loops", ...ways.map((way, i) => same(counts[i], formula[way]))]));
+    ways.forEach((way, i) => (this.counters.dataset[way] = counts[i]));
   }
 
   showRow(last, row) {

@@ -19,8 +19,8 @@ def tiled_product(run: RecordedRun) -> RecordedRun:
 
     By its loops a query tile is read once, with the key tiles that it sees, and each of their tiles of S is written.
     """
-    seen = list(visits(run.small.problem, run.small.workload, BLOCK, BLOCK))
+    seen = list(visits(run.spec.problem, run.small.workload, BLOCK, BLOCK))
     elements = sum((queries + keys) * HEAD_DIM for queries, _, keys in seen)
-    formula = Traffic(elements * run.small.problem.dtype.bytes, sum(queries * keys for queries, _, keys in seen) * _S_BYTES)
+    formula = Traffic(elements * run.spec.problem.dtype.bytes, sum(queries * keys for queries, _, keys in seen) * _S_BYTES)
     program = Program(run.program.launches[:1], run.program.buffers)
     return replace(run, name=TILED_PRODUCT, program=program, steps=[step for step in run.steps if step.launch == 0], formula=formula)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashgen.codegen.problem import Mask
-
-from .run import BLOCK, HEAD_DIM, SmallProblem
+from .run import BLOCK, SmallProblem
 
 TileStatistics = tuple[float, float] | None  # the maximum of scale * S in a tile, and the sum of exp(scale * S - it); None: no key is seen
 
 
 def tile_statistics(small: SmallProblem) -> list[list[TileStatistics]]:
     """Of each query and key tile. Products of fp16 numbers, scaled, in float64."""
-    inputs = small.inputs()
-    products = inputs["q"].astype(np.float64) @ inputs["k"].astype(np.float64).T * HEAD_DIM**-0.5
-    visible = np.tril(np.ones_like(products, bool)) if small.mask is Mask.CAUSAL else np.ones_like(products, bool)
+    scores = small.scores()
 
     def of_tile(query: int, tile: int) -> TileStatistics:
-        keys = slice(tile * BLOCK, (tile + 1) * BLOCK)
-        seen = products[query, keys][visible[query, keys]]
+        of_row = scores[query, tile * BLOCK : (tile + 1) * BLOCK]
+        seen = of_row[of_row > -np.inf]
         return (float(seen.max()), float(np.exp(seen - seen.max()).sum())) if len(seen) else None
 
     return [[of_tile(query, tile) for tile in range(small.tiles)] for query in range(small.length)]

@@ -28,7 +28,10 @@ from .events import tile_operations
 from .lines import ShownText
 from .steps import ScheduleStep, Tiling, schedule
 
-EXPLAINED = ("standard_attention", "memory_efficient_attention", "flash1_forward", "flash2_forward")  # in the order of docs/ladder.md
+# In the order of docs/ladder.md.
+FORWARD = ("standard_attention", "memory_efficient_attention", "flash1_forward", "flash2_forward")
+BACKWARD = ("flash1_backward", "flash2_backward")
+EXPLAINED = (*FORWARD, *BACKWARD)
 BLOCK, HEAD_DIM, WARPS = 32, 32, 2  # rows of all tiles, their width, and warps of a block
 MAX_TILES = 8  # of queries, and of keys
 # Beside the tiles: a warp of the softmax for each row of a query tile; one block for a head, as in the paper's algorithm.
@@ -39,7 +42,8 @@ _BESIDE: dict[str, dict[str, Any]] = {
 # Warp by warp, as far as each may go: the order in which a person reads.
 _ORDER = EmulationOrder(Schedule.AHEAD, late_copies=False)
 
-Heads = np.ndarray[Any, np.dtype[np.float16]]
+Heads = np.ndarray[Any, np.dtype[np.float16]]  # one head of a tensor, [length, head_dim]
+Operand = np.ndarray[Any, np.dtype[Any]]  # one head, or a number for each of its rows
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,9 @@ class SmallProblem:
         """Queries, and keys."""
         return self.tiles * BLOCK
 
-    @property
-    def problem(self) -> Problem:
-        """As families know it."""
-        return Problem(Dtype.FP16, HEAD_DIM, HEAD_DIM, self.mask)
+    def problem(self, operation: str = "forward") -> Problem:
+        """As families of the operation know it."""
+        return Problem(Dtype.FP16, HEAD_DIM, HEAD_DIM, self.mask, operation)
 
     @property
     def workload(self) -> Workload:
@@ -68,9 +71,22 @@ class SmallProblem:
         return Workload(1, 1, 1, self.length, self.length)
 
     def inputs(self) -> dict[str, Heads]:
-        """q, k and v, [length, head_dim], always the same."""
+        """q, k and v, always the same."""
         random = np.random.default_rng(2)
         return {name: random.standard_normal((self.length, HEAD_DIM)).astype(np.float16) for name in ("q", "k", "v")}
+
+    def scores(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Scaled S, [queries, keys]: -inf where the mask hides a key."""
+        inputs = self.inputs()
+        found = inputs["q"].astype(np.float64) @ inputs["k"].astype(np.float64).T * HEAD_DIM**-0.5
+        return np.where(np.tri(self.length, dtype=bool), found, -np.inf) if self.mask is Mask.CAUSAL else found
+
+    def backward_inputs(self) -> dict[str, Operand]:
+        """Beside those of the forward pass: what that computed, out and lse, and d_out, always the same."""
+        scores, d_out = self.scores(), np.random.default_rng(3).standard_normal((self.length, HEAD_DIM)).astype(np.float16)
+        lse = np.log(np.exp(scores).sum(axis=1))
+        out = np.exp(scores - lse[:, None]) @ self.inputs()["v"].astype(np.float64)
+        return self.inputs() | {"out": out.astype(np.float16), "lse": lse.astype(np.float32), "d_out": d_out}
 
 
 @dataclass(frozen=True)
@@ -86,7 +102,7 @@ class RecordedRun:
     program: Program
     text: ShownText
     steps: list[ScheduleStep]
-    out: Heads
+    results: dict[str, Heads]
     formula: Traffic
 
 
@@ -95,11 +111,12 @@ def explained_spec(family: str, small: SmallProblem, device: Device) -> KernelSp
     if family not in EXPLAINED:
         raise choice_error("family", family, EXPLAINED)
     found = find_family(family)
+    problem = small.problem(found.operation)
     tiles: dict[str, Any] = {"block_q": BLOCK, "block_kv": BLOCK, "warps": WARPS}
     config = found.config_type(**tiles, **_BESIDE.get(family, {}))
-    if reasons := found.check(small.problem, config, device.target):
+    if reasons := found.check(problem, config, device.target):
         raise ArgumentError(f"device must run {family}; got {device.name}: {'; '.join(reasons)}")
-    return KernelSpec(found, small.problem, config, device.target)
+    return KernelSpec(found, problem, config, device.target)
 
 
 def texts_of(spec: KernelSpec) -> tuple[Source, Source]:
@@ -116,14 +133,15 @@ def record(spec: KernelSpec, small: SmallProblem, device: Device, texts: tuple[S
     shown, emulated = texts or texts_of(spec)
     text = ShownText(shown, emulated)
     kernel = TracedKernel(spec, compilation.store().get_or_compile(traced(emulated), Emulated.TRACED))
-    program = spec.family.program(spec.config, attention_call(small.problem, small.workload), device)
-    out: Heads = np.full((small.length, HEAD_DIM), np.nan, np.float16)
-    tensors = small.inputs() | {"out": out}
-    kernel.launch(program, {name: _view(name, array) for name, array in tensors.items()}, _ORDER, workers=1)
+    program = spec.family.program(spec.config, attention_call(spec.problem, small.workload), device)
+    inputs, names = (small.backward_inputs(), ("d_q", "d_k", "d_v")) if spec.family.name in BACKWARD else (small.inputs(), ("out",))
+    results: dict[str, Heads] = {name: np.full((small.length, HEAD_DIM), np.nan, np.float16) for name in names}
+    views = {name: _view(name, array, name in results) for name, array in (inputs | results).items()}
+    kernel.launch(program, views, _ORDER, workers=1)
     steps = schedule([tile_operations(trace, text) for trace in kernel.traces], tilings(small))
-    formula = spec.family.traffic(small.problem, spec.config, small.workload, device)
+    formula = spec.family.traffic(spec.problem, spec.config, small.workload, device)
     assert formula is not None, f"{spec.family.name} says what its loops move"
-    return RecordedRun(spec.family.name, spec, small, program, text, steps, out, formula)
+    return RecordedRun(spec.family.name, spec, small, program, text, steps, results, formula)
 
 
 def compile_ahead_of(specs: Sequence[KernelSpec], done: Callable[[], None] = lambda: None) -> None:
@@ -142,12 +160,14 @@ def compile_ahead_of(specs: Sequence[KernelSpec], done: Callable[[], None] = lam
 def tilings(small: SmallProblem) -> dict[str, Tiling]:
     """How operands and buffers divide into tiles."""
     row, row_of_s = HEAD_DIM * 2, -(-small.length // 16) * 16
-    of_rows = {name: Tiling(row, BLOCK) for name in ("q", "k", "v", "out")}
+    of_rows = {name: Tiling(row, BLOCK) for name in ("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v")}
     of_s_and_p = {"S": Tiling(row_of_s * 4, BLOCK, BLOCK * 4), "P": Tiling(row_of_s * 2, BLOCK, BLOCK * 2)}
-    return of_rows | of_s_and_p | {"running_rows": Tiling(16 + padded(HEAD_DIM) * 4, BLOCK)}
+    of_numbers = {name: Tiling(4, BLOCK) for name in ("lse", "row_lse", "row_delta")}
+    sums = {"running_rows": Tiling(16 + padded(HEAD_DIM) * 4, BLOCK), "d_q_sum": Tiling(padded(HEAD_DIM) * 4, BLOCK)}
+    return of_rows | of_s_and_p | of_numbers | sums
 
 
-def _view(name: str, array: Heads) -> MemoryView:
-    sizes = (1, array.shape[0], 1, array.shape[1])
-    strides = (array.size, array.shape[1], array.shape[1], 1)
-    return MemoryView(name, array.ctypes.data, 2, sizes, strides, name == "out")
+def _view(name: str, array: Operand, writable: bool) -> MemoryView:
+    rows, columns = array.shape[0], array.size // array.shape[0]
+    sizes, strides = ((1, rows, 1, columns), (array.size, columns, columns, 1)) if array.ndim == 2 else ((1, 1, rows), (rows, rows, 1))
+    return MemoryView(name, array.ctypes.data, array.itemsize, sizes, strides, writable)

@@ -3,43 +3,44 @@
 
 // A recorded step by the names of its parts.
 function decoded(raw) {
-  const [launch, block, kind, operand, tiles, needs, read, written, warps, call, shared] = raw;
+  const [launch, block, kind, operand, tiles, needs, read, written, added, warps, call, shared] = raw;
   const [kernelLines, tileLines, operation] = DATA.calls[call];
   const resident = DATA.residents[shared];
-  return {launch, block, kind: DATA.kinds[kind], operand, tiles, needs, read, written, warps, kernelLines, tileLines, operation, resident};
+  return {launch, block, kind: DATA.kinds[kind], operand, tiles, needs, read, written, added, warps, kernelLines, tileLines, operation, resident};
 }
 
-// result: the letter of what comes out in the end: O, or S where the product is alone.
+// result: the letter of what comes out in the end: O; S where the product is alone; q, for dQ, of a backward pass.
 function completed(run) {
   const steps = run.steps.map(decoded), writesOut = steps.some((step) => step.kind === "store" && step.operand === "out");
-  return {...run, steps, result: writesOut ? "O" : "S", hasSoftmax: steps.some((step) => step.kind === "reduce")};
+  const result = run.backward ? "q" : writesOut ? "O" : "S";
+  return {...run, steps, result, hasSoftmax: !run.backward && steps.some((step) => step.kind === "reduce")};
 }
 
 const RUNS = DATA.runs.map(completed);
 
-// The cell of the grid that stands for a tile: S for P, too, and O for what is kept of it between steps.
-function cellOf(tile) {
-  return tile.replace(/^P/, "S").replace(/^R/, "O");
-}
+// The cell of the grid that stands for a tile: S for P and dS, too, O and dQ for what is kept of them between steps. A small letter is a
+// gradient. lse and delta of a backward pass are shown with O, which that pass has no other use for.
+const CELLS = {P: "S", s: "S", R: "O", L: "O", A: "q"};
+const cellOf = (tile) => (CELLS[tile[0]] || tile[0]) + tile.slice(1);
 
-const MOVES = new Set(["copy", "load"]);
+const MOVES = new Set(["copy", "load"]), STORES = new Set(["store", "add"]);
 
 // Of steps 0 to `last`: bytes, tiles in shared memory, what was computed and written, and the current step's part of it.
 function stateAt(run, last) {
-  const state = {read: {}, written: {}, writes: {}, done: new Set(), loaded: new Set(), stored: new Set(), computed: new Set()};
+  const state = {read: {}, written: {}, added: {}, writes: {}, done: new Set(), loaded: new Set(), stored: new Set(), computed: new Set()};
   state.needed = new Set();
   for (let i = 0; i <= last; i++) {
     const step = run.steps[i];
-    if (step.read) state.read[step.operand] = (state.read[step.operand] || 0) + step.read;
-    if (step.written) state.written[step.operand] = (state.written[step.operand] || 0) + step.written;
+    for (const way of ["read", "written", "added"])
+      if (step[way]) state[way][step.operand] = (state[way][step.operand] || 0) + step[way];
     for (const tile of step.tiles) {
-      if (step.kind === "product" || step.kind === "store") state.done.add(cellOf(tile));
-      if (step.kind === "store") state.writes[cellOf(tile)] = (state.writes[cellOf(tile)] || 0) + 1;
+      if (step.kind === "product" || STORES.has(step.kind)) state.done.add(cellOf(tile));
+      if (STORES.has(step.kind)) state.writes[cellOf(tile)] = (state.writes[cellOf(tile)] || 0) + 1;
     }
   }
   const step = run.steps[last];
   state.step = step;
-  const now = MOVES.has(step.kind) ? state.loaded : step.kind === "store" ? state.stored : state.computed;
+  const now = MOVES.has(step.kind) ? state.loaded : STORES.has(step.kind) ? state.stored : state.computed;
   if (step.kind !== "wait" && step.kind !== "stage") step.tiles.forEach((tile) => now.add(cellOf(tile)));
   step.needs.map(cellOf).forEach((tile) => now.has(tile) || state.needed.add(tile));
   state.shared = new Map(step.resident.map((tile) => [tile.replace("~", ""), !tile.endsWith("~")]));
@@ -62,7 +63,7 @@ function relations(run) {
 
 // The cells of S that the run computes; the mask hides the others.
 function computedCells(run) {
-  return new Set(run.steps.filter((step) => step.kind === "product").flatMap((step) => step.tiles));
+  return new Set(run.steps.filter((step) => step.kind === "product").flatMap((step) => step.tiles.map(cellOf)));
 }
 
 // The statistics of a row after each of its key tiles up to step `last`, in the recorded order: the maximum at the first reduction over a
@@ -112,7 +113,7 @@ function sentence(run, step) {
   const names = step.tiles.map(tileName).join(", "), needs = step.needs.map(tileName);
   const kernel = run.launches.length > 1 ? `Kernel ${launch.kernel}, block` : "Block";
   const who = `${kernel} ${step.block} of ${launch.grid}, warps ${step.warps}: `;
-  const bytes = step.read + step.written ? ` (${(step.read + step.written).toLocaleString("en")} B)` : "";
+  const moved = step.read + step.written + step.added, bytes = moved ? ` (${moved.toLocaleString("en")} B)` : "";
   const reduced = {
     update_row_max: "row_max of ", add_row_sums: "row_sum of ", exponentiate: "P = exp(S - row_max) of ",
     reduce_row: `${codeOf(run, step).includes("Maximum") ? "row_max" : "row_sum"} of `,
@@ -121,12 +122,16 @@ function sentence(run, step) {
     case "copy": return `${who}start to copy ${names} from device memory to shared memory${bytes}`;
     case "load": return `${who}read ${names} from device memory to registers${bytes}`;
     case "store": return `${who}write ${names} to device memory${bytes}`;
+    case "add": return `${who}add to ${names} in device memory, atomically${bytes}`;
     case "product": {
       const factors = needs.join(" × ");
+      if (run.backward) return who + gradientProduct(step);
       // What the warps hold of S in registers is P by then.
       return who + (step.tiles[0][0] === "S" ? `${names} = ${factors}ᵀ` : `${names} += ${factors.replace(/S/g, "P")}`);
     }
-    case "reduce": return `${who}${reduced[step.operation] || "a reduction over "}${names}`;
+    case "reduce":
+      if (run.backward) return `${who}delta = rowsum(dO × O) of ${names}`;
+      return `${who}${reduced[step.operation] || "a reduction over "}${names}`;
     case "stage": return `${who}put ${names} into shared memory, to write it in whole lines`;
     default: {
       const landed = step.tiles.length ? ` until ${names} ${step.tiles.length > 1 ? "have" : "has"} landed` : "";
@@ -135,7 +140,21 @@ function sentence(run, step) {
   }
 }
 
+// A product of a backward pass, by its result. A warp has keys, so that S and dP lie in its registers transposed.
+function gradientProduct(step) {
+  const [tile] = step.tiles, of = (letter) => tileName(step.needs.find((needed) => needed[0] === letter));
+  switch (tile[0]) {
+    case "S": return `${tileName(tile)}ᵀ = ${of("K")} × ${of("Q")}ᵀ, then P = exp(scale × S - lse)`;
+    case "s": return `dP ${tile.slice(1)}ᵀ = ${of("V")} × ${of("o")}ᵀ, then dS = P × (dP - delta)`;
+    case "v": return `${tileName(tile)} += ${of("S").replace("S", "P")}ᵀ × ${of("o")}`;
+    case "k": return `${tileName(tile)} += ${of("s")}ᵀ × ${of("Q")}`;
+    default: return `${of("s")} × ${of("K")}, this key tile's part of ${tileName(tile)}`;
+  }
+}
+
+const NAMES = {o: "dO", q: "dQ", k: "dK", v: "dV", s: "dS", A: "sums of dQ", L: "lse and delta"};
+
 function tileName(tile) {
   const index = tile.slice(1);
-  return tile[0] === "R" ? `O ${index} with row_max and row_sum` : `${tile[0]} ${index}`;
+  return tile[0] === "R" ? `O ${index} with row_max and row_sum` : `${NAMES[tile[0]] || tile[0]} ${index}`;
 }

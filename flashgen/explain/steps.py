@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flashgen.codegen.family import Traffic
+
 from .events import OperationKind, TileOperation
 
-LETTERS = {"q": "Q", "k": "K", "v": "V", "out": "O", "S": "S", "P": "P", "running_rows": "R"}  # of operands and buffers, for their tiles
+# Of operands and buffers, for their tiles. A small letter is a gradient: o is dO. R: O between two steps; A: sums of dQ; L: lse and delta.
+LETTERS = {"q": "Q", "k": "K", "v": "V", "out": "O", "S": "S", "P": "P", "running_rows": "R"}
+LETTERS |= {"d_out": "o", "d_q": "q", "d_k": "k", "d_v": "v", "d_q_sum": "A"} | dict.fromkeys(("lse", "row_lse", "row_delta"), "L")
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,11 @@ class ScheduleStep:
         """To device memory."""
         return self.operation.bytes if self.operation.kind is OperationKind.STORE else 0
 
+    @property
+    def bytes_added(self) -> int:
+        """To sums in device memory, by atomic additions."""
+        return self.operation.bytes if self.operation.kind is OperationKind.ADD else 0
+
 
 @dataclass
 class _BlockState:
@@ -67,8 +76,10 @@ class _BlockState:
 
     chunks: dict[int, str] = field(default_factory=dict)
     group_of: dict[str, int] = field(default_factory=dict)  # of tiles on their way
-    in_registers: list[str] = field(default_factory=list)  # tiles of S that the warps have in registers
+    in_registers: list[str] = field(default_factory=list)  # tiles of S or dS that the warps have in registers
     query_tile: str = "0"
+    result: str = "O"  # the letter of what its rows are in the end
+    rows: list[str] = field(default_factory=list)  # tiles of lse and delta, of a block that has no S
 
     def put(self, addresses: Sequence[int], tiles: Sequence[str]) -> None:
         """Chunks get the tiles that are copied there: as many of each, in the order of addresses."""
@@ -114,25 +125,51 @@ def _meaning(operation: TileOperation, touched: list[str], state: _BlockState) -
                 del state.group_of[tile]
             return landed, []
         case OperationKind.LOAD:
+            if operation.operand in ("S", "d_q_sum", "d_out"):
+                state.query_tile = touched[0][1:].split(",")[0]
             if operation.operand == "S":
                 state.in_registers = touched
-                state.query_tile = touched[0][1:].split(",")[0]
+            if operation.operand == "d_q_sum":
+                state.result = "q"
+            if operation.operand == "d_out":
+                state.rows = [f"L{state.query_tile}"]
             return touched, []
-        case OperationKind.STORE:
+        case OperationKind.STORE | OperationKind.ADD:
             return touched, _sources(operation.operand, state)
         case OperationKind.PRODUCT:
             return _product(state.read(operation.shared), state)
         case OperationKind.REDUCE:
-            return state.in_registers, []
+            return state.in_registers or state.rows, []
         case OperationKind.STAGE:
-            tile = f"O{state.query_tile}"
-            state.put(operation.shared, [tile])
-            return [tile], []
+            tiles = _staged(operation, state)
+            state.put(operation.shared, tiles)
+            return tiles, []
+
+
+def _staged(operation: TileOperation, state: _BlockState) -> list[str]:
+    """What goes into shared memory: dS from the scores in registers; dK and dV over K and V; else the output of the query tile."""
+    if operation.function == "store_operand":
+        return list(state.in_registers)
+    if operation.function == "store_columns":
+        return [tile.lower() for tile in state.read(operation.shared)]
+    return [f"{state.result}{state.query_tile}"]
 
 
 def _product(read: list[str], state: _BlockState) -> tuple[list[str], list[str]]:
-    """S = Q K^T where a tile of K was read from shared memory, else O += P V: P is read, too, or it is S in the warps' registers."""
-    of = {letter: [tile[1:] for tile in read if tile[0] == letter] for letter in "QKVP"}
+    """S = Q K^T where a tile of K was read from shared memory, else O += P V: P is read, too, or it is S in the warps' registers.
+
+    In a backward pass dP = dO V^T where V and dO were read, dQ += dS K where dS and K were; where Q or dO was read alone, dK += dS^T Q or
+    dV += P^T dO, with dS or P in registers.
+    """
+    of = {letter: [tile[1:] for tile in read if tile[0] == letter] for letter in "QKVPos"}
+    if of["s"]:
+        return [f"A{state.query_tile}"], read
+    if of["o"] and of["V"]:
+        state.in_registers = [f"s{of['o'][0]},{key}" for key in of["V"]]
+        return state.in_registers, read
+    if of["o"] or (of["Q"] and not of["K"]):
+        scores = [("S" if of["o"] else "s") + tile[1:] for tile in state.in_registers]
+        return [("v" if of["o"] else "k") + tile.partition(",")[2] for tile in scores], [*scores, *read]
     if of["K"]:
         state.query_tile = (of["Q"] or [state.query_tile])[0]
         state.in_registers = [f"S{state.query_tile},{key}" for key in of["K"]]
@@ -144,15 +181,31 @@ def _product(read: list[str], state: _BlockState) -> tuple[list[str], list[str]]
 
 
 def _sources(operand: str, state: _BlockState) -> list[str]:
-    return state.in_registers if operand in ("S", "P") else [f"O{state.query_tile}"]
+    if operand in ("S", "P"):
+        return state.in_registers
+    return [f"O{state.query_tile}"] if operand in ("out", "running_rows") else []  # gradients need what their products say
 
 
-def totals(steps: Sequence[ScheduleStep]) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes read from device memory, and written there, by operand."""
-    read: dict[str, int] = {}
-    written: dict[str, int] = {}
+@dataclass
+class MovedBytes:
+    """Bytes between device memory and the SMs, by operand: read, written, and added to sums there."""
+
+    read: dict[str, int] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+    added: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def all(self) -> Traffic:
+        """Of all operands."""
+        return Traffic(sum(self.read.values()), sum(self.written.values()), sum(self.added.values()))
+
+
+def totals(steps: Sequence[ScheduleStep]) -> MovedBytes:
+    """What all steps have moved."""
+    found = MovedBytes()
     for step in steps:
-        for counts, moved in ((read, step.bytes_read), (written, step.bytes_written)):
+        moves = ((found.read, step.bytes_read), (found.written, step.bytes_written), (found.added, step.bytes_added))
+        for counts, moved in moves:
             if moved:
                 counts[step.operation.operand] = counts.get(step.operation.operand, 0) + moved
-    return read, written
+    return found

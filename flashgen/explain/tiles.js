@@ -13,6 +13,15 @@ const MARKS = [
   ["skipped", "×", "skipped: no block computes it"],
 ];
 
+// What lies around the scores, by the letter of a run's result. A backward pass has the gradients beside what they are gradients of.
+const BESIDE = {
+  S: {left: ["Q"], above: ["K"], right: [], below: [], scores: "S"},
+  O: {left: ["Q"], above: ["K"], right: ["O"], below: ["V"], scores: "S, P"},
+  q: {left: ["Q", "o", "O"], above: ["K", "V"], right: ["q"], below: ["k", "v"], scores: "S, P, dS"},
+};
+const shortName = (tile) => (tile[0] === "L" ? tileName(tile) : (NAMES[tile[0]] || tile[0]) + tile.slice(1)).replace(",", "\u200a,\u200a");
+const heading = (letter, transposed) => (NAMES[letter] || letter) + (transposed ? "ᵀ" : "");
+
 class TileGrid {
   constructor(run) {
     this.run = run;
@@ -21,24 +30,24 @@ class TileGrid {
     this.computed = computedCells(run);
     this.selected = null;
     this.detail = element("p", {class: "detail", "aria-live": "polite", text: "Click a tile to see what it needs and what it feeds."});
-    const count = DATA.problem.tiles;
+    const {left, above, right, below, scores} = BESIDE[run.result], count = DATA.problem.tiles, numbers = [...Array(count).keys()];
     this.root = element("div", {class: "grid", role: "group", "aria-label": `Tiles of ${run.title}`});
-    this.root.style.setProperty("--tiles", count);
-    const numbers = [...Array(count).keys()];
-    this.heading("Kᵀ", "1", "2");
-    numbers.forEach((j) => this.cell(`K${j}`, 1, j + 3));
-    this.heading("Q", "2", "1");
-    const whole = run.result === "O";
-    if (whole) this.heading("O", "2", String(count + 4));
-    this.heading(whole ? "S, P" : "S", "2", `3 / span ${count}`);
-    for (const i of numbers) {
-      this.cell(`Q${i}`, i + 3, 1);
-      numbers.forEach((j) => this.cell(`S${i},${j}`, i + 3, j + 3));
-      if (whole) this.cell(`O${i}`, i + 3, count + 4);
+    for (const [name, many] of [["tiles", count], ["left", left.length], ["right", right.length || 1]])
+      this.root.style.setProperty(`--${name}`, many);
+    // Grid lines: letters above and left of the scores, a line for headings between, and letters right of and below them.
+    const row = above.length + 2, column = left.length + 2, beyond = column + count + 1;
+    const columns = [...left.map((letter, n) => [letter, n + 1]), ...right.map((letter, n) => [letter, beyond + n])];
+    const rows = [...above.map((letter, n) => [letter, n + 1]), ...below.map((letter, n) => [letter, row + count + n])];
+    for (const [letter, at] of rows) {
+      this.heading(heading(letter, above.includes(letter)), String(at), String(column - 1));
+      numbers.forEach((j) => this.cell(`${letter}${j}`, at, column + j));
     }
-    if (!whole) return;
-    this.heading("V", String(count + 3), "2");
-    numbers.forEach((j) => this.cell(`V${j}`, count + 3, j + 3));
+    for (const [letter, at] of columns) this.heading(heading(letter, false), String(row - 1), String(at));
+    this.heading(scores, String(row - 1), `${column} / span ${count}`);
+    for (const i of numbers) {
+      for (const [letter, at] of columns) this.cell(`${letter}${i}`, row + i, at);
+      numbers.forEach((j) => this.cell(`S${i},${j}`, row + i, column + j));
+    }
   }
 
   heading(text, row, column) {
@@ -50,7 +59,7 @@ class TileGrid {
 
   cell(tile, row, column) {
     const button = element("button", {type: "button", class: "tile", "data-tile": tile, onclick: () => this.select(tile)});
-    const name = element("span", {class: "name", text: tile.replace(",", "\u200a,\u200a")});
+    const name = element("span", {class: "name", text: shortName(tile)});
     const marks = element("span", {class: "marks"});
     button.append(name, marks);
     button.style.gridRow = row;
@@ -68,8 +77,7 @@ class TileGrid {
   marksOf(tile, state) {
     const found = new Set();
     for (const name of ["loaded", "stored", "computed", "needed", "done"]) if (state[name].has(tile)) found.add(name);
-    for (const held of [tile, tile.replace("S", "P")])
-      if (state.shared.has(held)) found.add(state.shared.get(held) ? "resident" : "flying");
+    for (const [held, landed] of state.shared) if (cellOf(held) === tile) found.add(landed ? "resident" : "flying");
     if (tile[0] === "S" && !this.computed.has(tile)) found.add("skipped");
     return found;
   }
@@ -95,7 +103,8 @@ class TileGrid {
     }
     const list = (set) => [...set].map(tileName).join(", ") || "nothing";
     const none = "Click a tile to see what it needs and what it feeds.";
-    const device = this.selected && /^[QKV]/.test(this.selected) ? "it comes from device memory" : `it needs ${list(needs)}`;
+    const given = this.selected && (/^[QKVo]/.test(this.selected) || (this.run.backward && this.selected[0] === "O"));
+    const device = given ? "it comes from device memory" : `it needs ${list(needs)}`;
     this.detail.textContent = this.selected ? `${tileName(this.selected)}: ${device}; it feeds ${list(feeds)}.` : none;
   }
 }

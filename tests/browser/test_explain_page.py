@@ -107,7 +107,7 @@ def test_size_and_first_frame_of_all_rungs(watched: Watched, tmp_path: Path) -> 
     require_small_and_fast(watched.page, written_page(tmp_path, cases))
 
 
-@pytest.mark.parametrize("name", ["Version 1 and 2", "Standard attention", "Memory-efficient attention"])
+@pytest.mark.parametrize("name", ["Version 1 and 2", "Standard attention", "Memory-efficient attention", "Version 1 and 2, backward"])
 def test_stepping_to_the_end_agrees_with_the_formula(watched: Watched, address: str, name: str) -> None:
     page = watched.page
     page.goto(address)
@@ -118,7 +118,7 @@ def test_stepping_to_the_end_agrees_with_the_formula(watched: Watched, address: 
     assert position(page) == (count, count)
     for panel in page.locator(".panel").all():
         last = panel.locator(".counters tr").last.inner_text()
-        assert last.count("✓") == 2, last
+        assert last.count("✓") == (3 if panel.get_attribute("data-family") == "flash2_backward" else 2), last
         assert "✗" not in panel.inner_text()
 
 
@@ -136,6 +136,30 @@ def test_versions_side_by_side_and_alone(watched: Watched, address: str) -> None
     assert page.eval_on_selector_all(".panel", families) == ["flash2_forward"]
     choose(page, "Version 1 and 2")
     assert page.locator(".panel").count() == 2
+
+
+def test_a_backward_pass(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.goto(address)
+    choose(page, "Version 1 and 2, backward")
+    first, second = page.locator(".panel").all()
+    assert second.locator(".tile").evaluate_all("els => [...new Set(els.map((el) => el.dataset.tile[0]))].sort().join('')") == "KOQSVkoqv"
+    assert second.locator('[data-tile="q1"] .name').inner_text() == "dQ1"
+    assert "dQ 3 by block 0: read, added to and written back" in first.locator(".who").inner_text()
+    assert "dQ 3 by blocks 0, 1, 2, 3: atomic additions" in second.locator(".who").inner_text()
+    second.locator('[data-tile="q2"]').click()
+    needs = "S 2,0, K 0, S 2,1, K 1, S 2,2, K 2"
+    assert second.locator(".detail").inner_text() == f"dQ 2: it needs {needs}; it feeds nothing."
+    for tile, words in (
+        ("A", "dS 0,0 \u00d7 K 0, this key tile's part of sums of dQ 0"),
+        ("v", "dV 0 += P 0,0\u1d40 \u00d7 dO 0"),
+        ("s", "dP 0,0\u1d40 = V 0 \u00d7 dO 0\u1d40, then dS = P \u00d7 (dP - delta)"),
+    ):
+        product = f"(step) => step.kind === 'product' && step.tiles[0][0] === '{tile}'"
+        page.evaluate(f"goTo(RUNS.find((run) => run.family === 'flash2_backward').steps.findIndex({product}))")
+        assert words in second.locator(".now").inner_text()
+    page.evaluate("goTo(RUNS.find((run) => run.family === 'flash2_backward').steps.findIndex((step) => step.kind === 'add'))")
+    assert "add to sums of dQ 0 in device memory, atomically (4,096 B)" in second.locator(".now").inner_text()
 
 
 def test_with_and_without_the_mask(watched: Watched, two_masks: str) -> None:
@@ -276,7 +300,7 @@ def test_themes(watched: Watched, address: str) -> None:
 @pytest.mark.parametrize("watched", [PHONE], indirect=True, ids=["phone"])
 def test_a_phone_needs_no_scrolling_sideways(watched: Watched, address: str, eight_tiles: str) -> None:
     page = watched.page
-    for url, name in ((address, "Standard attention"), (eight_tiles, "Version 1 and 2")):
+    for url, name in ((address, "Standard attention"), (eight_tiles, "Version 1 and 2"), (address, "Version 1 and 2, backward")):
         page.goto(url)
         choose(page, name)
         page.evaluate("goTo(40)")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from flashgen.cli import app
@@ -22,7 +24,9 @@ from flashgen.explain.page import TITLES, page_html
 from flashgen.explain.product import tiled_product
 from flashgen.explain.rows import running_statistics, tile_statistics
 from flashgen.explain.run import (
+    BACKWARD,
     EXPLAINED,
+    FORWARD,
     HEAD_DIM,
     RecordedRun,
     SmallProblem,
@@ -39,16 +43,25 @@ from tests.support.plan import every_case
 H200 = find_device("h200")
 TILES = 4
 CAUSAL, FULL = SmallProblem(Mask.CAUSAL, TILES), SmallProblem(Mask.FULL, TILES)
-CASES = [
-    *((family, CAUSAL) for family in EXPLAINED),
-    *(pytest.param(family, FULL, marks=[] if family == "flash1_forward" else [pytest.mark.slow]) for family in EXPLAINED),
-]
+
+
+def cases(families: tuple[str, ...]) -> list[object]:
+    """Each with and without the mask, as parameters. For --slow: without it but one, and backward, which pages in a browser show, too."""
+    quick = [*((family, CAUSAL) for family in FORWARD), ("flash1_forward", FULL)]
+    every = [(family, small) for small in (CAUSAL, FULL) for family in families]
+    return [pytest.param(*one, marks=[] if one in quick else [pytest.mark.slow]) for one in every]
+
+
+every_rung = pytest.mark.parametrize(("family", "small"), cases(EXPLAINED))
+every_forward_rung = pytest.mark.parametrize(("family", "small"), cases(FORWARD))
+every_backward_rung = pytest.mark.parametrize(("family", "small"), cases(BACKWARD))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
-    small = [CAUSAL, FULL] if every_case(request.config) else [CAUSAL]
-    compile_ahead_of([explained_spec(family, one, H200) for one in small for family in EXPLAINED])
+    slow = every_case(request.config)
+    wanted = itertools.product(EXPLAINED if slow else FORWARD, [CAUSAL, FULL] if slow else [CAUSAL])
+    compile_ahead_of([explained_spec(family, small, H200) for family, small in wanted])
 
 
 @cache
@@ -81,42 +94,54 @@ def meaning(step: ScheduleStep) -> tuple[object, ...]:
 def test_the_tiled_product_alone_is_the_first_kernel(small: SmallProblem) -> None:
     whole = recorded("standard_attention", small)
     run = tiled_product(whole)
-    read, written = totals(run.steps)
-    assert (sum(read.values()), written) == (run.formula.read, {"S": run.formula.written})
-    assert read.keys() == {"q", "k"}
+    moved = totals(run.steps)
+    assert (moved.all.read, moved.written, moved.added) == (run.formula.read, {"S": run.formula.written}, {})
+    assert moved.read.keys() == {"q", "k"}
     assert run.steps == [step for step in whole.steps if step.launch == 0]
     assert {tile for step in products(run, "S") for tile in step.tiles} == {tile for step in products(whole, "S") for tile in step.tiles}
 
 
-@pytest.mark.parametrize(("family", "small"), CASES)
+@every_rung
 def test_bytes_are_those_of_the_formula(family: str, small: SmallProblem) -> None:
     run = recorded(family, small)
-    read, written = totals(run.steps)
-    assert (sum(read.values()), sum(written.values())) == (run.formula.read, run.formula.written)
-    assert not run.formula.reduced
+    assert totals(run.steps).all == run.formula
+    assert bool(run.formula.reduced) == (family == "flash2_backward")
 
 
-@pytest.mark.parametrize(("family", "small"), CASES)
-def test_a_recorded_run_computes_attention(family: str, small: SmallProblem) -> None:
-    q, k, v = (array.astype(np.float64) for array in small.inputs().values())
-    products = q @ k.T * HEAD_DIM**-0.5
+def attention(small: SmallProblem) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Its inputs in float64, and their attention by PyTorch."""
+    inputs = {name: torch.from_numpy(array).double().requires_grad_() for name, array in small.inputs().items()}
+    scores = inputs["q"] @ inputs["k"].T * HEAD_DIM**-0.5
     if small.mask is Mask.CAUSAL:
-        products[np.triu_indices(small.length, 1)] = -np.inf
-    weights = np.exp(products - products.max(axis=1, keepdims=True))
-    exact = weights / weights.sum(axis=1, keepdims=True) @ v
-    assert np.abs(recorded(family, small).out.astype(np.float64) - exact).max() < 4e-3
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+    return inputs, torch.softmax(scores, -1) @ inputs["v"]
 
 
-@pytest.mark.parametrize(("family", "small"), CASES)
+@every_forward_rung
+def test_a_recorded_run_computes_attention(family: str, small: SmallProblem) -> None:
+    _, exact = attention(small)
+    torch.testing.assert_close(torch.from_numpy(recorded(family, small).results["out"]).double(), exact.detach(), atol=4e-3, rtol=0)
+
+
+@every_backward_rung
+def test_a_recorded_run_computes_gradients(family: str, small: SmallProblem) -> None:
+    inputs, exact = attention(small)
+    exact.backward(torch.from_numpy(small.backward_inputs()["d_out"]).double())
+    for name, tensor in inputs.items():
+        found = torch.from_numpy(recorded(family, small).results[f"d_{name}"]).double()
+        torch.testing.assert_close(found, tensor.grad, atol=8e-3, rtol=2e-3)
+
+
+@every_rung
 def test_products_read_what_is_in_shared_memory(family: str, small: SmallProblem) -> None:
     for step in recorded(family, small).steps:
         if step.operation.kind is OperationKind.PRODUCT:
             held = {resident.tile for resident in step.shared if resident.landed}
-            in_registers = {tile for tile in step.needs if tile[0] == "S"}
+            in_registers = {tile for tile in step.needs if tile[0] in "Ss"}  # dS lies in shared memory, too
             assert set(step.needs) - in_registers <= held, meaning(step)
 
 
-@pytest.mark.parametrize(("family", "small"), CASES)
+@every_rung
 def test_tiles_that_the_mask_hides_are_skipped(family: str, small: SmallProblem) -> None:
     seen = {f"S{i},{j}" for i in range(TILES) for j in range(TILES) if small.mask is Mask.FULL or j <= i}
     assert {tile for step in products(recorded(family, small), "S") for tile in step.tiles} == seen
@@ -139,6 +164,36 @@ def test_how_often_a_tile_of_the_output_is_written() -> None:
     assert writes("flash1_forward", FULL) == [TILES] * TILES
     assert writes("flash1_forward", CAUSAL) == [1, 2, 3, 4]
     assert writes("flash2_forward", CAUSAL) == writes("memory_efficient_attention", CAUSAL) == [1] * TILES
+
+
+def added_by(family: str) -> dict[str, list[int]]:
+    """The blocks that add a key tile's part to each tile of dQ, in the order in which they do."""
+    main = [step for step in recorded(family, CAUSAL).steps if step.launch == 1 and (step.bytes_written or step.bytes_added)]
+    return {f"A{i}": [step.operation.block for step in main if step.tiles == (f"A{i}",)] for i in range(TILES)}
+
+
+@pytest.mark.slow
+def test_who_adds_up_the_gradient_of_the_queries() -> None:
+    """One block of version 1, at every key tile that the queries see; of version 2 the block of each of these key tiles."""
+    assert added_by("flash1_backward") == {f"A{i}": [0] * (i + 1) for i in range(TILES)}
+    assert added_by("flash2_backward") == {f"A{i}": list(range(i + 1)) for i in range(TILES)}
+    stored = [(step.operation.block, step.tiles[0]) for step in recorded("flash2_backward", CAUSAL).steps if step.bytes_written]
+    assert [(block, tile) for block, tile in stored if tile[0] in "kv"] == [(i, f"{letter}{i}") for i in range(TILES) for letter in "kv"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", BACKWARD)
+def test_the_products_of_a_backward_pass(family: str) -> None:
+    """Five for each tile of S that is seen, in the order of the algorithms' lines, each from what it is made of."""
+    run = recorded(family, CAUSAL)
+    found = [(step.tiles[0], step.needs) for step in run.steps if step.operation.kind is OperationKind.PRODUCT]
+    wanted = []
+    for tile, _ in found[::5]:
+        i, j = tile[1:].split(",")
+        ds = f"s{i},{j}"
+        wanted += [(tile, {f"K{j}", f"Q{i}"}), (ds, {f"V{j}", f"o{i}"}), (f"v{j}", {tile, f"o{i}"}), (f"k{j}", {ds, f"Q{i}"})]
+        wanted += [(f"A{i}", {ds, f"K{j}"})]
+    assert [(tile, set(needs)) for tile, needs in found] == wanted
 
 
 def test_one_pass_more_is_shown() -> None:
@@ -179,7 +234,7 @@ def test_a_skipped_key_tile_shows_where_it_should_be_copied() -> None:
     assert other.operation.kind is OperationKind.PRODUCT
     missing = {step.tiles for step in products(sound, "S")} - {step.tiles for step in products(faulty, "S")}
     assert missing == {(f"S{i},{i}",) for i in range(TILES)}
-    assert sum(totals(faulty.steps)[0].values()) == faulty.formula.read - TILES * 2 * 2048
+    assert totals(faulty.steps).all.read == faulty.formula.read - TILES * 2 * 2048
 
 
 def test_an_output_that_is_not_read_back_shows_at_the_second_key_tile() -> None:
@@ -188,7 +243,7 @@ def test_an_output_that_is_not_read_back_shows_at_the_second_key_tile() -> None:
     one, other = first_difference(sound, faulty)
     assert (one.operation.kind, one.operation.operand, one.tiles) == (OperationKind.LOAD, "running_rows", ("R3",))
     assert (other.operation.kind, other.tiles) == (OperationKind.PRODUCT, ("S3,1",))
-    assert sum(totals(faulty.steps)[0].values()) < faulty.formula.read
+    assert totals(faulty.steps).all.read < faulty.formula.read
 
 
 # ---- rows, tiles, the page ----
@@ -220,10 +275,10 @@ def test_tiles_of_bytes() -> None:
 
 
 def test_the_page_is_one_file() -> None:
-    html = page_html([recorded(family, CAUSAL) for family in EXPLAINED], H200)
+    html = page_html([recorded(family, CAUSAL) for family in FORWARD], H200)
     assert len(html.encode()) < 1e6
     assert not re.search(r"\b(src|href)=\"(?!data:)|https?://|@import|/\*(style|data|script)\*/", html)
-    assert all(TITLES[family] in html for family in EXPLAINED)
+    assert all(TITLES[family] in html for family in FORWARD)
 
 
 def test_texts_that_differ_behind_the_atoms_are_refused() -> None:
@@ -258,7 +313,7 @@ def test_the_command_writes_its_page_and_replaces_it(tmp_path: Path, monkeypatch
         assert done.exit_code == 0, done.output
         assert f"wrote {page}" in done.stderr
         assert ("no browser is known here" in done.stderr) is bool(options)
-        assert re.search(r"flash2_forward +causal +96 +49152 +8192 +49152 +8192", done.stdout)
+        assert re.search(r"flash2_forward +causal +96 +49152 +8192 +0 +49152 +8192 +0", done.stdout)
     assert opened == [page.as_uri()]
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 

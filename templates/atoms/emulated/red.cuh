@@ -15,11 +15,13 @@ inline void add_f32(float* address, float value) {
 
 inline void red_add_f32(float* address, float value) {
     emulator::current->require_global(bits_as<std::uintptr_t>(address), 4, true, "adds");
+    emulator::tell("red_add", address, 0, 4);
     emulator::add_f32(address, value);
 }
 
 inline void red_add_f32_v4(float* address, const float (&value)[4]) {
     if (bits_as<std::uintptr_t>(address) % 16) emulator::current->fail("global memory", "adds 16 bytes to a misaligned address");
     emulator::current->require_global(bits_as<std::uintptr_t>(address), 16, true, "adds");
+    emulator::tell("red_add", address, 0, 16);
     for (int i = 0; i < 4; ++i) emulator::add_f32(address + i, value[i]);
 }
