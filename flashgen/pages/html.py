@@ -27,15 +27,15 @@ class ValueTable:
 
 
 def self_contained_page(folder: Path, scripts: Sequence[str], data: Any) -> str:
-    """The text of `page.html` in `folder` with the theme, `page.css`, the scripts in their order and the data put in."""
+    """The text of `page.html` in `folder`, in the frame, with the theme, `page.css`, the scripts in their order and the data put in."""
+    import jinja2  # loaded only where a page is written
+
+    loader = jinja2.FileSystemLoader([folder, _SHARED])
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     style = _read(_SHARED / "theme.css") + _read(folder / "page.css")
     script = "\n".join([_read(_SHARED / "elements.js"), *(_read(folder / name) for name in scripts)])
-    html = _read(folder / "page.html")
-    # The data last: a text of it may look like a mark.
-    for mark, text in (("/*script*/", script), ("/*style*/", style), ("/*data*/", script_json(data))):
-        before, _, after = html.partition(mark)
-        html = before + text + after
-    return html
+    # Nothing is escaped: style and scripts are flashgen's own, and data has been through `script_json`.
+    return environment.get_template("page.html").render(style=style, script=script, data=script_json(data))
 
 
 def script_json(data: Any) -> str:

@@ -18,7 +18,7 @@ from ..selection import compilation
 from ..selection.picks import picks
 from .on_cpu import CpuScreen
 from .request import Request
-from .result import Row, TriedConfig, TuneResult
+from .result import NO_TIMES, Row, TriedConfig, TuneResult
 
 BUDGET_SECONDS = 45.0  # of compiling and verifying
 ANY_TOOLCHAIN = ("", "")  # of driver and compiler: there are none to compare with
@@ -38,17 +38,14 @@ def run_predicted(request: Request, device: Device, progress: Progress) -> TuneR
     )
     artifacts = _compile(request, specs, {shortlist[0] for shortlist in cells.values()}, progress, begun)
     failures = {spec.name: _fault(result) for spec, result in artifacts.items() if _fault(result)}
+    candidates = {cell: [_tried(cell, spec, artifacts.get(spec), device, known[cell]) for spec in specs] for cell, specs in cells.items()}
     screen = CpuScreen(begun + (request.budget_seconds or BUDGET_SECONDS))
     progress.begin("verifying on the CPU", len(cells))
-    rows = []
-    for cell, shortlist in cells.items():
-        among = [spec for spec in shortlist if spec in artifacts]
-        rows.append(_row(cell, request.default(cell, device), among, artifacts, device, screen, failures, known[cell]))
+    sound = {}
+    for cell, tried in candidates.items():
+        sound[cell] = _sound(tried, screen, failures)
         progress.advance()
-    tried = {
-        cell: [_tried(cell, spec, artifacts.get(spec), device, failures, known[cell]) for spec in specs] for cell, specs in cells.items()
-    }
-    rows = [replace(row, default=request.default(row.cell, device), candidates=tuple(tried[row.cell])) for row in rows]
+    rows = [_row(cell, request.default(cell, device), tried, sound[cell], failures) for cell, tried in candidates.items()]
     complete, seconds = len(artifacts) == len(specs), time.monotonic() - begun
     return TuneResult(device.name, False, complete, rows, failures, 0, seconds, device.measured, screen.verified, screen.skipped)
 
@@ -95,51 +92,32 @@ def _fault(result: Artifact | CompileError) -> str:
     return str(result) if isinstance(result, CompileError) else "; ".join(result.report.defects)
 
 
-def _tried(
-    cell: Cell, spec: KernelSpec, artifact: Artifact | CompileError | None, device: Device, failures: dict[str, str], known: Measured | None
-) -> TriedConfig:
-    """What is known of a candidate once all are compiled, and the winners verified."""
+def _tried(cell: Cell, spec: KernelSpec, artifact: Artifact | CompileError | None, device: Device, known: Measured | None) -> TriedConfig:
+    """What is known of a candidate once all are compiled."""
     report = artifact.report if isinstance(artifact, Artifact) else None
     registers, spills = (report.registers, report.spill_bytes) if report else (None, None)
-    prediction = spec.family.predict(spec.problem, spec.config, cell.workload, device, registers)
-    seconds = known[1] if known and known[0] == spec else None
-    shared, failure = spec.largest_block.shared_bytes, failures.get(spec.name, "")
-    return TriedConfig(spec, seconds, None, None, prediction.seconds, registers, spills, shared, failure, artifact is not None)
+    times = (known[1], None, None) if known and known[0] == spec else NO_TIMES
+    return TriedConfig.of(cell, spec, device, times, registers, spills, _fault(artifact) if artifact else "", artifact is not None)
 
 
-def _row(
-    cell: Cell,
-    default: KernelSpec,
-    specs: list[KernelSpec],
-    artifacts: dict[KernelSpec, Artifact | CompileError],
-    device: Device,
-    screen: CpuScreen,
-    failures: dict[str, str],
-    measured: Measured | None,
-) -> Row:
-    """The measured kernel, else the best sound candidate by the model, now that the compiler has said how many registers each takes.
+def _sound(candidates: list[TriedConfig], screen: CpuScreen, failures: dict[str, str]) -> list[TriedConfig]:
+    """The measured kernel first, then by the model, now that the compiler has said how many registers each takes.
 
-    It is right on the CPU.
+    The first is right on the CPU; what was found wrong before it is added to `failures`.
     """
-    winner = measured[0] if measured else None
-    sound = []
-    for spec in specs:
-        artifact = artifacts[spec]
-        if isinstance(artifact, Artifact) and not artifact.report.defects:
-            prediction = spec.family.predict(spec.problem, spec.config, cell.workload, device, artifact.report.registers)
-            sound.append((prediction.seconds, spec, prediction.bound_by, artifact.report))
-    sound.sort(key=lambda item: (item[1] != winner, item[0], item[1].name))
-    while sound and (fault := screen.fault(sound[0][1])):
-        failures[sound[0][1].name] = f"wrong on the CPU: {fault}"
+    sound = [each for each in candidates if each.tried and not each.failure]
+    sound.sort(key=lambda each: (each.seconds is None, each.predicted, each.spec.name))
+    while sound and (fault := screen.fault(sound[0].spec)):
+        failures[sound[0].spec.name] = f"wrong on the CPU: {fault}"
         del sound[0]
-    failed = len(specs) - len(sound)
-    if not sound:
-        return Row(cell, None, None, None, None, None, None, "", len(specs), failed)
-    predicted, spec, bound_by, report = sound[0]
-    known = measured is not None and spec == winner
-    seconds = measured[1] if measured and known else predicted
-    untuned = next((s for s, candidate, _, _ in sound if candidate == default), None)
-    gain = untuned / predicted if untuned and (not known or spec == default) else None  # a prediction over a measurement would tell nothing
-    shared = spec.largest_block.shared_bytes
-    resources = (report.registers, report.spill_bytes, shared)
-    return Row(cell, spec, seconds, gain, *resources, bound_by, len(specs), failed, known)
+    return sound
+
+
+def _row(cell: Cell, default: KernelSpec, candidates: list[TriedConfig], sound: list[TriedConfig], failures: dict[str, str]) -> Row:
+    """The first that is sound wins. `failures` are those of all cells: a kernel that one of them found wrong may be in others."""
+    winner, untuned = sound[0] if sound else None, next((each for each in sound if each.spec == default), None)
+    gain = None
+    if winner and untuned and (winner.seconds is None or winner is untuned):  # a prediction over a measurement would tell nothing
+        gain = untuned.predicted / winner.predicted
+    outcomes = tuple(replace(each, failure=failures.get(each.spec.name, "")) for each in candidates)
+    return Row.of(cell, default, outcomes, sum(each.tried for each in candidates) - len(sound), winner, gain)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flashgen.codegen.devices import Device
 from flashgen.codegen.spec import KernelSpec
 
 from ..cells import Cell
+
+Times = tuple[float | None, float | None, float | None]
+"""What was measured of a kernel: median, 10 % and 90 % over the rounds, in seconds."""
+NO_TIMES: Times = (None, None, None)
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class TriedConfig:
     """What is known of one candidate of a cell; times in seconds, None where there is none.
 
     seconds, low, high: what was measured, now or by a tuning record: median, 10 % and 90 % over the rounds, where those are known
-    predicted: the model's time, with the compiler's registers where it was compiled
+    predicted, bound_by: the model's time, and what takes it, with the compiler's registers where it was compiled
     failure: why it cannot be used, empty if nothing is known against it
     tried: False where the budget ended before it was compiled, or measured
     """
@@ -25,34 +30,74 @@ class TriedConfig:
     low: float | None
     high: float | None
     predicted: float
+    bound_by: str
     registers: int | None
     spill_bytes: int | None
     shared_bytes: int
     failure: str = ""
     tried: bool = True
 
+    @classmethod
+    def of(
+        cls,
+        cell: Cell,
+        spec: KernelSpec,
+        device: Device,
+        times: Times,
+        registers: int | None,
+        spill_bytes: int | None,
+        failure: str = "",
+        tried: bool = True,
+    ) -> TriedConfig:
+        """A candidate with what the model says of it."""
+        model = spec.family.predict(spec.problem, spec.config, cell.workload, device, registers)
+        shared = spec.largest_block.shared_bytes
+        return cls(spec, *times, model.seconds, model.bound_by, registers, spill_bytes, shared, failure, tried)
+
 
 @dataclass(frozen=True)
 class Row:
-    """The winner of one cell. `gain` is the untuned default's time over the winner's; `seconds` is None if nothing was sound.
+    """The winner of one cell, if any was sound. `gain` is the untuned default's time over the winner's.
 
+    default: what `gain` compares with; candidates: all that were to be tried, with their outcomes; failed: how many of those tried
     measured: whether `seconds` was measured, now or by a tuning record; else it is the model's
-    default: what `gain` compares with; candidates: all that were to be tried, with their outcomes
     """
 
     cell: Cell
-    spec: KernelSpec | None
-    seconds: float | None
-    gain: float | None
-    registers: int | None
-    spill_bytes: int | None
-    shared_bytes: int | None
-    bound_by: str
-    tried: int
+    default: KernelSpec
+    candidates: tuple[TriedConfig, ...]
     failed: int
+    spec: KernelSpec | None = None
+    seconds: float | None = None
+    gain: float | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    shared_bytes: int | None = None
+    bound_by: str = ""
     measured: bool = False
-    default: KernelSpec | None = None
-    candidates: tuple[TriedConfig, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        cell: Cell,
+        default: KernelSpec,
+        candidates: tuple[TriedConfig, ...],
+        failed: int,
+        winner: TriedConfig | None,
+        gain: float | None,
+    ) -> Row:
+        """The row of a winner, which need be none of the candidates: an earlier tune may have had others."""
+        if winner is None:
+            return cls(cell, default, candidates, failed)
+        measured = winner.seconds is not None
+        seconds = winner.seconds if measured else winner.predicted
+        resources = (winner.registers, winner.spill_bytes, winner.shared_bytes)
+        return cls(cell, default, candidates, failed, winner.spec, seconds, gain, *resources, winner.bound_by, measured)
+
+    @property
+    def tried(self) -> int:
+        """How many candidates were."""
+        return sum(each.tried for each in self.candidates)
 
     @property
     def tflops(self) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from ..records.store import Failure, FailureKind, Record, RecordKey, Timing
 from ..selection import compilation, loaded
 from ..timing.gpu_lock import exclusive
 from .request import Request
-from .result import Row, TriedConfig, TuneResult
+from .result import NO_TIMES, Row, TriedConfig, TuneResult
 
 if TYPE_CHECKING:  # PyTorch is loaded only when something is left to measure
     from flashgen.build.gpu.kernel import Kernel
@@ -44,10 +43,7 @@ def run_timed(request: Request, gpu: Gpu, progress: Progress) -> TuneResult:
             timed.measure(_missing(timed.recorded(wanted)))  # asked again: another tune may have measured some meanwhile
         loaded.kernels.forget()
         found = timed.recorded(wanted)
-    rows = [
-        replace(timed.row(request, cell, records), default=request.default(cell, gpu.device), candidates=_tried(cell, records, gpu.device))
-        for cell, records in found.items()
-    ]
+    rows = [timed.row(request, cell, records) for cell, records in found.items()]
     return TuneResult(gpu.device.name, True, not _missing(found), rows, _failures(found), timed.measured, time.monotonic() - begun)
 
 
@@ -75,27 +71,12 @@ def _reason(failure: Failure) -> str:
     return f"{failure.kind.value}: {failure.message}"
 
 
-def _tried(cell: Cell, records: dict[KernelSpec, Record | None], device: Device) -> tuple[TriedConfig, ...]:
-    """The candidates of a cell as the records have them."""
-    tried = []
-    for spec, record in records.items():
-        outcome, registers = (record.outcome, record.registers) if record else (None, None)
-        seconds, low, high = (outcome.seconds, outcome.low, outcome.high) if isinstance(outcome, Timing) else (None, None, None)
-        tried.append(
-            TriedConfig(
-                spec,
-                seconds,
-                low,
-                high,
-                spec.family.predict(spec.problem, spec.config, cell.workload, device, registers).seconds,
-                registers,
-                record.spill_bytes if record else None,
-                spec.largest_block.shared_bytes,
-                _reason(outcome) if isinstance(outcome, Failure) else "",
-                record is not None,
-            )
-        )
-    return tuple(tried)
+def _tried(cell: Cell, spec: KernelSpec, record: Record | None, device: Device) -> TriedConfig:
+    """A candidate as the records have it."""
+    outcome, registers, spills = (record.outcome, record.registers, record.spill_bytes) if record else (None, None, None)
+    times = (outcome.seconds, outcome.low, outcome.high) if isinstance(outcome, Timing) else NO_TIMES
+    failure = _reason(outcome) if isinstance(outcome, Failure) else ""
+    return TriedConfig.of(cell, spec, device, times, registers, spills, failure, record is not None)
 
 
 class TimedRun:
@@ -216,15 +197,14 @@ class TimedRun:
 
     def row(self, request: Request, cell: Cell, found: dict[KernelSpec, Record | None]) -> Row:
         """The fastest recorded kernel of a cell, of the family asked for, whether this run tried it or an earlier one."""
-        recorded = [record for record in found.values() if record]
-        failed = sum(isinstance(record.outcome, Failure) for record in recorded)
-        toolchain = (self.gpu.driver_version, nvrtc_version())
-        choice = self.records.best(cell.problem, cell.workload, self.gpu.device, *toolchain, BENCHMARK_VERSION, excluded=request.excluded)
-        if choice is None or not (choice.exact_workload and choice.same_toolchain) or not isinstance(choice.record.outcome, Timing):
-            return Row(cell, None, None, None, None, None, None, "", len(recorded), failed)
-        best, spec = choice.record, KernelSpec.from_json(choice.record.spec, self.gpu.device.target)
-        untuned = found.get(request.default(cell, self.gpu.device))
-        seconds = choice.record.outcome.seconds
-        gain = untuned.outcome.seconds / seconds if untuned and isinstance(untuned.outcome, Timing) else None
-        bound_by = spec.family.predict(spec.problem, spec.config, cell.workload, self.gpu.device, best.registers).bound_by
-        return Row(cell, spec, seconds, gain, best.registers, best.spill_bytes, best.shared_bytes, bound_by, len(recorded), failed, True)
+        device, toolchain = self.gpu.device, (self.gpu.driver_version, nvrtc_version())
+        default = request.default(cell, device)
+        candidates = {spec: _tried(cell, spec, record, device) for spec, record in found.items()}
+        failed = sum(bool(each.failure) for each in candidates.values())
+        choice = self.records.best(cell.problem, cell.workload, device, *toolchain, BENCHMARK_VERSION, excluded=request.excluded)
+        winner = gain = None
+        if choice and choice.exact_workload and choice.same_toolchain and isinstance(choice.record.outcome, Timing):
+            winner = _tried(cell, KernelSpec.from_json(choice.record.spec, device.target), choice.record, device)
+            untuned = candidates.get(default)
+            gain = untuned.seconds / choice.record.outcome.seconds if untuned and untuned.seconds else None
+        return Row.of(cell, default, tuple(candidates.values()), failed, winner, gain)

@@ -73,14 +73,13 @@ def _cell(row: Row, other: PassedOver, device: Device, roof: Roofline, texts: Va
 
 def _winner(row: Row, spec: KernelSpec, device: Device) -> TriedConfig:
     """A winner that is none of the candidates."""
-    predicted = spec.family.predict(spec.problem, spec.config, row.cell.workload, device, row.registers).seconds
-    resources = (row.registers, row.spill_bytes, spec.largest_block.shared_bytes)
-    return TriedConfig(spec, row.seconds if row.measured else None, None, None, predicted, *resources)
+    times = (row.seconds if row.measured else None, None, None)
+    return TriedConfig.of(row.cell, spec, device, times, row.registers, row.spill_bytes)
 
 
-def _candidate(each: TriedConfig, default: KernelSpec | None, texts: ValueTable) -> list[Any]:
+def _candidate(each: TriedConfig, default: KernelSpec, texts: ValueTable) -> list[Any]:
     spec = each.spec
-    usual = default.config if default is not None and default.family is spec.family else spec.family.default(spec.problem, spec.target)
+    usual = default.config if default.family is spec.family else spec.family.default(spec.problem, spec.target)
     times = [each.seconds, each.low, each.high, each.predicted]
     resources = [each.registers, each.spill_bytes, each.shared_bytes]
     described = [spec.family.name, spec.config.settings(usual) or "default", spec.config.describe(), each.failure]

@@ -36,10 +36,8 @@ def _row(request: Request, cell: Cell, timed: bool, seed: int) -> Row:
     tried = []
     for i, spec in enumerate(request.candidates(cell, DEVICE)):
         predicted = spec.family.predict(spec.problem, spec.config, cell.workload, DEVICE, 168).seconds
-        factor = 0.97 + ((7 * i + 5 * seed) % 11) / 50
-        tried.append(
-            TriedConfig(spec, predicted * factor, predicted * factor * 0.99, predicted * factor * 1.02, predicted, 168, 0, 90000 + i)
-        )
+        median = predicted * (0.97 + ((7 * i + 5 * seed) % 11) / 50)
+        tried.append(TriedConfig(spec, median, median * 0.99, median * 1.02, predicted, "tensor cores", 168, 0, 90000 + i))
     for i, reason in zip(range(2, len(tried), 3), REASONS, strict=False):
         tried[i] = _without_time(tried[i], reason)
     tried[-2] = replace(_without_time(tried[-2]), tried=False, registers=None, spill_bytes=None)
@@ -47,10 +45,7 @@ def _row(request: Request, cell: Cell, timed: bool, seed: int) -> Row:
         tried = [_without_time(each, each.failure) for each in tried]
     sound = [each for each in tried if not each.failure and each.tried]
     best = min(sound, key=lambda each: each.seconds or each.predicted)
-    seconds, failed = best.seconds or best.predicted, sum(bool(each.failure) for each in tried)
-    gain = 1.25 + seed
-    resources = (best.registers, best.spill_bytes, best.shared_bytes)
-    return Row(cell, best.spec, seconds, gain, *resources, "tensor cores", len(tried), failed, timed, default, tuple(tried))
+    return Row.of(cell, default, tuple(tried), sum(bool(each.failure) for each in tried), best, 1.25 + seed)
 
 
 def _without_time(each: TriedConfig, failure: str = "") -> TriedConfig:

@@ -49,7 +49,7 @@ def test_candidates_are_told_as_recorded() -> None:
     (cell,) = cells_of(64, causal=False, seqlens=(1024,))
     specs = [KernelSpec(FAMILY, PROBLEM, config, DEVICE.target) for config in CONFIGS[:3]]
     records = [make(1e-3, cell.workload, CONFIGS[0]), make(Failure(FailureKind.WRONG, "off by <1>"), cell.workload, CONFIGS[1]), None]
-    measured, failed, untried = _tried(cell, dict(zip(specs, records, strict=True)), DEVICE)
+    measured, failed, untried = [_tried(cell, spec, record, DEVICE) for spec, record in zip(specs, records, strict=True)]
     assert [each.spec for each in (measured, failed, untried)] == specs
     assert (measured.seconds, measured.low, measured.high, measured.failure) == (1e-3, 0.9 * 1e-3, 1.1 * 1e-3, "")
     assert measured.predicted == FAMILY.predict(PROBLEM, CONFIGS[0], cell.workload, DEVICE, 128).seconds, "with the compiler's registers"
