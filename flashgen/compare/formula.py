@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flashgen.codegen.devices import Device
@@ -63,6 +64,12 @@ class ByteBounds:
         )
 
 
-def traffic_of(spec: KernelSpec, cell: Cell, device: Device) -> Traffic | None:
-    """What the loops of a kernel's algorithm move, None where its family does not say."""
-    return spec.family.traffic(cell.problem, spec.config, cell.workload, device)
+def traffic_of(kernels: Iterable[tuple[KernelSpec, Cell]], device: Device) -> Traffic | None:
+    """What the loops of the kernels' algorithms move in these calls together, None where a family does not say."""
+    total = Traffic(0, 0)
+    for spec, call in kernels:
+        own = spec.family.traffic(call.problem, spec.config, call.workload, device)
+        if own is None:
+            return None
+        total = Traffic(total.read + own.read, total.written + own.written, total.reduced + own.reduced)
+    return total

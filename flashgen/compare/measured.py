@@ -21,7 +21,7 @@ from ..timing.gpu_lock import exclusive
 from .counters import CountersError, count_bytes
 from .formula import ByteBounds, Roofline, traffic_of
 from .result import CellComparison, ComparedRow, Comparison
-from .shapes import all_participants, participants
+from .shapes import all_participants, calls_of, participants
 from .with_backward import FamilyWithBackward, with_backward
 
 # Bytes: of a call that allocates more nothing is counted. The profiler runs each kernel several times, and saves what it writes before.
@@ -86,7 +86,7 @@ class Measurement:
             row = ComparedRow(name, ms=timed.times[name].ms, peak_bytes=peak, error=error, stands_for=rungs)
             rows.append(_with_formula(row, peer, cell, self._on))
         found = CellComparison(grid, cell, ByteBounds.of(cell, self._on.device), rows)
-        if not found.with_backward:  # whose bytes no family has a formula of
+        if not found.with_backward:  # counters see a call by its forward pass alone
             found.rows = self._with_counts(cell, rows)
         return found
 
@@ -108,11 +108,12 @@ class Measurement:
 def _with_formula(row: ComparedRow, peer: Peer, cell: Cell, on: Gpu) -> ComparedRow:
     """The row with a family's kernel for the cell, and the bytes of its loops; or with the kernels of both passes."""
     if isinstance(peer, FamilyWithBackward):
-        forward, backward = peer.specs(cell, on)
-        return dataclasses.replace(row, kernel=f"{forward.name} + {backward.name}", backward=backward.family.name)
+        forward, backward = specs = peer.specs(cell, on)
+        traffic = traffic_of(zip(specs, calls_of(cell), strict=True), on.device)
+        return dataclasses.replace(row, kernel=f"{forward.name} + {backward.name}", backward=backward.family.name, traffic=traffic)
     if isinstance(peer, FamilyPeer):
         spec = peer.spec(cell, on)
-        return dataclasses.replace(row, kernel=spec.name, traffic=traffic_of(spec, cell, on.device))
+        return dataclasses.replace(row, kernel=spec.name, traffic=traffic_of([(spec, cell)], on.device))
     return row
 
 

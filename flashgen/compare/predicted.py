@@ -45,13 +45,14 @@ def _row(name: str, cell: Cell, device: Device) -> ComparedRow:
         return ComparedRow(name, error=str(error).splitlines()[0])
     ms = 1e3 * sum(spec.family.predict(call.problem, spec.config, call.workload, device).seconds for call, spec in calls)
     spread = Spread(ms, ms, ms)
+    traffic = traffic_of([(spec, call) for call, spec in calls], device)
     if len(calls) == 1:
         ((_, spec),) = calls
-        return ComparedRow(name, spec.name, spread, _allocated(spec, cell, device), traffic_of(spec, cell, device))
+        return ComparedRow(name, spec.name, spread, _allocated(spec, cell, device), traffic)
     (before, forward), (after, backward) = calls
     # out and lse stay, what else the forward pass allocates does not.
     peak = _outputs(before, True) + max(_buffers(forward, before, device), _allocated(backward, after, device))
-    return ComparedRow(name, f"{forward.name} + {backward.name}", spread, peak, backward=backward.family.name)
+    return ComparedRow(name, f"{forward.name} + {backward.name}", spread, peak, traffic, backward=backward.family.name)
 
 
 def _spec(family: str | None, cell: Cell, device: Device) -> KernelSpec:

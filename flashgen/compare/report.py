@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import compress
 
 from ..bench.report import FAILED, NONE, Table, markdown_list, markdown_table
 from .result import CellComparison, ComparedRow, Comparison
@@ -20,7 +21,7 @@ COLUMNS = [
     ("FLOP/B", True),
     ("bound by", False),
 ]
-COLUMNS_WITH_BACKWARD = COLUMNS[:5]  # no family has a formula of its gradients' bytes
+_COUNTED = ("counted MB", "memory MB")  # nothing is counted of calls with a backward pass
 SOME = 4  # cells that a sentence names one by one
 
 
@@ -41,8 +42,9 @@ def comparison_tables(result: Comparison) -> list[tuple[str, Table]]:
 
 
 def _table(cell: CellComparison, result: Comparison) -> Table:
-    columns = COLUMNS_WITH_BACKWARD if cell.with_backward else COLUMNS
-    return Table(f"{cell.grid}: {cell.name}", columns, [_line(cell, row, result)[: len(columns)] for row in cell.rows])
+    shown = [not (cell.with_backward and name in _COUNTED) for name, _ in COLUMNS]
+    lines = [list(compress(_line(cell, row, result), shown)) for row in cell.rows]
+    return Table(f"{cell.grid}: {cell.name}", list(compress(COLUMNS, shown)), lines)
 
 
 def _sizes(cell: CellComparison) -> str:

@@ -38,7 +38,7 @@ def _cell(row: Row, other: PassedOver, device: Device, roof: Roofline, texts: Va
     if row.spec is not None and row.spec not in [each.spec for each in candidates]:  # an earlier tune's, which had other candidates
         candidates.append(_winner(row, row.spec, device))
     specs = [each.spec for each in candidates]
-    traffic = traffic_of(row.spec, row.cell, device) if row.spec else None
+    traffic = traffic_of([(row.spec, row.cell)], device) if row.spec else None
     intensity = row.cell.flops / row.cell.io_bytes
     return {
         "problem": row.cell.problem.name,

@@ -24,11 +24,12 @@ from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
 from flashgen.compare import measured, report, shapes
-from flashgen.compare.plot import draw_lengths
+from flashgen.compare.plot import draw_lengths, draw_roofline
 from flashgen.compare.predicted import predict
 from flashgen.compare.result import CellComparison, Comparison
 from flashgen.compare.with_backward import FamilyWithBackward, with_backward
 from flashgen.progress import Progress
+from flashgen.selection.picks import picked_spec
 from tests.support.bench_results import ENVIRONMENT
 
 CPU, H200 = torch.device("cpu"), find_device("h200")
@@ -89,14 +90,33 @@ def test_a_prediction_is_of_both_calls(predicted: Comparison) -> None:
         assert row.kernel.count(" + ") == 1
 
 
+def test_bytes_are_those_of_both_passes_where_both_families_say_them(predicted: Comparison) -> None:
+    both = predicted.cells[1]
+    rows = {row.name: row for row in both.rows}
+    for version in ("flash1", "flash2"):
+        found = rows[f"{version}_forward"].traffic
+        specs = [
+            picked_spec(call.problem, call.workload, H200, ("", ""), f"{version}_{call.problem.operation}")
+            for call in shapes.calls_of(both.cell)
+        ]
+        own = [spec.family.traffic(spec.problem, spec.config, both.cell.workload, H200) for spec in specs]
+        assert found is not None
+        assert (found.read, found.written, found.reduced) == tuple(
+            sum(getattr(each, name) for each in own) for name in ("read", "written", "reduced")
+        )
+        assert both.intensity(rows[f"{version}_forward"]) == both.flops / (found.read + found.written + found.reduced)
+    assert rows["attention_forward"].traffic is None, "attention_backward says nothing"
+    assert draw_roofline(predicted).axes, "points of both passes, too"
+
+
 def test_what_is_said_of_it(predicted: Comparison) -> None:
     (_, forward), (_, both) = report.comparison_tables(predicted)
     assert (forward.title, both.title) == (
         "lengths: fp16_d64_full B1 H16 S2048", "lengths: fp16_d64_full B1 H16 S2048, with backward",
     )  # fmt: skip
-    assert both.columns == report.COLUMNS[:5]
+    assert both.columns == [*report.COLUMNS[:6], *report.COLUMNS[8:]], "nothing is counted of it"
     assert [line[0] for line in both.rows][:2] == ["flash1_forward + flash1_backward", "flash2_forward + flash2_backward"]
-    assert both.rows[-1] == ["eager_fp16, for standard_attention, memory_efficient_attention", "not predicted", "-", "-", "-"]
+    assert both.rows[-1] == ["eager_fp16, for standard_attention, memory_efficient_attention", "not predicted", *["-"] * 6]
     summary = report.comparison_summary(predicted)
     assert "standard_attention has no backward pass: with backward, eager_fp16 stands for it" in summary
     assert "eager_fp16: not predicted: there is no model of it" in summary
