@@ -7,6 +7,7 @@ differ. Each family adds its config, its kernel's parameters and launch, and the
 from __future__ import annotations
 
 import dataclasses
+import enum
 import itertools
 import math
 from abc import abstractmethod
@@ -31,6 +32,13 @@ MMA_EFFICIENCY = 0.6  # of the rate of mma.sync that these loops reach: a guess
 L2_BYTES_PER_CYCLE = 28  # that an SM reads from the L2 while all of them do: a guess
 TILE_CYCLES = 850  # of a key tile, in which a block waits and others of its SM compute; measured on flash2_forward, H200, d 64
 BLOCK_SECONDS = 3e-6  # of a block before its first product and after its last: a guess
+
+
+class GridOrder(enum.Enum):
+    """What the grid of a step is made of where that can be chosen; the first varies fastest from one block to the next."""
+
+    TILE_BATCH_HEAD = "tile_batch_head"
+    BATCH_HEAD_TILE = "batch_head_tile"
 
 
 @dataclass(frozen=True)

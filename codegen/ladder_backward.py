@@ -56,6 +56,10 @@ class LadderBackward(LadderFamily):
     def blocks_of_head(self, config: Any, workload: Workload) -> int:
         """Blocks of a key/value head."""
 
+    def alternating_heads(self, config: Any, workload: Workload) -> int:
+        """How many key/value heads take turns in the grid; of one the blocks follow each other."""
+        return 1
+
     def spare_registers(self, config: Any) -> int:
         """That a default config leaves: the assembler takes a few more on some targets."""
         return 20
@@ -127,10 +131,11 @@ class LadderBackward(LadderFamily):
         return max(1, -(-workload.len_kv // int(config.block_kv)))
 
     def program(self, config: Any, call: Call, device: Device) -> Program:
-        """See Family. The blocks of a head follow each other."""
+        """See Family."""
         w, blocks = call.workload, self.blocks_of_head(config, call.workload)
         counts = {"query_tiles": self.query_tiles(config, w), "key_tiles": self.key_tiles(config, w)}
-        counts |= {"l2_group_heads": 1, "l2_group_tiles": blocks}
+        alternating = self.alternating_heads(config, w)
+        counts |= {"l2_group_heads": alternating, "l2_group_tiles": alternating * blocks}
         return gradient_program(self.kernels(call.problem, config), call, counts, blocks * w.batch * w.heads_kv, config.block_q)
 
     def call_refusals(self, call: Call, config: Any = None) -> list[str]:

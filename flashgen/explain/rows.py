@@ -11,10 +11,10 @@ TileStatistics = tuple[float, float] | None  # the maximum of scale * S in a til
 
 def tile_statistics(small: SmallProblem) -> list[list[TileStatistics]]:
     """Of each query and key tile. Products of fp16 numbers, scaled, in float64."""
-    scores = small.scores()
+    products = small.scaled_products()
 
     def of_tile(query: int, tile: int) -> TileStatistics:
-        of_row = scores[query, tile * BLOCK : (tile + 1) * BLOCK]
+        of_row = products[query, tile * BLOCK : (tile + 1) * BLOCK]
         seen = of_row[of_row > -np.inf]
         return (float(seen.max()), float(np.exp(seen - seen.max()).sum())) if len(seen) else None
 

@@ -75,7 +75,7 @@ class SmallProblem:
         random = np.random.default_rng(2)
         return {name: random.standard_normal((self.length, HEAD_DIM)).astype(np.float16) for name in ("q", "k", "v")}
 
-    def scores(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def scaled_products(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Scaled S, [queries, keys]: -inf where the mask hides a key."""
         inputs = self.inputs()
         found = inputs["q"].astype(np.float64) @ inputs["k"].astype(np.float64).T * HEAD_DIM**-0.5
@@ -83,9 +83,9 @@ class SmallProblem:
 
     def backward_inputs(self) -> dict[str, Operand]:
         """Beside those of the forward pass: what that computed, out and lse, and d_out, always the same."""
-        scores, d_out = self.scores(), np.random.default_rng(3).standard_normal((self.length, HEAD_DIM)).astype(np.float16)
-        lse = np.log(np.exp(scores).sum(axis=1))
-        out = np.exp(scores - lse[:, None]) @ self.inputs()["v"].astype(np.float64)
+        products, d_out = self.scaled_products(), np.random.default_rng(3).standard_normal((self.length, HEAD_DIM)).astype(np.float16)
+        lse = np.log(np.exp(products).sum(axis=1))
+        out = np.exp(products - lse[:, None]) @ self.inputs()["v"].astype(np.float64)
         return self.inputs() | {"out": out.astype(np.float16), "lse": lse.astype(np.float32), "d_out": d_out}
 
 

@@ -168,8 +168,8 @@ def _product(read: list[str], state: _BlockState) -> tuple[list[str], list[str]]
         state.in_registers = [f"s{of['o'][0]},{key}" for key in of["V"]]
         return state.in_registers, read
     if of["o"] or (of["Q"] and not of["K"]):
-        scores = [("S" if of["o"] else "s") + tile[1:] for tile in state.in_registers]
-        return [("v" if of["o"] else "k") + tile.partition(",")[2] for tile in scores], [*scores, *read]
+        factors = [("S" if of["o"] else "s") + tile[1:] for tile in state.in_registers]
+        return [("v" if of["o"] else "k") + tile.partition(",")[2] for tile in factors], [*factors, *read]
     if of["K"]:
         state.query_tile = (of["Q"] or [state.query_tile])[0]
         state.in_registers = [f"S{state.query_tile},{key}" for key in of["K"]]

@@ -17,6 +17,7 @@ from flashgen.codegen.families.attention_backward.config import AttentionBackwar
 from flashgen.codegen.families.flash1_backward.config import Flash1BackwardConfig
 from flashgen.codegen.families.flash2_backward.config import Flash2BackwardConfig
 from flashgen.codegen.family import Family
+from flashgen.codegen.ladder import GridOrder
 from flashgen.codegen.operands import Call, View
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
@@ -72,7 +73,7 @@ CHOSEN: tuple[tuple[tuple[int, int], Config], ...] = (
     ((72, 40), Flash1BackwardConfig(32, 64, 2)),
     ((40, 72), Flash2BackwardConfig(64, 256, 8, stages=4)),
     ((8, 8), Flash1BackwardConfig(64, 128, 8)),
-    ((128, 128), Flash2BackwardConfig(32, 32, 2)),
+    ((128, 128), Flash2BackwardConfig(32, 32, 2, grid_order=GridOrder.BATCH_HEAD_TILE)),
 )
 
 

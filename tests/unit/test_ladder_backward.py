@@ -14,6 +14,7 @@ from flashgen.codegen.families.flash1_backward.family import FAMILY as FLASH1
 from flashgen.codegen.families.flash2_backward.config import Flash2BackwardConfig
 from flashgen.codegen.families.flash2_backward.family import FAMILY as FLASH2
 from flashgen.codegen.family import Traffic
+from flashgen.codegen.ladder import GridOrder
 from flashgen.codegen.ladder_backward import LadderBackward
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
@@ -52,11 +53,20 @@ def test_one_block_a_head_is_deterministic_and_many_are_not() -> None:
     assert FLASH2.refusals(problem, SM_90) == ["deterministic must be false in flash2_backward: blocks add to dQ in any order"]
 
 
+def test_the_grids_orders() -> None:
+    """The key tiles of one head side by side, or one key tile of all heads."""
+    for grid_order, heads in ((GridOrder.TILE_BATCH_HEAD, 1), (GridOrder.BATCH_HEAD_TILE, 8)):
+        config = Flash2BackwardConfig(block_kv=128, grid_order=grid_order)
+        _, main, _ = program_of(FLASH2, PROBLEM, config, WHOLE).launches
+        assert main.grid == 16 * 4 * 2
+        assert (main.values["l2_group_heads"], main.values["l2_group_tiles"]) == (heads, heads * 16)
+
+
 @every_family
 def test_the_space_is_small_and_has_a_default_for_each_width(family: LadderBackward) -> None:
     for target, width in itertools.product(targets().values(), ((32, 32), (64, 64), (128, 128), (40, 128), (128, 40))):
         problem = Problem(Dtype.BF16, *width, operation="backward")
-        assert 2 <= len(family.legal_configs(problem, target)) <= 24, f"{target.name} {width}"
+        assert 2 <= len(family.legal_configs(problem, target)) <= 48, f"{target.name} {width}"
         assert family.check(problem, family.default(problem, target), target) == []
 
 

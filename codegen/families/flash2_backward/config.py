@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashgen.codegen.ladder import LadderConfig
+from flashgen.codegen.config import tagged
+from flashgen.codegen.ladder import GridOrder, LadderConfig
 
 
 @dataclass(frozen=True)
@@ -16,4 +17,7 @@ class Flash2BackwardConfig(LadderConfig):
     warps:          warps of a block, a power of two; each has block_kv / warps keys
     stages:         tiles of Q and dO that the ring of copies holds: stages - 1 tiles are loaded ahead
     blocks_per_sm:  blocks that must fit on one SM at once: caps the registers
+    grid_order:     how blocks follow each other: the key tiles of one head, or the heads of one key tile
     """
+
+    grid_order: GridOrder = tagged("go", GridOrder.TILE_BATCH_HEAD)

@@ -8,7 +8,12 @@ runs where it is asked for by name; attention_backward is the tuned kernel of th
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
 from flashgen.codegen.family import Traffic
+from flashgen.codegen.ladder import GridOrder
 from flashgen.codegen.ladder_backward import LadderBackward
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import Target
@@ -21,7 +26,7 @@ class Flash2Backward(LadderBackward):
     """See the module's docstring; the algorithm is templates/kernels/flash2_backward.cu.j2."""
 
     name = "flash2_backward"
-    revision = 2
+    revision = 3
     template = "kernels/flash2_backward.cu.j2"
     config_type = Flash2BackwardConfig
 
@@ -35,6 +40,16 @@ class Flash2Backward(LadderBackward):
     def blocks_of_head(self, config: Flash2BackwardConfig, workload: Workload) -> int:
         """See LadderBackward."""
         return self.key_tiles(config, workload)
+
+    def alternating_heads(self, config: Flash2BackwardConfig, workload: Workload) -> int:
+        """See LadderBackward."""
+        return max(1, workload.batch * workload.heads_kv) if config.grid_order is GridOrder.BATCH_HEAD_TILE else 1
+
+    def space(self, problem: Problem, target: Target) -> Iterator[Any]:
+        """See Family. Each in both orders of the grid."""
+        for config in super().space(problem, target):
+            for grid_order in GridOrder:
+                yield dataclasses.replace(config, grid_order=grid_order)
 
     def vectors(self, target: Target) -> bool:
         """See LadderBackward. Reductions of 16 bytes came with sm_90."""

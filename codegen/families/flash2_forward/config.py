@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from flashgen.codegen.config import tagged
-from flashgen.codegen.ladder import LadderConfig
+from flashgen.codegen.ladder import GridOrder, LadderConfig
 
 
 class WarpSplit(enum.Enum):
@@ -14,13 +14,6 @@ class WarpSplit(enum.Enum):
 
     QUERIES = "queries"
     KEYS = "keys"
-
-
-class GridOrder(enum.Enum):
-    """What the grid is made of; the first varies fastest from one block to the next."""
-
-    TILE_BATCH_HEAD = "tile_batch_head"
-    BATCH_HEAD_TILE = "batch_head_tile"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-// flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_sm_90a
+// flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_gobatch_head_tile_sm_90a
 //
 // FlashAttention-2 backward (Dao 2023, algorithm 2): a block for each key tile, query tiles inside. Blocks add to dQ in any order.
 //   delta = rowsum(dO * O) - d_lse and dQ = 0, before the loops (lines 3 and 4; d_lse, the gradient into lse, is not in the paper);
@@ -8,7 +8,7 @@
 // A block has 128 keys of a key/value head, and all queries of the query heads that share it.
 //
 //   problem     backward_bf16_d64_causal
-//   config      block_q 64, block_kv 128, warps 8, stages 2, blocks_per_sm 1
+//   config      block_q 64, block_kv 128, warps 8, stages 2, blocks_per_sm 1, grid_order batch_head_tile
 //   target      sm_90a
 //   _preprocess  <<<query_tiles * heads_q * batch, 256, 0 bytes>>>
 //   launch       <<<key_tiles * heads_kv * batch, 256, 82944 bytes>>>
@@ -1556,7 +1556,7 @@ using Loader = QueryLoader<QueryTile, GradientTile, kThreads, kHeadDim, kHeadDim
 // ---- delta = rowsum(dO * O) - d_lse; dQ = 0 ---------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(kRowThreads, kRowBlocksPerSm)
-flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
+flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_gobatch_head_tile_sm_90a_preprocess(const __grid_constant__ RowParameters p) {
     const auto nothing_else = [](i64) {};
     preprocess<Element, kRowThreads, kBlockQ, kHeadDim, kHeadDimV, kColumns>(p, make_chain<kCausal>(p.len_q, p.len_kv), nothing_else);
 }
@@ -1565,7 +1565,7 @@ flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_sm_90a_preprocess(const __
 // (1: n, 2: m) stands for line n of FlashAttention's algorithm 4, and line m of FlashAttention-2's algorithm 2.
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_sm_90a(const __grid_constant__ Parameters p) {
+flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_gobatch_head_tile_sm_90a(const __grid_constant__ Parameters p) {
     const WorkTile work = find_work_tile(block_index(), TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
     int batch = work.batch, head_kv = work.head;
     const int warp = warp_index();
@@ -1649,6 +1649,6 @@ flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_sm_90a(const __grid_consta
 // ---- dQ = scale * dQ, rounded -----------------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(kSumThreads, kSumBlocksPerSm)
-flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
+flash2_backward_bf16_d64_causal_bq64_bk128_w8_s2_bps1_gobatch_head_tile_sm_90a_postprocess(const __grid_constant__ SumParameters p) {
     postprocess<Element, kSumThreads, kBlockQ, kHeadDim, kColumns, kVectors>(p);
 }
