@@ -99,13 +99,18 @@ def sanitizers() -> None:
         pytest.skip(missing_sanitizers())
 
 
+def sanitized(test: Callable[..., None]) -> Callable[..., None]:
+    """A test of a program that sanitizers watch: for --slow."""
+    marked: Callable[..., None] = pytest.mark.slow(pytest.mark.usefixtures("sanitizers")(test))
+    return marked
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All programs, on all cores: one after the other they would take most of the time."""
     texts = [(source, Emulated.PROGRAM) for source in (SICK, WRONG)]
-    if not missing_sanitizers():
-        clean = [render_program(SPEC)] if every_case(request.config) else []  # it takes longest
-        texts += [(source, Emulated.SANITIZED) for source in (BAD_ACCESSES, *clean)]
+    if every_case(request.config) and not missing_sanitizers():  # with sanitizers a text takes six times as long
+        texts += [(source, Emulated.SANITIZED) for source in (render_program(SPEC), BAD_ACCESSES)]
     store = ArtifactStore()
     for _, result in compile_many(((source.digest, kind), partial(store.get_or_compile, source, kind)) for source, kind in texts):
         assert isinstance(result, Artifact), result
@@ -143,8 +148,7 @@ def line_of(source: Source, part: str) -> int:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("sanitizers")
+@sanitized
 def test_a_clean_run_says_what_ran_and_leaves_it_behind(tmp_path: Path) -> None:
     out, err = flashgen("--sanitize", "--out", str(tmp_path), code=0)
     flashgen("--sanitize", "--seqlen-kv", "0", code=0)  # rows that see no key
@@ -158,8 +162,7 @@ def test_a_clean_run_says_what_ran_and_leaves_it_behind(tmp_path: Path) -> None:
     assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "results.bin").read_bytes()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("sanitizers")
+@sanitized
 @pytest.mark.parametrize("layout", [Layout.DENSE, Layout.PADDED, Layout.HEADS_FIRST])
 @pytest.mark.parametrize("late", [False, True])
 def test_a_whole_grid_is_clean_and_right_in_any_layout(layout: Layout, late: bool, tmp_path: Path) -> None:
@@ -169,7 +172,7 @@ def test_a_whole_grid_is_clean_and_right_in_any_layout(layout: Layout, late: boo
     assert len(found.rows) == 300
 
 
-@pytest.mark.usefixtures("sanitizers")
+@sanitized
 @pytest.mark.parametrize("layout", [Layout.DENSE, Layout.PADDED])
 def test_a_store_past_the_end_of_out(layout: Layout, tmp_path: Path) -> None:
     fault = fault_of(BAD_ACCESSES, tmp_path, 0, layout, sanitize=True)
@@ -181,7 +184,7 @@ def test_a_store_past_the_end_of_out(layout: Layout, tmp_path: Path) -> None:
     assert (tmp_path / "kernel.cpp").read_text() == BAD_ACCESSES.text
 
 
-@pytest.mark.usefixtures("sanitizers")
+@sanitized
 def test_a_read_far_past_the_end_of_v(tmp_path: Path) -> None:
     fault = fault_of(BAD_ACCESSES, tmp_path, 1, sanitize=True)
     assert fault.check == "AddressSanitizer"
@@ -191,7 +194,7 @@ def test_a_read_far_past_the_end_of_v(tmp_path: Path) -> None:
     assert re.search(rf"in {SPEC.name}.* \S*kernel\.cpp:{line}$", fault.report, re.MULTILINE)
 
 
-@pytest.mark.usefixtures("sanitizers")
+@sanitized
 def test_an_index_past_the_end_of_registers(tmp_path: Path) -> None:
     text = tmp_path / "edited.cpp"
     text.write_text(BAD_ACCESSES.text)

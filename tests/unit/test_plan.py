@@ -125,4 +125,4 @@ def test_ci_has_time_for_every_fault_of_the_first_families() -> None:
     first = ("attention_forward", "attention_forward_sm90")
     assert [test.name for test in tests if test.family in first and test.name not in taken] == []
     assert min(left[name] for name in first) > 20
-    assert budgets(option)["a new one"] == 120
+    assert 60 <= budgets(option)["a new one"] <= 120
