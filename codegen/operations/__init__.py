@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from functools import cache
 
 from ..errors import choice_error
 
@@ -23,4 +24,9 @@ def operations_of(passes: str) -> tuple[str, ...]:
 
 def operation_names() -> tuple[str, ...]:
     """The operations that have a file here, sorted. Nothing is imported for that."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    return _names_in(tuple(__path__))
+
+
+@cache  # each problem that is made asks for them
+def _names_in(folders: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(folders)))

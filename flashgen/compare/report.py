@@ -105,9 +105,7 @@ def comparison_summary(result: Comparison) -> list[str]:
         where = f"{grid}, with backward" if operation == "backward" else grid
         grows = ", ".join(f"{name} {exponent:.2f}" for name, exponent in exponents.items())
         lines.append(f"peak memory beyond the inputs grows with the length ({where}) by the power of: {grows}")
-    lines += _about_backward(result)
-    if not all(cell.with_backward for cell in result.cells):
-        lines += _about_bytes(result)
+    lines += _about_backward(result) + _about_bytes(result)
     failed: dict[tuple[str, str], list[str]] = {}
     for cell in result.cells:
         for row in cell.rows:
@@ -136,7 +134,7 @@ def _about_backward(result: Comparison) -> list[str]:
 
 def _about_bytes(result: Comparison) -> list[str]:
     lines = ["formula: bytes that the algorithm's loops move between SMs and the L2; FLOP/B and bound by: as if all came from memory"]
-    if result.predicted:
+    if result.predicted or all(cell.with_backward for cell in result.cells):
         return lines
     if result.no_counters:
         return [*lines, f"bytes were not counted: {result.no_counters}"]

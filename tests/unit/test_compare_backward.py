@@ -120,6 +120,9 @@ def test_what_is_said_of_it(predicted: Comparison) -> None:
     summary = report.comparison_summary(predicted)
     assert "standard_attention has no backward pass: with backward, eager_fp16 stands for it" in summary
     assert "eager_fp16: not predicted: there is no model of it" in summary
+    alone = report.comparison_summary(replace(predicted, cells=[predicted.cells[1]], environment=ENVIRONMENT))
+    assert any(line.startswith("formula: ") for line in alone)
+    assert not any(line.startswith(("counted: ", "bytes were not counted")) for line in alone), "nothing is counted of it"
     facts = predicted.to_json()
     assert [cell["pass"] for cell in facts["cells"]] == ["forward", "forward_backward"]
     assert facts["cells"][1]["rows"][-1]["stands_for"] == ["standard_attention", "memory_efficient_attention"]
