@@ -21,7 +21,8 @@ function whoDoesWhatBackward(run) {
   }
   const list = (set, name) => [...set].map(name).join(", ");
   const blocks = [...gradients].map(([block, tiles]) => `block ${block}: ${list(tiles, tileName)}`);
-  const sums = [...adders].sort().map(([tile, of]) => `${tileName(cellOf(tile))} by ${of.size > 1 ? "blocks" : "block"} ${list(of, String)}`);
+  const adding = (of) => `${of.size > 1 ? "blocks" : "block"} ${list(of, String)}`;
+  const sums = [...adders].sort().map(([tile, of]) => `${tileName(cellOf(tile))} by ${adding(of)}`);
   const way = atomic ? "atomic additions, in whatever order blocks come" : "read, added to and written back at every step by the one block";
   const keys = DATA.problem.block / run.launches[main].warps;
   return `Who computes what: ${blocks.join("; ")}. Each warp has ${keys} keys of a tile. Who adds up dQ: ${sums.join("; ")}: ${way}.`;

@@ -17,6 +17,8 @@ from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import ArgumentError, choice_error, require_int
 from flashgen.codegen.families.flash1_forward.config import ParallelOver
 from flashgen.codegen.family import Traffic, find_family
+from flashgen.codegen.operands import Role
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Program
 from flashgen.codegen.render import Atoms, Source, render, traced
@@ -81,12 +83,12 @@ class SmallProblem:
         found = inputs["q"].astype(np.float64) @ inputs["k"].astype(np.float64).T * HEAD_DIM**-0.5
         return np.where(np.tri(self.length, dtype=bool), found, -np.inf) if self.mask is Mask.CAUSAL else found
 
-    def backward_inputs(self) -> dict[str, Operand]:
-        """Beside those of the forward pass: what that computed, out and lse, and d_out, always the same."""
+    def saved(self) -> dict[str, Operand]:
+        """What a backward pass reads beside q, k and v: out and lse, which the forward pass has saved, and d_out."""
         products, d_out = self.scaled_products(), np.random.default_rng(3).standard_normal((self.length, HEAD_DIM)).astype(np.float16)
         lse = np.log(np.exp(products).sum(axis=1))
         out = np.exp(products - lse[:, None]) @ self.inputs()["v"].astype(np.float64)
-        return self.inputs() | {"out": out.astype(np.float16), "lse": lse.astype(np.float32), "d_out": d_out}
+        return {"out": out.astype(np.float16), "lse": lse.astype(np.float32), "d_out": d_out}
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,11 @@ def record(spec: KernelSpec, small: SmallProblem, device: Device, texts: tuple[S
     text = ShownText(shown, emulated)
     kernel = TracedKernel(spec, compilation.store().get_or_compile(traced(emulated), Emulated.TRACED))
     program = spec.family.program(spec.config, attention_call(spec.problem, small.workload), device)
-    inputs, names = (small.backward_inputs(), ("d_q", "d_k", "d_v")) if spec.family.name in BACKWARD else (small.inputs(), ("out",))
-    results: dict[str, Heads] = {name: np.full((small.length, HEAD_DIM), np.nan, np.float16) for name in names}
+    inputs: dict[str, Operand] = {**small.inputs(), **(small.saved() if spec.problem.operation == "backward" else {})}
+    written = [
+        operand for operand in operation_of(spec.problem).operands(spec.problem) if operand.role is Role.OUT and not operand.optional
+    ]
+    results: dict[str, Heads] = {operand.name: np.full((small.length, HEAD_DIM), np.nan, np.float16) for operand in written}
     views = {name: _view(name, array, name in results) for name, array in (inputs | results).items()}
     kernel.launch(program, views, _ORDER, workers=1)
     steps = schedule([tile_operations(trace, text) for trace in kernel.traces], tilings(small))

@@ -6,7 +6,8 @@ function decoded(raw) {
   const [launch, block, kind, operand, tiles, needs, read, written, added, warps, call, shared] = raw;
   const [kernelLines, tileLines, operation] = DATA.calls[call];
   const resident = DATA.residents[shared];
-  return {launch, block, kind: DATA.kinds[kind], operand, tiles, needs, read, written, added, warps, kernelLines, tileLines, operation, resident};
+  const moved = {read, written, added}, code = {kernelLines, tileLines, operation};
+  return {launch, block, kind: DATA.kinds[kind], operand, tiles, needs, ...moved, warps, ...code, resident};
 }
 
 // result: the letter of what comes out in the end: O; S where the product is alone; q, for dQ, of a backward pass.

@@ -126,7 +126,7 @@ def test_a_recorded_run_computes_attention(family: str, small: SmallProblem) -> 
 @every_backward_rung
 def test_a_recorded_run_computes_gradients(family: str, small: SmallProblem) -> None:
     inputs, exact = attention(small)
-    exact.backward(torch.from_numpy(small.backward_inputs()["d_out"]).double())
+    exact.backward(torch.from_numpy(small.saved()["d_out"]).double())
     for name, tensor in inputs.items():
         found = torch.from_numpy(recorded(family, small).results[f"d_{name}"]).double()
         torch.testing.assert_close(found, tensor.grad, atol=8e-3, rtol=2e-3)

@@ -136,15 +136,22 @@ def test_blocks_that_work_on_many_tiles(spec: KernelSpec) -> None:
     assert not why_rejected(emulated_kernel(spec), case(spec.problem, Workload(2, 6, 2, 70, 20)), orders, sm_count=2)
 
 
+@pytest.mark.parametrize(
+    ("mask", "orders"),
+    [
+        pytest.param(Mask.FULL, ORDERS[:: len(ORDERS) - 1], id="full-two-orders"),
+        pytest.param(Mask.CAUSAL, ORDERS, id="causal", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("family", families_of(), ids=lambda family: family.name)
-def test_without_lse(family: Family) -> None:
+def test_without_lse(family: Family, mask: Mask, orders: tuple[EmulationOrder, ...]) -> None:
     """The same output, and nothing else is written."""
-    spec = spec_of(family, target_of(family), Mask.FULL)
+    spec = spec_of(family, target_of(family), mask)
     some = case(spec.problem, taken(family, spec.problem, Workload(1, 2, 1, 150, 200)))
     tensors, kernel = some.make("cpu"), emulated_kernel(spec)
     launch(kernel, some, tensors)
     expected = tensors.out.view.clone()
-    for order in ORDERS[:: len(ORDERS) - 1]:
+    for order in orders:
         launch(kernel, some, tensors, order, sm_count=2, with_lse=False)
         assert torch.equal(tensors.out.view, expected)
         assert tensors.lse.buffer.isnan().all()

@@ -45,14 +45,17 @@ def drawn(workload: Workload, dtype: Dtype = Dtype.FP32, magnitude: float = 1.0)
     return tensors
 
 
+@pytest.mark.parametrize(
+    ("magnitude", "apart"),
+    [(1.0, False), (16.0, True), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1.0, True), (16.0, False)))],
+)
 @pytest.mark.parametrize("dtype", Dtype)
 @pytest.mark.parametrize("family", RIGHT)
-def test_rows_of_any_length(family: str, dtype: Dtype) -> None:
-    """One column, odd numbers of them, one off a warp, more than all warps of a block load at once, and none; apart and 16 times, too."""
+def test_rows_of_any_length(family: str, dtype: Dtype, magnitude: float, apart: bool) -> None:
+    """One column, odd numbers of them, one off a warp, more than all warps of a block load at once, and none; 16 times the usual, too."""
     for columns in (0, 1, 5, 31, 32, 33, 257, 5000):
-        workload = Workload(2, 3, 3, 7 if columns < 1000 else 1, columns)
-        for tensors in (drawn(workload, dtype), drawn(workload, dtype, magnitude=16.0).apart()):
-            assert not rejected(kernel_of(family, dtype), tensors), f"{columns} columns"
+        tensors = drawn(Workload(2, 3, 3, 7 if columns < 1000 else 1, columns), dtype, magnitude)
+        assert not rejected(kernel_of(family, dtype), tensors.apart() if apart else tensors), f"{columns} columns"
 
 
 @pytest.mark.parametrize("family", RIGHT)

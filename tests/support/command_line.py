@@ -18,6 +18,7 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
 TIMEOUT = 120  # seconds
 
 _FORKS = multiprocessing.get_context("forkserver")
+# What nearly all commands load; one that is not there is left out.
 _CUDA = [f"cuda.bindings.{name}" for name in ("driver", "runtime", "nvrtc")]
 _FORKS.set_forkserver_preload(["torch", "typer._adapters", "rich.table", "jinja2", *_CUDA])
 

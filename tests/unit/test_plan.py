@@ -90,13 +90,19 @@ def test_a_budget_is_for_faults_first_and_then_for_what_is_cheap() -> None:
         budgets("soon")["a"]
 
 
+def in_ci() -> dict[str, float]:
+    """Seconds by family that CI has for slow tests."""
+    (option,) = re.findall(r"--slow-rest (\S+)", CI.read_text(encoding="utf-8"))
+    return budgets(option)
+
+
 @pytest.mark.parametrize("test", [*OF_EVERY_FAMILY, *OF_FAULTS, *OTHERS], ids=lambda test: f"{test.__module__}.{test.__name__}")
 def test_whatever_is_planned_says_what_it_costs_its_family(test: Any) -> None:
     for parameter in parameters(test):
         if is_slow(parameter):
             planned_test = costly(test, parameter)
             assert planned_test.family in families()
-            assert 0 < planned_test.seconds < 120, "one that exceeds the budget of its family never runs in CI"
+            assert 0 < planned_test.seconds <= in_ci()[planned_test.family], "one that exceeds the budget of its family never runs in CI"
 
 
 @pytest.mark.parametrize("test", OF_EVERY_FAMILY, ids=lambda test: f"{test.__module__}.{test.__name__}")
@@ -116,13 +122,11 @@ def test_no_family_s_faults_are_left_to_slow_runs_alone() -> None:
     assert sorted(compiled) == sorted(faults)
 
 
-def test_ci_has_time_for_every_fault_of_the_first_families() -> None:
-    """And some for the rest of them."""
-    (option,) = re.findall(r"--slow-rest (\S+)", CI.read_text(encoding="utf-8"))
-    left = budgets(option)
+def test_ci_has_time_for_every_fault_of_every_family() -> None:
+    """And some for the rest."""
+    left = in_ci()
     tests = [costly(test, p) for test in OF_FAULTS for p in parameters(test) if is_slow(p)]
     taken = within(tests, left)
-    first = ("attention_forward", "attention_forward_sm90")
-    assert [test.name for test in tests if test.family in first and test.name not in taken] == []
-    assert min(left[name] for name in first) > 20
-    assert 60 <= budgets(option)["a new one"] <= 120
+    assert [test.name for test in tests if test.name not in taken] == []
+    assert min(left[name] for name in ("attention_forward", "attention_forward_sm90")) > 20
+    assert in_ci()["a new one"] == 75
