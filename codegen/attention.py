@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from .errors import ArgumentError, shown
 from .family import Traffic
-from .operands import Call
+from .operands import Call, View
 from .operation import operation_of
 from .problem import Dtype, Mask, Problem
 from .workload import Workload
@@ -31,6 +31,15 @@ def attention_call(
 ) -> Call:
     """A call of attention; `strides`: of operands that are not dense, as `Operation.call` takes them; scale: None for head_dim ** -0.5."""
     return operation_of(problem).call(problem, workload, strides, {"scale": problem.head_dim**-0.5 if scale is None else scale})
+
+
+def with_keys(call: Call, len_kv: int) -> Call:
+    """The call with another number of keys, and all else as it is: k and v, which are (batch, length, head, column), keep their strides."""
+    views, w = dict(call.views), call.workload
+    for name in ("k", "v"):
+        (batch, _, heads, columns), strides = views[name]
+        views[name] = View((batch, len_kv, heads, columns), strides)
+    return Call(call.problem, Workload(w.batch, w.heads_q, w.heads_kv, w.len_q, len_kv), views, call.scalars)
 
 
 def float32(value: float) -> float:

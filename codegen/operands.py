@@ -79,8 +79,7 @@ class View(NamedTuple):
     strides: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):  # no dataclass, as each call of a new length makes one
     """All that is known at launch but addresses: views by operand name, scalars by name.
 
     `Operation.call` makes one. An optional operand that nobody wants has a view, too; its address is 0.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from .errors import ArgumentError, require_int
 from .parameters import ParameterBlock
@@ -75,8 +77,7 @@ class Buffer:
     kind: BufferKind = BufferKind.CALL
 
 
-@dataclass(frozen=True)
-class KernelLaunch:
+class KernelLaunch(NamedTuple):  # no dataclass, as each call of a new length makes one
     """One launch with everything but the addresses.
 
     What a block takes is the same for every launch of a kernel: see `Family.resources`.
@@ -91,7 +92,7 @@ class KernelLaunch:
 
     grid: int
     values: Mapping[str, int | float]
-    maps: Mapping[str, TensorMapShape] = field(default_factory=dict)
+    maps: Mapping[str, TensorMapShape] = MappingProxyType({})
     suffix: str = ""
     waits: Waits = Waits.NOBODY
     overlaps: bool = False

@@ -41,6 +41,11 @@ class TensorMapShape:
     def __post_init__(self) -> None:
         if not self._is_allowed():
             self._refuse()
+        # Kept, because each call of a new length looks up the encoded maps of four shapes.
+        object.__setattr__(self, "_hash", hash((self.dtype, self.sizes, self.strides, self.box, self.swizzle_bytes)))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined, no-any-return]
 
     def _is_allowed(self) -> bool:
         """The rules in short: each call of a new length makes some shapes, and nearly all are allowed."""

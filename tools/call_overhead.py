@@ -51,6 +51,8 @@ TYPES = ("CUresult", "CUfunction", "CUfunction_attribute", "CUtensorMapDataType"
 LAUNCH_TYPES = ("CUlaunchAttribute", "CUlaunchAttributeID", "CUlaunchConfig")
 MORE_TYPES = ("CUtensorMapL2promotion", "CUtensorMapFloatOOBfill", "cuuint64_t", "cuuint32_t")
 
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]  # q, k, v
+
 
 class OnGpu(torch.Tensor):
     """A tensor in main memory that says it is on a GPU."""
@@ -120,23 +122,23 @@ def microseconds(calls: Iterable[Callable[[], object]]) -> tuple[float, float]:
     return statistics.median(found) * 1e6, (time.process_time() - before) / len(found) * 1e6
 
 
-def plain_call(causal: bool) -> Callable[[torch.Tensor, torch.Tensor], object]:
+def plain_call(causal: bool) -> Attention:
     """A call by way of the plans, which need no driver: `pretend` first."""
 
-    def call(q: torch.Tensor, keys: torch.Tensor) -> object:
-        return plans.plan_for(q, keys, keys, causal, None, "bshd")(q, keys, keys, False)
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
+        return plans.plan_for(q, k, v, causal, None, "bshd")(q, k, v, False)
 
     return call
 
 
-def gpu_call(causal: bool) -> Callable[[torch.Tensor, torch.Tensor], object]:
+def gpu_call(causal: bool) -> Attention:
     """A user's call. The GPU is waited for now and then, by the call that comes next."""
     count = itertools.count()
 
-    def call(q: torch.Tensor, keys: torch.Tensor) -> object:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
         if next(count) % 64 == 0:
             torch.cuda.synchronize()
-        return flashgen.attention(q, keys, keys, causal=causal)
+        return flashgen.attention(q, k, v, causal=causal)
 
     return call
 
@@ -152,7 +154,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--profile", action="store_true", help="show where calls of new lengths spend their time")
     options = parser.parse_args(None if arguments is None else list(arguments))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        call: Callable[[torch.Tensor, torch.Tensor], object]
+        call: Attention
         on_gpu: Callable[[torch.Tensor], torch.Tensor]
         if options.gpu:
             os.environ["FLASHGEN_CACHE_DIR"] = folder
@@ -161,15 +163,15 @@ def main(arguments: Iterable[str] | None = None) -> None:
             pretend(options.device, Path(folder))
             call, on_gpu = plain_call(options.causal), OnGpu
         longest = LENGTHS_APART * options.calls
-        memory = on_gpu(torch.zeros(1, 2 * longest, 8, options.head_dim, dtype=torch.bfloat16))
+        cache = [on_gpu(torch.zeros(1, 2 * longest, 8, options.head_dim, dtype=torch.bfloat16)) for _ in "kv"]
         q = on_gpu(torch.zeros(1, 1, 32, options.head_dim, dtype=torch.bfloat16))  # one query, as in a step of a generation
         lengths = range(longest + LENGTHS_APART, 2 * longest, LENGTHS_APART)
         for length in (lengths[0] - 1, 2 * longest):
-            call(q, on_gpu(memory[:, :length]))  # the kernel is there, and the maps' shapes are known
-        known = microseconds(partial(call, q, memory) for _ in lengths)
-        steps = [on_gpu(memory[:, :length]) for length in lengths]
+            call(q, *(on_gpu(memory[:, :length]) for memory in cache))  # the kernel is there, and the maps' shapes are known
+        known = microseconds(partial(call, q, *cache) for _ in lengths)
+        steps = [[on_gpu(memory[:, :length]) for memory in cache] for length in lengths]
         with cProfile.Profile() if options.profile else nullcontext() as profile:
-            new = microseconds(partial(call, q, keys) for keys in steps)
+            new = microseconds(partial(call, q, *keys) for keys in steps)
     for name, (median, mean) in {"known signature": known, "new length": new}.items():
         print(f"{name}: median {median:.1f} us, mean of the processor's time {mean:.1f} us")
     if options.profile:

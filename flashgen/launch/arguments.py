@@ -65,17 +65,18 @@ def check_options(causal: Any, scale: Any, layout: Any, return_lse: Any, determi
         require_scale(scale)
 
 
-def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> None:
-    """Raises ArgumentError unless a kernel for some GPU could take this call; only where tensors are, and begin, is left to look at.
+def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Problem:
+    """The call's problem. Raises ArgumentError unless a kernel for some GPU could take it; only where tensors are is left to look at.
 
     Works on fake tensors; a symbolic head dim becomes a number, since kernels are made for one.
     """
     _check_shapes(q, k, v, layout)
     if scale is not None:
         require_scale(scale)
-    _problem(q, v, causal)
+    problem = _problem(q, v, causal)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_strides(name, tensor)
+    return problem
 
 
 def check_traced(*arguments: Any) -> None:
@@ -200,8 +201,13 @@ def problem_and_workload(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str, operation: str = "forward", deterministic: bool = False
 ) -> tuple[Problem, Workload]:
     """The types of `codegen` for these tensors, which have passed `check_call`."""
+    return _problem(q, v, causal, operation, deterministic), workload_of(q, k, layout)
+
+
+def workload_of(q: torch.Tensor, k: torch.Tensor, layout: str) -> Workload:
+    """The sizes of these tensors, which have passed `check_call`."""
     (row, head), of_q, of_k = LAYOUTS[layout], q.shape, k.shape
-    return _problem(q, v, causal, operation, deterministic), Workload(of_q[0], of_q[head], of_k[head], of_q[row], of_k[row])
+    return Workload(of_q[0], of_q[head], of_k[head], of_q[row], of_k[row])
 
 
 def require_memory(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: torch.Tensor) -> None:

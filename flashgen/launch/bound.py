@@ -29,9 +29,11 @@ class BoundCall:
         program = family.program(config, call, gpu.device)
         self.index, self.launch = gpu.ordinal, kernel.bind(program)
         self.enqueue: Callable[..., None] = self.launch.enqueue
+        if not program.buffers:
+            return
         if [buffer.kind for buffer in program.buffers] == [BufferKind.STREAM_COUNTER]:
             self.enqueue = self._with_counter
-        elif program.buffers:
+        else:
             self._lay_out(program.buffers)
             self.enqueue = self._with_buffers
 

@@ -13,7 +13,7 @@ import torch
 
 from flashgen.build.gpu.driver import Gpu, check, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
-from flashgen.codegen.attention import attention_call
+from flashgen.codegen.attention import attention_call, with_keys
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense
@@ -22,7 +22,7 @@ from flashgen.codegen.workload import Workload
 
 from ..selection import loaded
 from ..selection.families import NO_FAMILY, excluded_families, families_for
-from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, problem_and_workload, require_memory
+from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, require_memory, workload_of
 from .bound import BoundCall
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,26 +59,38 @@ class Plan:
         kernel: Kernel | None = None,
     ) -> None:
         """Checks the arguments and binds a kernel: `kernel`, which must be able to take them, or else the selection's choice."""
-        check_call(q, k, v, causal, scale, layout)
+        problem = check_call(q, k, v, causal, scale, layout)
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
-        problem, workload = problem_and_workload(q, k, v, causal, layout)
-        on = gpu(q.device.index)
+        self._on = on = gpu(q.device.index)
         self.index = q.device.index
         self.dtype = q.dtype
         self.out_shape, self.out_strides, strides_of_out, self.lse_shape, self.lse_strides = _outputs(q.shape, v.shape[3], layout)
         self.bound: BoundCall | None = None
+        self.call: Call | None = None
         # What knows the next call of this signature at once, without gradients and with them: see operators/plans.py.
         self.before: Any = None
         self.before_differentiable: Any = None
         if not math.prod(self.lse_shape):
             families_for(problem, on.device.target)
             return
+        workload = workload_of(q, k, layout)
         of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
-        strides = {"q": of_q, "k": of_k, "v": of_v, "out": strides_of_out}
-        call = attention_call(problem, workload, strides, scale)
+        strides = {"q": of_q, "k": of_k, "v": of_v, "out": strides_of_out, "lse": self.lse_strides}
+        self.call = call = attention_call(problem, workload, strides, scale)
         self.bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
         require_context(self.index)
+
+    def with_keys(self, len_kv: int) -> Plan:
+        """The plan of a call that differs from this plan's `call` in its number of keys alone, which is more than 1 in both.
+
+        Nothing is checked again but what depends on that number. Raises as `bind_chosen`.
+        """
+        assert self.call is not None
+        bound = bind_chosen(with_keys(self.call, len_kv), self._on)
+        other = object.__new__(Plan)
+        other.__dict__.update(self.__dict__, bound=bound, call=None, before=None, before_differentiable=None)
+        return other
 
     @untraced
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:

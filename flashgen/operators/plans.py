@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd import forward_ad, profiler
 
-from ..launch.arguments import check_options
+from ..launch.arguments import LAYOUTS, check_options
 from ..launch.gpu import Plan, untraced
 from ..launch.gradients import GradientPlan
 from ..selection import loaded
@@ -141,7 +141,7 @@ def run_at_hand(
             if not (q.is_cuda and k.is_cuda and v.is_cuda):
                 return None
             check_options(causal, scale, layout, return_lse)
-            return _kept(plans, key, Plan(q, k, v, causal, scale, layout))
+            return _new_plan(plans, key, q, k, v, causal, scale, layout)
         if _TensorGuards is not None:
             if plan.before is None and not (q.requires_grad or k.requires_grad or v.requires_grad):
                 plan.before = _Before(plan, (q, k, v), causal, scale, layout)
@@ -209,7 +209,7 @@ def plan_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sc
     """This thread's plan for the call's signature."""
     plans, key = _plans(), _signature(q, k, v, causal, scale, layout)
     plan = plans.get(key)
-    return _kept(plans, key, Plan(q, k, v, causal, scale, layout)) if plan is None else plan
+    return _new_plan(plans, key, q, k, v, causal, scale, layout) if plan is None else plan
 
 
 def gradient_plan_for(*arguments: Any) -> GradientPlan:
@@ -221,6 +221,36 @@ def gradient_plan_for(*arguments: Any) -> GradientPlan:
     key = (*_signature(q, k, v, causal, scale, layout), deterministic, *of_out, out.device, lse.device, d_out.device, of_lse)
     plan = plans.get(key)
     return _kept(plans, key, GradientPlan(*arguments)) if plan is None else plan
+
+
+def _new_plan(
+    plans: dict[tuple[Any, ...], Plan], key: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
+) -> Plan:
+    """The plan for a signature that this thread has not met.
+
+    Where only the number of keys is new, as in each step of a generation, the plan is made from one that is there.
+    """
+    alike: dict[tuple[Any, ...], Plan] = _LOCAL.__dict__.setdefault("but_for_keys", {})
+    but_for_keys, len_kv = _but_for_keys(key)
+    known = alike.get(but_for_keys)
+    if known is not None:
+        return _kept(plans, key, known.with_keys(len_kv))
+    plan = Plan(q, k, v, *options)
+    if len_kv > 1 and plan.call is not None:
+        _kept(alike, but_for_keys, plan)
+    return _kept(plans, key, plan)
+
+
+def _but_for_keys(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
+    """A signature without the number of keys, and that number: 0 where k and v do not agree in it, or there is none.
+
+    Strides mean nothing along a dimension of size 1: a call of one key is like no other.
+    """
+    of_q, of_k, of_v, *others = key
+    row, head = LAYOUTS.get(key[-2], (1, 2))
+    if len(of_k) == len(of_v) == 4 and of_k[:3] == of_v[:3] and of_k[row] > 1:
+        return (of_q, of_k[0], of_k[head], of_k[3], of_v[3], *others), of_k[row]
+    return (), 0
 
 
 def _plans() -> dict[tuple[Any, ...], Plan]:

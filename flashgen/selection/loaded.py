@@ -76,7 +76,7 @@ class Kernels:
         The answer is the same as long as imports and records are what they were then, unless this very workload has a record.
         """
         found = self._buckets.get((problem, bucket_sizes(workload), gpu.ordinal, excluded))
-        if found is None or (workload in found.recorded and not any_length) or found.sources != self._sources():
+        if found is None or (found.recorded and workload in found.recorded and not any_length) or found.sources != self._sources():
             return None
         return found.kernel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -152,7 +152,7 @@ def _run_whole(
         given = {operand.name: view_of(operand.name, tensors[operand.name], operand.role is not Role.IN) for operand in tensors.operands}
         given |= {name: view_of(name, buffer, writable=True) for name, buffer in memory.items()}
         first, *others = launches
-        load_emulated(spec).launch(Program((replace(first, overlaps=False), *others)), given, blocks=blocks)
+        load_emulated(spec).launch(Program((first._replace(overlaps=False), *others)), given, blocks=blocks)
 
 
 def _make_folder(folder: Path | None, source: Source) -> Path:

@@ -224,7 +224,7 @@ def test_a_stride_taken_for_another_is_seen(family: Family, taken: int, of: int,
         call = made(tensors, scalars)
         strides = list(call.views[NAMES[taken]].strides)
         strides[dim] = call.views[NAMES[of]].strides[dim]
-        return dataclasses.replace(call, views={**call.views, NAMES[taken]: View(call.views[NAMES[taken]].sizes, tuple(strides))})
+        return call._replace(views={**call.views, NAMES[taken]: View(call.views[NAMES[taken]].sizes, tuple(strides))})
 
     monkeypatch.setattr(Tensors, "call", mixed)
     try:

@@ -98,7 +98,7 @@ def test_a_stride_taken_for_another_is_seen(family: Family, taken: int, of: int,
         strides = list(call.views[NAMES[taken]].strides)
         strides[dim] = call.views[NAMES[of]].strides[dim]
         view = View(call.views[NAMES[taken]].sizes, tuple(strides))
-        return dataclasses.replace(call, views={**call.views, NAMES[taken]: view})
+        return call._replace(views={**call.views, NAMES[taken]: view})
 
     monkeypatch.setattr(Tensors, "call", mixed)
     assert why_rejected(screen, kernel), f"{NAMES[taken]}'s stride of its {DIMS[dim]} was taken from {NAMES[of]}, and accepted"

@@ -132,9 +132,9 @@ def test_a_grid_has_blocks(cu: FakeDriver, grid: int) -> None:
     loaded = load("attention_forward")
     (some,) = program(loaded).launches
     with pytest.raises(ArgumentError, match=rf"^workload must need from 1 to {MAX_GRID} blocks; got {grid}$"):
-        loaded.bind(Program((dataclasses.replace(some, grid=grid),)))
+        loaded.bind(Program((some._replace(grid=grid),)))
     for most in (1, MAX_GRID):
-        loaded.bind(Program((dataclasses.replace(some, grid=most),)))(0, *range(16, 96, 16))
+        loaded.bind(Program((some._replace(grid=most),)))(0, *range(16, 96, 16))
         assert cu.launches[-1].shape[0] == most
 
 
@@ -185,7 +185,7 @@ def test_a_launch_that_overlaps_the_one_before_says_so(cu: FakeDriver) -> None:
     spec = KernelSpec(TwoSteps(), PROBLEM, TwoStepsConfig(), H200.target)
     loaded = Kernel(spec, Artifact("entry", "sm_90a", "text", b"code", "log", "13.0"), Gpu(3, H200, "uuid", "580.1"))
     first, second = program(loaded).launches
-    launch = loaded.bind(Program((first, dataclasses.replace(second, overlaps=True)), program(loaded).buffers))
+    launch = loaded.bind(Program((first, second._replace(overlaps=True)), program(loaded).buffers))
     for stream in (77, 78):
         launch(stream, 1, 2, 3, 4, 5, 6)
         plain, overlapping = cu.launches[-2:]
@@ -207,7 +207,7 @@ def test_a_grid_is_of_whole_clusters(cu: FakeDriver) -> None:
     loaded.bind(Program((first,)))(77, *range(5))
     assert cu.launches[-1].shape[0] == 4, "the text says the rest: see __cluster_dims__"
     with pytest.raises(ArgumentError, match=r"^grid must be a multiple of 2, the blocks of a cluster; got 5$"):
-        loaded.bind(Program((dataclasses.replace(first, grid=5),)))
+        loaded.bind(Program((first._replace(grid=5),)))
 
 
 @pytest.mark.parametrize("blocks", [0, 9])

@@ -35,7 +35,7 @@ from tools.call_overhead import OnGpu
 
 GPU = Gpu(0, DEVICE, "uuid", "13.0")
 ONE, TWO, THREE = CONFIGS[1], CONFIGS[2], CONFIGS[3]
-MOST_CALLS = 175  # of Python functions for a new length: 164 when this was written, 675 before what is the same for all was kept
+MOST_CALLS = 130  # of Python functions for a new length: 123 when this was written, 675 before what is the same for all was kept
 
 
 def of(length: int) -> Workload:
@@ -126,6 +126,24 @@ def test_a_new_length_is_still_checked(call: Callable[[int], object]) -> None:
         asked(lambda memory: memory[..., :64])
 
 
+def test_a_call_like_one_before_but_for_the_keys_of_k_or_of_v_is_no_new_length(call: Callable[[int], object]) -> None:
+    call(9001)
+    memory = torch.zeros(1, 2**14, 8, 128, dtype=torch.bfloat16)
+    q = OnGpu(memory[:, :1].repeat(1, 1, 4, 1))
+
+    def plan(k: torch.Tensor, v: torch.Tensor) -> launch_gpu.Plan:
+        return plans.plan_for(q, OnGpu(k), OnGpu(v), False, None, "bshd")
+
+    with pytest.raises(ArgumentError, match=r"^v must have k's length 9002; got 9003$"):
+        plan(memory[:, :9002], memory[:, :9003])
+    with pytest.raises(ArgumentError, match=r"^v must have k's number of heads 8; got 4$"):
+        plan(memory[:, :9002], memory[:, :9002, :4])
+    assert plan(memory[:, :9002], memory[:, :9002, :, :64]).out_shape == (1, 1, 32, 64)
+    one = plan(memory[:, :1], memory[:, :1])
+    assert one.call is not None, "a call of one key is checked in full"
+    assert plan(memory[:, :9002], memory[:, :9002]).call is None, "of a call of more keys only their number is looked at"
+
+
 def test_a_new_length_takes_another_kernel_where_the_chosen_one_cannot(call: Callable[[int], object]) -> None:
     def family(keys: torch.Tensor) -> str:
         q = OnGpu(torch.zeros(1, 1, 8, 128, dtype=torch.bfloat16))
@@ -158,21 +176,42 @@ def test_options_of_a_new_signature_are_checked_without_the_dispatcher(
     assert isinstance(plans.run_at_hand(q, q, q, False, None, "bshd", False), launch_gpu.Plan)
 
 
+def of_a_call(tensors: tuple[torch.Tensor, ...], causal: bool, scale: float | None, layout: str) -> list[object]:
+    """What this thread's plan launches, to the byte of its parameters, and what it gives."""
+    q, k, v = map(OnGpu, tensors)
+    plan = plans.plan_for(q, k, v, causal, scale, layout)
+    assert plan.bound is not None
+    plan(q, k, v, False)  # writes the parameters
+    launched = [(bytes(bound.memory._buffer), bound.suffix) for bound in plan.bound.launch._bound]
+    return [plan.bound.launch.kernel.spec.name, launched, plan.out_shape, plan.out_strides, plan.lse_shape]
+
+
 def test_a_plan_of_a_new_length_is_that_of_a_thread_that_called_nothing_before(
     call: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the byte of its parameters, whatever was kept of calls before."""
+    memory = torch.zeros(2**22, dtype=torch.bfloat16)
 
-    def parameters() -> list[bytes]:
-        (plan,) = (plan for key, plan in plans._LOCAL.plans.items() if key[1][1] == 9001)
-        return [bytes(bound.memory._buffer) for bound in plan.bound.launch._bound]
+    def tensors(keys: int, q: tuple[int, ...] = (1, 3, 32, 128), heads: int = 8, v: int = 128, row: int = 0) -> tuple[torch.Tensor, ...]:
+        row = row or heads * q[3]
+        k = memory.as_strided((1, keys, heads, q[3]), (keys * row, row, q[3], 1))
+        return memory[: 3 * 32 * q[3]].view(q), k, memory[: keys * heads * v].view(1, keys, heads, v)
 
-    call(9001)
-    first = parameters()
-    monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
-    monkeypatch.setattr(loaded, "kernels", loaded.Kernels())
-    call(9001)
-    assert parameters() == first
+    def asked(keys: int) -> list[list[object]]:
+        plain = tensors(keys)
+        swapped = tuple(tensor.transpose(1, 2) for tensor in plain)
+        calls = [(plain, causal, scale, "bshd") for causal in (False, True) for scale in (None, 0.25)]
+        for other in (tensors(keys, heads=4), tensors(keys, v=64), tensors(keys, row=2**11), tensors(keys, (1, 6, 16, 128))):
+            calls.append((other, True, None, "bshd"))
+        return [of_a_call(*one) for one in (*calls, (swapped, True, None, "bhsd"), (plain[::1], False, 0.5, "bshd"))]
+
+    for keys in (1500, 1100, 2, 1, 1101):
+        asked(keys)
+    known = [asked(keys) for keys in (1400, 700, 3, 1)]
+    for keys, found in zip((1400, 700, 3, 1), known, strict=True):
+        monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
+        monkeypatch.setattr(loaded, "kernels", loaded.Kernels())
+        assert asked(keys) == found
 
 
 def test_the_exact_record_counts_after_its_bucket_was_chosen(own: Records) -> None:

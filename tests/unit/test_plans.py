@@ -105,7 +105,9 @@ DIFFERENT: dict[str, Callable[[], Arguments]] = {
 def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that has called nothing yet, and plans that are objects of no use."""
     monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
-    monkeypatch.setattr(plans, "Plan", lambda *arguments: SimpleNamespace(arguments=arguments, before=None, before_differentiable=None))
+    monkeypatch.setattr(
+        plans, "Plan", lambda *arguments: SimpleNamespace(arguments=arguments, call=None, before=None, before_differentiable=None)
+    )
 
 
 @pytest.mark.usefixtures("no_plans")

@@ -156,15 +156,12 @@ class AttentionForwardSm90(Family):
     def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:
         return -(-workload.len_q // config.queries) * (workload.heads_q // config.pack_gqa) * workload.batch
 
-    def grid(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> int:
-        """Number of blocks: as many as are resident at once, as they stay."""
-        return min(self._tiles(config, workload), self.blocks_per_sm(problem, config) * device.sm_count)
-
     def program(self, config: AttentionForwardSm90Config, call: Call, device: Device) -> Program:
-        """See Family. Only tiles that are claimed need a counter."""
+        """See Family. As many blocks as are resident at once, as they stay. Only tiles that are claimed need a counter."""
         problem = call.problem
-        grid = self.grid(problem, config, call.workload, device)
-        values = {**self._sizes(problem, config, call.workload), "launched_blocks": grid, **scale_values(call.scalars["scale"])}
+        values = self._sizes(problem, config, call.workload)
+        grid = min(int(values["tiles"]), self.blocks_per_sm(problem, config) * device.sm_count)
+        values |= {"launched_blocks": grid, **scale_values(call.scalars["scale"])}
         launch = KernelLaunch(grid, values, self._tensor_maps(config, call))
         return Program((launch,), _TILE_COUNTER if config.dynamic else ())
 
