@@ -28,9 +28,8 @@ from .target import Target
 from .workload import Workload
 
 MAX_HEAD_DIM = 128  # a wider O leaves a warp too few registers
-MMA_EFFICIENCY = 0.6  # of the rate of mma.sync that these loops reach: a guess
+SHARED_BYTES_PER_CYCLE = 110  # of operands that an SM reads, of 128 at most: a guess
 L2_BYTES_PER_CYCLE = 28  # that an SM reads from the L2 while all of them do: a guess
-TILE_CYCLES = 850  # of a key tile, in which a block waits and others of its SM compute; measured on flash2_forward, H200, d 64
 BLOCK_SECONDS = 3e-6  # of a block before its first product and after its last: a guess
 
 
@@ -96,6 +95,10 @@ class LadderFamily(Family):
         *("warp/row_softmax", "warp/epilogue"),
     )
     registers_beside = 60  # of a thread, beside its accumulators
+    # Of flash2_forward at head dim 64 on an H200: what its products alone reach of mma.sync's rate, and the cycles of a key tile in which a
+    # block waits and others of its SM compute.
+    mma_efficiency: ClassVar[float] = 0.72
+    tile_cycles: ClassVar[int] = 600
     unhidden: ClassVar[float] = 0.1  # part of all other times that does not pass behind the longest: a guess
     usual_keys: ClassVar[tuple[int, ...]] = (64, 32, 16)  # of a tile, the best first
 
@@ -226,25 +229,36 @@ class LadderFamily(Family):
         """What a call asks of the GPU; `computed`: the scores of all tiles that it computes."""
 
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:
-        """See Family. A roofline: what takes longest of products, exponentials, the L2 and memory, or the longest block."""
+        """See Family. A roofline: what takes longest of products, their operands, exponentials, the L2 and memory, or the longest block."""
         if not workload.batch * workload.heads_q * workload.len_q:
             return Prediction(0.0, "nothing")
         computed = self.computed_scores(problem, config, workload)
         work = self.work(problem, config, workload, device, computed)
-        cycles, rate = device.sm_count * device.clock_hz, MMA_EFFICIENCY * device.target.mma_flops_per_cycle * device.mma_rate
+        cycles, rate = device.sm_count * device.clock_hz, self.mma_efficiency * device.target.mma_flops_per_cycle * device.mma_rate
         memory = max(work.memory, operation_of(problem).io_bytes(problem, workload))
         times = {
             "memory": memory / (DRAM_EFFICIENCY * device.memory_bandwidth),
             "L2": work.l2 / (L2_BYTES_PER_CYCLE * cycles),
             "tensor cores": work.flops / (rate * cycles),
+            "shared memory": self.operand_bytes(problem, config, computed, work.flops) / (SHARED_BYTES_PER_CYCLE * cycles),
             "exponentials": work.exponentials / (device.target.exp2_per_cycle * cycles),
             # A block alone on its SM issues no more than a third of what several do.
             "the longest block": work.longest * work.flops / (rate / 3 * device.clock_hz) if work.blocks < device.sm_count else 0.0,
         }
         bound_by = max(times, key=lambda name: times[name])
         others = sum(times.values()) - times[bound_by]
-        waiting = computed / (config.block_q * config.block_kv) * TILE_CYCLES / (config.blocks_per_sm * cycles)
+        waiting = computed / (config.block_q * config.block_kv) * self.tile_cycles / (config.blocks_per_sm * cycles)
         return Prediction(times[bound_by] + self.unhidden * others + waiting + BLOCK_SECONDS, bound_by)
+
+    def operand_bytes(self, problem: Problem, config: Any, computed: float, flops: float) -> float:
+        """What warps read from shared memory for their products: a key tile once for each 16 or 32 rows, a query tile once for its keys."""
+        if not computed:
+            return 0.0
+        queries, keys = self.tile_bytes(problem, config)
+        groups = int(config.block_q) // self.rows_and_keys(config)[0]  # of warps that have the same rows
+        of_tile = groups * keys + int(config.warps) // groups * queries
+        products = flops / (2 * computed * (padded(problem.head_dim) + padded(problem.head_dim_v)))  # of all that S and O take once
+        return computed / (int(config.block_q) * int(config.block_kv)) * of_tile * products
 
     def computed_scores(self, problem: Problem, config: Any, workload: Workload) -> float:
         """Those of whole tiles of block_q x block_kv, under a causal mask those that some query of the tile sees."""

@@ -50,6 +50,7 @@ class LadderBackward(LadderFamily):
     tiles = (*GENERIC.tiles, "warp/tile_pipeline", "warp/gradient_access")
 
     # Registers that a thread needs beside what it accumulates, while it has S^T and dP^T, and while it has dQ.
+    mma_efficiency, tile_cycles = 0.6, 850  # guesses
     registers_beside_scores, registers_beside_dq = 60, 44
 
     @abstractmethod
@@ -186,6 +187,10 @@ class LadderBackward(LadderFamily):
     @abstractmethod
     def d_q_traffic(self, added: int) -> Traffic:
         """What adding so many bytes to the sums of dQ moves."""
+
+    def operand_bytes(self, problem: Problem, config: Any, computed: float, flops: float) -> float:
+        """See LadderFamily. Not counted: the rate that is assumed of the five products is that of products with their operands."""
+        return 0.0
 
     def work(self, problem: Problem, config: Any, workload: Workload, device: Device, computed: float) -> Work:
         """See LadderFamily. Of the second kernel."""

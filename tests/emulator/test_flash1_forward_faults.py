@@ -19,6 +19,7 @@ EDGE = given((32, 33), mask=Mask.CAUSAL)  # key 32 is seen by query 31 alone, th
 PADDED = given((70, 100), width=(72, 72), layout=Layout.PADDED)  # the next 16 bytes behind a tensor's row are no zeros
 LARGE = given((70, 300), magnitude=64.0)  # scores differ by more than an exponent of fp32 holds
 HUGE = given((70, 150), dtype=Dtype.BF16, magnitude=1e12)  # rounding a scaled maximum is worth more than an exponent's range
+HUGE_FIRST = given((70, 150), rising=20000.0)  # no row is huge after the first key tiles
 UNSEEN = given((200, 50), mask=Mask.CAUSAL)
 WIDE = given((70, 150), width=(32, 128))  # the output of a warp takes the place of rows of Q that other warps read
 # One block has all tiles of a head, whichever GPU it is.
@@ -43,7 +44,12 @@ FAULTS = ladder.Faults(
         Fault("mask-one-key-too-few", "return {0, query + causal_offset + 1};", "return {0, query + causal_offset};", CAUSAL),
         Fault("last-key-of-a-tile-not-visited", "keys(first_query + kBlockQ - 1);", "keys(first_query + kBlockQ - 2);", EDGE),
         Fault("last-tile-skipped", "key_tile < key_tiles; ++key_tile", "key_tile < key_tiles - 1; ++key_tile", FULL),
-        Fault("stale-row-max", "if (!(height > 0.0f)) return 1.0f;", "if (!had_no_key) return 1.0f;", LARGE),
+        Fault(
+            "stale-row-max",
+            "fmaxf(before, mul_rn(maximum[i][h], scale_log2));",
+            "before == kInitialRowMax ? maximum[i][h] * scale_log2 : before;",
+            LARGE,
+        ),
         Fault("sum-not-rescaled", "rows.row_sum[i][h] *= factor_of_sum;", "", FULL),
         Fault(
             "output-rescaled-without-its-sum", "return rows.row_sum[i][h]; });  // rescaled", "return factor[i][h]; });  // rescaled", FULL
@@ -55,7 +61,7 @@ FAULTS = ladder.Faults(
             FULL,
         ),
         Fault("output-not-normalised", "return normaliser(rows.total(i, h));", "return 1.0f;", FULL),
-        Fault("lse-base-2", "O, lse_of_lane(", "O, 1.442695f * lse_of_lane(", FULL),
+        Fault("lse-base-2", "O, lse_of_lane<kRowTiles>(", "O, 1.442695f * lse_of_lane<kRowTiles>(", FULL),
         Fault("buffer-read-at-the-first-step", _LOAD, "if (key_tile >= 0) rows.for_each(O, /*stores=*/false", FULL),
         Fault("buffer-not-read-at-the-second-step", _LOAD, "if (key_tile > 1) rows.for_each(O, /*stores=*/false", FULL),
         Fault("out-written-one-step-early", _STORE, "if (key_tile + 2 < seen.end) return", FULL),
@@ -69,6 +75,7 @@ FAULTS = ladder.Faults(
             "tiles-that-see-the-keys-one-too-few", "(last_tile - seeing) / p.splits + 1", "(last_tile - seeing) / p.splits", ALONE_CAUSAL
         ),
         Fault("queries-of-the-tile-before", "load_queries(last_tile - step * p.splits, to)", "load_queries(last_tile, to)", ALONE_CAUSAL),
+        Fault("huge-rows-forgotten", "rows.origin[i][h].shift != 0.0f || ", "", HUGE_FIRST),
         Fault("huge-rows-not-shifted", "S[i][j][e] -= rows.origin[i][e / 2].shift;", ";", HUGE),
         Fault("lse-of-a-row-without-keys", "total == 0.0f ? -infinity() : value", "value", UNSEEN),
         Fault("values-behind-the-end", "p.v_row, p.len_kv - first_key, kHeadDimV", "p.v_row, kBlockKv, kHeadDimV", PADDED),

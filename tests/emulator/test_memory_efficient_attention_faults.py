@@ -20,6 +20,7 @@ EDGE = given((64, 65), mask=Mask.CAUSAL)
 PADDED = given((70, 100), width=(72, 72), layout=Layout.PADDED)  # the next 16 bytes behind a tensor's row are no zeros
 RISING = given((70, 300), magnitude=64.0)  # scores differ by more than an exponent of fp32 holds
 HUGE = given((70, 150), dtype=Dtype.BF16, magnitude=1e12)  # rounding a scaled maximum is worth more than an exponent's range
+HUGE_FIRST = given((70, 150), rising=20000.0)  # no row is huge after the first key tiles
 UNSEEN = given((200, 50), mask=Mask.CAUSAL)
 WIDE = given((70, 150), width=(32, 128))  # the output of a warp takes the place of rows of Q that other warps read
 NOTHING = given((70, 0), width=(32, 128))  # without keys nobody waits for Q
@@ -46,19 +47,25 @@ FAULTS = ladder.Faults(
             FULL,
         ),
         Fault("second-pass-without-the-last-tile", f"seen.end, {_SECOND},", f"seen.end - 1, {_SECOND},", FULL),
-        Fault("stale-row-max", "if (!(height > 0.0f)) return 1.0f;", "if (!had_no_key) return 1.0f;", RISING),
+        Fault(
+            "stale-row-max",
+            "fmaxf(before, mul_rn(maximum[i][h], scale_log2));",
+            "before == kInitialRowMax ? maximum[i][h] * scale_log2 : before;",
+            RISING,
+        ),
         Fault("sum-not-rescaled", "rows.row_sum[i][h] *= factor_of_sum;", "", FULL),
-        Fault("sum-of-one-lane", "= quad_sum(partial[0] + partial[1])", "= partial[0] + partial[1]", FULL),
-        Fault("sum-of-the-last-tile", "before = rows.row_sum[i][h];", "before = 0.0f;", FULL),
+        Fault("sum-of-one-lane", "kSumsOfLanes ? quad_sum(row_sum[i][h] + compensation[i][h]) :", "", FULL),
+        Fault("sum-of-the-last-tile", "before = row_sum[i][h], added", "before = 0.0f, added", FULL),
         Fault("P-not-normalised", "move_origins_to_lse(rows, factor);", "", FULL),
         Fault("lse-in-base-2-as-the-origin", "{1.0f, 0.0f}) * 1.44269504f;", "{1.0f, 0.0f});", FULL),
-        Fault("lse-base-2", "const float lse = lse_of_lane(", "const float lse = 1.442695f * lse_of_lane(", FULL),
+        Fault("lse-base-2", "const float lse = lse_of_lane<kRowTiles>(", "const float lse = 1.442695f * lse_of_lane<kRowTiles>(", FULL),
         Fault(
             "lse-of-another-row",
             "if (own < kRowTiles * 2 && row < rows_valid) lse[row]",
             "if (own < kRowTiles * 2 && row < rows_valid) lse[row ^ 1]",
             FULL,
         ),
+        Fault("huge-rows-forgotten", "rows.origin[i][h].shift != 0.0f || ", "", HUGE_FIRST),
         Fault("huge-rows-not-shifted", "S[i][j][e] -= rows.origin[i][e / 2].shift;", ";", HUGE),
         Fault("no-row-is-huge", "constexpr float kHuge = 0x1p13f;", "constexpr float kHuge = 0x1p120f;", HUGE),
         Fault("lse-of-a-row-without-keys", "total == 0.0f ? -infinity() : value", "value", UNSEEN),

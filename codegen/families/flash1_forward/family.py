@@ -33,7 +33,7 @@ class Flash1Forward(LadderFamily):
     """See the module's docstring; the algorithm is templates/kernels/flash1_forward.cu.j2."""
 
     name = "flash1_forward"
-    revision = 3
+    revision = 4
     template = "kernels/flash1_forward.cu.j2"
     config_type = Flash1ForwardConfig
     unhidden = 0.3  # a step reads its rows before it computes

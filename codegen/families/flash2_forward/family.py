@@ -30,7 +30,7 @@ class Flash2Forward(LadderFamily):
     """See the module's docstring; the algorithm is templates/kernels/flash2_forward.cu.j2."""
 
     name = "flash2_forward"
-    revision = 3
+    revision = 4
     template = "kernels/flash2_forward.cu.j2"
     config_type = Flash2ForwardConfig
 

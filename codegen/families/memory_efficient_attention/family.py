@@ -25,7 +25,7 @@ class MemoryEfficientAttention(LadderFamily):
     """See the module's docstring; the algorithm is templates/kernels/memory_efficient_attention.cu.j2."""
 
     name = "memory_efficient_attention"
-    revision = 3
+    revision = 4
     template = "kernels/memory_efficient_attention.cu.j2"
     config_type = MemoryEfficientAttentionConfig
 

@@ -902,19 +902,28 @@ __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, 
 
 // Softmax over a warp's rows, as the papers write it down: each step takes the exact row max, and registers hold the statistics.
 
-// [i][h] belongs to row i*16 + h*8 + lane/4, and is the same in the four lanes that hold the row.
-template <int kRowTiles>
+// [i][h] belongs to row i*16 + h*8 + lane/4, and is the same in the four lanes that hold the row. With kSumsOfLanes each sums its columns.
+template <int kRowTiles, bool kSumsOfLanes = false>
 struct SoftmaxRows {
     Origin origin[kRowTiles][2];                             // of the exponents: the row max
     float row_sum[kRowTiles][2], compensation[kRowTiles][2];  // compensation: what additions to row_sum rounded away (Dekker 1971)
+    bool huge;                                               // a row of the warp was huge when the row max was last updated: see Origin
 
-    __device__ __forceinline__ SoftmaxRows() {
+    __device__ __forceinline__ SoftmaxRows() : huge(false) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) origin[i][h] = {0.0f, kInitialRowMax}, row_sum[i][h] = compensation[i][h] = 0.0f;
     }
-    __device__ __forceinline__ float total(int i, int h) const { return row_sum[i][h] + compensation[i][h]; }
+    __device__ __forceinline__ float total(int i, int h) const {
+        return kSumsOfLanes ? quad_sum(row_sum[i][h] + compensation[i][h]) : row_sum[i][h] + compensation[i][h];
+    }
+    // One addition a step, whose rounding error is kept, meets a sum of many tiles. `addend` is a lane's.
+    __device__ __forceinline__ void add(int i, int h, float addend) {
+        const float before = row_sum[i][h], added = kSumsOfLanes ? addend : quad_sum(addend);
+        row_sum[i][h] = before + added;
+        compensation[i][h] += added - (row_sum[i][h] - before);
+    }
 
     // To move the rows to memory and back: calls move(x, n) for each number that a lane has of them and of O. n is the index of x among
     // kRowTiles * 16 * (4 + columns of O) numbers. Neighbouring lanes have neighbouring ones. The four lanes of a row share its statistics:
@@ -940,27 +949,42 @@ struct SoftmaxRows {
 };
 
 // Raises each row's maximum to that of S, and rescales its sum. `factor`, exp(old maximum - new maximum), is what rescales its row of O.
-template <int kRowTiles, int kKeyTiles>
-__device__ __forceinline__ void update_row_max(SoftmaxRows<kRowTiles>& rows, float (&factor)[kRowTiles][2],
-                                               const float (&S)[kRowTiles][kKeyTiles][4], float scale_log2, float ln2_hi) {
+// Few warps have huge rows: the others need neither a shift nor a branch.
+template <class Rows, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void update_row_max(Rows& rows, float (&factor)[kRowTiles][2], const float (&S)[kRowTiles][kKeyTiles][4],
+                                               float scale_log2, float ln2_hi) {
+    float maximum[kRowTiles][2];
+    bool any_huge = false;
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            factor[i][h] = move_origin(rows.origin[i][h], quad_max(lane_max(S[i], h)), scale_log2, ln2_hi);
+            maximum[i][h] = quad_max(lane_max(S[i], h));
+            any_huge |= rows.origin[i][h].shift != 0.0f || is_huge(maximum[i][h], mul_rn(maximum[i][h], scale_log2));
+        }
+    rows.huge = vote_sync_any(any_huge);
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            Origin& origin = rows.origin[i][h];
+            if (unlikely(rows.huge)) {
+                factor[i][h] = move_origin(origin, maximum[i][h], scale_log2, ln2_hi);
+            } else {
+                const float before = origin.row_max;
+                origin.row_max = fmaxf(before, mul_rn(maximum[i][h], scale_log2));
+                factor[i][h] = ex2_approx_ftz(before - origin.row_max);
+            }
             const float factor_of_sum = fmaf(factor[i][h], kEx2Bias, factor[i][h]);  // 1 stays 1
             rows.row_sum[i][h] *= factor_of_sum;
             rows.compensation[i][h] *= factor_of_sum;
         }
 }
 
-// P = exp2((S - shift) * scale_log2 - row_max) takes the registers of S. Few warps have huge rows: the others skip the shift.
-template <int kRowTiles, int kKeyTiles>
-__device__ __forceinline__ void exponentiate(float (&S)[kRowTiles][kKeyTiles][4], const SoftmaxRows<kRowTiles>& rows, float scale_log2) {
-    bool any_shift = false;
-#pragma unroll
-    for (int i = 0; i < kRowTiles; ++i) any_shift |= rows.origin[i][0].shift != 0.0f || rows.origin[i][1].shift != 0.0f;
-    if (unlikely(vote_sync_any(any_shift))) {
+// P = exp2((S - shift) * scale_log2 - row_max) takes the registers of S.
+template <class Rows, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void exponentiate(float (&S)[kRowTiles][kKeyTiles][4], const Rows& rows, float scale_log2) {
+    if (unlikely(rows.huge)) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -976,9 +1000,9 @@ __device__ __forceinline__ void exponentiate(float (&S)[kRowTiles][kKeyTiles][4]
             for (int e = 0; e < 4; ++e) S[i][j][e] = ex2_approx_ftz(fmaf(S[i][j][e], scale_log2, -rows.origin[i][e / 2].row_max));
 }
 
-// Adds P to the row sums. One addition a step, whose rounding error is kept, meets a sum of many tiles.
-template <int kRowTiles, int kKeyTiles>
-__device__ __forceinline__ void add_row_sums(SoftmaxRows<kRowTiles>& rows, const float (&P)[kRowTiles][kKeyTiles][4]) {
+// Adds P to the row sums.
+template <class Rows, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void add_row_sums(Rows& rows, const float (&P)[kRowTiles][kKeyTiles][4]) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -986,9 +1010,7 @@ __device__ __forceinline__ void add_row_sums(SoftmaxRows<kRowTiles>& rows, const
             float partial[2] = {P[i][0][h * 2] + P[i][0][h * 2 + 1], P[i][1][h * 2] + P[i][1][h * 2 + 1]};
 #pragma unroll
             for (int j = 2; j < kKeyTiles; ++j) partial[j % 2] += P[i][j][h * 2] + P[i][j][h * 2 + 1];
-            const float addend = quad_sum(partial[0] + partial[1]), before = rows.row_sum[i][h];
-            rows.row_sum[i][h] = before + addend;
-            rows.compensation[i][h] += addend - (rows.row_sum[i][h] - before);
+            rows.add(i, h, partial[0] + partial[1]);
         }
 }
 
@@ -1024,8 +1046,8 @@ __device__ __forceinline__ void scale_rows(float (&O)[kRowTiles][kOutTiles][4], 
 }
 
 // lse of one row: lane t of a quad computes that of row [t / 2][t % 2], if there is one. ln2_hi + ln2_lo is scale / scale_log2, about ln 2.
-template <int kRowTiles>
-__device__ __forceinline__ float lse_of_lane(const SoftmaxRows<kRowTiles>& rows, float scale_log2, float ln2_hi, float ln2_lo) {
+template <int kRowTiles, class Rows>
+__device__ __forceinline__ float lse_of_lane(const Rows& rows, float scale_log2, float ln2_hi, float ln2_lo) {
     static_assert(kRowTiles <= 2, "each lane of a quad has one row");
     float shift = 0.0f, row_max = 0.0f, total = 0.0f;
 #pragma unroll
@@ -1136,7 +1158,7 @@ flash1_forward_bf16_d64_causal_bq64_bk128_w4_s2_bps2_poheads_sm_90a(const __grid
         scale_rows(O, [&](int i, int h) { return normaliser(rows.total(i, h)); });
         if (key_tile + 1 < seen.end) return rows.for_each(O, /*stores=*/true, [&](float& x, int n) { running[n] = x; });
         barrier_sync();  // all warps have read Q: O takes its place
-        write_rows(first_query, O, lse_of_lane(rows, p.scale_log2, p.ln2_hi, p.ln2_lo), query_tile);
+        write_rows(first_query, O, lse_of_lane<kRowTiles>(rows, p.scale_log2, p.ln2_hi, p.ln2_lo), query_tile);
     };
     auto load_step = [&](int step, SharedAddress to) { load_queries(last_tile - step * p.splits, to); };
     const int key_tiles = max(1, chain.key_tiles<kBlockQ, kBlockKv>(last_tile * kBlockQ).end);  // the last queries see the most
