@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from .events import OperationKind, TileOperation
 from .shared_tiles import SharedTiles
@@ -25,6 +26,7 @@ class _Consumer:
 class PipelinedBlock(SharedTiles):
     """What a block holds: tiles in shared memory, what each stage's full mbarrier has announced, and what its consumers compute."""
 
+    chunk: ClassVar[int] = 128  # a row of a panel, within which the swizzle permutes
     announced: dict[int, list[str]] = field(default_factory=dict)
     consumers: dict[int, _Consumer] = field(default_factory=dict)
 
@@ -33,7 +35,6 @@ class PipelinedBlock(SharedTiles):
         consumer = self.consumers.setdefault(operation.warps[0] // WARPS, _Consumer())
         match operation.kind:
             case OperationKind.COPY:
-                self.drop(self.announced.get(operation.mbarrier, []))
                 self.put(operation.shared, touched)
                 self.announced[operation.mbarrier] = touched
                 self.lands_with |= dict.fromkeys(touched, operation.mbarrier)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-CHUNK = 16  # bytes: what a thread copies at once
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -20,6 +19,7 @@ class Resident:
 class SharedTiles:
     """Tiles by their chunks, and of those on their way what says that they have landed: a group of copies, or an mbarrier."""
 
+    chunk: ClassVar[int] = 16  # bytes that are always of one tile: what a thread copies at once
     chunks: dict[int, str] = field(default_factory=dict)
     lands_with: dict[str, int] = field(default_factory=dict)
 
@@ -27,16 +27,12 @@ class SharedTiles:
         """Chunks get the tiles that are copied there: as many of each, in the order of addresses."""
         each = max(1, len(addresses) // max(1, len(tiles)))
         for position, address in enumerate(sorted(addresses)):
-            self.chunks[address] = tiles[min(position // each, len(tiles) - 1)]
-
-    def drop(self, tiles: Sequence[str]) -> None:
-        """These are no longer there."""
-        self.chunks = {address: tile for address, tile in self.chunks.items() if tile not in tiles}
+            self.chunks[address // self.chunk] = tiles[min(position // each, len(tiles) - 1)]
 
     def read(self, addresses: Sequence[int]) -> list[str]:
         """The tiles at these addresses."""
-        at = [address // CHUNK * CHUNK for address in addresses]
-        return list(dict.fromkeys(self.chunks[address] for address in at if address in self.chunks))
+        at = [address // self.chunk for address in addresses]
+        return list(dict.fromkeys(self.chunks[number] for number in at if number in self.chunks))
 
     def residents(self) -> tuple[Resident, ...]:
         """All of them."""
