@@ -109,6 +109,14 @@ def test_bytes_are_those_of_the_formula(family: str, small: SmallProblem) -> Non
     assert bool(run.formula.reduced) == (family == "flash2_backward")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", BACKWARD)
+def test_rows_of_few_keys_are_left_out_as_in_the_formula(family: str) -> None:
+    """A backward pass computes them once more."""
+    run = recorded(family, SmallProblem(Mask.CAUSAL, 1))
+    assert totals(run.steps).all == run.formula
+
+
 def attention(small: SmallProblem) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Its inputs in float64, and their attention by PyTorch."""
     inputs = {name: torch.from_numpy(array).double().requires_grad_() for name, array in small.inputs().items()}
