@@ -34,7 +34,7 @@ _RECORD = np.dtype(
         ("bytes", "u2"),
         ("op", "u1"),
         ("written", "u1"),
-        ("unused", "u4"),
+        ("mbarrier", "u4"),
     ]
 )
 _HEADER = np.dtype(

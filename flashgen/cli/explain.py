@@ -27,7 +27,8 @@ def explain(
         str | None,
         typer.Option(
             "--family",
-            help="A step of the ladder, such as flash2_forward, or tiled_product. Default: all, with version 1 and 2 side by side.",
+            help="A step of the ladder, such as flash2_forward, or tiled_product. Default: all that run on the device, with "
+            "version 1 and 2 side by side.",
         ),
     ] = None,
     causal: CausalOrBoth = None,
@@ -44,16 +45,17 @@ def explain(
     """
     from flashgen.explain.page import page_html
     from flashgen.explain.product import ITS_FAMILY, TILED_PRODUCT, tiled_product
-    from flashgen.explain.run import EXPLAINED, SmallProblem, compile_ahead_of, explained_spec, record
+    from flashgen.explain.run import EXPLAINED, SmallProblem, compile_ahead_of, explained_on, explained_spec, record
     from flashgen.explain.steps import totals
 
     if out.suffix != ".html" or out.is_dir():
         raise ArgumentError(f"out must be a file that ends in .html; got {out}")
     masks = [mask for mask in Mask if causal in (None, mask is Mask.CAUSAL)]
-    shown = (TILED_PRODUCT, *EXPLAINED) if family is None else (family,)
     if family not in (None, TILED_PRODUCT, *EXPLAINED):
         raise choice_error("family", family, (*EXPLAINED, TILED_PRODUCT))
-    found, names = find_device(device), list(dict.fromkeys(ITS_FAMILY if name == TILED_PRODUCT else name for name in shown))
+    found = find_device(device)
+    shown = (TILED_PRODUCT, *explained_on(found)) if family is None else (family,)
+    names = list(dict.fromkeys(ITS_FAMILY if name == TILED_PRODUCT else name for name in shown))
     wanted = [(explained_spec(name, small, found), small) for small in (SmallProblem(mask, tiles) for mask in masks) for name in names]
     make_own_folder(out.parent, (glob.escape(out.name),))
     runs = []

@@ -1,7 +1,7 @@
 // Which runs are shown, at which step, and how a reader moves: buttons, the slider, the keyboard, the theme.
 "use strict";
 
-const player = {step: 0, row: 0, timer: null, panels: [], view: "", mask: RUNS[0].mask};
+const player = {step: 0, row: null, timer: null, panels: [], view: "", mask: RUNS[0].mask};
 const built = new Map(); // panels by run: made when they are first shown
 
 function panelOf(run) {
@@ -64,6 +64,13 @@ function choose(view, mask) {
   player.view = view;
   player.mask = mask;
   player.panels = shownFamilies(view).map((family) => panelOf(RUNS.find((run) => run.family === family && run.mask === mask)));
+  const [{run}] = player.panels, longest = Math.max(...player.panels.map((panel) => panel.run.length));
+  const sizes = `One head of ${run.length} queries and keys, head dim ${DATA.problem.headDim}, fp16: tiles of ${run.block} rows.`;
+  byId("problem").textContent = `${sizes} S = QKᵀ, P = softmax(scale S), O = PV.`;
+  if (player.row === null) player.row = liveliestRow(run);
+  player.row = Math.min(player.row, longest - 1);
+  byId("row").max = longest - 1;
+  byId("row").value = player.row;
   byId("panels").replaceChildren(...player.panels.map((panel) => panel.root));
   byId("panels").dataset.view = view;
   for (const button of document.querySelectorAll("button[data-view], button[data-mask]"))
@@ -95,9 +102,6 @@ function onKey(event) {
 }
 
 function start() {
-  const {problem} = DATA;
-  const sizes = `One head of ${problem.length} queries and keys, head dim ${problem.headDim}, fp16: tiles of ${problem.block} rows.`;
-  byId("problem").textContent = `${sizes} S = QKᵀ, P = softmax(scale S), O = PV.`;
   byId("device").textContent = DATA.device;
   byId("levels").append(...DATA.levels.map(({name, size, bandwidth}) =>
     element("li", {}, element("b", {text: name}), element("span", {text: size}), element("span", {text: bandwidth}))));
@@ -105,10 +109,8 @@ function start() {
   choiceButtons("views", "view", [...sides.map((view) => [view, SIDES[view].title]), ...names], (view) => choose(view, player.mask));
   const masks = [...new Set(RUNS.map((run) => run.mask))].map((mask) => [mask, mask === "causal" ? "Causal mask" : "No mask"]);
   choiceButtons("masks", "mask", masks, (mask) => choose(player.view, mask));
-  byId("row").max = problem.length - 1;
-  byId("row").value = player.row = liveliestRow(player.mask);
   byId("row").addEventListener("input", () => {
-    player.row = Math.max(0, Math.min(problem.length - 1, Math.floor(Number(byId("row").value)) || 0));
+    player.row = Math.max(0, Math.min(Number(byId("row").max), Math.floor(Number(byId("row").value)) || 0));
     render();
   });
   byId("slider").addEventListener("input", () => goTo(Number(byId("slider").value)));

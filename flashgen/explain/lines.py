@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from flashgen.build.emulator.trace import Frame
 from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.prune import MARK
 from flashgen.codegen.render import Source
 
-_BEGIN = "using Element = "  # the first line behind the atoms: from here on both texts are the same
-_KERNEL = 'extern "C" __global__'
+# The first line that begins so is behind the atoms: from here on both texts are the same.
+_BEGIN = ("using Element = ", "// ---- tile operations")
+# The first line that begins so ends the tile operations. What the roles of a warp-specialised kernel do is the kernel.
+_KERNEL = ('extern "C" __global__', f"{MARK}tile/warpgroup/forward_producer.cuh")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class ShownText:
         """The outermost tile operation of a stack, without template arguments; empty if there is none."""
         for frame in reversed(stack):
             if self._begin < frame.line <= self._distance + self._kernel and "for_each_tile" not in frame.function:
-                plain = re.sub(r"^\w[\w ]* (?=\w+<)", "", frame.function)
-                return re.split(r"[<(]", plain)[0]
+                return plain_name(frame.function)
         return ""
+
+
+def plain_name(function: str) -> str:
+    """Of a function as a debugger's tables have it: without its type, template arguments, parameters and the struct that it belongs to."""
+    shorter = re.sub(r"<[^<>]*>", "", function)
+    return plain_name(shorter) if shorter != function else re.split(r"::|\s", function.partition("(")[0])[-1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from flashgen.codegen.problem import Mask
 from ..pages.html import ValueTable, self_contained_page
 from .events import OperationKind
 from .product import TILED_PRODUCT
-from .rows import tile_statistics
-from .run import BLOCK, HEAD_DIM, RecordedRun
+from .rows import TileStatistics, tile_statistics
+from .run import HEAD_DIM, RecordedRun, SmallProblem
 from .steps import ScheduleStep
 
 _FOLDER = Path(__file__).parent
@@ -26,6 +28,7 @@ TITLES = {
     "memory_efficient_attention": "Memory-efficient attention",
     "flash1_forward": "FlashAttention 1",
     "flash2_forward": "FlashAttention 2",
+    "attention_forward_sm90": "FlashAttention 3",
     "flash1_backward": "FlashAttention 1, backward",
     "flash2_backward": "FlashAttention 2, backward",
 }
@@ -39,21 +42,20 @@ def page_html(runs: Sequence[RecordedRun], device: Device) -> str:
 
 def page_data(runs: Sequence[RecordedRun], device: Device) -> dict[str, Any]:
     """What the page's script reads."""
-    lines, calls, residents = ValueTable(), ValueTable(), ValueTable()
-    small = runs[0].small
-    masks = list(dict.fromkeys(run.small.mask for run in runs))
-    statistics = {mask.value: tile_statistics(next(run.small for run in runs if run.small.mask is mask)) for mask in masks}
-    described = [_run(run, lines, calls, residents) for run in runs]
+    lines, codes, residents = ValueTable(), ValueTable(), ValueTable()
+    described = [_run(run, lines, codes, residents) for run in runs]
+    sizes = {small.block: small for small in (run.small for run in runs)}
     return {
         "device": device.name,
         "levels": memory_levels(device),
-        "problem": {"tiles": small.tiles, "block": BLOCK, "headDim": HEAD_DIM, "length": small.length},
+        "problem": {"tiles": runs[0].small.tiles, "headDim": HEAD_DIM},
         "kinds": [kind.value for kind in OperationKind],
         "runs": described,
         "lines": lines.values,
-        "calls": calls.values,
+        "codes": codes.values,
         "residents": residents.values,
-        "rows": {mask: [[tile and [round(x, 5) for x in tile] for tile in row] for row in rows] for mask, rows in statistics.items()},
+        "rows": {block: _rows(small) for block, small in sizes.items()},
+        "edges": {block: _edges(small) for block, small in sizes.items()},
     }
 
 
@@ -79,7 +81,21 @@ def _per_second(rate: float) -> str:
     return f"{rate / 1e12:.1f} TB/s"
 
 
-def _run(run: RecordedRun, lines: ValueTable, calls: ValueTable, residents: ValueTable) -> dict[str, Any]:
+def _short(tile: TileStatistics) -> list[float] | None:
+    return tile and [round(x, 4) for x in tile]
+
+
+def _rows(small: SmallProblem) -> list[Any]:
+    """Of each row, without a mask: all its tiles."""
+    return [list(map(_short, tiles)) for tiles in tile_statistics(replace(small, mask=Mask.FULL))]
+
+
+def _edges(small: SmallProblem) -> list[Any]:
+    """Of each row, under the causal mask: its last tile, of which the mask hides some keys. Of those before it hides none."""
+    return [_short(tiles[row // small.block]) for row, tiles in enumerate(tile_statistics(replace(small, mask=Mask.CAUSAL)))]
+
+
+def _run(run: RecordedRun, lines: ValueTable, codes: ValueTable, residents: ValueTable) -> dict[str, Any]:
     blocks = run.spec.resources
     launches = [
         {
@@ -95,30 +111,35 @@ def _run(run: RecordedRun, lines: ValueTable, calls: ValueTable, residents: Valu
         "title": TITLES[run.name],
         "mask": run.small.mask.value,
         "causal": run.small.mask is Mask.CAUSAL,
+        "block": run.small.block,
+        "length": run.small.length,
+        "headroom": _headroom(run.text.lines),
         "config": f"{run.spec.family.name}, {run.spec.config.describe()}",
         "launches": launches,
         "backward": run.spec.problem.operation == "backward",
         "formula": {"read": run.formula.read, "written": run.formula.written, "added": run.formula.reduced},
         "source": [lines.number(line) for line in run.text.lines],
-        "steps": [_step(step, calls, residents) for step in run.steps],
+        "steps": [_step(step, codes, residents) for step in run.steps],
     }
 
 
-def _step(step: ScheduleStep, calls: ValueTable, residents: ValueTable) -> list[Any]:
-    operation = step.operation
+def _headroom(lines: Sequence[str]) -> float:
+    """By how much a maximum must rise, in base 2, before a text's online softmax rescales; 0: it always does."""
+    found = (re.match(r"constexpr float kHeadroom = ([\d.]+)f;", line) for line in lines)
+    return next((float(each[1]) for each in found if each), 0.0)
+
+
+def _step(step: ScheduleStep, codes: ValueTable, residents: ValueTable) -> list[Any]:
+    operation, lines = step.operation, step.operation.lines
+    what = [list(OperationKind).index(operation.kind), operation.operand, _warps(operation.warps)]
+    where = [step.launch, lines.kernel, lines.tile, operation.function, operation.atom]
     return [
-        step.launch,
+        codes.number([*what, *where]),
         operation.block,
-        list(OperationKind).index(operation.kind),
-        operation.operand,
-        list(step.tiles),
-        list(step.needs),
-        step.bytes_read,
-        step.bytes_written,
-        step.bytes_added,
-        _warps(operation.warps),
-        calls.number([operation.lines.kernel, operation.lines.tile, operation.function]),
-        residents.number([resident.tile + ("" if resident.landed else "~") for resident in step.shared]),
+        " ".join(step.tiles),
+        " ".join(step.needs),
+        operation.bytes,
+        residents.number(" ".join(resident.tile + ("" if resident.landed else "~") for resident in step.shared)),
     ]
 
 

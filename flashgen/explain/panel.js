@@ -24,8 +24,16 @@ function whoDoesWhatBackward(run) {
   const adding = (of) => `${of.size > 1 ? "blocks" : "block"} ${list(of, String)}`;
   const sums = [...adders].sort().map(([tile, of]) => `${tileName(cellOf(tile))} by ${adding(of)}`);
   const way = atomic ? "atomic additions, in whatever order blocks come" : "read, added to and written back at every step by the one block";
-  const keys = DATA.problem.block / run.launches[main].warps;
+  const keys = run.block / run.launches[main].warps;
   return `Who computes what: ${blocks.join("; ")}. Each warp has ${keys} keys of a tile. Who adds up dQ: ${sums.join("; ")}: ${way}.`;
+}
+
+// The warpgroups of a warp-specialised block: which copy, and which compute.
+function roles(run) {
+  const rows = run.block / run.consumers.length, counted = run.consumers.map((_, number) => number).join(" and ");
+  const [copy] = run.steps.filter((step) => step.kind === "copy"), alternate = run.steps.some((step) => step.atom === "bar_sync");
+  return `The producer, one thread of warp ${copy.warps}, copies Q, K and V. Each of consumers ${counted}, 4 warps, has ${rows} rows of a ` +
+    `tile, ${rows / 4} a warp${alternate ? "; they take turns to issue products, so that one does softmax while the other multiplies" : ""}.`;
 }
 
 // Which tiles of the result the blocks compute, and how warps share them.
@@ -35,7 +43,8 @@ function whoDoesWhat(run) {
   for (const step of run.steps)
     if (step.kind === "store" && step.operand === result) of.set(step.block, (of.get(step.block) || new Set()).add(step.tiles[0]));
   const blocks = [...of].map(([block, tiles]) => `block ${block}: ${[...tiles].map(tileName).join(", ")}`);
-  const rows = DATA.problem.block / run.launches[run.launches.length - 1].warps;
+  if (run.consumers.length) return `Who computes what: ${blocks.join("; ")}. ${roles(run)}`;
+  const rows = run.block / run.launches[run.launches.length - 1].warps;
   return `Who computes what: ${blocks.join("; ")}. Each warp has ${rows} rows of a tile.`;
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .run import BLOCK, SmallProblem
+from .run import SmallProblem
 
 TileStatistics = tuple[float, float] | None  # the maximum of scale * S in a tile, and the sum of exp(scale * S - it); None: no key is seen
 
@@ -14,7 +14,7 @@ def tile_statistics(small: SmallProblem) -> list[list[TileStatistics]]:
     products = small.scaled_products()
 
     def of_tile(query: int, tile: int) -> TileStatistics:
-        of_row = products[query, tile * BLOCK : (tile + 1) * BLOCK]
+        of_row = products[query, tile * small.block : (tile + 1) * small.block]
         seen = of_row[of_row > -np.inf]
         return (float(seen.max()), float(np.exp(seen - seen.max()).sum())) if len(seen) else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from flashgen.build.emulator.trace import TracedKernel
 from flashgen.codegen.attention import attention_call, padded
 from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import ArgumentError, choice_error, require_int
+from flashgen.codegen.families.attention_forward_sm90.config import RowMax
 from flashgen.codegen.families.flash1_forward.config import ParallelOver
 from flashgen.codegen.family import Traffic, find_family
 from flashgen.codegen.operands import Role
@@ -32,9 +33,11 @@ from .steps import ScheduleStep, Tiling, schedule
 
 # In the order of docs/ladder.md.
 FORWARD = ("standard_attention", "memory_efficient_attention", "flash1_forward", "flash2_forward")
+HOPPER = ("attention_forward_sm90",)  # flash3
 BACKWARD = ("flash1_backward", "flash2_backward")
-EXPLAINED = (*FORWARD, *BACKWARD)
+EXPLAINED = (*FORWARD, *HOPPER, *BACKWARD)
 BLOCK, HEAD_DIM, WARPS = 32, 32, 2  # rows of all tiles, their width, and warps of a block
+CONSUMERS = 2  # warpgroups of a Hopper block that compute, by turns: each has the 64 rows of a tile that wgmma takes
 MAX_TILES = 8  # of queries, and of keys
 # Beside the tiles: a warp of the softmax for each row of a query tile; one block for a head, as in the paper's algorithm.
 _BESIDE: dict[str, dict[str, Any]] = {
@@ -43,6 +46,9 @@ _BESIDE: dict[str, dict[str, Any]] = {
 }
 # Warp by warp, as far as each may go: the order in which a person reads.
 _ORDER = EmulationOrder(Schedule.AHEAD, late_copies=False)
+
+# Square tiles, as the other rungs have, and room for one of Q and one of O: each block has one query tile.
+_HOPPER_TILES = {"warpgroups": CONSUMERS, "block_kv": CONSUMERS * 64, "query_stages": 1, "out_panels": 1, "row_max": RowMax.EXACT}
 
 Heads = np.ndarray[Any, np.dtype[np.float16]]  # one head of a tensor, [length, head_dim]
 Operand = np.ndarray[Any, np.dtype[Any]]  # one head, or a number for each of its rows
@@ -54,6 +60,7 @@ class SmallProblem:
 
     mask: Mask
     tiles: int
+    block: int = BLOCK  # rows of a tile
 
     def __post_init__(self) -> None:
         require_int("tiles", self.tiles, 1, MAX_TILES)
@@ -61,7 +68,11 @@ class SmallProblem:
     @property
     def length(self) -> int:
         """Queries, and keys."""
-        return self.tiles * BLOCK
+        return self.tiles * self.block
+
+    def of_family(self, family: str) -> SmallProblem:
+        """With as many of the tiles that a family has."""
+        return replace(self, block=CONSUMERS * 64 if family in HOPPER else BLOCK)
 
     def problem(self, operation: str = "forward") -> Problem:
         """As families of the operation know it."""
@@ -114,11 +125,18 @@ def explained_spec(family: str, small: SmallProblem, device: Device) -> KernelSp
         raise choice_error("family", family, EXPLAINED)
     found = find_family(family)
     problem = small.problem(found.operation)
-    tiles: dict[str, Any] = {"block_q": BLOCK, "block_kv": BLOCK, "warps": WARPS}
+    tiles: dict[str, Any] = _HOPPER_TILES if family in HOPPER else {"block_q": BLOCK, "block_kv": BLOCK, "warps": WARPS}
     config = found.config_type(**tiles, **_BESIDE.get(family, {}))
     if reasons := found.check(problem, config, device.target):
         raise ArgumentError(f"device must run {family}; got {device.name}: {'; '.join(reasons)}")
     return KernelSpec(found, problem, config, device.target)
+
+
+def explained_on(device: Device) -> tuple[str, ...]:
+    """The rungs whose kernels run on a device."""
+    problem = SmallProblem(Mask.FULL, 1).problem
+    families = map(find_family, EXPLAINED)
+    return tuple(family.name for family in families if not family.refusals(problem(family.operation), device.target))
 
 
 def texts_of(spec: KernelSpec) -> tuple[Source, Source]:
@@ -132,7 +150,7 @@ def record(spec: KernelSpec, small: SmallProblem, device: Device, texts: tuple[S
     Raises CxxCompilerMissingError without a C++ compiler, TraceError without a tool that reads lines, EmulatorFaultError if a check of
     the emulator fails.
     """
-    shown, emulated = texts or texts_of(spec)
+    small, (shown, emulated) = small.of_family(spec.family.name), texts or texts_of(spec)
     text = ShownText(shown, emulated)
     kernel = TracedKernel(spec, compilation.store().get_or_compile(traced(emulated), Emulated.TRACED))
     program = spec.family.program(spec.config, attention_call(spec.problem, small.workload), device)
@@ -164,11 +182,11 @@ def compile_ahead_of(specs: Sequence[KernelSpec], done: Callable[[], None] = lam
 
 def tilings(small: SmallProblem) -> dict[str, Tiling]:
     """How operands and buffers divide into tiles."""
-    row, row_of_s = HEAD_DIM * 2, -(-small.length // 16) * 16
-    of_rows = {name: Tiling(row, BLOCK) for name in ("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v")}
-    of_s_and_p = {"S": Tiling(row_of_s * 4, BLOCK, BLOCK * 4), "P": Tiling(row_of_s * 2, BLOCK, BLOCK * 2)}
-    of_numbers = {name: Tiling(4, BLOCK) for name in ("lse", "row_lse", "row_delta")}
-    sums = {"running_rows": Tiling(16 + padded(HEAD_DIM) * 4, BLOCK), "d_q_sum": Tiling(padded(HEAD_DIM) * 4, BLOCK)}
+    block, row, row_of_s = small.block, HEAD_DIM * 2, -(-small.length // 16) * 16
+    of_rows = {name: Tiling(row, block) for name in ("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v")}
+    of_s_and_p = {"S": Tiling(row_of_s * 4, block, block * 4), "P": Tiling(row_of_s * 2, block, block * 2)}
+    of_numbers = {name: Tiling(4, block) for name in ("lse", "row_lse", "row_delta")}
+    sums = {"running_rows": Tiling(16 + padded(HEAD_DIM) * 4, block), "d_q_sum": Tiling(padded(HEAD_DIM) * 4, block)}
     return of_rows | of_s_and_p | of_numbers | sums
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from flashgen.codegen.family import Traffic
 
 from .events import OperationKind, TileOperation
+from .pipelined import PipelinedBlock
+from .shared_tiles import Resident, SharedTiles
 
 # Of operands and buffers, for their tiles. A small letter is a gradient: o is dO. R: O between two steps; A: sums of dQ; L: lse and delta.
 LETTERS = {"q": "Q", "k": "K", "v": "V", "out": "O", "S": "S", "P": "P", "running_rows": "R"}
@@ -31,14 +33,6 @@ class Tiling:
                 columns = range(first % self.row_bytes // self.columns, last % self.row_bytes // self.columns + 1) if self.columns else [0]
                 found |= dict.fromkeys((row // self.rows, column) for column in columns)
         return [f"{row},{column}" if self.columns else str(row) for row, column in sorted(found)]
-
-
-@dataclass(frozen=True)
-class Resident:
-    """A tile in shared memory; landed: its copy has been waited for, so that all warps may read it."""
-
-    tile: str
-    landed: bool
 
 
 @dataclass(frozen=True)
@@ -71,28 +65,17 @@ class ScheduleStep:
 
 
 @dataclass
-class _BlockState:
-    """What a block holds: tiles in shared memory by chunks of 16 bytes, copies by group, and what its warps have computed last."""
+class _BlockState(SharedTiles):
+    """What a block holds: tiles in shared memory, copies by group, and what its warps have computed last."""
 
-    chunks: dict[int, str] = field(default_factory=dict)
-    group_of: dict[str, int] = field(default_factory=dict)  # of tiles on their way
     in_registers: list[str] = field(default_factory=list)  # tiles of S or dS that the warps have in registers
     query_tile: str = "0"
     result: str = "O"  # the letter of what its rows are in the end
     rows: list[str] = field(default_factory=list)  # tiles of lse and delta, of a block that has no S
 
-    def put(self, addresses: Sequence[int], tiles: Sequence[str]) -> None:
-        """Chunks get the tiles that are copied there: as many of each, in the order of addresses."""
-        each = max(1, len(addresses) // max(1, len(tiles)))
-        for position, address in enumerate(sorted(addresses)):
-            self.chunks[address] = tiles[min(position // each, len(tiles) - 1)]
-
-    def read(self, addresses: Sequence[int]) -> list[str]:
-        """The tiles at these addresses."""
-        return list(dict.fromkeys(self.chunks[address // 16 * 16] for address in addresses if address // 16 * 16 in self.chunks))
-
-    def residents(self) -> tuple[Resident, ...]:
-        return tuple(Resident(tile, tile not in self.group_of) for tile in sorted(set(self.chunks.values())))
+    def meaning(self, operation: TileOperation, touched: list[str]) -> tuple[list[str], list[str]]:
+        """See PipelinedBlock."""
+        return _meaning(operation, touched, self)
 
 
 def schedule(launches: Sequence[Sequence[TileOperation]], tilings: Mapping[str, Tiling]) -> list[ScheduleStep]:
@@ -101,14 +84,15 @@ def schedule(launches: Sequence[Sequence[TileOperation]], tilings: Mapping[str, 
 
 
 def _steps_of(launch: int, operations: Sequence[TileOperation], tilings: Mapping[str, Tiling]) -> Iterator[ScheduleStep]:
-    block, state = -1, _BlockState()
+    make: type[_BlockState] | type[PipelinedBlock] = PipelinedBlock if any(each.is_pipelined for each in operations) else _BlockState
+    block, state = -1, make()
     for operation in operations:
         if operation.block != block:
-            block, state = operation.block, _BlockState()
+            block, state = operation.block, make()
         touched: list[str] = []
         if operation.operand:
             touched = [LETTERS[operation.operand] + tile for tile in tilings[operation.operand].tiles(operation.offsets)]
-        tiles, needs = _meaning(operation, touched, state)
+        tiles, needs = state.meaning(operation, touched)
         yield ScheduleStep(launch, operation, tuple(tiles), tuple(needs), state.residents())
 
 
@@ -117,12 +101,12 @@ def _meaning(operation: TileOperation, touched: list[str], state: _BlockState) -
     match operation.kind:
         case OperationKind.COPY:
             state.put(operation.shared, touched)
-            state.group_of |= dict.fromkeys(touched, operation.group)
+            state.lands_with |= dict.fromkeys(touched, operation.group)
             return touched, []
         case OperationKind.WAIT:
-            landed = [tile for tile, group in state.group_of.items() if group < operation.group]
+            landed = [tile for tile, group in state.lands_with.items() if group < operation.group]
             for tile in landed:
-                del state.group_of[tile]
+                del state.lands_with[tile]
             return landed, []
         case OperationKind.LOAD:
             if operation.operand in ("S", "d_q_sum", "d_out"):
@@ -144,6 +128,8 @@ def _meaning(operation: TileOperation, touched: list[str], state: _BlockState) -
             tiles = _staged(operation, state)
             state.put(operation.shared, tiles)
             return tiles, []
+        case OperationKind.RELEASE:
+            return [], []  # of kernels with stages: see pipelined.py
 
 
 def _staged(operation: TileOperation, state: _BlockState) -> list[str]:

@@ -91,8 +91,9 @@ class TileGrid {
       const writes = state.writes[tile] || 0;
       const shown = found.size > 1 || writes ? own.filter(([name]) => name !== "done") : own; // any of the others says as much
       const classes = ["tile", ...own.map(([name]) => name)];
-      let letters = [shown.map(([, letter]) => letter).join(""), writes ? `${writes}w` : ""].filter(Boolean).join(" ");
-      let words = own.map(([, , text]) => text).concat(writes ? [`written ${writes} times so far`] : []);
+      const times = String(writes).replace(/^0?\.5$/, "½");
+      let letters = [shown.map(([, letter]) => letter).join(""), writes ? `${times}w` : ""].filter(Boolean).join(" ");
+      let words = own.map(([, , text]) => text).concat(writes ? [`written ${times} times so far`] : []);
       for (const [set, name, arrow, text] of [[needs, "needs", "←", "the selected tile needs it"], [feeds, "feeds", "→", "fed by it"]])
         if (set.has(tile)) classes.push(name), letters = arrow + letters, words = [...words, text];
       if (tile === this.selected) classes.push("selected"), words = ["selected", ...words];

@@ -15,11 +15,12 @@ struct Cluster;
 inline thread_local Block* current = nullptr;
 constexpr int kBarriers = 16, kWarpgroup = 4 * kLanes;
 
-// Who is told what threads do, by the name of the atom: see trace.cuh. Nobody is, elsewhere. `global`: an address there, or null.
-// Hidden: a process has many libraries with a variable of this name, and each has its own.
-__attribute__((visibility("hidden"))) inline void (*told)(const char* op, const void* global, std::uint32_t shared, int bytes) = nullptr;
-inline void tell(const char* op, const void* global = nullptr, std::uint32_t shared = 0, int bytes = 0) {
-    if (told) told(op, global, shared, bytes);
+// Who is told what threads do, by the name of the atom: see trace.cuh. Nobody is, elsewhere. `global`: an address there, or null;
+// `mbarrier`: where a copy counts its bytes. Hidden: a process has many libraries with a variable of this name, and each has its own.
+using Told = void (*)(const char* op, const void* global, std::uint32_t shared, int bytes, std::uint32_t mbarrier);
+__attribute__((visibility("hidden"))) inline Told told = nullptr;
+inline void tell(const char* op, const void* global = nullptr, std::uint32_t shared = 0, int bytes = 0, std::uint32_t mbarrier = 0) {
+    if (told) told(op, global, shared, bytes, mbarrier);
 }
 
 // What all copies and waits of one thread need to remember: see atoms/emulated/cp_async.cuh.

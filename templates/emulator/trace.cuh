@@ -9,14 +9,15 @@ namespace emulator {
 
 constexpr int kTraceFrames = 24, kTraceStacks = 1 << 12, kTraceOps = 64, kOpChars = 32;
 
-// `operand`: which of the launch's tensors, -1 for none; `offset`: from its first byte; `shared`: an address in shared memory.
+// `operand`: which of the launch's tensors, -1 for none; `offset`: from its first byte; `shared`: an address in shared memory; `mbarrier`:
+// that of one at which a copy counts.
 struct TraceRecord {
     std::uint64_t offset;
     std::uint32_t shared, block, stack;
     std::int16_t thread, operand;
     std::uint16_t bytes;
     std::uint8_t op, written;
-    std::uint32_t unused;
+    std::uint32_t mbarrier;
 };
 
 // In memory that the process which asks for the trace sees. `count` goes on past `capacity`, so that what is missing shows.
@@ -64,7 +65,8 @@ FLASHGEN_UNTRACED static std::uint8_t op_number(const char* op) {
     std::strncpy(trace->ops[i], op, kOpChars - 1);
     return static_cast<std::uint8_t>(i);
 }
-FLASHGEN_UNTRACED static void add_record(const char* op, const void* address, std::uint32_t shared, int bytes, bool written, void** frame) {
+FLASHGEN_UNTRACED static void add_record(const char* op, const void* address, std::uint32_t shared, int bytes, std::uint32_t mbarrier,
+                                         bool written, void** frame) {
     const auto at = reinterpret_cast<std::uint64_t>(address);
     int operand = -1;
     for (int i = 0; i < current->options.extent_count && address; ++i)
@@ -76,18 +78,18 @@ FLASHGEN_UNTRACED static void add_record(const char* op, const void* address, st
     record.offset = operand < 0 ? 0 : at - current->options.extents[operand].address;
     record.shared = shared, record.block = current->index, record.stack = stack_number(frame);
     record.thread = current->running, record.operand = operand;
-    record.bytes = bytes, record.op = op_number(op), record.written = written;
+    record.bytes = bytes, record.mbarrier = mbarrier, record.op = op_number(op), record.written = written;
 }
 FLASHGEN_UNTRACED static void touched(const void* address, int bytes, bool written, void** frame) {
     if (!trace || tracing || !current) return;
     tracing = true;
-    add_record("global", address, 0, bytes, written, frame);
+    add_record("global", address, 0, bytes, 0, written, frame);
     tracing = false;
 }
-FLASHGEN_UNTRACED static void note(const char* op, const void* address, std::uint32_t shared, int bytes) {
+FLASHGEN_UNTRACED static void note(const char* op, const void* address, std::uint32_t shared, int bytes, std::uint32_t mbarrier) {
     if (!trace || tracing || !current) return;
     tracing = true;
-    add_record(op, address, shared, bytes, false, static_cast<void**>(__builtin_frame_address(0)));
+    add_record(op, address, shared, bytes, mbarrier, false, static_cast<void**>(__builtin_frame_address(0)));
     tracing = false;
 }
 

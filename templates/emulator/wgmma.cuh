@@ -175,6 +175,8 @@ inline void issue(const char* name, WgmmaOperand& operand) {
             std::memcpy(product.a_issued[thread], operand.a_registers, 16);
         }
         mark_operands<kN>(product, current->running / kWarpgroup, own.committed + 1);
+        if (!from_registers) tell("wgmma_operand", nullptr, Descriptor(first.a).start);
+        tell("wgmma_operand", nullptr, Descriptor(first.b).start);
         ++product.d->products;
         own.open.push_back(std::move(product));
     });

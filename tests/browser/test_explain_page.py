@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,9 @@ def test_size_and_first_frame_of_all_rungs(watched: Watched, tmp_path: Path) -> 
     require_small_and_fast(watched.page, written_page(tmp_path, cases))
 
 
-@pytest.mark.parametrize("name", ["Version 1 and 2", "Standard attention", "Memory-efficient attention", "Version 1 and 2, backward"])
+@pytest.mark.parametrize(
+    "name", ["Version 1 and 2", "Standard attention", "Memory-efficient attention", "FlashAttention 3", "Version 1 and 2, backward"]
+)
 def test_stepping_to_the_end_agrees_with_the_formula(watched: Watched, address: str, name: str) -> None:
     page = watched.page
     page.goto(address)
@@ -160,6 +163,41 @@ def test_a_backward_pass(watched: Watched, address: str) -> None:
         assert words in second.locator(".now").inner_text()
     page.evaluate("goTo(RUNS.find((run) => run.family === 'flash2_backward').steps.findIndex((step) => step.kind === 'add'))")
     assert "add to sums of dQ 0 in device memory, atomically (4,096 B)" in second.locator(".now").inner_text()
+
+
+def test_the_rung_of_hopper(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.goto(address)
+    choose(page, "FlashAttention 3")
+    assert "One head of 512 queries and keys, head dim 32, fp16: tiles of 128 rows." in page.inner_text("#problem")
+    steps = "RUNS.find((run) => run.family === 'attention_forward_sm90').steps"
+    for condition, words in (
+        ("kind === 'copy'", "producer, warp 0: start to copy K 3 from device memory to shared memory (8,192 B)"),
+        ("kind === 'product' && step.needs[0][0] === 'S'", "consumer 0, warps 4-7: O 3 += P 3,3 \u00d7 V 3, for its 64 rows"),
+        ("atom === 'bar_sync'", "consumer 0, warps 4-7: wait for its turn to issue products"),
+        (
+            "operation === 'producer_acquire' && step.tiles.length",
+            "warp 0: wait until all consumers have released the stage of K 3",
+        ),
+        ("kind === 'release' && step.tiles.length", "consumer 0, warp 4: release the stage of K 3: it may be filled again"),
+        ("kind === 'store'", "consumer 0, warps 4-7: write O 3 to device memory (4,096 B)"),
+    ):
+        page.evaluate(f"goTo({steps}.findIndex((step) => step.{condition}))")
+        assert words in page.inner_text(".now")
+        assert page.locator(".line.current").count() > 0
+    assert page.locator('[data-tile="O3"] .marks').inner_text().endswith("½w")
+    page.keyboard.press("End")
+    assert page.inner_text(".writes") == "Tiles of O written so far: 4 of 4 in all"
+    assert "they take turns to issue products" in page.inner_text(".who")
+    page.fill("#row", "400")
+    page.keyboard.press("Tab")
+    row_max, _, row_sum = map(float, page.locator(".rows tr").last.inner_text().split("\t")[2:])
+    exact = running_statistics(tile_statistics(SmallProblem(Mask.CAUSAL, 4, 128))[400])[-1]
+    assert row_max + math.log(row_sum) == pytest.approx(exact[0] + math.log(exact[1]), rel=1e-3)
+    assert row_max < exact[0] + 8 * math.log(2)
+    choose(page, "FlashAttention 2")
+    assert "One head of 128 queries and keys" in page.inner_text("#problem")
+    assert page.input_value("#row") == "127"
 
 
 def test_with_and_without_the_mask(watched: Watched, two_masks: str) -> None:
@@ -300,7 +338,8 @@ def test_themes(watched: Watched, address: str) -> None:
 @pytest.mark.parametrize("watched", [PHONE], indirect=True, ids=["phone"])
 def test_a_phone_needs_no_scrolling_sideways(watched: Watched, address: str, eight_tiles: str) -> None:
     page = watched.page
-    for url, name in ((address, "Standard attention"), (eight_tiles, "Version 1 and 2"), (address, "Version 1 and 2, backward")):
+    views = ((address, "Standard attention"), (address, "FlashAttention 3"), (address, "Version 1 and 2, backward"))
+    for url, name in (*views, (eight_tiles, "Version 1 and 2")):
         page.goto(url)
         choose(page, name)
         page.evaluate("goTo(40)")

@@ -28,6 +28,7 @@ inline void cp_async_bulk_load(SharedAddress destination, const void* source, u3
     for (u32 chunk = 0; chunk < bytes; chunk += 16)
         emulator::require(block.shared.may_write(destination + chunk, 16, emulator::now(), true), destination + chunk, 16);
     block.require_global(address, bytes, false, "copies");
+    emulator::tell("cp_async_bulk_load", source, destination, static_cast<int>(bytes), barrier);
     const emulator::BulkCopy copy{destination, source, bytes};
     if (!block.options.late_copies) return emulator::land(block, copy, announced);
     block.scheduler.postpone([&block, copy, &announced] { emulator::land(block, copy, announced); });

@@ -50,6 +50,15 @@ struct Box {
             for (int chunk = some.first / 8; chunk * 8 < some.end; ++chunk) visit(chunk_address(row, chunk));
         }
     }
+    // A load tells of rows outside of the tensor, too, which become zeros: of none of the tensor's bytes.
+    void tell_rows(const char* op, bool loads, SharedAddress mbarrier) const {
+        for (int row = 0; row < rows() && told; ++row) {
+            const Part some = part(row);
+            const u64 from = some.end > some.first ? some.address : map->address;
+            if (some.end > some.first || loads)
+                tell(op, bits_as<const void*>(from), row_address(row), (some.end - some.first) * 2, mbarrier);
+        }
+    }
     void load() const {
         for (int row = 0; row < rows(); ++row) {
             unsigned char line[kRowBytes] = {};
@@ -99,6 +108,7 @@ struct Stores : Kept {
     OfThread& own() { return threads[current->running]; }
 
     void wait(std::size_t pending) {
+        if (own().groups.size() > pending) tell("cp_async_bulk_wait_group_read");
         for (; own().groups.size() > pending; own().groups.pop_front())
             for (const Box& box : own().groups.front()) {
                 if (current->options.late_copies) box.store();
@@ -126,6 +136,7 @@ inline void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap
         const emulator::Box::Part part = box.part(r);
         if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, false, "copies");
     }
+    box.tell_rows("cp_async_bulk_tensor_load", true, barrier);
     if (!block.options.late_copies) return emulator::land(block, box, announced);
     block.scheduler.postpone([&block, box, &announced] { emulator::land(block, box, announced); });
 }
@@ -141,6 +152,7 @@ inline void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress sourc
         if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, true, "stores");
     }
     box.visit_stored([&](SharedAddress chunk) { emulator::require(block.shared.may_store(chunk, 16, emulator::now()), chunk, 16); });
+    box.tell_rows("cp_async_bulk_tensor_store", false, 0);
     if (!block.options.late_copies) box.store();
     block.kept<emulator::Stores>().own().open.push_back(box);
 }

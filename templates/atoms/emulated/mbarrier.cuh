@@ -69,6 +69,7 @@ inline bool try_wait(const char* name, SharedAddress address, u32 parity, bool c
     if (awaited.cluster_scope && !cluster)
         current->fail("mbarrier", "is at %s of %u, which acquires nothing from the other blocks that release there", name, address);
     current->acquire(awaited.published);
+    tell(name, nullptr, address);
     return true;
 }
 
@@ -85,7 +86,10 @@ inline void mbarrier_init(SharedAddress barrier, u32 arrivals) {
 
 inline void fence_mbarrier_init() { emulator::current->shared.fence(emulator::now()); }
 
-inline void mbarrier_arrive(SharedAddress barrier) { emulator::arrive(emulator::mbarrier_at(barrier, false), 0); }
+inline void mbarrier_arrive(SharedAddress barrier) {
+    emulator::tell("mbarrier_arrive", nullptr, barrier);
+    emulator::arrive(emulator::mbarrier_at(barrier, false), 0);
+}
 
 inline void mbarrier_arrive_expect_tx(SharedAddress barrier, u32 bytes) { emulator::arrive(emulator::mbarrier_at(barrier, false), bytes); }
 

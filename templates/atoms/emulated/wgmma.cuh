@@ -42,5 +42,6 @@ inline void wgmma_wait_group() {
         const emulator::Clock complete = own.committed - static_cast<emulator::Clock>(own.groups.size());
         for (int warp = first; warp < first + 4; ++warp) emulator::current->clock(warp)[unit] = complete;
         own.fenced = false;
+        emulator::tell("wgmma_complete", nullptr, complete);  // groups so far
     });
 }
