@@ -48,6 +48,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses = min(os.cpu_count() or 1, 8)
         option.dist = "loadfile"  # tests of a file share what they have compiled
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch in each process: more would spin for cores that others have
+        os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # each launch in the emulator forks: large pages halve its cost
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -155,7 +155,7 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
         family=lambda fault: fault.setting.spec.family.name,
         kinds=lambda fault: (KERNEL_OF[fault], fault.check),
         name=lambda fault: fault.name,
-        seconds=lambda fault: 2 * COMPILE_SECONDS,
+        seconds=lambda fault: 1.5 * COMPILE_SECONDS,
         fault=True,
     ),
 )

@@ -47,8 +47,8 @@ CAUSAL, FULL = SmallProblem(Mask.CAUSAL, TILES), SmallProblem(Mask.FULL, TILES)
 
 
 def cases(families: tuple[str, ...]) -> list[object]:
-    """Each with and without the mask, as parameters. For --slow: without it but one, and backward, which pages in a browser show, too."""
-    quick = [*((family, CAUSAL) for family in FORWARD), ("flash1_forward", FULL)]
+    """Each with and without the mask, as parameters. For --slow: without it, and backward, which pages in a browser show, too."""
+    quick = [(family, CAUSAL) for family in FORWARD]
     every = [(family, small) for small in (CAUSAL, FULL) for family in families]
     return [pytest.param(*one, marks=[] if one in quick else [pytest.mark.slow]) for one in every]
 

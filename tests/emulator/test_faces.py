@@ -20,7 +20,7 @@ from flashgen.launch import cpu
 from flashgen.numerics import forward
 from flashgen.selection.families import default_spec
 from flashgen.tuning.on_cpu import CpuScreen
-from flashgen.verification import cases
+from flashgen.verification import cases, screen
 from tests.support import command_line
 from tests.support.faults import FAULTS
 from tests.support.judging import judge_forward
@@ -101,6 +101,7 @@ def test_verify_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(Dtype.BF16, 8, 8, Mask.CAUSAL)
     results = flashgen.verify(problem, device="cpu")
     assert [case.verdict.ok for case in results] == [True] * 8  # two shapes at two magnitudes, and the special cases
+    monkeypatch.setattr(screen, "whole_screen", lambda problem, device: screen.Screen(problem, device))  # once is enough for the rest
     config = default_spec(problem, find_target("sm_80")).config.replace_from_text({"stages": "3"})
     assert all(case.verdict.ok for case in flashgen.verify(problem, config, "sm_80", device="cpu"))
     with pytest.raises(ArgumentError, match="device must be a GPU's ordinal, None or 'cpu'; got 'gpu'"):
@@ -130,9 +131,9 @@ def test_a_wrong_winner_is_found_and_a_spent_budget_says_so(monkeypatch: pytest.
     assert CpuScreen(time.monotonic() + 100).fault(spec) == ""
     text = fault.apply(render(spec, Atoms.EMULATED), Atoms.EMULATED)
     monkeypatch.setattr(cpu, "load_emulated", lambda spec: emulated_kernel(spec, text))
-    screen = CpuScreen(time.monotonic() + 100)
-    assert "error" in screen.fault(spec)
-    assert (screen.verified, screen.skipped) == (0, "")
+    in_time = CpuScreen(time.monotonic() + 100)
+    assert "error" in in_time.fault(spec)
+    assert (in_time.verified, in_time.skipped) == (0, "")
     late = CpuScreen(time.monotonic() - 1)
     assert late.fault(spec) == ""
     assert (late.verified, late.skipped) == (0, "the budget had ended")

@@ -42,7 +42,7 @@ RACE_CHECKS = {
     "wait-one-group-short-of-three-stages": _IN_FLIGHT,
 }
 # How many of a family's faults every run has, of each kind; --slow has all.
-QUICK_RACES, QUICK_OTHERS, QUICK_OF_THE_RUNTIME = 1, 1, 4
+QUICK_RACES, QUICK_OTHERS, QUICK_OF_THE_RUNTIME = 1, 1, 2
 
 # Faults of the emulator: what no GPU would show reliably, or at all. Each with the check that finds it.
 SMALL = setting((40, 100), batch=1, heads=(1, 1))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -49,6 +49,12 @@ def gradient(q: torch.Tensor) -> torch.Tensor:
     loss(x).backward()
     assert x.grad is not None
     return x.grad
+
+
+@cache
+def usual() -> torch.Tensor:
+    """The gradient of `tensor()`, which many tests compare with."""
+    return gradient(tensor())
 
 
 def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,7 +125,7 @@ def test_a_gradient_may_lie_in_memory_in_any_way(make: Callable[[torch.Tensor], 
     x = tensor().requires_grad_()
     out = flashgen.attention(x, x, x)
     (found,) = torch.autograd.grad(out, x, make(out))
-    assert torch.equal(found, gradient(tensor()))
+    assert torch.equal(found, usual())
 
 
 def test_what_is_copied_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +160,8 @@ def test_the_operator_names_a_bad_tensor(change: dict[str, Callable[[torch.Tenso
 
 
 @pytest.mark.parametrize(
-    ("dynamic", "backend"), [(False, "aot_eager"), (True, "aot_eager"), pytest.param(False, "inductor", marks=pytest.mark.slow)]
+    ("dynamic", "backend"),
+    [(True, "aot_eager"), *(pytest.param(False, backend, marks=pytest.mark.slow) for backend in ("aot_eager", "inductor"))],
 )
 def test_a_training_step_compiles_whole(dynamic: bool, backend: str) -> None:
     torch.manual_seed(0)
@@ -192,7 +199,7 @@ WAYS = differences(tensor())
 
 @pytest.mark.parametrize("way", range(len(WAYS)))
 def test_every_way_to_ask_for_gradients_gets_them(way: int) -> None:
-    wanted = gradient(tensor())
+    wanted = usual()
     found = WAYS[way](tensor())
     if way == 6:  # of q alone
         x = tensor().requires_grad_()
@@ -206,7 +213,7 @@ def test_every_way_to_ask_for_gradients_gets_them(way: int) -> None:
 @pytest.mark.parametrize("way", [0, 3, *(pytest.param(way, marks=pytest.mark.slow) for way in (1, 2, 4, 5))])
 def test_compiled_transforms_leave_the_call_to_python(way: int, backend: str) -> None:
     """PyTorch 2.11 compiles the gradients of a Function within a transform to 0 without a word."""
-    torch.testing.assert_close(torch.compile(WAYS[way], backend=backend)(tensor()), gradient(tensor()), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(torch.compile(WAYS[way], backend=backend)(tensor()), usual(), rtol=0.02, atol=0.02)
     torch.compiler.reset()
     with pytest.raises(Exception, match=r"flashgen\.attention has no |Observed exception"):
         torch.compile(WAYS[way], backend=backend, fullgraph=True)(tensor())
@@ -228,7 +235,7 @@ def test_second_derivatives_are_refused(differentiate: Callable[[], Any]) -> Non
 def test_a_graph_of_gradients_may_be_made_but_not_differentiated() -> None:
     x = tensor().requires_grad_()
     (found,) = torch.autograd.grad(loss(x), x, create_graph=True)
-    assert torch.equal(found, gradient(tensor()))
+    assert torch.equal(found, usual())
     with pytest.raises(FlashgenError, match=r"^flashgen\.attention has no second derivative: "):
         found.float().sum().backward()
 
@@ -257,15 +264,16 @@ FORWARD_MODE: list[Callable[[torch.Tensor], Any]] = [
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("how", "ways"),
     [
-        lambda f: f,
-        pytest.param(lambda f: torch.compile(f, backend="eager"), marks=pytest.mark.slow),
-        lambda f: torch.compile(f, backend="aot_eager"),
+        (lambda f: f, range(4)),
+        (lambda f: torch.compile(f, backend="aot_eager"), [1]),
+        pytest.param(lambda f: torch.compile(f, backend="aot_eager"), [0, 2, 3], marks=pytest.mark.slow),
+        pytest.param(lambda f: torch.compile(f, backend="eager"), range(4), marks=pytest.mark.slow),
     ],
 )
-def test_forward_mode_gets_its_own(how: Callable[[Any], Callable[[torch.Tensor], Any]]) -> None:
-    for differentiate in FORWARD_MODE:
+def test_forward_mode_gets_its_own(how: Callable[[Any], Callable[[torch.Tensor], Any]], ways: Sequence[int]) -> None:
+    for differentiate in (FORWARD_MODE[way] for way in ways):
         torch.compiler.reset()
         with pytest.raises(FlashgenError, match=NO_TANGENTS):
             how(differentiate)(tensor())
@@ -279,7 +287,7 @@ def test_forward_mode_gets_its_own(how: Callable[[Any], Callable[[torch.Tensor],
     torch.testing.assert_close(call(q), expected)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 @pytest.mark.parametrize("bad", [{"layout": "bsd"}, {"scale": 0.0}, {"v": tensor().half()}])
 def test_a_compiled_call_still_works_after_one_that_was_refused(bad: dict[str, Any], backend: str) -> None:
     compiled, q = torch.compile(flashgen.attention, backend=backend), tensor()
@@ -297,8 +305,8 @@ def stacked(*shape: int) -> torch.Tensor:
     ("in_dims", "shapes"),
     [
         ((0, 0, 0), [(3, 2, 5, 4, 16), (3, 2, 7, 2, 16), (3, 2, 7, 2, 8)]),
-        ((0, None, None), [(3, 2, 5, 4, 16), (2, 7, 2, 16), (2, 7, 2, 8)]),
-        ((None, 1, 2), [(2, 5, 4, 16), (2, 3, 7, 2, 16), (2, 7, 3, 2, 8)]),
+        pytest.param((0, None, None), [(3, 2, 5, 4, 16), (2, 7, 2, 16), (2, 7, 2, 8)], marks=pytest.mark.slow),
+        pytest.param((None, 1, 2), [(2, 5, 4, 16), (2, 3, 7, 2, 16), (2, 7, 3, 2, 8)], marks=pytest.mark.slow),
         ((3, 2, 0), [(2, 5, 4, 3, 16), (2, 7, 3, 2, 16), (3, 2, 7, 2, 8)]),
     ],
 )

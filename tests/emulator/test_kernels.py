@@ -61,6 +61,8 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
                 specs.append(chosen_spec(width, config))
             case {"family": family, "target": target, "mask": mask}:
                 specs.append(spec_of(family, target, mask))
+            case {"family": family, "mask": mask}:
+                specs.append(shared_spec(family, mask))
     compile_ahead(map(emulated_text, dict.fromkeys(specs)))
 
 
@@ -71,6 +73,12 @@ def target_of(family: Family) -> Target:
 
 def spec_of(family: Family, target: Target, mask: Mask) -> KernelSpec:
     problem = Problem(Dtype.FP16, 64, 64, mask)
+    return KernelSpec(family, problem, family.default(problem, target), target)
+
+
+def shared_spec(family: Family, mask: Mask = Mask.FULL) -> KernelSpec:
+    """In its text, where nothing is masked, that of other files: it is compiled once for all of them."""
+    problem, target = Problem(Dtype.BF16, 64, 64, mask), target_of(family)
     return KernelSpec(family, problem, family.default(problem, target), target)
 
 
@@ -126,7 +134,7 @@ def many_tiles() -> list[object]:
     """Kernels whose blocks stay. One has its output's panels in a ring that they do not go round evenly."""
     counting = [f for f in families_of() if any(place.name == "tile_counter" for place in f.parameters.pointers)]
     uneven = next(chosen_spec(width, config) for width, config in CHOSEN_SM90 if width == (152, 152))
-    return [pytest.param(spec, id=spec.name) for spec in (*(spec_of(f, target_of(f), Mask.FULL) for f in counting), uneven)]
+    return [pytest.param(spec, id=spec.name) for spec in (*map(shared_spec, counting), uneven)]
 
 
 @pytest.mark.parametrize("spec", many_tiles())
@@ -146,7 +154,7 @@ def test_blocks_that_work_on_many_tiles(spec: KernelSpec) -> None:
 @pytest.mark.parametrize("family", families_of(), ids=lambda family: family.name)
 def test_without_lse(family: Family, mask: Mask, orders: tuple[EmulationOrder, ...]) -> None:
     """The same output, and nothing else is written."""
-    spec = spec_of(family, target_of(family), mask)
+    spec = shared_spec(family, mask)
     some = case(spec.problem, taken(family, spec.problem, Workload(1, 2, 1, 150, 200)))
     tensors, kernel = some.make("cpu"), emulated_kernel(spec)
     launch(kernel, some, tensors)
@@ -160,7 +168,7 @@ def test_without_lse(family: Family, mask: Mask, orders: tuple[EmulationOrder, .
 @pytest.mark.parametrize("family", families_of(), ids=lambda family: family.name)
 def test_shared_memory_is_all_taken_and_no_more(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that claims too little would have regions overlap whatever lies behind on a GPU; one that claims too much wastes it."""
-    spec = spec_of(family, target_of(family), Mask.FULL)
+    spec = shared_spec(family)
     small, kernel = case(spec.problem, taken(family, spec.problem, Workload(1, 1, 1, 40, 100))), emulated_kernel(spec)
     tensors, right = small.make("cpu"), spec.resources
     launch(kernel, small, tensors)

@@ -22,8 +22,8 @@ from tests.support.examples import families_of, taken
 from tests.support.plan import planned
 
 PROBLEM, TARGET = Problem(Dtype.BF16, 64, 64, Mask.FULL), find_target("sm_90a")
-QUICK = 3  # of each family for every run; --slow has all
-ORDINARY, SINGLE = Workload(2, 4, 2, 70, 100), Workload(1, 1, 1, 70, 100)
+QUICK = 2  # of each family for every run; --slow has all
+ORDINARY, SINGLE = Workload(2, 2, 2, 70, 100), Workload(1, 1, 1, 70, 100)
 
 
 @cache

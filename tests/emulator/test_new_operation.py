@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from flashgen.launch import cpu
 from flashgen.launch.tensors import Tensors
 from flashgen.selection.families import default_spec
 from flashgen.tuning import Request, dry_run
-from flashgen.verification import debug
+from flashgen.verification import cases, debug
 from flashgen.verification.screen import verify_kernel
 
 FILES = {
@@ -209,7 +210,13 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         found.cache_clear()
 
 
-@pytest.mark.usefixtures("added")
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification without its long shapes, whose rows take most of the time: how many there are is no matter to an operation."""
+    monkeypatch.setattr(cases, "SHAPES", [shape for shape in cases.SHAPES if math.prod(shape[:2]) * shape[3] < 1500])
+
+
+@pytest.mark.usefixtures("added", "short")
 def test_a_new_operation_is_files_of_its_own(tmp_path: Path) -> None:
     ((problem, workload),) = operation_module.find_operation("row_norms").examples()
     hopper, h200 = find_target("sm_90a"), find_device("h200")
@@ -230,7 +237,7 @@ def test_a_new_operation_is_files_of_its_own(tmp_path: Path) -> None:
     assert [candidate["kernel"] for candidate in cell["candidates"]][1:] == [spec.name]
 
 
-@pytest.mark.usefixtures("added")
+@pytest.mark.usefixtures("added", "short")
 def test_its_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle of the new operation judges: sums of half of a row are wrong."""
     ((problem, _),) = operation_module.find_operation("row_norms").examples()

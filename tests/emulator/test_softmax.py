@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import cache
@@ -46,11 +47,16 @@ def drawn(workload: Workload, dtype: Dtype = Dtype.FP32, magnitude: float = 1.0)
 
 
 @pytest.mark.parametrize(
-    ("magnitude", "apart"),
-    [(1.0, False), (16.0, True), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1.0, True), (16.0, False)))],
+    ("family", "dtype", "magnitude", "apart"),
+    planned(
+        itertools.product(RIGHT, Dtype, (1.0, 16.0), (False, True)),
+        len(Dtype),  # each once
+        family=lambda one: one[0],
+        kinds=lambda one: (one[1], (one[2], one[3])),
+        name=lambda one: f"{one[0]}-{one[1].value}-{one[2]:g}-{'apart' if one[3] else 'dense'}",
+        seconds=lambda one: 1.0,
+    ),
 )
-@pytest.mark.parametrize("dtype", Dtype)
-@pytest.mark.parametrize("family", RIGHT)
 def test_rows_of_any_length(family: str, dtype: Dtype, magnitude: float, apart: bool) -> None:
     """One column, odd numbers of them, one off a warp, more than all warps of a block load at once, and none; 16 times the usual, too."""
     for columns in (0, 1, 5, 31, 32, 33, 257, 5000):
@@ -197,7 +203,7 @@ FAULTS = [
         "online-lanes-not-brought-together", ONLINE, "running.row_sum * exponential(running.row_max, row_max)", "running.row_sum", usual
     ),
 ]
-QUICK = 3  # of each family for every run
+QUICK = 1  # of each family for every run
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -173,7 +173,9 @@ def tiles(family: Family, case: Case, target: Target) -> int:
     return -(-case.workload.len_kv // int(case.config(family, target).to_json()["block_kv"]))
 
 
-@pytest.mark.parametrize("family", families_of(), ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=[pytest.mark.slow, of_family(family.name, 2.0)], id=family.name) for family in families_of()]
+)
 def test_enough_cases_cross_eight_tiles(family: Family) -> None:
     target = find_target("sm_90a")
     able = [case for case in RANDOM if not family.refusals(case.problem, target)]
@@ -272,7 +274,7 @@ def test_logits_rise_from_the_last_key_to_the_first(rising: float, dtype: Dtype)
 def test_tensors_are_poisoned() -> None:
     small = [case for case in random_cases(60, seed=5) if case.workload.batch * case.workload.len_kv * case.workload.len_q < 2**16]
     assert len(small) >= 5
-    for case in small:
+    for case in small[:8]:
         tensors = case.make("cpu")
         for tensor, shape in zip((tensors.q, tensors.k, tensors.v, tensors.out.view), case.shapes(), strict=True):
             assert tensor.shape == shape

@@ -75,4 +75,4 @@ class BackwardCase:
     @property
     def seconds(self) -> float:
         """About how long a test takes on two cores."""
-        return COMPILE_SECONDS + 2.0
+        return COMPILE_SECONDS + 1.6

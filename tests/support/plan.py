@@ -19,14 +19,17 @@ import pytest
 T = TypeVar("T")
 
 
-def sample(cases: Sequence[T], count: int, seed: str, kinds: Callable[[T], Iterable[Hashable]]) -> list[T]:
+def sample(
+    cases: Sequence[T], count: int, seed: str, kinds: Callable[[T], Iterable[Hashable]], seen: Counter[Hashable] | None = None
+) -> list[T]:
     """`count` of the cases, or all if there are fewer, in their order; the same for the same arguments.
 
-    `kinds`: what a case is of, such as its target and its mask. Each further one is of kinds that have come up least.
+    `kinds`: what a case is of, such as its target and its mask. Each further one is of kinds that have come up least. `seen`: how often
+    they have in other samples, to which this one adds its own.
     """
     left = list(enumerate(cases))
     random.Random(seed).shuffle(left)
-    seen: Counter[Hashable] = Counter()
+    seen = Counter() if seen is None else seen
     taken: list[tuple[int, T]] = []
     while left and len(taken) < count:
         best = max(left, key=lambda case: sum(0.25 ** seen[kind] for kind in kinds(case[1])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import EmulatedKernel
@@ -40,8 +41,14 @@ class Planted:
 
     def caught_by(self) -> str:
         """What rejects the faulty kernel on tensors on which the right one is accepted; empty if nothing does."""
-        assert not rejected(emulated_kernel(self.spec), self.make())
+        assert not _rejected_without_a_fault(self.spec, self.make)
         try:
             return rejected(emulated_kernel(self.spec, self.text()), self.make())
         except EmulatorFaultError as error:
             return str(error)
+
+
+@cache
+def _rejected_without_a_fault(spec: KernelSpec, make: Callable[[], Tensors]) -> str:
+    """Once for all faults that are planted there."""
+    return rejected(emulated_kernel(spec), make())

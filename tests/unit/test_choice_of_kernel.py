@@ -116,7 +116,7 @@ def test_an_exact_record_of_another_compiler_does_not_decide_for_its_bucket(own:
 
 def test_the_model_s_pick_does_not_depend_on_the_order_of_calls(own: Records) -> None:
     differing = 0
-    for head_dim, mask, end in itertools.product((40, 64, 96), Mask, (1024, 4096)):
+    for head_dim, mask, end in itertools.product((40, 64), Mask, (1024, 4096)):
         problem, within = Problem(Dtype.BF16, head_dim, mask=mask), [of(end // 2 + 1), of(3 * end // 4), of(end)]
         picks = {shortlist(problem, w, DEVICE, 1)[0].config for w in within}
         differing += len(picks) > 1

@@ -17,7 +17,7 @@ from tests.support.command_line import as_json, flashgen
 from tests.support.made_records import CONFIGS, make
 from tests.support.misuse import misuse
 
-A_FEW = ("--budget-seconds", "2")  # of seconds, which end before the usual 32 kernels are compiled
+A_FEW = ("--budget-seconds", "0.5")  # of seconds, which end before the usual 32 kernels are compiled
 
 
 def test_tune_without_a_gpu_predicts_and_says_so() -> None:
@@ -44,12 +44,12 @@ def test_tune_as_json() -> None:
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_a_prediction_with_no_measurement_behind_it_says_so(more: list[str]) -> None:
-    where = ["--head-dim", "64", "--seqlen", "1024", "--causal", "--budget-seconds", "0.01", "--device", "RTX 4090"]
+    where = ["--head-dim", "8", "--seqlen", "1024", "--causal", "--budget-seconds", "0.01", "--device", "RTX 4090"]
     assert UNMEASURED in flashgen("tune", *where, *more)[0]
 
 
 def test_a_tiny_budget_still_ends_with_a_kernel() -> None:
-    result = as_json("tune", "--head-dim", "72", "--seqlen", "1024", "--causal", "--budget-seconds", "0.01")
+    result = as_json("tune", "--head-dim", "8", "--seqlen", "1024", "--causal", "--budget-seconds", "0.01")
     assert result["complete"] is False
     assert result["rows"][0]["kernel"]
 

@@ -15,7 +15,7 @@ from tests.support.faults import FAULTS
 from tests.support.plan import of_family, sample
 
 TARGET = find_target("sm_90a")
-QUICK = 3  # of each family are compiled in every run
+QUICK = 1  # of each family are compiled in every run
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

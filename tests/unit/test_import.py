@@ -67,8 +67,9 @@ def test_everything_in_the_faces_list_is_at_the_top() -> None:
         assert getattr(flashgen, name) is getattr(api, name)
 
 
-@pytest.mark.parametrize("order", ["import torch, flashgen", "import flashgen, torch"])
-def test_a_fresh_process_finds_the_operators_and_loads_exported_programs(order: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of an exported program, whose making takes seconds."""
     import torch
 
     class Attention(torch.nn.Module):
@@ -76,10 +77,16 @@ def test_a_fresh_process_finds_the_operators_and_loads_exported_programs(order: 
             return flashgen.attention(q, q, q, causal=True)
 
     q = torch.empty(1, 8, 2, 64, dtype=torch.bfloat16)
-    torch.export.save(torch.export.export(Attention(), (q,)), tmp_path / "program.pt2")
+    file = tmp_path_factory.mktemp("exported") / "program.pt2"
+    torch.export.save(torch.export.export(Attention(), (q,)), file)
+    return file
+
+
+@pytest.mark.parametrize("order", ["import torch, flashgen", "import flashgen, torch"])
+def test_a_fresh_process_finds_the_operators_and_loads_exported_programs(order: str, program: Path, tmp_path: Path) -> None:
     code = f"""{order}
 schemas = [str(schema) for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("flashgen::")]
-graph = torch.export.load({str(tmp_path / "program.pt2")!r}).graph
+graph = torch.export.load({str(program)!r}).graph
 print([name in str(schemas) for name in ("attention_output", "attention_forward", "flashgen::attention(")])
 print(torch.ops.flashgen.attention_output.default in [node.target for node in graph.nodes])
 print(type(torch.__spec__.loader).__name__, torch.cuda.is_initialized())
