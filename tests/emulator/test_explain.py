@@ -323,7 +323,7 @@ def test_the_command_writes_its_page_and_replaces_it(tmp_path: Path, monkeypatch
         assert done.exit_code == 0, done.output
         assert f"wrote {page}" in done.stderr
         assert ("no browser is known here" in done.stderr) is bool(options)
-        assert re.search(r"flash2_forward +causal +96 +49152 +8192 +0 +49152 +8192 +0", done.stdout)
+        assert re.search(r"flash2_forward +causal +84 +49152 +8192 +0 +49152 +8192 +0", done.stdout)
     assert opened == [page.as_uri()]
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
