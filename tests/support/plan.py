@@ -103,10 +103,15 @@ def budgets(option: str) -> dict[str, float]:
 def within(tests: Iterable[Costly], left: MutableMapping[str, float]) -> Collection[str]:
     """Names of those that a run takes where each family has so many seconds `left`: as many as fit, and those of no family.
 
-    Faults come first, then the cheapest, and those of one cost by a hash of their names: what is added or goes changes little of the rest.
+    Faults come first, the cheapest before the others. All else is taken by a hash of its name: so a run has some of each test, and what is
+    added or goes changes little of the rest.
     """
+
+    def rank(test: Costly) -> tuple[bool, float, bytes]:
+        return not test.fault, test.seconds if test.fault else 0.0, hashlib.sha256(test.name.encode()).digest()
+
     taken = set()
-    for test in sorted(tests, key=lambda test: (not test.fault, test.seconds, hashlib.sha256(test.name.encode()).digest())):
+    for test in sorted(tests, key=rank):
         if test.family is not None:
             if test.seconds > left[test.family]:
                 continue

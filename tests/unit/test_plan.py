@@ -75,7 +75,7 @@ def test_each_family_has_so_many_cases_in_every_run_and_all_in_a_slow_one() -> N
     assert Counter(parameter.values[0] for parameter in found if not is_slow(parameter)) == dict.fromkeys("abcdefgh", 2)
 
 
-def test_a_budget_is_for_faults_first_and_then_for_what_is_cheap() -> None:
+def test_a_budget_is_for_faults_first_and_then_for_some_of_all_else() -> None:
     tests = [
         Costly(f"{family}{at}", family, seconds, at % 4 == 0) for family in "ab" for at, seconds in enumerate([5.0, 9.0, 1.0, 2.0] * 4)
     ]
