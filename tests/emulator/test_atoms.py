@@ -286,6 +286,7 @@ def test_host_agrees_with_the_gpu(probe: Probe) -> None:
     assert probe.agree(emulated, device), f"{int((emulated != device).sum())} of {len(emulated)} words differ"
 
 
+@pytest.mark.slow
 def test_the_probes_compile_for_a_gpu() -> None:
     for probe in PROBES:
         compile_source(probe.source(), probe.arch)

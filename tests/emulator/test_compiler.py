@@ -26,6 +26,7 @@ print(Probe("barrier", "barrier_sync(); out[0] = 7;", lambda: np.zeros(1, np.uin
 """
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fortifies_by_default(tmp_path: Path) -> None:
     """In a process of its own: glibc's checked longjmp would abort it."""
     compiler = tmp_path / "g++"

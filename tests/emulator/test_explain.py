@@ -91,6 +91,7 @@ def meaning(step: ScheduleStep) -> tuple[object, ...]:
 # ---- what moves ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small", [CAUSAL, pytest.param(FULL, marks=pytest.mark.slow)])
 def test_the_tiled_product_alone_is_the_first_kernel(small: SmallProblem) -> None:
     whole = recorded("standard_attention", small)
@@ -236,6 +237,7 @@ def fault_named(faults: object, name: str) -> Fault:
     return found
 
 
+@pytest.mark.slow
 def test_a_skipped_key_tile_shows_where_it_should_be_copied() -> None:
     fault = fault_named(test_flash2_forward_faults.FAULTS, "last-tile-skipped")
     sound, faulty = recorded("flash2_forward", CAUSAL), planted(fault, "flash2_forward")
@@ -247,6 +249,7 @@ def test_a_skipped_key_tile_shows_where_it_should_be_copied() -> None:
     assert totals(faulty.steps).all.read == faulty.formula.read - TILES * 2 * 2048
 
 
+@pytest.mark.slow
 def test_an_output_that_is_not_read_back_shows_at_the_second_key_tile() -> None:
     fault = fault_named(test_flash1_forward_faults.FAULTS, "buffer-not-read-at-the-second-step")
     sound, faulty = recorded("flash1_forward", CAUSAL), planted(fault, "flash1_forward")

@@ -96,6 +96,7 @@ def test_verify_on_the_cpu() -> None:
 without_a_gpu = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="needs a machine without a GPU: /dev/nvidia0 is there")
 
 
+@pytest.mark.slow
 def test_verify_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "SHAPES", cases.SCREENING)
     problem = Problem(Dtype.BF16, 8, 8, Mask.CAUSAL)

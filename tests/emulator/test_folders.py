@@ -47,6 +47,7 @@ def test_a_library_is_loaded_from_the_cache_if_need_be(tmp_path: Path, monkeypat
         cpu.load_emulated(spec)
 
 
+@pytest.mark.slow
 def test_debug_takes_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     facts = as_json(*OPTIONS, "--out", "a/out")

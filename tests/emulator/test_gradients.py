@@ -71,7 +71,7 @@ def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layou
 
 
 @pytest.mark.parametrize("layout", [pytest.param("bshd", marks=pytest.mark.slow), "bhsd"])
-@pytest.mark.parametrize(("through_out", "through_lse"), [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize(("through_out", "through_lse"), [pytest.param(True, False, marks=pytest.mark.slow), (True, True), (False, True)])
 def test_gradients_are_those_of_float64_by_the_rule(layout: str, through_out: bool, through_lse: bool) -> None:
     shapes = [(2, 33, 4, 16), (2, 40, 2, 16), (2, 40, 2, 8)]
     given = [stacked(*(s if layout == "bshd" else (s[0], s[2], s[1], s[3]))).requires_grad_() for s in shapes]
@@ -352,7 +352,7 @@ def test_under_vmap_errors_are_about_one_call(shapes: list[tuple[int, ...]], mes
 
 @pytest.mark.parametrize("setting", [False, True])
 @pytest.mark.parametrize("asked", [None, False, True])
-@pytest.mark.parametrize("how", ["eager", "compiled", "operator", "grad"])
+@pytest.mark.parametrize("how", ["eager", "compiled", "operator", pytest.param("grad", marks=pytest.mark.slow)])
 def test_deterministic_gradients(how: str, asked: bool | None, setting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is said, PyTorch's setting counts while the gradients are computed. Compiled code wants one for both passes."""
     told, made = [], gradients.gradient_call

@@ -75,6 +75,7 @@ def test_a_record_of_the_same_machine_code_moves(checkout: Callable[..., Path], 
     assert f"1 stay: measured with NVRTC 12.0; the one here is {nvrtc_version()}" in out
 
 
+@pytest.mark.slow
 def test_a_record_of_other_machine_code_stays(checkout: Callable[..., Path], tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     file.write_text(to_text([measured()]))

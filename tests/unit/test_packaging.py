@@ -95,6 +95,7 @@ def checkout_files() -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_all_files_are_installed_and_no_others(installed: Path) -> None:
     files = {p.relative_to(installed).as_posix() for p in installed.rglob("*") if p.is_file()}
     package = {f for f in files if f.startswith("flashgen/")}

@@ -20,14 +20,13 @@ from tests.unit import test_faults_apply
 
 CASES = list(itertools.product("abcdefgh", range(5), (False, True)))
 CI = Path(__file__).parents[2] / ".ci/run"
-# Tests whose parameters are planned: those of every family, and those of families that have faults or chosen configs of their own.
-OF_EVERY_FAMILY: tuple[Any, ...] = (
+# Tests whose parameters are planned: those of every family of attention's forward pass, and those of families that have faults or chosen
+# configs of their own.
+OF_EVERY_FAMILY: tuple[Any, ...] = (  # made for forward: other operations have tests of their own
     test_kernels.test_right_in_every_order,
     test_layouts.test_a_layout_gives_what_dense_tensors_give,
     test_verification.test_a_stride_taken_for_another_is_seen,
-    test_compile.test_legal_configs_compile,
 )
-MADE_FOR_FORWARD = OF_EVERY_FAMILY[:3]  # their cases are: other operations have tests of their own
 OF_FAULTS: tuple[Any, ...] = (
     test_faults.test_a_race_is_caught_by_the_check_for_it,
     test_faults.test_caught,
@@ -40,7 +39,12 @@ OF_FAULTS: tuple[Any, ...] = (
     test_verification.test_what_ordinary_cases_hide_is_seen,
     test_verification.test_a_key_at_the_edge_of_a_step_is_seen,
 )
-OTHERS: tuple[Any, ...] = (test_kernels.test_chosen_configs, test_huge.test_huge_logits, test_compile.test_all_defaults_are_free_of_defects)
+OTHERS: tuple[Any, ...] = (
+    test_kernels.test_chosen_configs,
+    test_huge.test_huge_logits,
+    test_compile.test_all_defaults_are_free_of_defects,
+    test_compile.test_legal_configs_compile,
+)
 
 
 def parameters(test: Any) -> list[Any]:
@@ -107,9 +111,8 @@ def test_whatever_is_planned_says_what_it_costs_its_family(test: Any) -> None:
 
 @pytest.mark.parametrize("test", OF_EVERY_FAMILY, ids=lambda test: f"{test.__module__}.{test.__name__}")
 def test_no_family_is_without_cases(test: Any) -> None:
-    expected = families_of() if test in MADE_FOR_FORWARD else families().values()
     with_cases = {parameter.values[0].name for parameter in parameters(test) if not is_slow(parameter)}
-    assert with_cases == {family.name for family in expected}
+    assert with_cases == {family.name for family in families_of()}
 
 
 def test_no_family_s_faults_are_left_to_slow_runs_alone() -> None:
