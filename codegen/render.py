@@ -30,8 +30,10 @@ class Atoms(enum.Enum):
 
 # Files of templates/emulator that come before all atoms; one of an atom's name comes right before it, and `entry` after the kernels.
 _BEFORE_ATOMS = ("language", "shared", "fiber", "schedule", "report", "extent", "launch", "block", "cluster")
-# What runs the kernels: compiled apart, or put behind the kernels of a program, before `program`.
-_RUNTIME = ("isolate", "residents")
+# The bodies of what those declare, and what runs the kernels: compiled apart, or put behind the kernels of a program, before `program`.
+_RUNTIME = tuple(
+    f"runtime/{name}" for name in ("shared", "fiber", "schedule", "report", "extent", "block", "cluster", "isolate", "residents")
+)
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label

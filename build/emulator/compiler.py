@@ -42,6 +42,8 @@ _COMMON = ("-std=c++17", "-Og", "-pthread", "-ffp-contract=off", "-fno-strict-al
 _PROGRAM = (*_COMMON, "-g", "-fno-omit-frame-pointer")
 _LIBRARY = (*_COMMON, "-fPIC", "-shared")
 LIBRARIES = (Emulated.LIBRARY, Emulated.TRACED)  # they are linked with the runtime
+# More for the runtime, which is compiled once for many kernels. Stacks of TRACED go through its functions: hence the frame pointers.
+_RUNTIME = ("-O2", "-fno-omit-frame-pointer")
 OPTIONS = {
     Emulated.LIBRARY: _LIBRARY,
     # The sanitizer's calls without its runtime (templates/emulator/trace.cuh), and a frame for each function.
@@ -105,7 +107,7 @@ def cxx_compiler() -> CxxCompiler:
 
 def key_options(kind: Emulated) -> tuple[str, ...]:
     """What decides what is made of a text, beside the compiler: its options and, of a library, the runtime that it is linked with."""
-    return (*OPTIONS[kind], *([emulator_runtime().digest] if kind in LIBRARIES else []))
+    return (*OPTIONS[kind], *((*_RUNTIME, emulator_runtime().digest) if kind in LIBRARIES else ()))
 
 
 def compile_for_emulator(source: Source, kind: Emulated = Emulated.LIBRARY, more: tuple[str, ...] = ()) -> Artifact:
@@ -127,7 +129,7 @@ def compile_for_emulator(source: Source, kind: Emulated = Emulated.LIBRARY, more
 def runtime_object(compiler: CxxCompiler) -> bytes:
     """`emulator_runtime` as an object file, compiled once a process: libraries are linked with it. Raises as `compile_for_emulator`."""
     with tempfile.TemporaryDirectory(prefix="flashgen-") as folder:
-        return _compiled(compiler, emulator_runtime(), Emulated.LIBRARY, Path(folder), ("-c", TEXT_FILE)).cubin
+        return _compiled(compiler, emulator_runtime(), Emulated.LIBRARY, Path(folder), (*_RUNTIME, "-c", TEXT_FILE)).cubin
 
 
 def _compiled(compiler: CxxCompiler, source: Source, kind: Emulated, folder: Path, given: tuple[str, ...]) -> Artifact:

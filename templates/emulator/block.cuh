@@ -63,8 +63,6 @@ struct Kept {
     virtual void thread_ends(Block&) {}
 };
 
-inline void thread_leaves(Cluster& cluster, Block& block);  // its last thread may be the last of all: see cluster.cuh
-
 struct Block {
     const Options& options;
     const Progress& progress;  // of its launch
@@ -75,40 +73,15 @@ struct Block {
     int index = 0, running = 0, ended = 0;  // running: the thread that runs now; ended: threads that have
     Shared shared;
 
-    Block(const Options& options, const Progress& progress, Fault& fault, Scheduler& scheduler, Cluster& cluster, int slot)
-        : options(options), progress(progress), fault(fault), scheduler(scheduler), cluster(cluster), slot(slot),
-          rank(slot % progress.launch.cluster), threads(progress.launch.threads), shared(progress.launch.shared_bytes), fibers(threads),
-          barriers(kBarriers, Barrier{0, 0, {}, Clocks(progress.launch.cluster)}) {}
+    Block(const Options& options, const Progress& progress, Fault& fault, Scheduler& scheduler, Cluster& cluster, int slot);
     // `current` is one variable for all libraries of a process, which ask it whether a block runs.
-    ~Block() {
-        if (current == this) current = nullptr;
-    }
+    ~Block();
 
     // All threads of block `number` are at the kernel's begin.
-    void begin(int number, void (*kernel)(const void*)) {
-        index = number, body = kernel, ended = 0, has_waited = false;
-        shared.clear();
-        for (Barrier& barrier : barriers) clear(barrier);
-        states.assign(threads, Thread{});
-        warps.assign(threads / kLanes, Warp{{}, Clocks(progress.launch.cluster)});
-        warpgroups.assign(threads / kWarpgroup, Meeting{});
-        kept_by_type.clear();
-        for (std::size_t w = 0; w < warps.size(); ++w) clock(w)[w] = 1;
-        for (int i = 0; i < threads; ++i) {
-            fibers[i].begin(run_thread);
-            wake(i);
-        }
-    }
+    void begin(int number, void (*kernel)(const void*));
     // Runs a thread until it has to wait, or its end.
-    void resume(int thread) {
-        current = this, running = thread;
-        fibers[thread].resume();
-    }
-    bool done() const {
-        for (const Thread& thread : states)
-            if (thread.wait.kind != Wait::kEnded) return false;
-        return true;
-    }
+    void resume(int thread);
+    bool done() const;
 
     Thread& thread() { return states[running]; }
     Warp& warp() { return warps[running / kLanes]; }
@@ -132,22 +105,10 @@ struct Block {
     }
 
     // The running thread reads, or writes, these bytes of global memory: `does` says how.
-    void require_global(std::uint64_t address, std::uint64_t bytes, bool writes, const char* does) {
-        for (int i = 0; i < options.extent_count; ++i)
-            if ((options.extents[i].writable || !writes) && options.extents[i].holds(address, bytes)) return;
-        if (options.extent_count)
-            fail("global memory", "%s %d bytes %soutside of the tensors: %s", does, static_cast<int>(bytes), writes ? "" : "from ",
-                 place_among(options.extents, options.extent_count, address).c_str());
-    }
+    void require_global(std::uint64_t address, std::uint64_t bytes, bool writes, const char* does);
 
     // The running thread takes a region of shared memory. In the end all of them must be just what the launch gives the block.
-    void claim_region(std::uint32_t address, int bytes) {
-        const int number = thread().regions++;
-        const bool is_new = number == shared.regions();
-        if (is_new && (number == kMaxRegions || shared.claimed + bytes > shared.given)) fail_claim(shared.claimed + bytes, number + 1);
-        if (!shared.claim(number, address, bytes))
-            fail("divergence", "takes a region of %d bytes at %u, and another thread a different one", bytes, address);
-    }
+    void claim_region(std::uint32_t address, int bytes);
 
     // All lanes of the warp meet at `op`. The last one to come does the work for all of them.
     template <class Operand, class Work>
@@ -163,71 +124,25 @@ struct Block {
     }
 
     // What the running warp has done and seen so far, others will have seen who acquire from `clock`.
-    void release(Clocks& clocks) {
-        clocks.join(warp().seen);
-        ++clock(running / kLanes)[running / kLanes];
-    }
-    void acquire(const Clocks& clocks) { warp().seen.join(clocks); }
+    void release(Clocks& clocks);
+    void acquire(const Clocks& clocks);
 
     // The thread arrives at a barrier of the block, which is passed once `expected` threads have arrived; it waits for that if `waits`.
-    void arrive(int number, int expected, const char* what, bool waits) {
-        Barrier& barrier = barriers[number];
-        if (barrier.arrived && barrier.expected != expected)
-            fail("divergence", "says that barrier %d has %d threads, and another said %d", number, expected, barrier.expected);
-        barrier.expected = expected;
-        tell(what);
-        release(barrier.seen);
-        if (waits) barrier.waiting.push_back(running);
-        if (++barrier.arrived < expected) {
-            if (waits) wait({Wait::kAtBarrier, what, static_cast<std::uint64_t>(number)});
-            return;
-        }
-        for (int thread : barrier.waiting) {
-            Warp& warp = warps[thread / kLanes];
-            warp.seen.join(barrier.seen);
-            if (thread % kLanes == 0) ++warp.synced;
-            if (thread != running) wake(thread);
-        }
-        clear(barrier);
-    }
+    void arrive(int number, int expected, const char* what, bool waits);
     // The running thread goes on once it is woken.
-    void wait(const Wait& what) {
-        thread().wait = what;
-        scheduler.halt(number(running));
-        fibers[running].suspend();
-        thread().wait = Wait{};
-    }
-    void wake(int thread) { scheduler.wake(number(thread)); }
+    void wait(const Wait& what);
+    void wake(int thread);
 
-    // The running thread waits for the end of the launch that this one overlaps: see Residents::run in residents.cuh.
-    void wait_for_launch(const char* what) {
-        has_waited = true;
-        if (!progress.alone()) wait({Wait::kForLaunch, what});
-    }
-    bool waits_for_launch() const {
-        return std::any_of(states.begin(), states.end(), [](const Thread& thread) { return thread.wait.kind == Wait::kForLaunch; });
-    }
-    void launch_has_ended() {
-        for (int i = 0; i < threads; ++i)
-            if (states[i].wait.kind == Wait::kForLaunch) wake(i);
-    }
+    // The running thread waits for the end of the launch that this one overlaps: see Residents::run in runtime/residents.cuh.
+    void wait_for_launch(const char* what);
+    bool waits_for_launch() const;
+    void launch_has_ended();
 
     // The thread has found something that others change as `polled` says. If that is what it found last it spins, and tries again once
     // something has happened: true. Who waits in this way reads again; who changes such memory says so by `scheduler.stir()`.
-    bool spins(const Wait& polled) {
-        const bool same = polled == thread().polled;
-        thread().polled = polled;
-        if (!same) return false;
-        thread().wait = polled;
-        scheduler.set_aside(number(running));
-        fibers[running].suspend();
-        thread().wait = Wait{};
-        return true;
-    }
+    bool spins(const Wait& polled);
     // The same of a `value` in memory.
-    bool spins(const char* what, const void* address, std::uint64_t value) {
-        return spins({Wait::kOnMemory, what, bits_as<std::uintptr_t>(address), value});
-    }
+    bool spins(const char* what, const void* address, std::uint64_t value);
 
     // Stops the launch: what the running thread does is wrong. Does not return.
     [[gnu::format(printf, 3, 4)]] void fail(const char* check, const char* format, ...) {
@@ -244,17 +159,7 @@ struct Block {
 
     const Fiber& running_fiber() const { return fibers[running]; }
     // "block 0: threads 0-31 have ended; threads 32-127 wait at barrier_sync 0"
-    std::string waiting() const {
-        std::string text = "block " + std::to_string(index) + ": ";
-        for (int first = 0; first < threads;) {
-            int end = first + 1;
-            while (end < threads && states[end].wait == states[first].wait) ++end;
-            text += (first ? "; threads " : "threads ") + std::to_string(first) + "-" + std::to_string(end - 1) + " ";
-            text += states[first].wait.text();
-            first = end;
-        }
-        return text;
-    }
+    std::string waiting() const;
 
   private:
     std::vector<Fiber> fibers;
@@ -266,22 +171,8 @@ struct Block {
     void (*body)(const void*) = nullptr;
     bool has_waited = false;  // for the launch that its own overlaps
 
-    static void run_thread() {
-        Block& block = *current;
-        block.body(block.progress.launch.parameters);
-        const int regions = block.shared.regions();
-        if (++block.ended == block.threads && regions && block.shared.claimed != block.shared.given)
-            block.fail_claim(block.shared.claimed, regions);
-        if (block.ended == block.threads && block.progress.before && !block.has_waited)
-            block.fail("overlap", "ends the block, which has not waited for the launch that this one overlaps");
-        for (const auto& [type, kept] : block.kept_by_type) kept->thread_ends(block);
-        thread_leaves(block.cluster, block);
-        block.wait({Wait::kEnded});
-    }
-    void fail_claim(int bytes, int regions) {
-        fail("shared memory claim", "takes %d bytes of shared memory in %d regions; the launch gives the block %d", bytes, regions,
-             shared.given);
-    }
+    static void run_thread();
+    void fail_claim(int bytes, int regions);
     template <int kThreads, class Operand, class Work>
     void meet(Meeting& meeting, const char* op, Operand& own, const Work& work) {
         if (meeting.arrived && std::strcmp(meeting.op, op))
@@ -299,10 +190,7 @@ struct Block {
         for (int i = 0; i < kThreads; ++i)
             if (first + i != running) wake(first + i);
     }
-    static void clear(Barrier& barrier) {
-        barrier.arrived = 0;
-        barrier.waiting.clear(), barrier.seen.clear();
-    }
+    static void clear(Barrier& barrier);
     int number(int thread) const { return slot * threads + thread; }  // among those of all resident blocks
 };
 

@@ -1,10 +1,8 @@
 // A fiber: a stack of its own, and how one thread of the operating system goes from stack to stack.
 
 #include <setjmp.h>
-#include <sys/mman.h>
-#include <ucontext.h>
 
-#include <cstdlib>
+#include <cstddef>
 
 namespace emulator {
 
@@ -34,53 +32,26 @@ struct Place {
     jmp_buf registers;
     Stack stack;
 
-    void leave_for(Place& next) {
-        start_switch(stack, next.stack);
-        if (!_setjmp(registers)) _longjmp(next.registers, 1);
-        finish_switch(next.stack, stack);
-    }
+    void leave_for(Place& next);
 };
 
 class Fiber {
   public:
-    Fiber() : memory(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
-        if (memory == MAP_FAILED) std::perror("mmap of a fiber's stack"), std::abort();
-        inside.stack.bottom = memory, inside.stack.bytes = kStackBytes;
-    }
-    ~Fiber() { munmap(memory, kStackBytes); }
+    Fiber();
+    ~Fiber();
     Fiber(const Fiber&) = delete;
 
     // The next resume() enters `function`, which never returns: in the end it suspends for good.
-    void begin(void (*function)()) {
-        entry = function;
-        begun = false;
-        inside.stack.saved = nullptr;
-    }
+    void begin(void (*function)());
 
     // On the stack of the scheduler: goes on with the fiber, until that suspends.
-    void resume() {
-        if (begun) return outside.leave_for(inside);
-        begun = true;
-        entered = this;
-        start_switch(outside.stack, inside.stack);
-        if (!_setjmp(outside.registers)) {
-            ucontext_t first;  // a jump cannot enter a stack that nothing has left yet
-            getcontext(&first);
-            first.uc_stack.ss_sp = memory, first.uc_stack.ss_size = kStackBytes, first.uc_link = nullptr;
-            makecontext(&first, enter, 0);
-            setcontext(&first);
-        }
-        finish_switch(inside.stack, outside.stack);
-    }
+    void resume();
 
     // Whether eight bytes at this address are of the stack.
-    bool holds(const void* address) const {
-        const auto offset = static_cast<std::size_t>(static_cast<const char*>(address) - static_cast<const char*>(memory));
-        return offset <= kStackBytes - 8;
-    }
+    bool holds(const void* address) const;
 
     // On the stack of the fiber: back to where it was resumed.
-    void suspend() { inside.leave_for(outside); }
+    void suspend();
 
   private:
     static inline thread_local Fiber* entered = nullptr;
@@ -90,11 +61,7 @@ class Fiber {
     bool begun = false;
     Place inside, outside;
 
-    static void enter() {
-        Fiber& self = *entered;
-        finish_switch(self.outside.stack, self.inside.stack);
-        self.entry();
-    }
+    static void enter();
 };
 
 }  // namespace emulator

@@ -15,7 +15,7 @@ inline thread_local int registers_at_launch = 0;
 struct Options {
     const Extent* extents;  // of global memory that atoms may touch; none given: they may touch all
     std::uint64_t seed;
-    double stall_seconds, limit_seconds;  // see isolate.cuh; 0: none
+    double stall_seconds, limit_seconds;  // see runtime/isolate.cuh; 0: none
     int extent_count;
     int schedule, late_copies;  // late_copies: asynchronous copies take place when they are waited for, not when they are issued
     int workers;                // threads of the operating system

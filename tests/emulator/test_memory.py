@@ -94,7 +94,7 @@ BREACHES = (
     Breach("to-null", "*reinterpret_cast<volatile int*>(p.query_tiles - 2) = 1;", "crash", "Segmentation fault"),
     Breach("division-by-zero", "volatile int zero = 0; zero = 7 / zero;", "crash", "Floating point exception"),
     Breach("abort", "std::abort();", "crash", "thread 0 .* ends by a signal: Aborted$"),
-    Breach("exit", "_exit(7);", "crash", "exit code 7"),
+    Breach("exit", "_Exit(7);", "crash", "exit code 7"),
     Breach("endless", "for (volatile int i = 0;; ++i) {}", "endless", "no thread of the kernel has waited or ended for 1 s"),
     Breach("recursion", "overflow(0);", "crash", "Segmentation fault"),
 )
