@@ -6,7 +6,7 @@ import enum
 import hashlib
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -28,12 +28,14 @@ class Atoms(enum.Enum):
     EMULATED = "emulated"
 
 
-# Files of templates/emulator that come before all atoms; one of an atom's name comes right before it, and `entry` after the kernels.
+# Files of templates/emulator that come before all atoms; `entry` comes after the kernels.
 _BEFORE_ATOMS = ("language", "shared", "fiber", "schedule", "report", "extent", "launch", "block", "cluster")
-# The bodies of what those declare, and what runs the kernels: compiled apart, or put behind the kernels of a program, before `program`.
-_RUNTIME = tuple(
-    f"runtime/{name}" for name in ("shared", "fiber", "schedule", "report", "extent", "block", "cluster", "isolate", "residents")
+# Atoms with bodies in templates/emulator/runtime, as those files have, and what these atoms need: each comes after what it uses.
+_WITH_BODIES = (
+    *("types", "index", "shared_memory", "cp_async", "cluster", "mbarrier", "mbarrier_cluster"),
+    *("cp_async_bulk", "cp_async_bulk_tensor", "cp_async_bulk_send", "wgmma"),
 )
+_RUNNING = ("isolate", "residents")  # what runs the kernels, of the same folder
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label
@@ -92,41 +94,40 @@ def _contents(paths: Sequence[str]) -> str:
 
 
 def atom_files(names: Sequence[str], atoms: Atoms) -> list[str]:
-    """The files of these atoms, in their order, with what emulated ones stand on."""
+    """The files of these atoms, in their order, after what emulated ones stand on."""
     if atoms is Atoms.PTX:
         return [f"atoms/ptx/{name}.cuh" for name in names]
-    files = [f"emulator/{name}.cuh" for name in _BEFORE_ATOMS]
-    for name in names:
-        files += [*_behind(name), f"atoms/emulated/{name}.cuh"]
-    return files
-
-
-@cache
-def _behind(name: str) -> list[str]:
-    """What an emulated atom stands on, beside the runtime of all: a file of its name, if there is one."""
-    path = f"emulator/{name}.cuh"
-    return [path] if name not in _BEFORE_ATOMS and path in templates.paths() else []
+    return [*(f"emulator/{name}.cuh" for name in _BEFORE_ATOMS), *(f"atoms/emulated/{name}.cuh" for name in names)]
 
 
 def render_program(spec: KernelSpec) -> Source:
     """The text with emulated atoms as a program of its own: what it reads and writes is said in templates/emulator/program.cuh."""
     source = render(spec, Atoms.EMULATED)
-    return Source(source.entry, f"{source.text}\n{_emulator((*_RUNTIME, 'program'))}")
+    used, _ = spec.family.files(spec.problem)
+    return Source(source.entry, f"{source.text}\n{_inserted([*_runtime_files(used), 'emulator/program.cuh'])}")
 
 
 def traced(source: Source) -> Source:
     """A text with emulated atoms with templates/emulator/trace.cuh behind it: its lines stay where they are."""
-    return Source(source.entry, f"{source.text}\n{_emulator(('trace',))}")
+    return Source(source.entry, f"{source.text}\n{_inserted(['emulator/trace.cuh'])}")
 
 
 @cache
 def emulator_runtime() -> Source:
     """What runs the kernels of a text with emulated atoms: the same for all texts, and compiled once for all of them."""
-    return Source("emulator_runtime", _emulator((*_BEFORE_ATOMS, *_RUNTIME)))
+    return Source("emulator_runtime", _inserted([*atom_files(_WITH_BODIES, Atoms.EMULATED), *_runtime_files(_WITH_BODIES)]))
 
 
-def _emulator(names: Sequence[str]) -> str:
-    return "".join(_part(f"emulator/{name}.cuh").removesuffix(END) for name in names)
+def _runtime_files(atoms: Sequence[str]) -> list[str]:
+    """Bodies of what every text with emulated atoms declares, of these atoms, and what runs the kernels."""
+    with_bodies = [name for name in _WITH_BODIES if name in atoms]
+    known = set(templates.paths())
+    names = dict.fromkeys(f"emulator/runtime/{name}.cuh" for name in (*_BEFORE_ATOMS, *with_bodies, *_RUNNING))  # one is in both
+    return [path for path in names if path in known]
+
+
+def _inserted(paths: Iterable[str]) -> str:
+    return "".join(_part(path).removesuffix(END) for path in paths)
 
 
 def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
@@ -156,7 +157,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     )
     text = pruned(text)
     if atoms is Atoms.EMULATED:
-        text += f"\n{_kernel_table(spec, text)}\n\n{_emulator(['entry'])}"
+        text += f"\n{_kernel_table(spec, text)}\n\n{_inserted(['emulator/entry.cuh'])}"
     return Source(spec.name, text.replace(_CONTENTS, _contents(parts(text)), 1))
 
 

@@ -175,21 +175,15 @@ struct Block {
     void fail_claim(int bytes, int regions);
     template <int kThreads, class Operand, class Work>
     void meet(Meeting& meeting, const char* op, Operand& own, const Work& work) {
-        if (meeting.arrived && std::strcmp(meeting.op, op))
-            fail("divergence", "is at %s while another thread of its %s is at %s", op, kThreads == kLanes ? "warp" : "warpgroup",
-                 meeting.op);
-        meeting.op = op;
-        meeting.operands[running % kThreads] = &own;
-        if (++meeting.arrived < kThreads) return wait({Wait::kForLanes, op});
-        meeting.arrived = 0;
-        tell(op);
+        if (!last_to_meet(meeting, kThreads, op, &own)) return;
         Operand* operands[kThreads];
         for (int i = 0; i < kThreads; ++i) operands[i] = static_cast<Operand*>(meeting.operands[i]);
         work(operands);
-        const int first = running / kThreads * kThreads;
-        for (int i = 0; i < kThreads; ++i)
-            if (first + i != running) wake(first + i);
+        wake_others(kThreads);
     }
+    // The running thread comes to a meeting of `count` threads. True for the last one; the others wait until that wakes them.
+    bool last_to_meet(Meeting& meeting, int count, const char* op, void* own);
+    void wake_others(int count);
     static void clear(Barrier& barrier);
     int number(int thread) const { return slot * threads + thread; }  // among those of all resident blocks
 };

@@ -245,10 +245,10 @@ def _compile_at_once() -> None:
 
 
 def names(path: str) -> set[str]:
-    """The functions that a file of atoms defines, but for those of the runtime."""
+    """The functions that a file of atoms defines, or declares for the runtime, but for the runtime's own."""
     text = re.sub(r"//[^\n]*", "", templates.read(path))
     text = re.sub(r"^namespace emulator \{.*?^\}", "", text, flags=re.MULTILINE | re.DOTALL)
-    return set(re.findall(r"\b(?:__forceinline__|inline) [\w:]+[ &*]+(\w+)(?:<\w+>)?\(", text))
+    return set(re.findall(r"(?:\b(?:__forceinline__|inline) |^(?=void ))[\w:]+[ &*]+(\w+)(?:<\w+>)?\(", text, flags=re.MULTILINE))
 
 
 @pytest.mark.parametrize("name", ATOM_FILES)

@@ -24,7 +24,7 @@ from flashgen.codegen.family import families
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype
 from flashgen.codegen.prune import END, MARK, pruned
-from flashgen.codegen.render import Atoms, Source, jinja_environment, render, render_program, traced
+from flashgen.codegen.render import Atoms, Source, emulator_runtime, jinja_environment, render, render_program, traced
 from flashgen.codegen.spec import KernelSpec
 from tests.support.examples import examples
 
@@ -159,7 +159,7 @@ def test_every_line_of_every_file_is_used_by_a_kernel() -> None:
     unused = {path: dict.fromkeys(line for line in templates.read(path).splitlines() if line) for path in files}
     found = specs(8)
     random.Random(1).shuffle(found)  # soon all lines have been seen, and the other texts need not be rendered
-    apart_from_kernels = [render_program(SPECS[0]).text, traced(rendered(SPECS[0], Atoms.EMULATED)).text]
+    apart_from_kernels = [emulator_runtime().text, render_program(SPECS[0]).text, traced(rendered(SPECS[0], Atoms.EMULATED)).text]
     for text in itertools.chain(apart_from_kernels, (rendered(s, atoms).text for s in found for atoms in Atoms)):
         for path, lines in lines_of_parts(text).items():
             for line in lines if path in unused else ():

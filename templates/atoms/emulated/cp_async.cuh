@@ -3,19 +3,8 @@
 
 namespace emulator {
 
-inline void carry_out(const Copy& copy) {
-    unsigned char* to = &current->shared.bytes[copy.destination];
-    copy.source ? std::memcpy(to, copy.source, 16) : std::memset(to, 0, 16);
-}
-inline void issue(SharedAddress destination, const void* source) {
-    require(current->shared.may_write(destination, 16, now(), true), destination, 16);
-    const u64 from = bits_as<std::uintptr_t>(source);
-    if (from % 16) current->fail("global memory", "copies 16 bytes from a misaligned address");
-    if (source) current->require_global(from, 16, false, "copies");
-    current->thread().open.push_back({destination, source});
-    tell("cp_async", source, destination, 16);
-    if (!current->options.late_copies) carry_out(current->thread().open.back());
-}
+void issue(SharedAddress destination, const void* source);
+void wait_groups(int pending);
 
 }  // namespace emulator
 
@@ -25,23 +14,7 @@ inline void cp_async_16(SharedAddress destination, const void* source, bool vali
 
 inline void cp_async_16(SharedAddress destination, const void* source) { emulator::issue(destination, source); }
 
-inline void cp_async_commit_group() {
-    emulator::Thread& thread = emulator::current->thread();
-    emulator::tell("cp_async_commit_group");
-    thread.groups.push_back(std::move(thread.open));
-    thread.open.clear();
-}
+void cp_async_commit_group();
 
 template <int kPending>
-inline void cp_async_wait_group() {
-    emulator::Block& block = *emulator::current;
-    emulator::Thread& thread = block.thread();
-    emulator::tell("cp_async_wait_group", nullptr, kPending);
-    while (static_cast<int>(thread.groups.size()) > kPending) {
-        for (const emulator::Copy& copy : thread.groups.front()) {
-            if (block.options.late_copies) emulator::carry_out(copy);
-            block.shared.landed(copy.destination, 16, emulator::now());
-        }
-        thread.groups.erase(thread.groups.begin());
-    }
-}
+inline void cp_async_wait_group() { emulator::wait_groups(kPending); }

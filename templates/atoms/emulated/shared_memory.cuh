@@ -12,29 +12,20 @@ namespace emulator {
 
 inline Moment now() { return current->now(); }
 // An address as reports say it: of the running thread's block, or of another one of its cluster.
-inline std::string named(SharedAddress address, const Block& block) {
-    return std::to_string(address) + (&block == current ? "" : " of block " + std::to_string(block.index));
-}
-inline void require(bool allowed, SharedAddress address, int size, const Block& block = *current) {
-    if (allowed) return;
-    const Shared& shared = block.shared;
-    if (shared.other < 0) current->fail("shared memory", "%s: %d bytes at %s", shared.fault, size, named(address, block).c_str());
-    current->fail("shared memory", "%s: %d bytes at %s, thread %d", shared.fault, size, named(address, block).c_str(), shared.other);
-}
+std::string named(SharedAddress address, const Block& block);
+// Stops the launch if a check of that block's memory has not allowed an access.
+void require(bool allowed, SharedAddress address, int size, const Block& block = *current);
+void read_shared(void* value, SharedAddress address, int size, bool alone);
+void write_shared(const void* value, SharedAddress address, int size);
+
 template <class T>
 inline T read_shared(SharedAddress address, bool alone) {
-    require(current->shared.may_read(address, sizeof(T), now(), alone), address, sizeof(T));
-    tell("load_shared", nullptr, address, sizeof(T));
     T value;
-    std::memcpy(&value, &current->shared.bytes[address], sizeof(T));
+    read_shared(&value, address, sizeof(T), alone);
     return value;
 }
 template <class T>
-inline void write_shared(SharedAddress address, const T& value) {
-    require(current->shared.may_write(address, sizeof(T), now(), false), address, sizeof(T));
-    tell("store_shared", nullptr, address, sizeof(T));
-    std::memcpy(&current->shared.bytes[address], &value, sizeof(T));
-}
+inline void write_shared(SharedAddress address, const T& value) { write_shared(&value, address, sizeof(T)); }
 
 }  // namespace emulator
 

@@ -149,6 +149,26 @@ void Block::fail_claim(int bytes, int regions) {
          shared.given);
 }
 
+bool Block::last_to_meet(Meeting& meeting, int count, const char* op, void* own) {
+    if (meeting.arrived && std::strcmp(meeting.op, op))
+        fail("divergence", "is at %s while another thread of its %s is at %s", op, count == kLanes ? "warp" : "warpgroup", meeting.op);
+    meeting.op = op;
+    meeting.operands[running % count] = own;
+    if (++meeting.arrived < count) {
+        wait({Wait::kForLanes, op});
+        return false;
+    }
+    meeting.arrived = 0;
+    tell(op);
+    return true;
+}
+
+void Block::wake_others(int count) {
+    const int first = running / count * count;
+    for (int i = 0; i < count; ++i)
+        if (first + i != running) wake(first + i);
+}
+
 void Block::clear(Barrier& barrier) {
     barrier.arrived = 0;
     barrier.waiting.clear(), barrier.seen.clear();

@@ -5,16 +5,8 @@
 
 namespace emulator {
 
-constexpr int kRows = 64, kStep = 16;
+constexpr int kRows = 64, kStep = 16, kMaxColumns = 256;
 constexpr u32 kPoison = 0x7fa0feedu;  // a signalling NaN: arithmetic makes another NaN of it
-
-struct WgmmaOperand {
-    float* d;
-    const u32* a_registers;  // or null
-    u64 a, b;
-    int accumulate;
-    bool a_mn_major, b_mn_major;
-};
 
 // Registers of d while products are under way, as a matrix.
 struct Accumulator {
@@ -39,7 +31,7 @@ struct Product {
     const u32* a_registers[kWarpgroup];
     u32 a_issued[kWarpgroup][4];  // what they held
     bool from_registers, accumulate, a_mn_major, b_mn_major;
-    void (*carry_out)(Product&);
+    float (*value_of)(u16 bits);
 };
 
 constexpr u64 kOffsetBit = u64{1} << 19;  // where kOffsetMark of cluster.cuh is in a descriptor; no panel has a size that sets it
@@ -79,16 +71,14 @@ struct Products : Kept {
     }
 };
 
-template <class Element>
-inline float element_at(SharedAddress address) {
-    Element element;
-    std::memcpy(&element, &current->shared.bytes[address], 2);
-    return value_of(element);
-}
-
-template <class Element, int kN>
-inline void carry_out(Product& product) {
-    float a[kRows][kStep], b[kStep][kN];
+static void carry_out(const Product& product) {
+    const auto element_at = [&product](SharedAddress address) {
+        u16 bits;
+        std::memcpy(&bits, &current->shared.bytes[address], 2);
+        return product.value_of(bits);
+    };
+    const int columns = product.d->columns;
+    float a[kRows][kStep], b[kStep][kMaxColumns];
     const Descriptor at_a(product.from_registers ? product.b : product.a), at_b(product.b);
     if (product.from_registers) {
         for (int thread = 0; thread < kWarpgroup; ++thread)
@@ -98,28 +88,28 @@ inline void carry_out(Product& product) {
                                   thread);
                 const int lane = thread % kLanes, row = thread / kLanes * 16 + lane / 4 + i / 2 % 2 * 8;
                 const int k = lane % 4 * 2 + i / 4 * 8 + i % 2;
-                a[row][k] = half_of<Element>(product.a_issued[thread][i / 2], i % 2);
+                a[row][k] = product.value_of(static_cast<u16>(product.a_issued[thread][i / 2] >> i % 2 * 16));
             }
     } else {
         for (int row = 0; row < kRows; ++row)
             for (int k = 0; k < kStep; ++k)
-                a[row][k] = element_at<Element>(product.a_mn_major ? at_a.mn_major(k, row) : at_a.k_major(row, k));
+                a[row][k] = element_at(product.a_mn_major ? at_a.mn_major(k, row) : at_a.k_major(row, k));
     }
     for (int k = 0; k < kStep; ++k)
-        for (int n = 0; n < kN; ++n) b[k][n] = element_at<Element>(product.b_mn_major ? at_b.mn_major(k, n) : at_b.k_major(n, k));
+        for (int n = 0; n < columns; ++n) b[k][n] = element_at(product.b_mn_major ? at_b.mn_major(k, n) : at_b.k_major(n, k));
     for (int row = 0; row < kRows; ++row) {
-        float* const d = &product.d->values[row * kN];
-        double sums[kN];
-        for (int n = 0; n < kN; ++n) sums[n] = product.accumulate ? d[n] : 0.0;
+        float* const d = &product.d->values[row * columns];
+        double sums[kMaxColumns];
+        for (int n = 0; n < columns; ++n) sums[n] = product.accumulate ? d[n] : 0.0;
         for (int k = 0; k < kStep; ++k)
-            for (int n = 0; n < kN; ++n) sums[n] += static_cast<double>(a[row][k]) * b[k][n];
-        for (int n = 0; n < kN; ++n) d[n] = static_cast<float>(sums[n]);
+            for (int n = 0; n < columns; ++n) sums[n] += static_cast<double>(a[row][k]) * b[k][n];
+        for (int n = 0; n < columns; ++n) d[n] = static_cast<float>(sums[n]);
     }
 }
 
 // Takes the product's operands in shared memory into use, as all four warps see them.
-template <int kN>
-inline void mark_operands(const Product& product, int warpgroup, Clock group) {
+static void mark_operands(const Product& product, int warpgroup, Clock group) {
+    const int columns = product.d->columns;
     for (int w = 0; w < 4; ++w) {
         const int warp = warpgroup * 4 + w;
         const Moment moment = current->now(warp);
@@ -128,8 +118,8 @@ inline void mark_operands(const Product& product, int warpgroup, Clock group) {
         };
         const Descriptor b(product.b);
         for (int k = 0; product.b_mn_major && k < kStep; ++k)
-            for (int n = 0; n < kN; n += 8) mark(b.mn_major(k, n));
-        for (int row = 0; !product.b_mn_major && row < kN; ++row) mark(b.k_major(row, 0)), mark(b.k_major(row, 8));
+            for (int n = 0; n < columns; n += 8) mark(b.mn_major(k, n));
+        for (int row = 0; !product.b_mn_major && row < columns; ++row) mark(b.k_major(row, 0)), mark(b.k_major(row, 8));
         if (product.from_registers) continue;
         const Descriptor a(product.a);
         for (int i = 0; i < kRows / 4; ++i) {  // of the warp's rows, or of the shared dimension: 16 of either
@@ -140,7 +130,7 @@ inline void mark_operands(const Product& product, int warpgroup, Clock group) {
 }
 
 // The accumulator of these registers, which are taken out of use.
-inline std::shared_ptr<Accumulator> take_registers(Warpgroup& own, WgmmaOperand** threads, int columns) {
+static std::shared_ptr<Accumulator> take_registers(Warpgroup& own, WgmmaOperand** threads, int columns) {
     for (const std::shared_ptr<Accumulator>& known : own.accumulators)
         if (known->lanes[0] == threads[0]->d) return known;
     const auto taken = std::make_shared<Accumulator>();
@@ -152,20 +142,18 @@ inline std::shared_ptr<Accumulator> take_registers(Warpgroup& own, WgmmaOperand*
     return taken;
 }
 
-template <class Element, int kN>
-inline void issue(const char* name, WgmmaOperand& operand) {
-    static_assert(kN % 8 == 0 && kN >= 8 && kN <= 256, "a multiple of 8 from 8 to 256");
+void issue(const char* name, WgmmaOperand& operand) {
     current->meet_warpgroup(name, operand, [](WgmmaOperand** threads) {
         const WgmmaOperand& first = *threads[0];
         Warpgroup& own = current->kept<Products>().own();
         const std::size_t under_way = own.accumulators.size();
         const bool from_registers = first.a_registers != nullptr;
-        Product product{take_registers(own, threads, kN), first.a, first.b, {}, {}, from_registers, first.accumulate != 0,
-                        first.a_mn_major, first.b_mn_major, carry_out<Element, kN>};
+        Product product{take_registers(own, threads, first.columns), first.a, first.b, {}, {}, from_registers, first.accumulate != 0,
+                        first.a_mn_major, first.b_mn_major, first.value_of};
         if (!own.fenced && (from_registers || own.accumulators.size() > under_way))
             current->fail("wgmma", "issues a product with no wgmma_fence since its registers could be touched");
-        if (product.d->columns != kN)
-            current->fail("wgmma", "issues a product of %d columns while one of %d is under way", kN, product.d->columns);
+        if (product.d->columns != first.columns)
+            current->fail("wgmma", "issues a product of %d columns while one of %d is under way", first.columns, product.d->columns);
         for (int thread = 0; thread < kWarpgroup; ++thread) {
             const WgmmaOperand& operand = *threads[thread];
             if (operand.a != first.a || operand.b != first.b || !operand.accumulate != !first.accumulate)
@@ -174,7 +162,7 @@ inline void issue(const char* name, WgmmaOperand& operand) {
             product.a_registers[thread] = operand.a_registers;
             std::memcpy(product.a_issued[thread], operand.a_registers, 16);
         }
-        mark_operands<kN>(product, current->running / kWarpgroup, own.committed + 1);
+        mark_operands(product, current->running / kWarpgroup, own.committed + 1);
         if (!from_registers) tell("wgmma_operand", nullptr, Descriptor(first.a).start);
         tell("wgmma_operand", nullptr, Descriptor(first.b).start);
         ++product.d->products;
@@ -183,9 +171,9 @@ inline void issue(const char* name, WgmmaOperand& operand) {
 }
 
 // The products of a group take place; registers for which no more are to come get their values.
-inline void carry_out(Warpgroup& own, std::vector<Product>& group) {
+static void carry_out(Warpgroup& own, std::vector<Product>& group) {
     for (Product& product : group) {
-        product.carry_out(product);
+        carry_out(product);
         if (--product.d->products) continue;
         product.d->visit([](int thread, float& in_register, float& value) {
             if (bits_as<u32>(in_register) != kPoison)
@@ -199,9 +187,33 @@ inline void carry_out(Warpgroup& own, std::vector<Product>& group) {
 
 // All threads of the warpgroup meet; `work` is done once.
 template <class WorkTile>
-inline void meet_at(const char* name, const WorkTile& work) {
+static void meet_at(const char* name, const WorkTile& work) {
     int nothing = 0;
     current->meet_warpgroup(name, nothing, [&](int**) { work(current->kept<Products>().own()); });
 }
 
+void wait_products(int pending) {
+    meet_at("wgmma_wait_group", [pending](Warpgroup& own) {
+        for (; static_cast<int>(own.groups.size()) > pending; own.groups.pop_front()) carry_out(own, own.groups.front());
+        const int first = current->running / kWarpgroup * 4, unit = kMatrixUnits + first / 4;
+        const Clock complete = own.committed - static_cast<Clock>(own.groups.size());
+        for (int warp = first; warp < first + 4; ++warp) current->clock(warp)[unit] = complete;
+        own.fenced = false;
+        tell("wgmma_complete", nullptr, complete);  // groups so far
+    });
+}
+
 }  // namespace emulator
+
+void wgmma_fence() {
+    emulator::meet_at("wgmma_fence", [](emulator::Warpgroup& own) { own.fenced = true; });
+}
+
+void wgmma_commit_group() {
+    emulator::meet_at("wgmma_commit_group", [](emulator::Warpgroup& own) {
+        own.groups.push_back(std::move(own.open));
+        own.open.clear();
+        ++own.committed;
+        if (!emulator::current->options.late_copies) emulator::carry_out(own, own.groups.back());
+    });
+}
