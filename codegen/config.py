@@ -11,13 +11,16 @@ from typing import Any, Self, get_type_hints
 
 from .errors import choice_error
 from .former_names import renamed
-from .plain import from_plain, to_plain
+from .plain import ADDED_LATER, from_plain, to_plain
 from .typed import parse_int, require_field_types, require_type
 
 
-def tagged(tag: str, default: Any = dataclasses.MISSING) -> Any:
-    """A field of a config, and what stands for it in names of kernels: one to three letters, then its value."""
-    return dataclasses.field(default=default, metadata={"tag": tag})
+def tagged(tag: str, default: Any = dataclasses.MISSING, added_later: bool = False) -> Any:
+    """A field of a config, and what stands for it in names of kernels: one to three letters, then its value.
+
+    One that was `added_later` is in no name and no JSON while it has its default: what was recorded before stays what it was.
+    """
+    return dataclasses.field(default=default, metadata={"tag": tag} | (ADDED_LATER if added_later else {}))
 
 
 @dataclass(frozen=True)

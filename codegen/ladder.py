@@ -40,6 +40,13 @@ class GridOrder(enum.Enum):
     BATCH_HEAD_TILE = "batch_head_tile"
 
 
+class WarpSplit(enum.Enum):
+    """What the warps of a block divide where that can be chosen: the queries of a tile, or its keys."""
+
+    QUERIES = "queries"
+    KEYS = "keys"
+
+
 @dataclass(frozen=True)
 class LadderConfig(Config):
     """What may be chosen of every step of the ladder; see the families' own configs."""

@@ -11,7 +11,7 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from .attention import padded, visits
 from .devices import DRAM_EFFICIENCY, Device
@@ -35,11 +35,6 @@ BLOCKS_TRIED = (2, 1)  # of an SM: one computes while another waits for memory
 DEFAULT_TILES = ((64, 128, 8), (32, 128, 8), (64, 64, 4), (32, 64, 4), (32, 32, 2))  # block_q, block_kv, warps: the best first
 
 
-def queries_at_once(config: Any) -> int:
-    """Queries of a tile whose S and dP a warp has at once."""
-    return 16 if config.block_q < 64 else 32
-
-
 class LadderBackward(LadderFamily):
     """See the module's docstring."""
 
@@ -47,7 +42,7 @@ class LadderBackward(LadderFamily):
     parameters = GENERIC.parameters
     row_parameters, sum_parameters = GENERIC.row_parameters, GENERIC.sum_parameters
     atoms = GENERIC.atoms
-    tiles = (*GENERIC.tiles, "warp/tile_pipeline", "warp/gradient_access")
+    tiles: ClassVar[tuple[str, ...]] = (*GENERIC.tiles, "warp/tile_pipeline", "warp/gradient_access")
 
     # Registers that a thread needs beside what it accumulates, while it has S^T and dP^T, and while it has dQ.
     mma_efficiency, tile_cycles = 0.6, 850  # guesses
@@ -64,6 +59,10 @@ class LadderBackward(LadderFamily):
     def spare_registers(self, config: Any) -> int:
         """That a default config leaves: the assembler takes a few more on some targets."""
         return 20
+
+    def queries_at_once(self, config: Any) -> int:
+        """Queries of a tile whose S and dP a warp has at once."""
+        return 16 if config.block_q < 64 else 32
 
     @abstractmethod
     def vectors(self, target: Target) -> bool:
@@ -92,16 +91,20 @@ class LadderBackward(LadderFamily):
     def registers_needed(self, problem: Problem, config: Any) -> int:
         """See LadderFamily: dK and dV, S^T and dP^T or dQ, and the rest."""
         d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
-        queries, keys = self.rows_and_keys(config)
-        with_scores = 2 * keys * queries_at_once(config) // 32 + self.registers_beside_scores
-        with_d_q = -(-d // 16 // max(1, config.warps * 16 // queries)) * 8 + self.registers_beside_dq
+        _, keys = self.rows_and_keys(config)
+        with_scores = 2 * keys * self.queries_at_once(config) // 32 + self.registers_beside_scores
+        with_d_q = -(-d // 16 // max(1, config.warps * 16 // config.block_q)) * 8 + self.registers_beside_dq
         return keys * (d + dv) // 32 + int(max(with_scores, with_d_q))
 
     def shared_bytes(self, problem: Problem, config: Any) -> int:
         """Shared memory of a block: K and V, dS, and stages of Q and dO with their rows' statistics."""
         columns = padded(problem.head_dim) + padded(problem.head_dim_v)
-        stage = config.block_q * (columns * problem.dtype.bytes + STATISTICS_BYTES)
-        return int(config.block_kv * (columns + config.block_q) * problem.dtype.bytes + config.stages * stage)
+        return int(config.block_kv * (columns + config.block_q) * problem.dtype.bytes) + self.ring_bytes(problem, config)
+
+    def ring_bytes(self, problem: Problem, config: Any) -> int:
+        """Shared memory of the stages."""
+        columns = padded(problem.head_dim) + padded(problem.head_dim_v)
+        return int(config.stages * config.block_q * (columns * problem.dtype.bytes + STATISTICS_BYTES))
 
     def sum_bytes(self, problem: Problem, config: Any) -> int:
         """Of the last kernel: dQ, rounded."""

@@ -20,6 +20,7 @@ from flashgen.codegen.target import find_target
 TILES = {"block_q": "64", "block_kv": "64", "warps": "4", "stages": "2", "blocks_per_sm": "2"}
 _OTHER_ORDER = {"grid_order": "batch_head_tile"}
 _KEYS = {**TILES, "block_q": "16", "warp_split": "keys"}
+_QUERIES = {**TILES, "block_kv": "32", "warp_split": "queries"}
 # (name, family, settings) of both texts of each pair.
 PAIRS: tuple[tuple[tuple[str, str, Mapping[str, str]], tuple[str, str, Mapping[str, str]]], ...] = (
     (("softmax_safe", "softmax_safe", {}), ("softmax_online", "softmax_online", {})),
@@ -34,6 +35,7 @@ PAIRS: tuple[tuple[tuple[str, str, Mapping[str, str]], tuple[str, str, Mapping[s
         ("flash2_forward, other grid order", "flash2_forward", {**TILES, **_OTHER_ORDER}),
     ),
     (("flash1_backward", "flash1_backward", TILES), ("flash2_backward", "flash2_backward", TILES)),
+    (("flash2_backward", "flash2_backward", TILES), ("flash2_backward, warps split queries", "flash2_backward", _QUERIES)),
     (("flash2_backward", "flash2_backward", TILES), ("flash2_backward, other grid order", "flash2_backward", {**TILES, **_OTHER_ORDER})),
 )
 

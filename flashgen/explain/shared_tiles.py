@@ -24,7 +24,10 @@ class SharedTiles:
     lands_with: dict[str, int] = field(default_factory=dict)
 
     def put(self, addresses: Sequence[int], tiles: Sequence[str]) -> None:
-        """Chunks get the tiles that are copied there: as many of each, in the order of addresses."""
+        """Chunks get the tiles that are copied there: as many of each, in the order of addresses. Without tiles they hold none any more."""
+        if not tiles:
+            self.chunks = {chunk: tile for chunk, tile in self.chunks.items() if chunk * self.chunk not in addresses}
+            return
         each = max(1, len(addresses) // max(1, len(tiles)))
         for position, address in enumerate(sorted(addresses)):
             self.chunks[address // self.chunk] = tiles[min(position // each, len(tiles) - 1)]

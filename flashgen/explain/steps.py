@@ -133,11 +133,14 @@ def _meaning(operation: TileOperation, touched: list[str], state: _BlockState) -
 
 
 def _staged(operation: TileOperation, state: _BlockState) -> list[str]:
-    """What goes into shared memory: dS from the scores in registers; dK and dV over K and V; else the output of the query tile."""
+    """What goes into shared memory: dS from the scores in registers; dK and dV over K and V; else the output of the query tile.
+
+    Before warps add up their parts of dK or dV, these take the stages' place: they are no tiles.
+    """
     if operation.function == "store_operand":
         return list(state.in_registers)
-    if operation.function == "store_columns":
-        return [tile.lower() for tile in state.read(operation.shared)]
+    if operation.function in ("store_columns", "add_up_parts"):
+        return [tile.lower() for tile in state.read(operation.shared) if tile[0] in "KV"]
     return [f"{state.result}{state.query_tile}"]
 
 

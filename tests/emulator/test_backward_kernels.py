@@ -17,7 +17,7 @@ from flashgen.codegen.families.attention_backward.config import AttentionBackwar
 from flashgen.codegen.families.flash1_backward.config import Flash1BackwardConfig
 from flashgen.codegen.families.flash2_backward.config import Flash2BackwardConfig
 from flashgen.codegen.family import Family
-from flashgen.codegen.ladder import GridOrder
+from flashgen.codegen.ladder import GridOrder, WarpSplit
 from flashgen.codegen.operands import Call, View
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
@@ -74,6 +74,10 @@ CHOSEN: tuple[tuple[tuple[int, int], Config], ...] = (
     ((40, 72), Flash2BackwardConfig(64, 256, 8, stages=4)),
     ((8, 8), Flash1BackwardConfig(64, 128, 8)),
     ((128, 128), Flash2BackwardConfig(32, 32, 2, grid_order=GridOrder.BATCH_HEAD_TILE)),
+    ((64, 64), Flash2BackwardConfig(128, 32, 8, warp_split=WarpSplit.QUERIES)),
+    ((40, 72), Flash2BackwardConfig(32, 16, 2, stages=4, warp_split=WarpSplit.QUERIES, grid_order=GridOrder.BATCH_HEAD_TILE)),
+    ((128, 128), Flash2BackwardConfig(64, 16, 4, warp_split=WarpSplit.QUERIES)),
+    ((8, 32), Flash2BackwardConfig(64, 48, 4, stages=4, warp_split=WarpSplit.QUERIES)),
 )
 
 

@@ -207,6 +207,20 @@ def test_the_products_of_a_backward_pass(family: str) -> None:
     assert [(tile, set(needs)) for tile, needs in found] == wanted
 
 
+@pytest.mark.slow
+def test_warps_that_divide_the_queries_move_and_compute_the_same() -> None:
+    usual = recorded("flash2_backward", CAUSAL)
+    spec = dataclasses.replace(usual.spec, config=usual.spec.config.replace_from_text({"warp_split": "queries"}))
+    run = record(spec, CAUSAL, H200)
+    assert totals(run.steps) == totals(usual.steps)
+    staged = (OperationKind.STAGE, OperationKind.WAIT)
+    found, wanted = ([meaning(step) for step in each.steps if step.operation.kind not in staged] for each in (run, usual))
+    assert found == wanted
+    tiles = [step.tiles for step in run.steps if step.operation.function == "add_up_parts" and step.operation.kind is OperationKind.STAGE]
+    blocks = range(TILES)
+    assert tiles == [made for block in blocks for made in ((), (f"k{block}",), (), (f"v{block}",))], "parts have no letter"
+
+
 def test_one_pass_more_is_shown() -> None:
     tiles = [step.tiles[0] for step in products(recorded("memory_efficient_attention", CAUSAL), "S")]
     assert all(tiles.count(tile) == 2 for tile in tiles), "S is computed twice"

@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 
-from flashgen.codegen.families.flash2_forward.config import Flash2ForwardConfig, WarpSplit
+from flashgen.codegen.families.flash2_forward.config import Flash2ForwardConfig
+from flashgen.codegen.ladder import WarpSplit
 from flashgen.codegen.problem import Dtype, Mask
 from tests.support import ladder
 from tests.support.cases import Layout

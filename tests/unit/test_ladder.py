@@ -12,11 +12,11 @@ import pytest
 from flashgen.codegen.attention import attention_call
 from flashgen.codegen.families.flash1_forward.config import Flash1ForwardConfig, ParallelOver
 from flashgen.codegen.families.flash1_forward.family import FAMILY as FLASH1
-from flashgen.codegen.families.flash2_forward.config import Flash2ForwardConfig, WarpSplit
+from flashgen.codegen.families.flash2_forward.config import Flash2ForwardConfig
 from flashgen.codegen.families.flash2_forward.family import FAMILY as FLASH2
 from flashgen.codegen.families.memory_efficient_attention.family import FAMILY as MEMORY_EFFICIENT
 from flashgen.codegen.family import Traffic, find_family
-from flashgen.codegen.ladder import GridOrder, LadderFamily
+from flashgen.codegen.ladder import GridOrder, LadderFamily, WarpSplit
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Buffer

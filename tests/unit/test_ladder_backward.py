@@ -14,7 +14,7 @@ from flashgen.codegen.families.flash1_backward.family import FAMILY as FLASH1
 from flashgen.codegen.families.flash2_backward.config import Flash2BackwardConfig
 from flashgen.codegen.families.flash2_backward.family import FAMILY as FLASH2
 from flashgen.codegen.family import Traffic
-from flashgen.codegen.ladder import GridOrder
+from flashgen.codegen.ladder import GridOrder, WarpSplit
 from flashgen.codegen.ladder_backward import LadderBackward
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
@@ -28,6 +28,7 @@ FAMILIES = (FLASH1, FLASH2)
 PROBLEM = Problem(Dtype.FP16, 64, operation="backward")
 SM_90 = find_target("sm_90a")
 WHOLE = Workload(2, 8, 4, 1024, 2048)  # of whole tiles
+SPLIT = Flash2BackwardConfig(64, 32, 4, warp_split=WarpSplit.QUERIES)
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
@@ -87,6 +88,53 @@ def test_fields(changes: dict[str, Any], reason: str) -> None:
     config = Flash1BackwardConfig()
     assert FLASH1.check(PROBLEM, config, SM_90) == []
     assert FLASH1.check(PROBLEM, dataclasses.replace(config, **changes), SM_90) == ([reason] if reason else [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"block_q": 128, "warps": 8}, ""),
+        ({"block_q": 32, "warps": 2, "block_kv": 16}, ""),
+        ({"block_kv": 48}, ""),
+        ({"warps": 6}, "warps must be 2, 4 or 8 where they divide the queries; got 6 (nearest: 4)"),
+        ({"warps": 16}, "warps must be 2, 4 or 8 where they divide the queries; got 16 (nearest: 8)"),
+        ({"block_q": 32}, "block_q must be 64 where 4 warps divide the queries, 16 for each; got 32 (nearest: 64)"),
+        ({"block_kv": 40}, "block_kv must be a multiple of 16 from 16 to 256; got 40 (nearest: 48)"),
+    ],
+)
+def test_fields_where_warps_divide_the_queries(changes: dict[str, Any], reason: str) -> None:
+    problem, config = Problem(Dtype.FP16, 32, operation="backward"), dataclasses.replace(SPLIT, stages=3)
+    assert FLASH2.check(problem, dataclasses.replace(config, **changes), SM_90) == ([reason] if reason else [])
+
+
+def test_a_warp_that_has_all_keys_of_a_tile_has_few_of_them() -> None:
+    """dK and dV of the tile are in each warp's registers, and those of all warps in the stages, before they are added up."""
+    for width, most in ((32, 48), (64, 32), (128, 16)):
+        problem, tiles = Problem(Dtype.FP16, width, operation="backward"), range(16, 256, 16)
+        given = [keys for keys in tiles if not FLASH2.check(problem, dataclasses.replace(SPLIT, block_kv=keys, stages=3), SM_90)]
+        assert given == [keys for keys in tiles if keys <= most]
+    needed, ring = 4 * 32 * 128 * 4, 2 * 64 * ((16 + 128) * 2 + 8)
+    reasons = FLASH2.check(Problem(Dtype.FP16, 8, 128, operation="backward"), SPLIT, SM_90)
+    assert reasons == [f"4 warps' parts of dV need {needed} B of the stages, which have {ring} B: lower block_kv or raise stages"]
+
+
+def test_the_space_has_both_splits() -> None:
+    splits = [config.to_json().get("warp_split", "keys") for config in FLASH2.legal_configs(PROBLEM, SM_90)]
+    assert {split: splits.count(split) for split in splits} == {"keys": 32, "queries": 4}
+
+
+def test_the_usual_split_is_in_no_name_and_no_json() -> None:
+    """As before there was another one."""
+    usual = Flash2BackwardConfig()
+    assert usual.name == "bq64_bk64_w4_s2_bps1_gotile_batch_head"
+    assert SPLIT.name == "bq64_bk32_w4_s2_bps1_wsqueries_gotile_batch_head"
+    assert "warp_split" not in usual.to_json()
+    assert "warp_split" not in usual.describe()
+    assert SPLIT.settings(usual) == "block_kv=32 warp_split=queries"
+    for config in (usual, SPLIT):
+        assert Flash2BackwardConfig.from_json(config.to_json()) == config
+    assert usual.replace_from_text({"warp_split": "queries", "block_kv": "32"}) == SPLIT
 
 
 def test_shared_memory() -> None:
@@ -175,6 +223,11 @@ class TestModel:
     def test_one_block_a_head_leaves_a_gpu_idle(self) -> None:
         few = Workload(1, 8, 8, 4096, 4096)
         assert self.seconds(FLASH1, few) > 3 * self.seconds(FLASH2, few)
+
+    def test_small_key_tiles_take_time(self) -> None:
+        """Which are all that warps that divide the queries can have."""
+        many, keys = Workload(16, 32, 32, 2048, 2048), FLASH2.default(PROBLEM, SM_90)
+        assert FLASH2.predict(PROBLEM, SPLIT, many, H200).seconds > FLASH2.predict(PROBLEM, keys, many, H200).seconds
 
     def test_reading_d_q_back_takes_time_where_key_tiles_are_small(self) -> None:
         many = Workload(16, 32, 32, 2048, 2048)

@@ -13,7 +13,7 @@ from typing import Any
 
 from flashgen.codegen.family import Traffic
 from flashgen.codegen.flash1 import paper_block_sizes
-from flashgen.codegen.ladder_backward import LadderBackward, queries_at_once
+from flashgen.codegen.ladder_backward import LadderBackward
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
@@ -40,7 +40,7 @@ class Flash1Backward(LadderBackward):
 
     def spare_registers(self, config: Flash1BackwardConfig) -> int:
         """See LadderBackward. The loop over key tiles takes more, most of them where steps are long."""
-        return 32 + queries_at_once(config)
+        return 32 + self.queries_at_once(config)
 
     def vectors(self, target: Target) -> bool:
         """See LadderBackward. Any lane reads and writes 16 bytes."""

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from flashgen.codegen.config import tagged
-from flashgen.codegen.ladder import GridOrder, LadderConfig
-
-
-class WarpSplit(enum.Enum):
-    """What the warps of a block divide: the queries of its tile, as version 2 does, or the keys of each tile, as version 1 did."""
-
-    QUERIES = "queries"
-    KEYS = "keys"
+from flashgen.codegen.ladder import GridOrder, LadderConfig, WarpSplit
 
 
 @dataclass(frozen=True)
@@ -25,7 +17,8 @@ class Flash2ForwardConfig(LadderConfig):
     warps:          warps of a block; each owns block_q / warps rows, or block_kv / warps keys of each tile
     stages:         tiles that the ring of copies holds: stages - 1 tiles are loaded ahead
     blocks_per_sm:  blocks that must fit on one SM at once: caps the registers
-    warp_split:     what the warps divide, the queries or the keys. The second reduces O, row_max and row_sum of all warps in the end
+    warp_split:     what the warps divide, the queries as version 2 does or, as version 1 did, the keys: then O, row_max and row_sum of all
+                    warps are reduced in the end
     grid_order:     how blocks follow each other: the query tiles of one head, or the heads of one query tile
     """
 

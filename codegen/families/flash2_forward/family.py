@@ -14,14 +14,14 @@ from typing import Any
 from flashgen.codegen.attention import padded, tiled_traffic
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Traffic
-from flashgen.codegen.ladder import GridOrder, LadderFamily, Work
+from flashgen.codegen.ladder import GridOrder, LadderFamily, WarpSplit, Work
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import KernelLaunch, Program
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
-from .config import Flash2ForwardConfig, WarpSplit
+from .config import Flash2ForwardConfig
 
 KEY_SPLITS = ((16, 64, 4), (16, 128, 4), (32, 64, 4), (32, 128, 4), (16, 128, 8))  # block_q, block_kv, warps
 
