@@ -15,6 +15,7 @@ from .problem import Dtype, Mask, Problem
 from .workload import Workload
 
 MAX_L2_GROUP_HEADS = 1024
+STATISTICS_BYTES = 4 + 4  # of a query's row_lse and row_delta
 MIN_SCALE = 2.0**-126  # the smallest normal fp32 number
 MAX_SCALE = float.fromhex("0x1.62e42ep127")  # the largest one whose product with log2(e) is one, too
 
@@ -118,6 +119,33 @@ def tiled_traffic(problem: Problem, workload: Workload, block_q: int, block_kv: 
     sets = workload.batch * workload.heads_q // heads
     read = sum(heads * queries * d + keys * (d + dv) for queries, _, keys in visits(problem, workload, block_q, block_kv))
     return Traffic(sets * read * element, sets * heads * workload.len_q * dv * element)
+
+
+def gradient_traffic(
+    problem: Problem, workload: Workload, block_q: int, block_kv: int, *, flag_bytes: int = 0, readers: int = 1
+) -> Traffic:
+    """A backward pass by key tiles outside and query tiles inside, with kernels before and after it; what is added to dQ is `reduced`.
+
+    First O, dO and lse are read once, row_lse, row_delta and dQ = 0 written for whole tiles. Then a key tile reads its K and V once and, of
+    each query tile that sees it, of all heads that share its keys, Q, dO and whole tiles of row_lse and row_delta; it adds to the whole
+    tile's dQ, and writes its dK and dV. At last dQ is read, and written in the elements' type.
+
+    Left out: d_lse; rows of O and dO that are read again in place of those past the end; lse once more, which tells of huge rows; row_shift
+    and what is computed of huge rows and of few keys (exact_rows.cuh); counters and semaphores.
+
+    flag_bytes: that row_lse of a tile has beside its rows, to tell of huge rows
+    readers: blocks among which the keys of a tile are divided, each of which reads all of Q, dO and their statistics
+    """
+    d, dv, element, w = problem.head_dim, problem.head_dim_v, problem.dtype.bytes, workload
+    met = [(queries, tiles) for queries, tiles, _ in visits(problem, w, block_q, block_kv)]
+    query_tiles, sums = max(1, len(met)), block_q * padded(d) * 4  # without queries there is a tile of zeros to write
+    statistics = block_q * STATISTICS_BYTES + flag_bytes  # of a tile
+    steps = sum(tiles for _, tiles in met)
+    visited = readers * (sum(queries * tiles for queries, tiles in met) * (d + dv) * element + steps * statistics)
+    read = w.len_q * (2 * dv * element + 4) + visited + query_tiles * sums
+    written = query_tiles * (statistics + sums) + w.len_q * d * element
+    heads, keys = w.batch * w.heads_q, w.batch * w.heads_kv * w.len_kv * (d + dv) * element
+    return Traffic(heads * read + keys, heads * written + keys, heads * steps * sums)
 
 
 def problem_reasons(problem: Problem, operation: str) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from .attention import padded, visits
+from .attention import STATISTICS_BYTES, gradient_traffic, padded
 from .devices import DRAM_EFFICIENCY, Device
 from .families.attention_backward.family import FAMILY as GENERIC
 from .families.attention_backward.family import ROW_THREADS
@@ -28,7 +28,6 @@ from .program import BlockResources, KernelText, Program
 from .target import Target
 from .workload import Workload
 
-STATISTICS_BYTES = 4 + 4  # of a query's row_lse and row_delta
 KEYS_AND_WARPS = ((32, 2), (64, 4), (128, 4), (128, 8), (256, 8))  # of a tile, and warps that have them
 TILE_QUERIES = (32, 64, 128)  # of a tile
 BLOCKS_TRIED = (2, 1)  # of an SM: one computes while another waits for memory
@@ -170,22 +169,10 @@ class LadderBackward(LadderFamily):
         return next(filter(leaves_some, legal), legal[-1])
 
     def traffic(self, problem: Problem, config: Any, workload: Workload, device: Device) -> Traffic:
-        """See Family. A key tile reads Q, dO, row_lse and row_delta of each query tile that sees it, and adds to the tile's dQ.
-
-        Before that O, dO and lse are read once, row_lse, row_delta and dQ = 0 written for whole tiles; after it dQ is read and written.
-        Row sums of huge rows and of few keys are left out (exact_rows.cuh), and so is the word a tile that tells of huge rows.
-        """
-        d, dv, element = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
-        heads, sets, rows = workload.batch * workload.heads_q, workload.batch * workload.heads_kv, workload.len_q
-        met = [(queries, tiles) for queries, tiles, _ in visits(problem, workload, config.block_q, config.block_kv)]
-        whole = self.query_tiles(config, workload) * config.block_q
-        steps = config.block_q * sum(tiles for _, tiles in met)  # rows of whole tiles, as often as they are met
-        sums, statistics = padded(d) * 4, STATISTICS_BYTES
-        keys = workload.len_kv * (d + dv) * element
-        read = rows * (2 * dv * element + 4) + sum(queries * tiles for queries, tiles in met) * (d + dv) * element + steps * statistics
-        once, written = whole * sums, whole * (statistics + sums) + rows * d * element
-        added = self.d_q_traffic(heads * steps * sums)
-        return Traffic(heads * (read + once) + sets * keys + added.read, heads * written + sets * keys + added.written, added.reduced)
+        """See Family and `gradient_traffic`; dQ as each version adds it up."""
+        moved = gradient_traffic(problem, workload, config.block_q, config.block_kv)
+        added = self.d_q_traffic(moved.reduced)
+        return Traffic(moved.read + added.read, moved.written + added.written, added.reduced)
 
     @abstractmethod
     def d_q_traffic(self, added: int) -> Traffic:

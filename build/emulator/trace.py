@@ -102,14 +102,21 @@ class _TracedLibrary(EmulatedLibrary):
         workers: int = 1,
         limits: EmulationLimits | None = None,
     ) -> None:
-        """See EmulatedLibrary. The launch may run in a process of its own: the records are in memory that both see."""
+        """See EmulatedLibrary. Launches that may overlap run one after the other, as they may: so each has a trace of its own."""
         if workers != 1:
             raise TraceError(f"a trace needs 1 worker; got {workers}")
+        for launch in launches:
+            self.traces.append(self._trace(launch, interleaving, tensors, limits))
+
+    def _trace(
+        self, launch: EmulatedLaunch, interleaving: EmulationOrder, tensors: Sequence[MemoryView], limits: EmulationLimits | None
+    ) -> LaunchTrace:
+        """What one launch does. It may run in a process of its own: the records are in memory that both see."""
         with mmap.mmap(-1, _TRACED, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | 0x4000) as memory:  # MAP_NORESERVE of Linux
             window = ctypes.c_char.from_buffer(memory)
             try:
                 self._loaded.flashgen_emulator_trace(ctypes.byref(window), ctypes.c_uint64(_TRACED))
-                super().run(launches, interleaving, tensors=tensors, workers=workers, limits=limits)
+                super().run([launch], interleaving, tensors=tensors, limits=limits)
             finally:
                 del window
             header = np.frombuffer(memory, _HEADER, 1)[0].copy()
@@ -122,7 +129,7 @@ class _TracedLibrary(EmulatedLibrary):
         own = [number for number, stack in frames.items() if stack[0].function.startswith("emulator::")]
         if "global" in ops:  # what the emulator copies for an atom, the atom has told
             records = records[(records["op"] != ops.index("global")) | ~np.isin(records["stack"], own)]
-        self.traces.append(LaunchTrace(tuple(tensor.name for tensor in tensors), ops, frames, records))
+        return LaunchTrace(tuple(tensor.name for tensor in tensors), ops, frames, records)
 
     def _resolved(self, stacks: dict[int, Any]) -> dict[int, tuple[Frame, ...]]:
         """The functions and lines of return addresses."""

@@ -32,6 +32,7 @@ class OperationKind(enum.StrEnum):
 
 _OF_OPS = {
     "cp_async": OperationKind.COPY,
+    "cp_async_bulk_load": OperationKind.COPY,
     "cp_async_bulk_tensor_load": OperationKind.COPY,
     "cp_async_bulk_tensor_store": OperationKind.STORE,
     "shfl_sync_bfly": OperationKind.REDUCE,
@@ -51,8 +52,8 @@ _PRODUCTS = ("mma_sync", "wgmma_ss", "wgmma_rs", "wgmma_operand")  # how the nam
 _ROLE_WAITS = ("mbarrier_try_wait_parity", "bar_sync")  # waits of all threads of a role
 _KINDS = tuple(OperationKind)
 # What backward kernels do in case a row has huge scores, or few keys, is left out, as in their byte formulas: an operand, a function that
-# reads lse, and one that computes rows once more.
-_GUARD_OPERAND, _GUARDS = "huge_tiles", ("any_huge_row", "write_exact_rows")
+# reads lse, and one that computes rows once more. So are counters of their progress.
+_LEFT_OUT, _GUARDS = ("huge_tiles", "d_q_progress"), ("any_huge_row", "write_exact_rows")
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def _kinds(trace: LaunchTrace, storing: list[int], is_pipelined: bool) -> Record
     kinds[_is(trace, "global") & written] = _KINDS.index(OperationKind.STORE)
     kinds[_is(trace, "cp_async") & (trace.records["operand"] < 0)] = -1
     guards = [number for number, stack in trace.stacks.items() if any(name in frame.function for frame in stack for name in _GUARDS)]
-    words = [number for number, name in enumerate(trace.operands) if name == _GUARD_OPERAND]
+    words = [number for number, name in enumerate(trace.operands) if name in _LEFT_OUT]
     kinds[np.isin(trace.records["stack"], guards) | np.isin(trace.records["operand"], words)] = -1
     if is_pipelined:  # roles also pass on through shared memory which tile is next
         tiles = [number for number, stack in trace.stacks.items() if any("stmatrix" in frame.function for frame in stack)]

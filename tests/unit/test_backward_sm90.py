@@ -7,11 +7,13 @@ import dataclasses
 import pytest
 
 from flashgen.codegen.attention import attention_call
+from flashgen.codegen.config import Config
 from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.families.attention_backward_pair_sm90.config import AttentionBackwardPairSm90Config
+from flashgen.codegen.families.attention_backward_persistent_sm90.config import AttentionBackwardPersistentSm90Config
 from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
 from flashgen.codegen.families.attention_backward_wide_sm90.config import AttentionBackwardWideSm90Config
-from flashgen.codegen.family import Family, families
+from flashgen.codegen.family import Family, Traffic, families
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import KernelLaunch
 from flashgen.codegen.target import find_target
@@ -160,3 +162,48 @@ def test_defaults() -> None:
     """What was fastest on an H200: 64 queries at head dim 128, and 128 at 64."""
     assert NARROW.default(problem(128), TARGET) == AttentionBackwardSm90Config(64, split=True)
     assert NARROW.default(problem(64), TARGET) == AttentionBackwardSm90Config(128)
+
+
+def moved(family: Family, given: Problem, workload: Workload, config: Config) -> Traffic:
+    found = family.traffic(given, config, workload, DEVICE)
+    assert found is not None
+    return found
+
+
+def test_traffic_is_what_the_loops_say() -> None:
+    """Written out for whole tiles and no mask: 2 heads share keys, 2 bytes a number, 4 of dQ; 16 beside row_lse of a tile."""
+    w, config = Workload(1, 2, 1, 256, 512), AttentionBackwardSm90Config(64)
+    row, tiles, steps = 64 * 2, 2 * 4, 2 * 4 * 4  # query tiles of both heads; of these and key tiles
+    statistics, sums, keys = 64 * 8 + 16, 64 * 64 * 4, 512 * 2 * row
+    before_read, before_written = 2 * 256 * (2 * row + 4), tiles * (statistics + sums)
+    main_read = steps * (64 * 2 * row + statistics) + keys
+    after_read, after_written = tiles * sums, 2 * 256 * row
+    expected = Traffic(before_read + main_read + after_read, before_written + keys + after_written, steps * sums)
+    assert moved(NARROW, problem(64), w, config) == expected
+    assert moved(PERSISTENT, problem(64), w, AttentionBackwardPersistentSm90Config(64)) == expected, (
+        "the last kernel's part by other blocks"
+    )
+
+
+@pytest.mark.parametrize("mask", Mask)
+def test_a_pair_adds_half_as_much_to_dq(mask: Mask) -> None:
+    """And reads as much of the queries as two blocks of the wide family do where both see them, and half of K once more."""
+    w, given = Workload(1, 1, 1, 512, 512), problem(256, mask=mask)
+    pair, wide = (moved(family, given, w, family.default(given, TARGET)) for family in (PAIR, WIDE))
+    keys = 512 * 128 * 2
+    if mask is Mask.FULL:
+        assert (2 * pair.reduced, pair.read, pair.written) == (wide.reduced, wide.read + keys, wide.written)
+    else:  # one block of a pair also walks over a tile that only the other one's keys are seen by
+        assert 2 * pair.reduced > wide.reduced
+        assert pair.read > wide.read + keys
+
+
+def test_traffic_of_columns_that_a_pair_shares() -> None:
+    """Of the keys of second blocks the first ones read 128 columns, of those of first blocks the second ones read the others."""
+
+    def read(len_kv: int) -> int:
+        w = Workload(1, 1, 1, 64, len_kv)
+        return moved(PAIR, problem(200), w, AttentionBackwardPairSm90Config()).read
+
+    assert read(64) - read(63) == 2 * (200 + 200 + 72)
+    assert read(128) - read(127) == 2 * (200 + 200 + 128)

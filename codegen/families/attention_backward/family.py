@@ -8,9 +8,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from flashgen.codegen.attention import ELEMENTS, l2_group_heads, padded, problem_reasons
+from flashgen.codegen.attention import ELEMENTS, gradient_traffic, l2_group_heads, padded, problem_reasons
 from flashgen.codegen.devices import Device
-from flashgen.codegen.family import Family, Prediction
+from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -262,6 +262,10 @@ class AttentionBackward(Family):
     ) -> Prediction:
         """See Family, and model.py."""
         return model.predict(problem, config, workload, device)
+
+    def traffic(self, problem: Problem, config: AttentionBackwardConfig, workload: Workload, device: Device) -> Traffic:
+        """See Family and `gradient_traffic`."""
+        return gradient_traffic(problem, workload, config.block_q, config.block_kv)
 
 
 FAMILY = AttentionBackward()

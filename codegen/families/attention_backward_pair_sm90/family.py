@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from flashgen.codegen import wgmma
 from flashgen.codegen.attention import ELEMENTS, padded
 from flashgen.codegen.config import Config
+from flashgen.codegen.devices import Device
 from flashgen.codegen.families.attention_backward_sm90 import model
 from flashgen.codegen.families.attention_backward_sm90.family import STAGE_BYTES
 from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
 from flashgen.codegen.families.attention_backward_wide_sm90.family import AttentionBackwardWideSm90, shares
+from flashgen.codegen.family import Traffic
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
@@ -56,6 +59,15 @@ class AttentionBackwardPairSm90(AttentionBackwardWideSm90):
         atoms += [wgmma.wgmma_ss_trans_ab(element, width) for width in widths]
         atoms += [wgmma.wgmma_ss_trans_b(element, PANEL)]
         return "\n".join(atoms)
+
+    def traffic(self, problem: Problem, config: Any, workload: Workload, device: Device) -> Traffic:
+        """See AttentionBackwardSm90. Each block reads K of the other one, too, the columns that it has of dQ; dS goes past the L2."""
+        shared = super().traffic(problem, config, workload, device)
+        pairs, rest = divmod(workload.len_kv, self.block_kv * PAIR)
+        first = pairs * self.block_kv + min(self.block_kv, rest)  # keys of all first blocks
+        columns = D_Q_PANELS // PAIR * PANEL  # that a first block has of dQ
+        others = (workload.len_kv - first) * columns + first * (problem.head_dim - columns)
+        return replace(shared, read=shared.read + workload.batch * workload.heads_kv * others * problem.dtype.bytes)
 
     def sum_cycles(self, config: Any) -> float:
         """See AttentionBackwardSm90."""

@@ -11,6 +11,7 @@ from flashgen.codegen import wgmma
 from flashgen.codegen.attention import (
     ELEMENTS,
     float32,
+    gradient_traffic,
     padded,
     problem_reasons,
     reciprocal,
@@ -18,7 +19,7 @@ from flashgen.codegen.attention import (
 )
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
-from flashgen.codegen.family import Family, Prediction
+from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
@@ -252,6 +253,11 @@ class AttentionBackwardSm90(Family):
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:
         """See Family, and model.py. The compiler reports registers at entry, which say nothing here."""
         return model.predict(problem, config, workload, device, self.block_kv, self.sum_cycles(config), self.persistent)
+
+    def traffic(self, problem: Problem, config: Any, workload: Workload, device: Device) -> Traffic:
+        """See Family and `gradient_traffic`. Copies count what lies within a tensor, not the columns beyond the head dim of a box of 64."""
+        keys = self.block_kv * self.cluster  # that blocks of a cluster divide
+        return gradient_traffic(problem, workload, config.block_q, keys, flag_bytes=4 * FLAG, readers=self.cluster)
 
     def sum_cycles(self, config: Any) -> float:
         """What a number costs that is added to dQ, of an SM."""
