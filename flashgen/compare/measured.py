@@ -85,10 +85,7 @@ class Measurement:
                 runner.recover(name, f"memory of {timed.name}", failed)
             row = ComparedRow(name, ms=timed.times[name].ms, peak_bytes=peak, error=error, stands_for=rungs)
             rows.append(_with_formula(row, peer, cell, self._on))
-        found = CellComparison(grid, cell, ByteBounds.of(cell, self._on.device), rows)
-        if not found.with_backward:  # counters see a call by its forward pass alone
-            found.rows = self._with_counts(cell, rows)
-        return found
+        return CellComparison(grid, cell, ByteBounds.of(cell, self._on.device), self._with_counts(cell, rows))
 
     def _with_counts(self, cell: Cell, rows: list[ComparedRow]) -> list[ComparedRow]:
         """The rows with what counters see of their calls."""

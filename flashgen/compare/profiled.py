@@ -21,6 +21,7 @@ from flashgen.codegen.spec import problem_from_json
 from flashgen.codegen.workload import Workload
 
 from ..cells import Cell
+from .with_backward import with_backward
 
 MARK = "spin_kernel"  # of torch.cuda._sleep
 
@@ -48,11 +49,11 @@ def make_calls(ordinal: int, requests: list[tuple[str, dict[str, object], dict[s
 
 
 def _prepared(name: str, cell: Cell, device: torch.device, l2_bytes: int) -> Callable[[], object]:
-    """A participant's call, which has been made once: what compiles and allocates has done so."""
+    """A participant's call, with its backward pass in a cell of gradients. It has been made once: what compiles and allocates has."""
     peers, absent = make_peers([name])
     if name in absent:
         raise ImportError(absent[name])
-    peer = peers[name]
+    peer = with_backward(peers[name]) if cell.problem.operation == "backward" else peers[name]
     peer.select()
     run = peer.prepare(cell, device)(Runner(peers, device, l2_bytes, 1).inputs(cell, peer.layout))
     run()

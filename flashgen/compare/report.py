@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import compress
 
 from ..bench.report import FAILED, NONE, Table, markdown_list, markdown_table
 from .result import CellComparison, ComparedRow, Comparison
@@ -21,7 +20,6 @@ COLUMNS = [
     ("FLOP/B", True),
     ("bound by", False),
 ]
-_COUNTED = ("counted MB", "memory MB")  # nothing is counted of calls with a backward pass
 SOME = 4  # cells that a sentence names one by one
 
 
@@ -42,9 +40,7 @@ def comparison_tables(result: Comparison) -> list[tuple[str, Table]]:
 
 
 def _table(cell: CellComparison, result: Comparison) -> Table:
-    shown = [not (cell.with_backward and name in _COUNTED) for name, _ in COLUMNS]
-    lines = [list(compress(_line(cell, row, result), shown)) for row in cell.rows]
-    return Table(f"{cell.grid}: {cell.name}", list(compress(COLUMNS, shown)), lines)
+    return Table(f"{cell.grid}: {cell.name}", COLUMNS, [_line(cell, row, result) for row in cell.rows])
 
 
 def _sizes(cell: CellComparison) -> str:
@@ -134,7 +130,7 @@ def _about_backward(result: Comparison) -> list[str]:
 
 def _about_bytes(result: Comparison) -> list[str]:
     lines = ["formula: bytes that the algorithm's loops move between SMs and the L2; FLOP/B and bound by: as if all came from memory"]
-    if result.predicted or all(cell.with_backward for cell in result.cells):
+    if result.predicted:
         return lines
     if result.no_counters:
         return [*lines, f"bytes were not counted: {result.no_counters}"]
