@@ -6,6 +6,7 @@
     python tools/ab.py --head-dim 128 --seqlen 64 --seqlen-kv 8192 --heads 32 --kv-heads 4 --config packed pack_gqa=8
 
     python tools/ab.py --head-dim 128 --seqlen 512 --text before old.cu
+    python tools/ab.py --pass backward --family flash2_backward --head-dim 64 --config queries warp_split=queries,block_q=64,block_kv=32,warps=4
 
 Every --patch NAME FIND REPLACE is a candidate, or one more change to the candidate of that name; FIND must occur. `--set field=value` gives
 the config, --family another family than the preferred one, --config NAME FIELD=VALUE,... another config that differs in these.
@@ -60,6 +61,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--head-dim-v", type=int, default=0)
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--pass", dest="operation", default="forward")
     parser.add_argument("--seqlen", type=int, action="append")
     for name in ("seqlen-kv", "batch", "heads", "kv-heads"):
         parser.add_argument(f"--{name}", type=int)
@@ -77,7 +79,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def compare(options: argparse.Namespace) -> None:
     """Compiles the candidates, times them in each workload with each kind of logits, and prints a line for each."""
     on = gpu(0)
-    (problem,) = problems(options.head_dim, options.head_dim_v, options.dtype, options.causal)
+    (problem,) = problems(options.head_dim, options.head_dim_v, options.dtype, options.causal, options.operation)
     sources = candidates(problem, on.device.target, options)
     artifacts = {name: compilation.store().get_or_compile(source, of.target.name) for name, (of, source) in sources.items()}
     kernels = {name: Kernel(of, artifacts[name], on) for name, (of, _) in sources.items()}
@@ -89,6 +91,7 @@ def compare(options: argparse.Namespace) -> None:
             bench = Bench(problem, workload, on.ordinal)
             for tensors in bench.sets:
                 change_logits(tensors, logits)
+                tensors.derive()
             rounds = bench.seconds(kernels, options.rounds, with_all=with_lse)
             for name, seconds in rounds.items():
                 result = line(
