@@ -6,7 +6,7 @@
     python tools/ab.py --head-dim 128 --seqlen 64 --seqlen-kv 8192 --heads 32 --kv-heads 4 --config packed pack_gqa=8
 
     python tools/ab.py --head-dim 128 --seqlen 512 --text before old.cu
-    python tools/ab.py --pass backward --family flash2_backward --head-dim 64 --config queries warp_split=queries,block_q=64,block_kv=32,warps=4
+    python tools/ab.py --pass backward --family flash2_backward --head-dim 64 --config queries warp_split=queries,block_q=64,block_kv=32
 
 Every --patch NAME FIND REPLACE is a candidate, or one more change to the candidate of that name; FIND must occur. `--set field=value` gives
 the config, --family another family than the preferred one, --config NAME FIELD=VALUE,... another config that differs in these.
