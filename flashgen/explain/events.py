@@ -142,9 +142,8 @@ class _Launch:
         return sorted(groups, key=lambda group: (self.block[group[0]], self.segment[group[0]], wait[group[0]], group[0]))
 
     def led(self, group: RecordArray) -> int:
-        """When the first of the warps that take part began: others of its role may be ahead."""
-        warp = self.trace.records["thread"][group] // LANES
-        return int(group[np.argmin(warp)])
+        """When the first of the threads that take part began: others of its role may be ahead."""
+        return int(group[np.argmin(self.trace.records["thread"][group])])
 
     def operation(self, group: RecordArray) -> TileOperation:
         """What the records at these positions are together."""

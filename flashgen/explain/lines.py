@@ -14,7 +14,7 @@ from flashgen.codegen.render import Source
 # The first line that begins so is behind the atoms: from here on both texts are the same.
 _BEGIN = ("using Element = ", "// ---- tile operations")
 # The first line that begins so ends the tile operations. What the roles of a warp-specialised kernel do is the kernel.
-_KERNEL = ('extern "C" __global__', f"{MARK}tile/warpgroup/forward_producer.cuh")
+_KERNEL = ('extern "C" __global__', *(f"{MARK}tile/warpgroup/{name}.cuh" for name in ("forward_producer", "backward_inputs")))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,22 @@ TITLES = {
     "attention_forward_sm90": "FlashAttention 3",
     "flash1_backward": "FlashAttention 1, backward",
     "flash2_backward": "FlashAttention 2, backward",
+    "attention_backward_sm90": "FlashAttention 3, backward",
 }
 _KERNELS = {"forward": "S", "backward": "gradients"}  # what a program's kernel without a name of its own computes
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """What runs and steps have in common, each once.
+
+    lines: of sources; codes: what is done where; subjects: tiles, needed tiles and bytes; residents: tiles in shared memory
+    """
+
+    lines: ValueTable = field(default_factory=ValueTable)
+    codes: ValueTable = field(default_factory=ValueTable)
+    subjects: ValueTable = field(default_factory=ValueTable)
+    residents: ValueTable = field(default_factory=ValueTable)
 
 
 def page_html(runs: Sequence[RecordedRun], device: Device) -> str:
@@ -42,8 +56,8 @@ def page_html(runs: Sequence[RecordedRun], device: Device) -> str:
 
 def page_data(runs: Sequence[RecordedRun], device: Device) -> dict[str, Any]:
     """What the page's script reads."""
-    lines, codes, residents = ValueTable(), ValueTable(), ValueTable()
-    described = [_run(run, lines, codes, residents) for run in runs]
+    tables = _Tables()
+    described = [_run(run, tables) for run in runs]
     sizes = {small.block: small for small in (run.small for run in runs)}
     return {
         "device": device.name,
@@ -51,9 +65,7 @@ def page_data(runs: Sequence[RecordedRun], device: Device) -> dict[str, Any]:
         "problem": {"tiles": runs[0].small.tiles, "headDim": HEAD_DIM},
         "kinds": [kind.value for kind in OperationKind],
         "runs": described,
-        "lines": lines.values,
-        "codes": codes.values,
-        "residents": residents.values,
+        **{each.name: getattr(tables, each.name).values for each in fields(tables)},
         "rows": {block: _rows(small) for block, small in sizes.items()},
         "edges": {block: _edges(small) for block, small in sizes.items()},
     }
@@ -95,7 +107,7 @@ def _edges(small: SmallProblem) -> list[Any]:
     return [_short(tiles[row // small.block]) for row, tiles in enumerate(tile_statistics(replace(small, mask=Mask.CAUSAL)))]
 
 
-def _run(run: RecordedRun, lines: ValueTable, codes: ValueTable, residents: ValueTable) -> dict[str, Any]:
+def _run(run: RecordedRun, tables: _Tables) -> dict[str, Any]:
     blocks = run.spec.resources
     launches = [
         {
@@ -118,8 +130,8 @@ def _run(run: RecordedRun, lines: ValueTable, codes: ValueTable, residents: Valu
         "launches": launches,
         "backward": run.spec.problem.operation == "backward",
         "formula": {"read": run.formula.read, "written": run.formula.written, "added": run.formula.reduced},
-        "source": [lines.number(line) for line in run.text.lines],
-        "steps": [_step(step, codes, residents) for step in run.steps],
+        "source": [tables.lines.number(line) for line in run.text.lines],
+        "steps": [_step(step, tables) for step in run.steps],
     }
 
 
@@ -129,17 +141,15 @@ def _headroom(lines: Sequence[str]) -> float:
     return next((float(each[1]) for each in found if each), 0.0)
 
 
-def _step(step: ScheduleStep, codes: ValueTable, residents: ValueTable) -> list[Any]:
+def _step(step: ScheduleStep, tables: _Tables) -> list[int]:
     operation, lines = step.operation, step.operation.lines
     what = [list(OperationKind).index(operation.kind), operation.operand, _warps(operation.warps)]
     where = [step.launch, lines.kernel, lines.tile, operation.function, operation.atom]
     return [
-        codes.number([*what, *where]),
+        tables.codes.number([*what, *where]),
         operation.block,
-        " ".join(step.tiles),
-        " ".join(step.needs),
-        operation.bytes,
-        residents.number(" ".join(resident.tile + ("" if resident.landed else "~") for resident in step.shared)),
+        tables.subjects.number([" ".join(step.tiles), " ".join(step.needs), operation.bytes]),
+        tables.residents.number(" ".join(resident.tile + ("" if resident.landed else "~") for resident in step.shared)),
     ]
 
 

@@ -24,8 +24,16 @@ function whoDoesWhatBackward(run) {
   const adding = (of) => `${of.size > 1 ? "blocks" : "block"} ${list(of, String)}`;
   const sums = [...adders].sort().map(([tile, of]) => `${tileName(cellOf(tile))} by ${adding(of)}`);
   const way = atomic ? "atomic additions, in whatever order blocks come" : "read, added to and written back at every step by the one block";
-  const keys = run.block / run.launches[main].warps;
-  return `Who computes what: ${blocks.join("; ")}. Each warp has ${keys} keys of a tile. Who adds up dQ: ${sums.join("; ")}: ${way}.`;
+  const each = `Each warp has ${run.block / run.launches[main].warps} keys of a tile.`;
+  return `Who computes what: ${blocks.join("; ")}. ${run.consumers.length ? rolesBackward(run) : each} Who adds up dQ: ${sums.join("; ")}: ${way}.`;
+}
+
+// The same as roles() of a backward pass.
+function rolesBackward(run) {
+  const rows = run.block / run.consumers.length, counted = run.consumers.map((_, number) => number).join(" and ");
+  return `The producer, one thread of a warp, copies K and V, and Q, lse, dO and delta of one query tile after the other. Each of ` +
+    `consumers ${counted}, 4 warps, has ${rows} keys of S, dP, dV and dK, and ${rows} queries of dQ over all keys of the tile: for that it ` +
+    `needs dS of both.`;
 }
 
 // The warpgroups of a warp-specialised block: which copy, and which compute.

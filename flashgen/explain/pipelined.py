@@ -14,31 +14,64 @@ WARPS = 4  # of a warpgroup
 
 
 @dataclass
-class _Consumer:
+class Consumer:
     """A warpgroup that computes. Its products take place beside what it does next."""
 
-    waiting: list[str] = field(default_factory=list)  # tiles of S, from the oldest, whose P has not been multiplied with V yet
     under_way: list[tuple[int, str]] = field(default_factory=list)  # products by the number of their group, and what they compute
+
+    def complete(self, groups: int) -> list[str]:
+        """What the products of the first groups compute, of those that were under way."""
+        complete = [tile for group, tile in self.under_way if group < groups]
+        self.under_way = self.under_way[len(complete) :]
+        return complete
+
+
+@dataclass
+class _OutputConsumer(Consumer):
+    """One that computes O."""
+
+    waiting: list[str] = field(default_factory=list)  # tiles of S, from the oldest, whose P has not been multiplied with V yet
     query_tile: str = "0"  # whose O the last product with V was for
 
 
 @dataclass
-class PipelinedBlock(SharedTiles):
-    """What a block holds: tiles in shared memory, what each stage's full mbarrier has announced, and what its consumers compute."""
+class StagedTiles(SharedTiles):
+    """Tiles in shared memory, of which stages have some: each has a full mbarrier, at which copies count."""
 
     chunk: ClassVar[int] = 128  # a row of a panel, within which the swizzle permutes
-    announced: dict[int, list[str]] = field(default_factory=dict)
-    consumers: dict[int, _Consumer] = field(default_factory=dict)
+    announced: dict[int, list[str]] = field(default_factory=dict)  # by a stage's full mbarrier, until the producer fills it again
+
+    def copied(self, operation: TileOperation, touched: list[str]) -> list[str]:
+        """The tiles that are on their way from now on: a stage's mbarrier may announce several."""
+        self.put(operation.shared, touched)
+        self.announced.setdefault(operation.mbarrier, []).extend(touched)
+        self.lands_with |= dict.fromkeys(touched, operation.mbarrier)
+        return touched
+
+    def acquired(self, operation: TileOperation) -> list[str]:
+        """What was in a stage that the producer has waited for, and will fill again."""
+        return self.announced.pop(operation.mbarrier - EMPTY, [])
+
+    def landed(self, operation: TileOperation) -> list[str]:
+        """What a full stage has brought."""
+        landed = self.announced.get(operation.mbarrier, [])
+        for tile in landed:
+            self.lands_with.pop(tile, None)
+        return list(landed)
+
+
+@dataclass
+class PipelinedBlock(StagedTiles):
+    """What a block of a forward pass holds: tiles in shared memory, and what its consumers compute."""
+
+    consumers: dict[int, _OutputConsumer] = field(default_factory=dict)
 
     def meaning(self, operation: TileOperation, touched: list[str]) -> tuple[list[str], list[str]]:
         """Which tiles an operation is about, and which ones it needs; the state moves on. `touched`: by its bytes."""
-        consumer = self.consumers.setdefault(operation.warps[0] // WARPS, _Consumer())
+        consumer = self.consumers.setdefault(operation.warps[0] // WARPS, _OutputConsumer())
         match operation.kind:
             case OperationKind.COPY:
-                self.put(operation.shared, touched)
-                self.announced[operation.mbarrier] = touched
-                self.lands_with |= dict.fromkeys(touched, operation.mbarrier)
-                return touched, []
+                return self.copied(operation, touched), []
             case OperationKind.WAIT:
                 return self._waited(operation, consumer), []
             case OperationKind.RELEASE:
@@ -57,23 +90,16 @@ class PipelinedBlock(SharedTiles):
             case _:
                 return touched, touched if operation.kind is OperationKind.STORE else []
 
-    def _waited(self, operation: TileOperation, consumer: _Consumer) -> list[str]:
+    def _waited(self, operation: TileOperation, consumer: _OutputConsumer) -> list[str]:
         """What a wait was for: tiles that land, a stage's last tile that is released, products, or stores that have read their tile."""
         if operation.atom == "wgmma_complete":
-            complete = [tile for group, tile in consumer.under_way if group < operation.group]
-            consumer.under_way = consumer.under_way[len(complete) :]
-            return complete
+            return consumer.complete(operation.group)
         if operation.atom == "cp_async_bulk_wait_group_read":
             return [f"O{consumer.query_tile}"]
-        if operation.function == "producer_acquire":
-            return self.announced.get(operation.mbarrier - EMPTY, [])
-        landed = self.announced.get(operation.mbarrier, [])
-        for tile in landed:
-            self.lands_with.pop(tile, None)
-        return landed
+        return self.acquired(operation) if operation.function == "producer_acquire" else self.landed(operation)
 
 
-def _product(read: Sequence[str], consumer: _Consumer) -> tuple[list[str], list[str]]:
+def _product(read: Sequence[str], consumer: _OutputConsumer) -> tuple[list[str], list[str]]:
     """S = Q K^T where a tile of K was read, else O += P V, with the P of the oldest S that has not been multiplied yet."""
     of = {letter: [tile[1:] for tile in read if tile[0] == letter] for letter in "QK"}
     if of["K"]:

@@ -35,7 +35,8 @@ from .steps import ScheduleStep, Tiling, schedule
 FORWARD = ("standard_attention", "memory_efficient_attention", "flash1_forward", "flash2_forward")
 HOPPER = ("attention_forward_sm90",)  # flash3
 BACKWARD = ("flash1_backward", "flash2_backward")
-EXPLAINED = (*FORWARD, *HOPPER, *BACKWARD)
+HOPPER_BACKWARD = ("attention_backward_sm90",)
+EXPLAINED = (*FORWARD, *HOPPER, *BACKWARD, *HOPPER_BACKWARD)
 BLOCK, HEAD_DIM, WARPS = 32, 32, 2  # rows of all tiles, their width, and warps of a block
 CONSUMERS = 2  # warpgroups of a Hopper block that compute, by turns: each has the 64 rows of a tile that wgmma takes
 MAX_TILES = 8  # of queries, and of keys
@@ -47,8 +48,15 @@ _BESIDE: dict[str, dict[str, Any]] = {
 # Warp by warp, as far as each may go: the order in which a person reads.
 _ORDER = EmulationOrder(Schedule.AHEAD, late_copies=False)
 
-# Square tiles, as the other rungs have, and room for one of Q and one of O: each block has one query tile.
-_HOPPER_TILES = {"warpgroups": CONSUMERS, "block_kv": CONSUMERS * 64, "query_stages": 1, "out_panels": 1, "row_max": RowMax.EXACT}
+HOPPER_BLOCK = CONSUMERS * 64
+# Square tiles, as the other rungs have. Forward with room for one of Q and one of O: each block has one query tile.
+_HOPPER_TILES: dict[str, dict[str, Any]] = {
+    "attention_forward_sm90": {
+        **{"warpgroups": CONSUMERS, "block_kv": HOPPER_BLOCK, "query_stages": 1, "out_panels": 1},
+        "row_max": RowMax.EXACT,
+    },
+    "attention_backward_sm90": {"block_q": HOPPER_BLOCK},
+}
 
 Heads = np.ndarray[Any, np.dtype[np.float16]]  # one head of a tensor, [length, head_dim]
 Operand = np.ndarray[Any, np.dtype[Any]]  # one head, or a number for each of its rows
@@ -72,7 +80,7 @@ class SmallProblem:
 
     def of_family(self, family: str) -> SmallProblem:
         """With as many of the tiles that a family has."""
-        return replace(self, block=CONSUMERS * 64 if family in HOPPER else BLOCK)
+        return replace(self, block=HOPPER_BLOCK if family in _HOPPER_TILES else BLOCK)
 
     def problem(self, operation: str = "forward") -> Problem:
         """As families of the operation know it."""
@@ -125,7 +133,7 @@ def explained_spec(family: str, small: SmallProblem, device: Device) -> KernelSp
         raise choice_error("family", family, EXPLAINED)
     found = find_family(family)
     problem = small.problem(found.operation)
-    tiles: dict[str, Any] = _HOPPER_TILES if family in HOPPER else {"block_q": BLOCK, "block_kv": BLOCK, "warps": WARPS}
+    tiles = _HOPPER_TILES.get(family, {"block_q": BLOCK, "block_kv": BLOCK, "warps": WARPS})
     config = found.config_type(**tiles, **_BESIDE.get(family, {}))
     if reasons := found.check(problem, config, device.target):
         raise ArgumentError(f"device must run {family}; got {device.name}: {'; '.join(reasons)}")
@@ -161,7 +169,7 @@ def record(spec: KernelSpec, small: SmallProblem, device: Device, texts: tuple[S
     results: dict[str, Heads] = {operand.name: np.full((small.length, HEAD_DIM), np.nan, np.float16) for operand in written}
     views = {name: _view(name, array, name in results) for name, array in (inputs | results).items()}
     kernel.launch(program, views, _ORDER, workers=1)
-    steps = schedule([tile_operations(trace, text) for trace in kernel.traces], tilings(small))
+    steps = schedule([tile_operations(trace, text) for trace in kernel.traces], tilings(small, program))
     formula = spec.family.traffic(spec.problem, spec.config, small.workload, device)
     assert formula is not None, f"{spec.family.name} says what its loops move"
     return RecordedRun(spec.family.name, spec, small, program, text, steps, results, formula)
@@ -180,12 +188,15 @@ def compile_ahead_of(specs: Sequence[KernelSpec], done: Callable[[], None] = lam
         done()
 
 
-def tilings(small: SmallProblem) -> dict[str, Tiling]:
+def tilings(small: SmallProblem, program: Program) -> dict[str, Tiling]:
     """How operands and buffers divide into tiles."""
+    sizes = {buffer.name: buffer.bytes for buffer in program.buffers}
     block, row, row_of_s = small.block, HEAD_DIM * 2, -(-small.length // 16) * 16
     of_rows = {name: Tiling(row, block) for name in ("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v")}
     of_s_and_p = {"S": Tiling(row_of_s * 4, block, block * 4), "P": Tiling(row_of_s * 2, block, block * 2)}
-    of_numbers = {name: Tiling(4, block) for name in ("lse", "row_lse", "row_delta")}
+    of_numbers = {"lse": Tiling(4, block)}
+    # Where row_lse of a tile has a flag behind its rows, that counts as rows, too.
+    of_numbers |= {name: Tiling(4, sizes[name] // 4 // small.tiles) for name in ("row_lse", "row_delta") if name in sizes}
     sums = {"running_rows": Tiling(16 + padded(HEAD_DIM) * 4, block), "d_q_sum": Tiling(padded(HEAD_DIM) * 4, block)}
     return of_rows | of_s_and_p | of_numbers | sums
 

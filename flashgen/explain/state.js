@@ -5,7 +5,8 @@ const MOVES = new Set(["copy", "load"]), STORES = new Set(["store", "add"]), UNM
 
 // A recorded step by the names of its parts.
 function decoded(raw) {
-  const [code, block, tiles, needs, bytes, shared] = raw, names = (text) => text.split(" ").filter(Boolean);
+  const [code, block, subject, shared] = raw, [tiles, needs, bytes] = DATA.subjects[subject];
+  const names = (text) => text.split(" ").filter(Boolean);
   const [number, operand, warps, launch, kernelLines, tileLines, operation, atom] = DATA.codes[code];
   const kind = DATA.kinds[number], resident = names(DATA.residents[shared]), warpgroup = Math.floor(parseInt(warps) / 4);
   const moved = {read: MOVES.has(kind) ? bytes : 0, written: kind === "store" ? bytes : 0, added: kind === "add" ? bytes : 0};
@@ -13,22 +14,26 @@ function decoded(raw) {
   return {launch, block, warps, warpgroup, kernelLines, tileLines, operation, atom, ...what};
 }
 
-// result: the letter of what comes out in the end: O; S where the product is alone; q, for dQ, of a backward pass. consumers: the warpgroups
-// of a warp-specialised kernel that compute; none elsewhere.
+// result: the letter of what comes out in the end: O; S where the product is alone; q, for dQ, of a backward pass. consumers: warpgroups of
+// a warp-specialised kernel that compute; none elsewhere. specialised: the number of that kernel's launch.
 function completed(run) {
   const steps = run.steps.map(decoded), writesOut = steps.some((step) => step.kind === "store" && step.operand === "out");
   const result = run.backward ? "q" : writesOut ? "O" : "S";
-  const multiplying = steps.filter((step) => step.atom.startsWith("wgmma_")).map((step) => step.warpgroup);
-  const consumers = [...new Set(multiplying)].sort(), hasSoftmax = !run.backward && steps.some((step) => step.kind === "reduce");
-  return {...run, steps, result, consumers, hasSoftmax};
+  const multiplying = steps.filter((step) => step.atom.startsWith("wgmma_"));
+  const consumers = [...new Set(multiplying.map((step) => step.warpgroup))].sort(), [specialised] = multiplying.map((step) => step.launch);
+  const hasSoftmax = !run.backward && steps.some((step) => step.kind === "reduce");
+  return {...run, steps, result, consumers, specialised, hasSoftmax};
 }
 
 const RUNS = DATA.runs.map(completed);
 
 // The cell of the grid that stands for a tile: S for P and dS, too, O and dQ for what is kept of them between steps. A small letter is a
 // gradient. lse and delta of a backward pass are shown with O, which that pass has no other use for.
-const CELLS = {P: "S", s: "S", R: "O", L: "O", A: "q"};
+const CELLS = {P: "S", s: "S", R: "O", L: "O", D: "O", A: "q"};
 const cellOf = (tile) => (CELLS[tile[0]] || tile[0]) + tile.slice(1);
+
+// Whether roles do a step, each its own.
+const isOfRole = (run, step) => step.launch === run.specialised && step.atom !== "barrier_sync";
 
 // Of steps 0 to `last`: bytes, tiles in shared memory, what was computed and written, and the current step's part of it.
 function stateAt(run, last) {
@@ -38,9 +43,9 @@ function stateAt(run, last) {
     const step = run.steps[i];
     for (const way of ["read", "written", "added"])
       if (step[way]) state[way][step.operand] = (state[way][step.operand] || 0) + step[way];
-    for (const tile of step.tiles) {
-      if (step.kind === "product" || STORES.has(step.kind)) state.done.add(cellOf(tile));
-      if (STORES.has(step.kind)) state.writes[cellOf(tile)] = (state.writes[cellOf(tile)] || 0) + 1 / (run.consumers.length || 1);
+    for (const cell of step.tiles.map(cellOf)) {
+      if (step.kind === "product" || STORES.has(step.kind)) state.done.add(cell);
+      if (STORES.has(step.kind)) state.writes[cell] = (state.writes[cell] || 0) + (isOfRole(run, step) ? 1 / run.consumers.length : 1);
     }
   }
   const step = run.steps[last];
@@ -148,19 +153,19 @@ function sentence(run, step) {
     case "add": return `${who}add to ${names} in device memory, atomically${bytes}`;
     case "product": {
       const factors = needs.join(" × ");
-      if (run.backward) return who + gradientProduct(step);
+      if (run.backward) return who + gradientProduct(run, step);
       if (!step.tiles.length) return `${who}a product of rows beyond the last query`;
       // What the warps hold of S in registers is P by then.
       const rows = run.consumers.length ? `, for its ${run.block / run.consumers.length} rows` : "";
       return who + (step.tiles[0][0] === "S" ? `${names} = ${factors}ᵀ` : `${names} += ${factors.replace(/S/g, "P")}`) + rows;
     }
     case "reduce":
-      if (run.backward) return `${who}delta = rowsum(dO × O) of ${names}`;
+      if (run.backward) return `${who}${names} = rowsum(dO × O)`;
       return `${who}${reduced[step.operation] || "a reduction over "}${names}`;
-    case "stage": return `${who}put ${names} into shared memory, to write it in whole lines`;
+    case "stage": return `${who}put ${names || "zeros"} into shared memory, ${names.startsWith("dS") ? "for products" : "to write it in whole lines"}`;
     case "release": return `${who}${released(step, names)}`;
     default: {
-      if (run.consumers.length && step.atom !== "barrier_sync") return `${who}wait ${awaited(step, names)}`;
+      if (run.consumers.length && step.atom !== "barrier_sync") return `${who}wait ${awaited(run, step, names)}`;
       const landed = step.tiles.length ? ` until ${names} ${step.tiles.length > 1 ? "have" : "has"} landed` : "";
       return `${who}wait${landed}; all warps meet`;
     }
@@ -170,17 +175,22 @@ function sentence(run, step) {
 // Who does a step: warps, or a role of a warp-specialised kernel.
 function whoseStep(run, step) {
   const consumer = run.consumers.indexOf(step.warpgroup), warps = `${step.warps.includes("-") ? "warps" : "warp"} ${step.warps}`;
-  if (!run.consumers.length || step.atom === "barrier_sync") return warps;
+  if (!isOfRole(run, step)) return warps;
   return `${consumer < 0 ? "producer" : `consumer ${consumer}`}, ${warps}`;
 }
 
 // What a role waits for. Products of wgmma and tensor copies take place while their warps go on.
-function awaited(step, names) {
+function awaited(run, step, names) {
+  const have = step.tiles.length > 1 ? "have" : "has";
   switch (step.operation || step.atom) {
     case "producer_acquire": return names ? `until all consumers have released the stage of ${names}` : "for a stage that is free: this one is";
-    case "consumer_wait": return names ? `until ${names} has landed: the stage is full` : "for the next query tile: there is none";
-    case "bar_sync": return "for its turn to issue products";
-    case "wgmma_complete": return names ? `until the product for ${names} is complete` : "until no more than one product is under way";
+    case "consumer_wait": return names ? `until ${names} ${have} landed: the stage is full` : "for the next query tile: there is none";
+    case "bar_sync":
+      if (!run.backward) return "for its turn to issue products";
+      return names ? `until both consumers have put their keys of ${names} into shared memory` : "until both consumers have read K and V";
+    case "wgmma_complete":
+      if (!names) return "until no more than one product is under way";
+      return `until the product for ${names.replace(/^dS/, "dP")} is complete${run.backward ? AFTER[step.tiles[0][0]] || "" : ""}`;
     default: return `until the tensor copies have read ${names} from shared memory`;
   }
 }
@@ -193,19 +203,25 @@ function released(step, names) {
   }
 }
 
-// A product of a backward pass, by its result. A warp has keys, so that S and dP lie in its registers transposed.
-function gradientProduct(step) {
-  const [tile] = step.tiles, of = (letter) => tileName(step.needs.find((needed) => needed[0] === letter));
+// What becomes of S and dP, once they are there.
+const AFTER = {S: ", then P = exp(scale × S - lse)", s: ", then dS = P × (dP - delta)"};
+
+// A product of a backward pass, by its result. A warp has keys, so that S and dP lie in its registers transposed. Of a consumer's product
+// nothing is there yet when it has been issued.
+function gradientProduct(run, step) {
+  const rows = isOfRole(run, step) ? run.block / run.consumers.length : 0, share = (what) => (rows ? `, for its ${rows} ${what}` : "");
+  const [tile] = step.tiles, then = rows ? share("keys") : AFTER[tile[0]];
+  const of = (letter) => tileName(step.needs.find((needed) => needed[0] === letter));
   switch (tile[0]) {
-    case "S": return `${tileName(tile)}ᵀ = ${of("K")} × ${of("Q")}ᵀ, then P = exp(scale × S - lse)`;
-    case "s": return `dP ${tile.slice(1)}ᵀ = ${of("V")} × ${of("o")}ᵀ, then dS = P × (dP - delta)`;
-    case "v": return `${tileName(tile)} += ${of("S").replace("S", "P")}ᵀ × ${of("o")}`;
-    case "k": return `${tileName(tile)} += ${of("s")}ᵀ × ${of("Q")}`;
-    default: return `${of("s")} × ${of("K")}, this key tile's part of ${tileName(tile)}`;
+    case "S": return `${tileName(tile)}ᵀ = ${of("K")} × ${of("Q")}ᵀ${then}`;
+    case "s": return `dP ${tile.slice(1)}ᵀ = ${of("V")} × ${of("o")}ᵀ${then}`;
+    case "v": return `${tileName(tile)} += ${of("S").replace("S", "P")}ᵀ × ${of("o")}${share("keys")}`;
+    case "k": return `${tileName(tile)} += ${of("s")}ᵀ × ${of("Q")}${share("keys")}`;
+    default: return `${of("s")} × ${of("K")}, this key tile's part of ${tileName(tile)}${share("queries")}`;
   }
 }
 
-const NAMES = {o: "dO", q: "dQ", k: "dK", v: "dV", s: "dS", A: "sums of dQ", L: "lse and delta"};
+const NAMES = {o: "dO", q: "dQ", k: "dK", v: "dV", s: "dS", A: "sums of dQ", L: "lse", D: "delta"};
 
 function tileName(tile) {
   const index = tile.slice(1);

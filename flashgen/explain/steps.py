@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 from flashgen.codegen.family import Traffic
 
+from .computed_tiles import ComputedTiles, product_of
 from .events import OperationKind, TileOperation
+from .gradient_block import GradientBlock
 from .pipelined import PipelinedBlock
 from .shared_tiles import Resident, SharedTiles
 
-# Of operands and buffers, for their tiles. A small letter is a gradient: o is dO. R: O between two steps; A: sums of dQ; L: lse and delta.
+# Of operands and buffers, for their tiles. A small letter is a gradient: o is dO. R: O between two steps; A: sums of dQ; L: lse; D: delta.
 LETTERS = {"q": "Q", "k": "K", "v": "V", "out": "O", "S": "S", "P": "P", "running_rows": "R"}
-LETTERS |= {"d_out": "o", "d_q": "q", "d_k": "k", "d_v": "v", "d_q_sum": "A"} | dict.fromkeys(("lse", "row_lse", "row_delta"), "L")
+LETTERS |= {"d_out": "o", "d_q": "q", "d_k": "k", "d_v": "v", "d_q_sum": "A", "lse": "L", "row_lse": "L", "row_delta": "D"}
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,11 @@ class ScheduleStep:
 
 
 @dataclass
-class _BlockState(SharedTiles):
+class _BlockState(SharedTiles, ComputedTiles):
     """What a block holds: tiles in shared memory, copies by group, and what its warps have computed last."""
 
-    in_registers: list[str] = field(default_factory=list)  # tiles of S or dS that the warps have in registers
-    query_tile: str = "0"
     result: str = "O"  # the letter of what its rows are in the end
-    rows: list[str] = field(default_factory=list)  # tiles of lse and delta, of a block that has no S
+    rows: list[str] = field(default_factory=list)  # tiles of delta, of a block that has no S
 
     def meaning(self, operation: TileOperation, touched: list[str]) -> tuple[list[str], list[str]]:
         """See PipelinedBlock."""
@@ -84,7 +84,9 @@ def schedule(launches: Sequence[Sequence[TileOperation]], tilings: Mapping[str, 
 
 
 def _steps_of(launch: int, operations: Sequence[TileOperation], tilings: Mapping[str, Tiling]) -> Iterator[ScheduleStep]:
-    make: type[_BlockState] | type[PipelinedBlock] = PipelinedBlock if any(each.is_pipelined for each in operations) else _BlockState
+    make: type[_BlockState] | type[PipelinedBlock] | type[GradientBlock] = _BlockState
+    if any(each.is_pipelined for each in operations):
+        make = GradientBlock if any(each.operand == "d_out" for each in operations) else PipelinedBlock
     block, state = -1, make()
     for operation in operations:
         if operation.block != block:
@@ -103,6 +105,8 @@ def _meaning(operation: TileOperation, touched: list[str], state: _BlockState) -
             state.put(operation.shared, touched)
             state.lands_with |= dict.fromkeys(touched, operation.group)
             return touched, []
+        case OperationKind.WAIT if operation.atom == "cp_async_bulk_wait_group_read":
+            return [f"{state.result}{state.query_tile}"], []
         case OperationKind.WAIT:
             landed = [tile for tile, group in state.lands_with.items() if group < operation.group]
             for tile in landed:
@@ -116,12 +120,12 @@ def _meaning(operation: TileOperation, touched: list[str], state: _BlockState) -
             if operation.operand == "d_q_sum":
                 state.result = "q"
             if operation.operand == "d_out":
-                state.rows = [f"L{state.query_tile}"]
+                state.rows = [f"D{state.query_tile}"]
             return touched, []
         case OperationKind.STORE | OperationKind.ADD:
             return touched, _sources(operation.operand, state)
         case OperationKind.PRODUCT:
-            return _product(state.read(operation.shared), state)
+            return product_of(state.read(operation.shared), state)
         case OperationKind.REDUCE:
             return state.in_registers or state.rows, []
         case OperationKind.STAGE:
@@ -142,31 +146,6 @@ def _staged(operation: TileOperation, state: _BlockState) -> list[str]:
     if operation.function in ("store_columns", "add_up_parts"):
         return [tile.lower() for tile in state.read(operation.shared) if tile[0] in "KV"]
     return [f"{state.result}{state.query_tile}"]
-
-
-def _product(read: list[str], state: _BlockState) -> tuple[list[str], list[str]]:
-    """S = Q K^T where a tile of K was read from shared memory, else O += P V: P is read, too, or it is S in the warps' registers.
-
-    In a backward pass dP = dO V^T where V and dO were read, dQ += dS K where dS and K were; where Q or dO was read alone, dK += dS^T Q or
-    dV += P^T dO, with dS or P in registers.
-    """
-    of = {letter: [tile[1:] for tile in read if tile[0] == letter] for letter in "QKVPos"}
-    if of["s"]:
-        return [f"A{state.query_tile}"], read
-    if of["o"] and of["V"]:
-        state.in_registers = [f"s{of['o'][0]},{key}" for key in of["V"]]
-        return state.in_registers, read
-    if of["o"] or (of["Q"] and not of["K"]):
-        factors = [("S" if of["o"] else "s") + tile[1:] for tile in state.in_registers]
-        return [("v" if of["o"] else "k") + tile.partition(",")[2] for tile in factors], [*factors, *read]
-    if of["K"]:
-        state.query_tile = (of["Q"] or [state.query_tile])[0]
-        state.in_registers = [f"S{state.query_tile},{key}" for key in of["K"]]
-        return state.in_registers, read
-    if of["P"]:
-        state.query_tile = of["P"][0].split(",")[0]
-        return [f"O{state.query_tile}"], read
-    return [f"O{state.query_tile}"], [*state.in_registers, *read]
 
 
 def _sources(operand: str, state: _BlockState) -> list[str]:

@@ -19,7 +19,8 @@ const BESIDE = {
   O: {left: ["Q"], above: ["K"], right: ["O"], below: ["V"], scores: "S, P"},
   q: {left: ["Q", "o", "O"], above: ["K", "V"], right: ["q"], below: ["k", "v"], scores: "S, P, dS"},
 };
-const shortName = (tile) => (tile[0] === "L" ? tileName(tile) : (NAMES[tile[0]] || tile[0]) + tile.slice(1)).replace(",", "\u200a,\u200a");
+const compactName = (tile) => (NAMES[tile[0]] || tile[0]) + tile.slice(1);
+const shortName = (tile) => ("LD".includes(tile[0]) ? tileName(tile) : compactName(tile)).replace(",", "\u200a,\u200a");
 const heading = (letter, transposed) => (NAMES[letter] || letter) + (transposed ? "ᵀ" : "");
 
 class TileGrid {
@@ -91,7 +92,7 @@ class TileGrid {
       const writes = state.writes[tile] || 0;
       const shown = found.size > 1 || writes ? own.filter(([name]) => name !== "done") : own; // any of the others says as much
       const classes = ["tile", ...own.map(([name]) => name)];
-      const times = String(writes).replace(/^0?\.5$/, "½");
+      const times = String(writes).replace(/^0?\.5$|\.5$/, "½");
       let letters = [shown.map(([, letter]) => letter).join(""), writes ? `${times}w` : ""].filter(Boolean).join(" ");
       let words = own.map(([, , text]) => text).concat(writes ? [`written ${times} times so far`] : []);
       for (const [set, name, arrow, text] of [[needs, "needs", "←", "the selected tile needs it"], [feeds, "feeds", "→", "fed by it"]])

@@ -109,7 +109,11 @@ def test_size_and_first_frame_of_all_rungs(watched: Watched, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["Version 1 and 2", "Standard attention", "Memory-efficient attention", "FlashAttention 3", "Version 1 and 2, backward"]
+    "name",
+    [
+        *("Version 1 and 2", "Standard attention", "Memory-efficient attention", "FlashAttention 3"),
+        *("Version 1 and 2, backward", "FlashAttention 3, backward"),
+    ],
 )
 def test_stepping_to_the_end_agrees_with_the_formula(watched: Watched, address: str, name: str) -> None:
     page = watched.page
@@ -121,7 +125,8 @@ def test_stepping_to_the_end_agrees_with_the_formula(watched: Watched, address: 
     assert position(page) == (count, count)
     for panel in page.locator(".panel").all():
         last = panel.locator(".counters tr").last.inner_text()
-        assert last.count("✓") == (3 if panel.get_attribute("data-family") == "flash2_backward" else 2), last
+        adds = panel.get_attribute("data-family") in ("flash2_backward", "attention_backward_sm90")
+        assert last.count("✓") == (3 if adds else 2), last
         assert "✗" not in panel.inner_text()
 
 
@@ -198,6 +203,41 @@ def test_the_rung_of_hopper(watched: Watched, address: str) -> None:
     choose(page, "FlashAttention 2")
     assert "One head of 128 queries and keys" in page.inner_text("#problem")
     assert page.input_value("#row") == "127"
+
+
+def test_the_backward_pass_of_hopper(watched: Watched, address: str) -> None:
+    page = watched.page
+    page.goto(address)
+    choose(page, "FlashAttention 3, backward")
+    assert "One head of 512 queries and keys, head dim 32, fp16: tiles of 128 rows." in page.inner_text("#problem")
+    steps = "RUNS.find((run) => run.family === 'attention_backward_sm90').steps"
+    product, complete = "kind === 'product' && step.tiles[0][0]", "atom === 'wgmma_complete' && step.tiles[0][0]"
+    for condition, words in (
+        ("kind === 'reduce'", "Kernel preprocess, block 0 of 4, warps 0-3: delta 0 = rowsum(dO \u00d7 O)"),
+        (
+            "operand === 'row_lse' && step.kind === 'copy'",
+            "producer, warp 0: start to copy lse 0 from device memory to shared memory (528 B)",
+        ),
+        ("operation === 'consumer_wait'", "consumer 0, warps 4-7: wait until K 0, Q 0, lse 0 have landed: the stage is full"),
+        (f"{product} === 'S'", "consumer 0, warps 4-7: S 0,0\u1d40 = K 0 \u00d7 Q 0\u1d40, for its 64 keys"),
+        (f"{complete} === 's'", "wait until the product for dP 0,0 is complete, then dS = P \u00d7 (dP - delta)"),
+        ("kind === 'stage'", "consumer 0, warps 4-7: put dS 0,0 into shared memory, for products"),
+        ("atom === 'bar_sync'", "wait until both consumers have put their keys of dS 0,0 into shared memory"),
+        (f"{product} === 'A'", "dS 0,0 \u00d7 K 0, this key tile's part of sums of dQ 0, for its 64 queries"),
+        ("kind === 'add'", "consumer 0, warps 4-7: add to sums of dQ 0 in device memory, atomically (8,192 B)"),
+        ("kind === 'release'", "consumer 0, warps 4-7: release the stage of dO 0, delta 0: it may be filled again"),
+        ("operand === 'd_v'", "consumer 0, warps 4-7: write dV 0 to device memory (4,096 B)"),
+        ("operand === 'd_q'", "Kernel postprocess, block 0 of 4, warp 0: write dQ 0 to device memory (8,192 B)"),
+    ):
+        page.evaluate(f"goTo({steps}.findIndex((step) => step.{condition}))")
+        assert words in page.inner_text(".now")
+        assert page.locator(".line.current").count() > 0
+    page.keyboard.press("End")
+    # Zeros, what the key tiles add, and dQ.
+    assert [page.locator(f'[data-tile="q{i}"] .marks').inner_text().split()[-1] for i in range(4)] == ["3w", "4w", "5w", "6w"]
+    who = page.inner_text(".who")
+    assert "Each of consumers 0 and 1, 4 warps, has 64 keys of S, dP, dV and dK, and 64 queries of dQ" in who
+    assert "dQ 3 by blocks 0, 1, 2, 3: atomic additions" in who
 
 
 def test_with_and_without_the_mask(watched: Watched, two_masks: str) -> None:
@@ -338,8 +378,8 @@ def test_themes(watched: Watched, address: str) -> None:
 @pytest.mark.parametrize("watched", [PHONE], indirect=True, ids=["phone"])
 def test_a_phone_needs_no_scrolling_sideways(watched: Watched, address: str, eight_tiles: str) -> None:
     page = watched.page
-    views = ((address, "Standard attention"), (address, "FlashAttention 3"), (address, "Version 1 and 2, backward"))
-    for url, name in (*views, (eight_tiles, "Version 1 and 2")):
+    names = "Standard attention", "FlashAttention 3", "Version 1 and 2, backward", "FlashAttention 3, backward"
+    for url, name in (*((address, name) for name in names), (eight_tiles, "Version 1 and 2")):
         page.goto(url)
         choose(page, name)
         page.evaluate("goTo(40)")

@@ -29,6 +29,7 @@ from flashgen.explain.run import (
     FORWARD,
     HEAD_DIM,
     HOPPER,
+    HOPPER_BACKWARD,
     RecordedRun,
     SmallProblem,
     compile_ahead_of,
@@ -55,7 +56,7 @@ def cases(families: tuple[str, ...]) -> list[object]:
 
 every_rung = pytest.mark.parametrize(("family", "small"), cases(EXPLAINED))
 every_forward_rung = pytest.mark.parametrize(("family", "small"), cases((*FORWARD, *HOPPER)))
-every_backward_rung = pytest.mark.parametrize(("family", "small"), cases(BACKWARD))
+every_backward_rung = pytest.mark.parametrize(("family", "small"), cases((*BACKWARD, *HOPPER_BACKWARD)))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,7 +108,7 @@ def test_the_tiled_product_alone_is_the_first_kernel(small: SmallProblem) -> Non
 def test_bytes_are_those_of_the_formula(family: str, small: SmallProblem) -> None:
     run = recorded(family, small)
     assert totals(run.steps).all == run.formula
-    assert bool(run.formula.reduced) == (family == "flash2_backward")
+    assert bool(run.formula.reduced) == (family in ("flash2_backward", *HOPPER_BACKWARD))
 
 
 @pytest.mark.slow
@@ -136,10 +137,11 @@ def test_a_recorded_run_computes_attention(family: str, small: SmallProblem) -> 
 
 @every_backward_rung
 def test_a_recorded_run_computes_gradients(family: str, small: SmallProblem) -> None:
-    inputs, exact = attention(small)
-    exact.backward(torch.from_numpy(small.saved()["d_out"]).double())
+    run = recorded(family, small)
+    inputs, exact = attention(run.small)
+    exact.backward(torch.from_numpy(run.small.saved()["d_out"]).double())
     for name, tensor in inputs.items():
-        found = torch.from_numpy(recorded(family, small).results[f"d_{name}"]).double()
+        found = torch.from_numpy(run.results[f"d_{name}"]).double()
         torch.testing.assert_close(found, tensor.grad, atol=8e-3, rtol=2e-3)
 
 

@@ -24,7 +24,17 @@ from flashgen.codegen.workload import Workload
 from flashgen.explain.events import OperationKind, tile_operations
 from flashgen.explain.lines import ShownText, plain_name
 from flashgen.explain.page import page_data, page_html
-from flashgen.explain.run import EXPLAINED, HOPPER, RecordedRun, SmallProblem, explained_on, explained_spec, record, texts_of
+from flashgen.explain.run import (
+    EXPLAINED,
+    HOPPER,
+    HOPPER_BACKWARD,
+    RecordedRun,
+    SmallProblem,
+    explained_on,
+    explained_spec,
+    record,
+    texts_of,
+)
 from flashgen.explain.steps import ScheduleStep, Tiling, schedule, totals
 from flashgen.selection import compilation
 from tests.support.faults_sm90 import SM90
@@ -195,7 +205,7 @@ def test_odd_sizes_are_recorded_to_the_byte(head_dim: int, lengths: tuple[int, i
 def test_the_rung_is_of_hopper_alone() -> None:
     a100 = find_device("a100")
     assert explained_on(H200) == EXPLAINED
-    assert explained_on(a100) == tuple(family for family in EXPLAINED if family not in HOPPER)
+    assert explained_on(a100) == tuple(family for family in EXPLAINED if family not in (*HOPPER, *HOPPER_BACKWARD))
     with pytest.raises(ArgumentError, match=r"device must run attention_forward_sm90; got NVIDIA A100.*: target must be sm_90a; got sm_80"):
         explained_spec(FAMILY, SmallProblem(Mask.FULL, TILES), a100)
 
