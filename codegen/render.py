@@ -32,7 +32,7 @@ class Atoms(enum.Enum):
 _BEFORE_ATOMS = ("language", "shared", "fiber", "schedule", "report", "extent", "launch", "block", "cluster")
 # Atoms with bodies in templates/emulator/runtime, as those files have, and what these atoms need: each comes after what it uses.
 _WITH_BODIES = (
-    *("types", "index", "shared_memory", "cp_async", "cluster", "mbarrier", "mbarrier_cluster"),
+    *("types", "index", "shared_memory", "cp_async", "mma_sync", "cluster", "mbarrier", "mbarrier_cluster"),
     *("cp_async_bulk", "cp_async_bulk_tensor", "cp_async_bulk_send", "wgmma"),
 )
 _RUNNING = ("isolate", "residents")  # what runs the kernels, of the same folder

@@ -43,7 +43,7 @@ _PROGRAM = (*_COMMON, "-g", "-fno-omit-frame-pointer")
 _LIBRARY = (*_COMMON, "-fPIC", "-shared")
 LIBRARIES = (Emulated.LIBRARY, Emulated.TRACED)  # they are linked with the runtime
 # More for the runtime, which is compiled once for many kernels. Stacks of TRACED go through its functions: hence the frame pointers.
-_RUNTIME = ("-O1", "-fno-omit-frame-pointer")
+_RUNTIME = ("-O3", "-fno-omit-frame-pointer")
 OPTIONS = {
     Emulated.LIBRARY: _LIBRARY,
     # The sanitizer's calls without its runtime (templates/emulator/trace.cuh), and a frame for each function.

@@ -17,6 +17,7 @@ constexpr int kMaxWarps = 32, kMaxWarpgroups = kMaxWarps / 4, kMaxMbarriers = 64
 // copies that land belong, with the number of their phase.
 constexpr int kMatrixUnits = kMaxWarps, kMbarriers = kMatrixUnits + kMaxWarpgroups, kParties = kMbarriers + kMaxMbarriers;
 constexpr int kReaders = kMbarriers;
+static_assert(kReaders <= 64, "a cell has a bit for each");
 using Clock = std::uint32_t;
 
 // Up to which time somebody has seen what the parties did of all blocks of a cluster, by the rank of the block.
@@ -58,7 +59,7 @@ struct Cell {
     Time written;
     Clock read_synced = 0;
     std::uint32_t fences = 0;    // for the asynchronous proxy that the writer had executed before it wrote
-    Clock read[kReaders] = {};   // when each party has last read it, 0 if not since it was written
+    std::uint64_t readers = 0;   // parties that have read it since it was written, a bit for each
 };
 
 struct Shared {
@@ -66,6 +67,7 @@ struct Shared {
     int claimed = 0;  // bytes of all regions
     std::vector<unsigned char> bytes;
     std::vector<Cell> cells;
+    std::vector<Clock> read;  // of each cell, when each party has last read it: what is not of its `readers` means nothing
     const char* fault = nullptr;  // the check that the last access failed, with the other thread
     int other = -1;
 
@@ -122,7 +124,12 @@ struct Shared {
 
     // What another block writes is in flight, and lands.
     void stamp(Cell& cell, const Moment& now) const;
-    static void mark_read(Cell& cell, const Moment& now, bool alone);
+    Clock& last_read(const Cell& cell, int party) { return read[(&cell - cells.data()) * kReaders + party]; }
+    void mark_reader(Cell& cell, int party, Clock time) {
+        cell.readers |= std::uint64_t{1} << party;
+        last_read(cell, party) = time;
+    }
+    void mark_read(Cell& cell, const Moment& now, bool alone);
     // Whether `now` knows of what the cell's writer did at that time.
     static bool after(const Time& time, const Cell& cell, const Moment& now);
     // Whether `now` knows that all of these copies have come; then they are forgotten.

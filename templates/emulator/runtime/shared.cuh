@@ -20,7 +20,8 @@ void Clocks::join_performed(const Clocks& other, int rank, int warp, Clock now) 
 }
 
 Shared::Shared(int given)
-    : given(given), bytes((given + kMaxRegions * kRedZone + 15) / 16 * 16), cells(bytes.size() / 4), fences(kMaxWarps * 32) {}
+    : given(given), bytes((given + kMaxRegions * kRedZone + 15) / 16 * 16), cells(bytes.size() / 4),
+      read(cells.size() * kReaders), fences(kMaxWarps * 32) {}
 
 void Shared::clear() {
     std::fill(bytes.begin(), bytes.end(), static_cast<unsigned char>(0xff));
@@ -67,8 +68,9 @@ bool Shared::may_write(std::uint32_t address, int size, const Moment& now, bool 
             return wrong("write under a copy to another block, with no word from there that it has come", -1);
         if (cell->state == Cell::kWritten && !after_write(*cell, now))
             return wrong("write over what another thread wrote, with no barrier between", cell->writer);
-        for (int party = 0; party < kReaders; ++party) {
-            if (party == now.warp || cell->read[party] <= now.clock[party]) continue;
+        for (std::uint64_t left = cell->readers; left; left &= left - 1) {
+            const int party = __builtin_ctzll(left);
+            if (party == now.warp || last_read(*cell, party) <= now.clock[party]) continue;
             if (party >= kMatrixUnits) return wrong("write under a matrix product that was not waited for", -1);
             return wrong("write over what another warp may still read, with no barrier between", party * 32);
         }
@@ -102,7 +104,7 @@ bool Shared::may_multiply(std::uint32_t address, int size, const Moment& now, in
     if (!inside(address, size)) return false;
     for (Cell* cell = &cells[address / 4]; cell < &cells[address / 4] + size / 4; ++cell) {
         if (!readable(*cell, now) || !fenced(*cell, now)) return false;
-        cell->read[party] = time;
+        mark_reader(*cell, party, time);
     }
     return true;
 }
@@ -155,7 +157,7 @@ void Shared::stamp(Cell& cell, const Moment& now) const {
 }
 
 void Shared::mark_read(Cell& cell, const Moment& now, bool alone) {
-    cell.read[now.warp] = now.clock[now.warp];
+    mark_reader(cell, now.warp, now.clock[now.warp]);
     if (alone) cell.reader = static_cast<std::int16_t>(now.thread), cell.read_synced = now.synced;
 }
 
