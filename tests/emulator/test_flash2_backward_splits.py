@@ -31,7 +31,7 @@ def spec_of(dtype: Dtype, mask: Mask) -> KernelSpec:
     ("dtype", "mask"),
     planned(
         itertools.product(DTYPES, Mask),
-        1,
+        0,
         family=lambda one: FAMILY.name,
         kinds=lambda one: one,
         name=lambda one: f"{one[0].value}-{one[1].value}",

@@ -198,6 +198,7 @@ def test_cases_cover_what_varies() -> None:
     assert {case.rising > 0 for case in RANDOM if case.rising} == {True, False}
 
 
+@pytest.mark.slow
 def test_chosen_and_drawn_configs_cover_what_varies() -> None:
     family, target = find_family("attention_forward"), find_target("sm_90a")
     drawn = [case.config(family, target).to_json() for case in RANDOM if case.config_seed is not None]

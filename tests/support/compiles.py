@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -57,12 +58,13 @@ def runtime_once(folder: Path, compile: Callable[[CxxCompiler], bytes]) -> Calla
 
 
 def precompiled(folder: Path, compile: Compile) -> Compile:
-    """`compile_for_emulator` that takes the standard headers of libraries precompiled from `folder`: a third less to do. Of g++ alone."""
+    """`compile_for_emulator` that takes standard headers precompiled from `folder`, and the faster linker. Of libraries of g++ alone."""
+    linker = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
 
     def compile_precompiled(source: Source, kind: Emulated = Emulated.LIBRARY) -> Artifact:
         if kind != Emulated.LIBRARY or not cxx_compiler().version.startswith("g++"):
             return compile(source, kind)
-        return compile(source, kind, ("-include", str(_standard_headers(folder))))
+        return compile(source, kind, ("-include", str(_standard_headers(folder)), *linker))
 
     return compile_precompiled
 

@@ -89,6 +89,6 @@ def test_standard_headers_are_precompiled_once_and_libraries_take_them(tmp_path:
     made = (tmp_path / "standard.hpp.gch").stat().st_mtime_ns
     compile_precompiled(Source("main", text))
     compile_precompiled(Source("main", text), Emulated.PROGRAM)
-    assert taken == [("-include", str(tmp_path / "standard.hpp"))] * 2 + [()]
+    assert [more[:2] for more in taken] == [("-include", str(tmp_path / "standard.hpp"))] * 2 + [()]
     assert f"! {tmp_path / 'standard.hpp.gch'}" in first.log, "g++ must find it valid"
     assert (tmp_path / "standard.hpp.gch").stat().st_mtime_ns == made

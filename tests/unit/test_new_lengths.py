@@ -284,6 +284,7 @@ def test_while_a_graph_is_captured_a_new_length_of_a_bucket_needs_no_kernel(
         call(5000)
 
 
+@pytest.mark.slow
 def test_the_tool_tells_both_kinds_of_calls() -> None:
     """In a process of its own, which it leaves with a driver that is made up."""
     command = [sys.executable, "tools/call_overhead.py", "--calls", "3", "--causal"]

@@ -302,6 +302,7 @@ def test_warm_look_up_reads_no_file_and_hears_its_own_puts(path: Path) -> None:
     assert best(records) == Choice(make(2e-3), True, True)
 
 
+@pytest.mark.slow
 def test_look_up_among_tens_of_thousands(path: Path) -> None:
     workloads = [Workload(1, 32, 8, 64 + n, 4096) for n in range(100)]
     records = Records(path)
