@@ -1,8 +1,6 @@
 // A block in the emulator: its threads, each on a fiber, and how they wait for each other: for the other lanes of their warp or warpgroup,
 // at a barrier, or for a change of memory.
 
-#include <algorithm>
-#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -145,17 +143,7 @@ struct Block {
     bool spins(const char* what, const void* address, std::uint64_t value);
 
     // Stops the launch: what the running thread does is wrong. Does not return.
-    [[gnu::format(printf, 3, 4)]] void fail(const char* check, const char* format, ...) {
-        char text[1600];
-        va_list values;
-        va_start(values, format);
-        std::vsnprintf(text, sizeof text, format, values);
-        va_end(values);
-        fault.report(check, "block " + std::to_string(index) + ": thread " + std::to_string(running) + " (warp " +
-                                std::to_string(running / kLanes) + ", lane " + std::to_string(running % kLanes) + ") " + text);
-        fibers[running].suspend();
-        std::abort();  // a launch that failed goes on nowhere
-    }
+    [[gnu::format(printf, 3, 4)]] void fail(const char* check, const char* format, ...);
 
     const Fiber& running_fiber() const { return fibers[running]; }
     // "block 0: threads 0-31 have ended; threads 32-127 wait at barrier_sync 0"

@@ -2,7 +2,6 @@
 // Nothing here knows of threads or shared memory: those are atoms.
 
 #include <cmath>
-#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>

@@ -1,5 +1,8 @@
 // What the threads of a block wait for, and how they go on: see emulator/block.cuh.
 
+#include <algorithm>
+#include <cstdarg>
+
 namespace emulator {
 
 Block::Block(const Options& options, const Progress& progress, Fault& fault, Scheduler& scheduler, Cluster& cluster, int slot)
@@ -117,6 +120,18 @@ bool Block::spins(const Wait& polled) {
 
 bool Block::spins(const char* what, const void* address, std::uint64_t value) {
     return spins({Wait::kOnMemory, what, bits_as<std::uintptr_t>(address), value});
+}
+
+void Block::fail(const char* check, const char* format, ...) {
+    char text[1600];
+    va_list values;
+    va_start(values, format);
+    std::vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    fault.report(check, "block " + std::to_string(index) + ": thread " + std::to_string(running) + " (warp " +
+                            std::to_string(running / kLanes) + ", lane " + std::to_string(running % kLanes) + ") " + text);
+    fibers[running].suspend();
+    std::abort();  // a launch that failed goes on nowhere
 }
 
 std::string Block::waiting() const {

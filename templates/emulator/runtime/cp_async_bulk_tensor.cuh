@@ -1,5 +1,7 @@
 // What stands behind tensor copies (atoms/emulated/cp_async_bulk_tensor.cuh).
 
+#include <deque>
+
 namespace emulator {
 
 constexpr int kRowBytes = 128, kRowElements = kRowBytes / 2;

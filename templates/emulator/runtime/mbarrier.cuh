@@ -1,5 +1,7 @@
 // What stands behind the atoms of mbarriers (atoms/emulated/mbarrier.cuh).
 
+#include <deque>
+
 namespace emulator {
 
 struct Mbarrier {

@@ -3,6 +3,8 @@
 // must stay as they are, and operands in shared memory count as being read. Products of 16-bit elements are exact in fp32; those of one
 // step are added up in double and rounded once.
 
+#include <deque>
+
 namespace emulator {
 
 constexpr int kRows = 64, kStep = 16, kMaxColumns = 256;
