@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 
 from .errors import ArgumentError, shown
@@ -40,7 +40,7 @@ def with_keys(call: Call, len_kv: int) -> Call:
     for name in ("k", "v"):
         (batch, _, heads, columns), strides = views[name]
         views[name] = View((batch, len_kv, heads, columns), strides)
-    return Call(call.problem, Workload(w.batch, w.heads_q, w.heads_kv, w.len_q, len_kv), views, call.scalars)
+    return Call(call.problem, Workload(w.batch, w.heads_q, w.heads_kv, w.len_q, len_kv, w.window_left, w.window_right), views, call.scalars)
 
 
 def float32(value: float) -> float:
@@ -103,11 +103,29 @@ def _scale_values(scale: float) -> tuple[tuple[str, float], ...]:
 
 def visits(problem: Problem, workload: Workload, block_q: int, block_kv: int) -> Iterator[tuple[int, int, int]]:
     """For each query tile of a head: its queries, and the key tiles and keys that it meets: those that some of its queries see."""
-    len_q, len_kv = workload.len_q, workload.len_kv
+    len_q, len_kv, offset = workload.len_q, workload.len_kv, workload.len_kv - workload.len_q
+    right = min(workload.window_right, 0) if problem.mask is Mask.CAUSAL else workload.window_right
     for first in range(0, len_q, block_q):
-        seen = len_kv if problem.mask is Mask.FULL else min(len_kv, max(0, first + block_q + len_kv - len_q))
-        tiles = -(-seen // block_kv)
-        yield min(block_q, len_q - first), tiles, min(tiles * block_kv, len_kv)
+        begin = max(0, first + offset - workload.window_left) // block_kv
+        end = -(-min(len_kv, max(0, first + block_q + offset + right)) // block_kv)
+        tiles = max(0, end - begin)
+        yield min(block_q, len_q - first), tiles, max(0, min(end * block_kv, len_kv) - begin * block_kv)
+
+
+@lru_cache(maxsize=2**12)
+def window_steps(problem: Problem, workload: Workload, block_q: int, block_kv: int) -> tuple[float, int]:
+    """Key tiles that all query tiles of a head meet, where there is a window, and those of the one that meets most.
+
+    At least one each, as kernels have for a tile that sees no key. Beyond 4096 tiles an estimate.
+    """
+    tiles = -(-workload.len_q // block_q)
+    if tiles > 4096:
+        each = workload.visible_pairs(problem.mask) / max(1, workload.len_q)
+        most = -(-workload.len_kv // block_kv)
+        mean = min(float(most), (each + block_q + block_kv) / block_kv)
+        return tiles * max(1.0, mean), max(1, math.ceil(mean))
+    met = [max(1, keys) for _, keys, _ in visits(problem, workload, block_q, block_kv)]
+    return float(sum(met)), max(met, default=1)
 
 
 def tiled_traffic(problem: Problem, workload: Workload, block_q: int, block_kv: int, heads: int = 1) -> Traffic:
@@ -148,10 +166,10 @@ def gradient_traffic(
     return Traffic(heads * read + keys, heads * written + keys, heads * steps * sums)
 
 
-def problem_reasons(problem: Problem, operation: str) -> list[str]:
+def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = ()) -> list[str]:
     """Why no kernel of attention's pass `operation` computes a problem: it is another's, or its dtype or head dims are illegal.
 
-    Head dims must be multiples of 8, the elements that a copy of 16 bytes has, up to 256.
+    Head dims must be multiples of 8, the elements that a copy of 16 bytes has, up to 256. `taken`: modifiers that the kernels have.
     """
     if problem.operation != operation:
         return [f"pass must be {operation}; got {problem.operation}"]
@@ -162,6 +180,9 @@ def problem_reasons(problem: Problem, operation: str) -> list[str]:
         if width % 8 or not 8 <= width <= 256:
             nearest = min(max(8, -(-width // 8) * 8), 256)
             reasons.append(f"{name} must be a multiple of 8 from 8 to 256; got {width} (nearest: {nearest})")
+    if others := [name for name in problem.modifiers if name not in taken]:
+        allowed = f"of {', '.join(taken)}" if taken else "none"
+        reasons.append(f"modifiers must be {allowed} in these kernels; got {', '.join(others)}")
     return reasons
 
 

@@ -52,6 +52,7 @@ class Family(ABC):
     compared are not.
     `correct`: whether its kernels compute what their operation says. One that does not, to show what goes wrong, is never automatic, and
     nobody can tune, generate or debug it: see `require_correct`.
+    `modifiers`: names of those that its kernels can have.
     `preference`: where no measurement says which family is faster, the one with the highest is taken of those that can do the same.
     """
 
@@ -63,6 +64,7 @@ class Family(ABC):
     tiles: ClassVar[tuple[str, ...]]
     parameters: ClassVar[ParameterBlock]
     operation: ClassVar[str] = "forward"
+    modifiers: ClassVar[tuple[str, ...]] = ()
     preference: ClassVar[int] = 0
     automatic: ClassVar[bool] = True
     correct: ClassVar[bool] = True

@@ -29,7 +29,7 @@ class Operation(ABC):
         """The tensors that it reads and writes, in the order in which launches take their addresses."""
 
     @abstractmethod
-    def scalars(self, problem: Problem) -> Mapping[str, float]:
+    def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
         """The numbers that a call gives beside its tensors, by name, as they are where a caller says nothing else."""
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Operation(ABC):
         scalars: those that are not as usual.
         Raises ArgumentError for names or numbers of strides that are not the operation's.
         """
-        views, usual, known = {}, self.scalars(problem), {**vars(problem), **vars(workload)}
+        views, usual, known = {}, self.scalars(problem, workload), {**vars(problem), **vars(workload)}
         strides, scalars = strides or {}, scalars or {}
         for operand in self.operands(problem):
             sizes = operand.sizes_in(known)

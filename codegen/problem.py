@@ -6,7 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from .errors import choice_error, require_int
+from .errors import ArgumentError, choice_error, require_int
+from .modifiers import modifier_names
 from .operations import operation_names
 from .plain import ADDED_LATER, named
 from .typed import require_field_types, require_type
@@ -71,6 +72,8 @@ class Problem:
     `operation` is the name of what is computed: one of those with a file in `codegen/operations`.
     `deterministic`: whether gradients must be the same to the bit in every run. False for every other operation, whatever is given: what it
     gives always is.
+    `modifiers`: names of what changes scores, or which keys a query sees, beside the mask, sorted: those with a file in
+    `codegen/modifiers`. Their values are known at launch.
     What a family can do with a problem is the family's to say; here only what no attention kernel could mean is refused.
     """
 
@@ -80,6 +83,7 @@ class Problem:
     mask: Mask = Mask.FULL
     operation: str = field(default="forward", metadata=named("pass", first=True))
     deterministic: bool = field(default=False, metadata=ADDED_LATER)
+    modifiers: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if isinstance(self.operation, Pass):
@@ -92,8 +96,18 @@ class Problem:
         require_field_types(self)
         if self.operation not in operation_names():
             raise choice_error("pass", self.operation, operation_names())
+        if self.modifiers:
+            self._require_modifiers()
         if self.operation != Pass.BACKWARD.value:
             object.__setattr__(self, "deterministic", False)
+
+    def _require_modifiers(self) -> None:
+        for name in self.modifiers:
+            if name not in modifier_names():
+                raise choice_error("modifiers", name, modifier_names())
+        if self.operation not in tuple(Pass):
+            raise ArgumentError(f"modifiers must be none for {self.operation}, which has no scores; got {', '.join(self.modifiers)}")
+        object.__setattr__(self, "modifiers", tuple(sorted(set(self.modifiers))))
 
     @property
     def name(self) -> str:
@@ -106,4 +120,5 @@ class Problem:
         if not self.head_dim and not self.head_dim_v and self.mask is Mask.FULL:
             return self.dtype.value
         width = f"d{self.head_dim}" + (f"x{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
-        return f"{self.dtype.value}_{width}_{self.mask.value}" + ("_deterministic" if self.deterministic else "")
+        parts = (self.dtype.value, width, self.mask.value, *self.modifiers, *(["deterministic"] if self.deterministic else []))
+        return "_".join(parts)

@@ -8,12 +8,13 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from flashgen import templates
 
 from .errors import ArgumentError
+from .modifier import Modifier, modifiers_of
 from .prune import END, MARK, parts, pruned
 from .spec import KernelSpec
 
@@ -36,6 +37,7 @@ _WITH_BODIES = (
     *("cp_async_bulk", "cp_async_bulk_tensor", "cp_async_bulk_send", "wgmma"),
 )
 _RUNNING = ("isolate", "residents")  # what runs the kernels, of the same folder
+_CHAIN = "common/score_chain"  # of the tile operations: every link comes after it
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label
@@ -68,13 +70,39 @@ def jinja_environment() -> jinja2.Environment:
         line_statement_prefix="//%",
         autoescape=False,
     )
-    env.globals["source"] = _part
+    env.globals["source"] = jinja2.pass_context(_part)
     env.filters["wrapped"] = _wrapped
+    env.filters["each"] = lambda words, before: "".join(before + word for word in words)
     return env
 
 
-def _part(path: str) -> str:
-    return f"{MARK}{path} ".ljust(_COLUMNS, "=") + f"\n\n{templates.read(path)}{END}"
+@cache
+def _tile_environment() -> jinja2.Environment:
+    """Of files that `source` inserts: they are C++ but for lines that begin with //%."""
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(templates.read),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        variable_start_string="<%=",  # nothing of C++
+        variable_end_string="%>",
+        block_start_string="<%",
+        block_end_string="%>",
+        comment_start_string="<%#",
+        comment_end_string="%>",
+        line_statement_prefix="//%",
+        autoescape=False,
+    )
+
+
+def _part(context: jinja2.runtime.Context | None, path: str) -> str:
+    """A file of `templates`, after a line that names it. Where it speaks of modifiers it says what holds for those of the context."""
+    text = templates.read(path)
+    if context is not None and path.startswith("tile/") and "//%" in text:
+        text = _tile_environment().get_template(path).render(modifiers=context["modifiers"])
+    return f"{MARK}{path} ".ljust(_COLUMNS, "=") + f"\n\n{text}{END}"
 
 
 def _wrapped(text: str) -> str:
@@ -127,7 +155,7 @@ def _runtime_files(atoms: Sequence[str]) -> list[str]:
 
 
 def _inserted(paths: Iterable[str]) -> str:
-    return "".join(_part(path).removesuffix(END) for path in paths)
+    return "".join(_part(None, path).removesuffix(END) for path in paths)
 
 
 def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
@@ -139,7 +167,8 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     template = jinja_environment().get_template(spec.family.template)
     context = spec.family.context(spec.problem, spec.config, spec.target)
     used_atoms, used_tiles = spec.family.files(spec.problem)
-    tiles = [f"tile/{name}.cuh" for name in used_tiles]
+    modifiers = modifiers_of(spec.problem)
+    tiles = [f"tile/{name}.cuh" for name in _with_modifiers(used_tiles, modifiers)]
     written = spec.family.instructions(spec.problem, spec.config) if atoms is Atoms.PTX else ""
     if written:
         written = "// ---- shapes of instructions that these kernels use ".ljust(_COLUMNS, "-") + f"\n\n{written}"
@@ -149,6 +178,10 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         config=spec.config,
         parameters=kernels[""].parameters.fields,
         kernels=kernels,
+        modifiers=modifiers,
+        links=", ".join(modifier.link for modifier in modifiers),
+        chain=partial(_chain, modifiers),
+        masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers)],
         atoms=atom_files(used_atoms, atoms),
         tiles=tiles,
         contents=_CONTENTS,
@@ -159,6 +192,21 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     if atoms is Atoms.EMULATED:
         text += f"\n{_kernel_table(spec, text)}\n\n{_inserted(['emulator/entry.cuh'])}"
     return Source(spec.name, text.replace(_CONTENTS, _contents(parts(text)), 1))
+
+
+def _chain(modifiers: Sequence[Modifier], sizes: str) -> str:
+    """What makes the chain in a kernel whose parameters are `p`; sizes: len_q and len_kv, as they are called there."""
+    if not modifiers:
+        return f"make_chain<kCausal>({sizes})"
+    return f"modified_chain<{', '.join(('kCausal', *(modifier.link for modifier in modifiers)))}>(p, {sizes})"
+
+
+def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier]) -> list[str]:
+    """Files of tile operations, and behind the chain's those of these modifiers, which are links of it."""
+    if not modifiers:
+        return list(tiles)
+    after = tiles.index(_CHAIN) + 1
+    return [*tiles[:after], *(modifier.tile_file for modifier in modifiers), "common/modified_chain", *tiles[after:]]
 
 
 def _kernel_table(spec: KernelSpec, text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch.compiler import is_compiling
@@ -13,9 +13,11 @@ from flashgen.build.gpu.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.modifier import NO_MODIFIERS, given_modifiers
+from flashgen.codegen.modifiers.window import Ends, Seen, window_modifier
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.operations import operations_of
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.typed import checked
@@ -48,6 +50,7 @@ def attention(
     layout: str = ...,
     return_lse: Literal[False] = ...,
     deterministic: bool | None = ...,
+    window: Ends | None = ...,
 ) -> torch.Tensor: ...
 @overload
 def attention(
@@ -60,6 +63,7 @@ def attention(
     layout: str = ...,
     return_lse: Literal[True],
     deterministic: bool | None = ...,
+    window: Ends | None = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def attention(
     q: torch.Tensor,
@@ -71,6 +75,7 @@ def attention(
     layout: str = "bshd",
     return_lse: bool = False,
     deterministic: bool | None = None,
+    window: Ends | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * q k^T) v, on the GPU that holds the tensors and in its current stream.
 
@@ -81,6 +86,8 @@ def attention(
     scale: from 1.1755e-38 to 2.3587e+38, what fp32 can multiply by; None stands for head_dim ** -0.5
     deterministic: whether gradients must be the same to the bit in every run, which takes some time; None for what
        torch.are_deterministic_algorithms_enabled() says when they are computed. Out and lse always are the same.
+    window: (left, right): query i sees keys from i + len_kv - len_q - left to i + len_kv - len_q + right, both included; None opens a
+       side. Ends may be negative. With causal the right end is at most 0. Only keys that some query of a tile sees cost time.
     Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
     fp32 [batch, heads_q, len_q].
 
@@ -95,8 +102,13 @@ def attention(
     and v are the same to the bit in every run, deterministic or not. Asking for a second derivative, or a forward-mode one, raises
     FlashgenError.
     """
+    modified: tuple[Any, ...] = ()  # what operators are told of modifiers
+    if window is not None:
+        causal, names, ends = window_modifier(causal, window)
+        modified = (names, ends) if names else ()
     if not is_compiling() and (deterministic is None or isinstance(deterministic, bool)):
-        run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic)
+        modifiers = given_modifiers(*modified) if modified else NO_MODIFIERS
+        run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers)
         if run is not None:
             both = run(q, k, v, return_lse)
             return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
@@ -104,9 +116,9 @@ def attention(
         check_types(q, k, v, causal, scale, layout, return_lse, deterministic)
         differentiated = is_differentiated(q, k, v)
         if differentiated:
-            given = differentiable_attention(q, k, v, causal, scale, layout, deterministic)
+            given = differentiable_attention(q, k, v, causal, scale, layout, deterministic, *modified)
         else:
-            given = (attention_forward if return_lse else attention_output)(q, k, v, causal, scale, layout)
+            given = (attention_forward if return_lse else attention_output)(q, k, v, causal, scale, layout, *modified)
     except Exception as error:
         if not is_compiling():
             require_together(q, k, v, error, in_mode=not nobody_listens())
@@ -178,6 +190,7 @@ def warm(
     len_kv: int | None = None,
     passes: str = "forward",
     deterministic: bool = False,
+    window: Ends | None = None,
     device: int | None = None,
 ) -> Kernel:
     """Chooses, compiles and loads the kernel for dense tensors of these sizes, and their bucket, now, so that no call has to. Returns it.
@@ -187,13 +200,15 @@ def warm(
     head_dim_v: None for head_dim; kv_heads: None for as many as heads; len_kv: None for len_q; device: None for the current one.
     passes: "forward", "backward" or "both", of which the backward kernel is returned.
     deterministic: of the backward kernel, whether its gradients are the same to the bit in every run.
+    window: as `attention` has it.
     """
     on = _gpu(device)
     name = str(dtype).removeprefix("torch.")
     width_v = head_dim if head_dim_v is None else head_dim_v
-    workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv)
+    seen = Seen.of(causal, window)
+    workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv, *seen.ends)
     for operation in operations_of(passes):
-        problem = Problem(Dtype.parse(name), head_dim, width_v, Mask.CAUSAL if causal else Mask.FULL, operation, deterministic)
+        problem = Problem(Dtype.parse(name), head_dim, width_v, seen.mask, operation, deterministic, seen.modifiers)
         excluded = excluded_families(operation_of(problem).call(problem, workload), on.device.target)
         choose_kernel(problem, workload, on, excluded, any_length=True)
         kernel = choose_kernel(problem, workload, on, excluded)
@@ -214,6 +229,7 @@ def tune(
     kv_heads: int | None = None,
     passes: str = "forward",
     deterministic: bool = False,
+    window: Ends | None = None,
     device: str | int | None = None,
     arch: str | None = None,
     jobs: int = 0,
@@ -225,7 +241,7 @@ def tune(
     """What `flashgen tune` does, with the same options: see `flashgen.cells.cells_of` and `flashgen.tuning.Request`."""
     from . import tuning
 
-    cells = cells_of(head_dim, head_dim_v, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads, passes, deterministic)
+    cells = cells_of(head_dim, head_dim_v, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads, passes, deterministic, window)
     return tuning.run(tuning.Request(cells, device, arch, jobs, budget_seconds, exhaustive, family, settings or {}))
 
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashgen.codegen.errors import ArgumentError, require_int, shown
+from flashgen.codegen.modifiers.window import Ends, Seen
 from flashgen.codegen.operation import find_operation, operation_of
 from flashgen.codegen.operations import operations_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.typed import checked
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.workload import OPEN, Workload
 
 TOKENS = 16384  # of the default workloads: batch * seqlen
 MODEL_DIM = 2048  # of the default workloads: heads * head_dim
@@ -38,11 +39,18 @@ class Cell:
 
 
 def problems_of(
-    head_dim: int | None, head_dim_v: int | None, dtype: str, causal: bool | None, passes: str, deterministic: bool
-) -> list[Problem]:
-    """The problems that these options stand for: of each pass one, or one a mask if `causal` is None. Head dims: None if not given.
+    head_dim: int | None,
+    head_dim_v: int | None,
+    dtype: str,
+    causal: bool | None,
+    passes: str,
+    deterministic: bool,
+    window: Ends | None = None,
+) -> list[tuple[Problem, tuple[int, int]]]:
+    """The problems that these options stand for: of each pass one, or one a mask if `causal` is None; and the ends of their windows.
 
-    Raises ArgumentError where an operation needs a head dim and has none, or has one, or a mask, and needs none.
+    Head dims: None if not given. Raises ArgumentError where an operation needs a head dim and has none, or has one, or a mask, and needs
+    none.
     """
     found = []
     for operation in operations_of(passes):
@@ -51,13 +59,15 @@ def problems_of(
                 raise ArgumentError(f"head_dim must be given for {operation}; got none")
             masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
             width = head_dim if head_dim_v is None else head_dim_v
-            found += [Problem(Dtype.parse(dtype), head_dim, width, mask, operation, deterministic) for mask in masks]
+            for seen in (Seen.of(mask is Mask.CAUSAL, window) for mask in masks):
+                problem = Problem(Dtype.parse(dtype), head_dim, width, seen.mask, operation, deterministic, seen.modifiers)
+                found.append((problem, seen.ends))
         else:
-            for name, given in (("head_dim", head_dim), ("head_dim_v", head_dim_v), ("causal", causal or None)):
+            for name, given in (("head_dim", head_dim), ("head_dim_v", head_dim_v), ("causal", causal or None), ("window", window)):
                 if given is not None:
                     raise ArgumentError(f"{name} must be left out for {operation}, which has none; got {shown(given)}")
-            found.append(Problem(Dtype.parse(dtype), operation=operation))
-    return found
+            found.append((Problem(Dtype.parse(dtype), operation=operation), (OPEN, OPEN)))
+    return list(dict.fromkeys(found))
 
 
 @checked
@@ -73,6 +83,7 @@ def cells_of(
     kv_heads: int | None = None,
     passes: str = "forward",
     deterministic: bool = False,
+    window: Ends | None = None,
 ) -> list[Cell]:
     """The cells of one head dim, or of an operation that has none: see `problems_of`.
 
@@ -80,6 +91,7 @@ def cells_of(
     batch: None for 16384 tokens in all, of the longer ones; heads: None for 2048 / head_dim, or 1; kv_heads: None for as many.
     passes: an operation's name, or "both" for forward and backward.
     deterministic: whether the gradients of backward cells are the same to the bit in every run.
+    window: (left, right) of a sliding window, as `flashgen.attention` has it.
     Raises ArgumentError for sizes that no workload has.
     """
     if head_dim is not None:
@@ -93,11 +105,11 @@ def cells_of(
         require_int("seqlen", seqlen, 1, MAX_SEQLEN)
     if seqlen_kv is not None:
         require_int("seqlen_kv", seqlen_kv, 1, MAX_SEQLEN)
-    problems = problems_of(head_dim, head_dim_v, dtype, causal, passes, deterministic)
+    problems = problems_of(head_dim, head_dim_v, dtype, causal, passes, deterministic, window)
     heads = heads or (max(1, MODEL_DIM // head_dim) if head_dim else 1)
     lengths = [(seqlen, seqlen_kv or seqlen) for seqlen in dict.fromkeys(seqlens)]
     return [
-        Cell(problem, Workload(batch or max(1, TOKENS // max(len_q, len_kv)), heads, kv_heads or heads, len_q, len_kv))
-        for problem in problems
+        Cell(problem, Workload(batch or max(1, TOKENS // max(len_q, len_kv)), heads, kv_heads or heads, len_q, len_kv, *ends))
+        for problem, ends in problems
         for len_q, len_kv in lengths
     ]

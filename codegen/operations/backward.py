@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+from flashgen.codegen.modifier import modified_example, modifier_scalars, modifiers
 from flashgen.codegen.operands import Axis, Element, Operand, Role
 from flashgen.codegen.operation import Operation
 from flashgen.codegen.operations.forward import OPERATION as FORWARD
@@ -30,9 +31,9 @@ class Backward(Operation):
         """See Operation."""
         return _OPERANDS
 
-    def scalars(self, problem: Problem) -> Mapping[str, float]:
+    def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
         """See Operation. `scale`: of the scores before the softmax, that of the forward pass."""
-        return {"scale": problem.head_dim**-0.5}
+        return {"scale": problem.head_dim**-0.5, **modifier_scalars(problem, workload)}
 
     def flops(self, problem: Problem, workload: Workload) -> float:
         """See Operation: 2.5 times the forward pass, as FlashAttention counts: five products of one width for two."""
@@ -44,7 +45,13 @@ class Backward(Operation):
         workload = Workload(batch=2, heads_q=6, heads_kv=3, len_q=100, len_kv=300)
         problems = [Problem(Dtype.BF16, *width, mask, self.name) for width, mask in itertools.product(widths, Mask)]
         problems += [Problem(Dtype.BF16, width, width, Mask.CAUSAL, self.name, deterministic=True) for width in (64, 256)]
-        return tuple((problem, workload) for problem in problems)
+        plain = [(problem, workload) for problem in problems]
+        modified = [
+            Problem(Dtype.BF16, width, width, Mask.FULL, self.name, deterministic, (name,))
+            for width, deterministic in ((64, False), (64, True), (256, False))
+            for name in modifiers()
+        ]
+        return (*plain, *(modified_example(problem, workload) for problem in modified))
 
 
 _OPERANDS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+from flashgen.codegen.modifier import modified_example, modifier_scalars, modifiers
 from flashgen.codegen.operands import Axis, Element, Operand, Role
 from flashgen.codegen.operation import Operation
 from flashgen.codegen.problem import Dtype, Mask, Problem
@@ -23,20 +24,27 @@ class Forward(Operation):
         """See Operation."""
         return _OPERANDS
 
-    def scalars(self, problem: Problem) -> Mapping[str, float]:
+    def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
         """See Operation. `scale`: of the scores before the softmax."""
-        return {"scale": problem.head_dim**-0.5}
+        return {"scale": problem.head_dim**-0.5, **modifier_scalars(problem, workload)}
 
     def flops(self, problem: Problem, workload: Workload) -> float:
-        """See Operation: 2 * (head_dim + head_dim_v) for each pair of a query and a key, half of it where the mask is causal."""
-        pairs = workload.batch * workload.heads_q * workload.len_q * workload.len_kv
-        return 2.0 * pairs * (problem.head_dim + problem.head_dim_v) * (0.5 if problem.mask is Mask.CAUSAL else 1.0)
+        """See Operation: 2 * (head_dim + head_dim_v) for each pair of a query and a key, half of it where the mask is causal.
+
+        With a window for each pair that it and the mask let through.
+        """
+        if workload.has_window:
+            pairs = float(workload.visible_pairs(problem.mask))
+        else:
+            pairs = workload.len_q * workload.len_kv * (0.5 if problem.mask is Mask.CAUSAL else 1.0)
+        return 2.0 * workload.batch * workload.heads_q * pairs * (problem.head_dim + problem.head_dim_v)
 
     def examples(self) -> tuple[tuple[Problem, Workload], ...]:
         """See Operation."""
         widths = ((8, 8), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256))
         workload = Workload(batch=2, heads_q=6, heads_kv=3, len_q=100, len_kv=300)
-        return tuple((Problem(Dtype.BF16, *width, mask), workload) for width, mask in itertools.product(widths, Mask))
+        plain = [(Problem(Dtype.BF16, *width, mask), workload) for width, mask in itertools.product(widths, Mask)]
+        return (*plain, *(modified_example(Problem(Dtype.BF16, 64, 64, modifiers=(name,)), workload) for name in modifiers()))
 
 
 _OPERANDS = (

@@ -23,7 +23,7 @@ class Softmax(Operation):
         """See Operation."""
         return _OPERANDS
 
-    def scalars(self, problem: Problem) -> Mapping[str, float]:
+    def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
         """See Operation. There are none."""
         return {}
 

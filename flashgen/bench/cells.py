@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
 from flashgen.codegen.errors import choice_error
+from flashgen.codegen.modifiers.window import Seen
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
 
@@ -69,6 +71,16 @@ def _decode() -> list[Cell]:
     return [_cell(Dtype.BF16, d, d, Mask.FULL, workload) for d, workload in sizes]
 
 
+def _window() -> list[Cell]:
+    """A causal window of 1024 or 4096 keys before a query."""
+    cells = []
+    for d, s, left in itertools.product((64, 128), (4096, 16384), (1024, 4096)):
+        seen = Seen.of(True, (left, None))
+        workload = Workload(TOKENS // s, MODEL_DIM // d, MODEL_DIM // d, s, s, *seen.ends)
+        cells.append(Cell(Problem(Dtype.BF16, d, d, seen.mask, modifiers=seen.modifiers), workload))
+    return cells
+
+
 def _tutorial() -> list[Cell]:
     """The sizes that hand-written kernels of tutorials are shown on."""
     sizes = ((32, Mask.FULL, (64, 32, 32, 256, 256)), (64, Mask.FULL, (32, 16, 16, 512, 512)), (64, Mask.CAUSAL, (32, 16, 16, 512, 512)))
@@ -77,8 +89,24 @@ def _tutorial() -> list[Cell]:
 
 # Grids by operation and name, as cells of the forward pass: `grids` makes them cells of the operation.
 GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
-    "forward": {STANDARD: _standard, "gqa": _gqa, "mixed": _mixed, "short": _short, "decode": _decode, "tutorial": _tutorial},
-    "backward": {STANDARD: _gradients, "further": _further, "gqa": _gqa, "mixed": _mixed, "short": _short, "tutorial": _tutorial},
+    "forward": {
+        STANDARD: _standard,
+        "gqa": _gqa,
+        "mixed": _mixed,
+        "short": _short,
+        "decode": _decode,
+        "tutorial": _tutorial,
+        "window": _window,
+    },
+    "backward": {
+        STANDARD: _gradients,
+        "further": _further,
+        "gqa": _gqa,
+        "mixed": _mixed,
+        "short": _short,
+        "tutorial": _tutorial,
+        "window": _window,
+    },
 }
 
 

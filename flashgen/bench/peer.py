@@ -14,9 +14,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.operation import operation_of
+from flashgen.codegen.problem import Mask
+from flashgen.codegen.workload import OPEN
 
 from ..cells import Cell
+from ..numerics.link import Rows, hidden_keys, links_of
 from .check import CellCheck
 from .work import Given, Inputs, Run, prepare
 
@@ -62,7 +66,9 @@ class Peer(ABC):
 
 
 class AttentionPeer(Peer):
-    """A function of q, k and v, whose derivatives PyTorch's autograd knows."""
+    """A function of q, k and v, whose derivatives PyTorch's autograd knows. modifiers: those of problems that it can do."""
+
+    modifiers: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def bind(self, cell: Cell, device: torch.device) -> Call:
@@ -70,7 +76,26 @@ class AttentionPeer(Peer):
 
     def prepare(self, cell: Cell, device: torch.device) -> Callable[[Inputs], Run]:
         """See Peer."""
+        if others := [name for name in cell.problem.modifiers if name not in self.modifiers]:
+            raise ArgumentError(f"{self.name} has no {', '.join(others)}")
         return partial(prepare, cell.problem, self.bind(cell, device))
+
+
+def window_of(cell: Cell) -> tuple[int | None, int | None] | None:
+    """The window of a cell as (left, right), as flashgen takes it; None where there is none."""
+    if "window" not in cell.problem.modifiers:
+        return None
+    left, right = (None if end == OPEN else end for end in (cell.workload.window_left, cell.workload.window_right))
+    return left, right
+
+
+def hidden_from(cell: Cell, device: torch.device) -> Tensor | None:
+    """Which keys a cell's mask and modifiers hide, as a mask [len_q, len_kv]; None where all are seen."""
+    problem, w = cell.problem, cell.workload
+    if problem.mask is Mask.FULL and not problem.modifiers:
+        return None
+    rows = Rows(torch.arange(w.len_q, device=device), w.len_q, w.len_kv)
+    return hidden_keys(rows, problem.mask is Mask.CAUSAL, links_of(problem, {}, operation_of(problem).scalars(problem, w)))
 
 
 def reason(error: Exception, said: Iterable[str] = ()) -> str:

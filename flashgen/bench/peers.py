@@ -30,7 +30,7 @@ from ..numerics.oracle import TORCH_DTYPES, torch_dtype
 from ..selection import loaded
 from ..selection.picks import picked_spec
 from .check import CellCheck
-from .peer import AttentionPeer, Call, Peer, reason
+from .peer import AttentionPeer, Call, Peer, hidden_from, reason, window_of
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
 from .work import Inputs, Run, prepare
 
@@ -39,6 +39,7 @@ class Flashgen(AttentionPeer):
     """flashgen, as its user calls it."""
 
     name = "flashgen"
+    modifiers = ("window",)
     deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
@@ -49,8 +50,8 @@ class Flashgen(AttentionPeer):
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
         attention, causal = self._attention, cell.problem.mask is Mask.CAUSAL
-        deterministic = self.deterministic
-        return lambda q, k, v: attention(q, k, v, causal=causal, layout="bshd", deterministic=deterministic)
+        deterministic, window = self.deterministic, window_of(cell)
+        return lambda q, k, v: attention(q, k, v, causal=causal, layout="bshd", deterministic=deterministic, window=window)
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """The kernel that the calls of this cell run."""
@@ -60,7 +61,7 @@ class Flashgen(AttentionPeer):
     def fault(self, check: CellCheck, run: Run, inputs: Inputs) -> str:
         """Also held to the numerics rule, of the forward pass with the log-sum-exp: a kernel of our own is right by our own standard."""
         attention, causal, problem = self._attention, check.cell.problem.mask is Mask.CAUSAL, check.cell.problem
-        with_lse = partial(attention, causal=causal, layout="bshd", return_lse=True)
+        with_lse = partial(attention, causal=causal, layout="bshd", return_lse=True, window=window_of(check.cell))
         return super().fault(check, run, inputs) or check.rule(prepare(problem, with_lse, inputs)())
 
 
@@ -77,6 +78,7 @@ class Flex(AttentionPeer):
 
     name = "flex"
     layout = "bhsd"
+    modifiers = ("window",)
     packages = ("triton",)
 
     def __init__(self) -> None:
@@ -92,7 +94,13 @@ class Flex(AttentionPeer):
         """See Peer."""
         w, attention = cell.workload, self._attention
         gqa, mask, offset = w.heads_q != w.heads_kv, None, w.len_kv - w.len_q
-        if cell.problem.mask is Mask.CAUSAL:
+        if "window" in cell.problem.modifiers:
+
+            def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                return (i + offset - w.window_left <= j) & (j <= i + offset + w.window_right)
+
+            mask = self._block_mask(seen, None, None, w.len_q, w.len_kv, device=device)
+        elif cell.problem.mask is Mask.CAUSAL:
             mask = self._block_mask(lambda b, h, i, j: i + offset >= j, None, None, w.len_q, w.len_kv, device=device)
         return lambda q, k, v: attention(q, k, v, block_mask=mask, enable_gqa=gqa)
 
@@ -101,6 +109,7 @@ class Fa4(AttentionPeer):
     """FlashAttention-4, from its own package."""
 
     name = "fa4"
+    modifiers = ("window",)
     packages = ("flash-attn-4", "flash-attn")
 
     def __init__(self) -> None:
@@ -108,10 +117,11 @@ class Fa4(AttentionPeer):
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
-        attention, causal = self._attention, cell.problem.mask is Mask.CAUSAL
+        attention, causal, window = self._attention, cell.problem.mask is Mask.CAUSAL, window_of(cell)
+        more = {} if window is None else {"window_size": window}
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            result = attention(q, k, v, causal=causal)
+            result = attention(q, k, v, causal=causal, **more)
             out: Tensor = result[0] if isinstance(result, tuple | list) else result  # with the log-sum-exp or without, by version
             return out
 
@@ -122,6 +132,7 @@ class Xformers(AttentionPeer):
     """xformers' memory-efficient attention, which picks its kernel itself."""
 
     name = "xformers"
+    modifiers = ("window",)
     packages = ("xformers",)
 
     def __init__(self) -> None:
@@ -130,8 +141,11 @@ class Xformers(AttentionPeer):
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
         w, attention, biases = cell.workload, self._ops.memory_efficient_attention, self._ops.fmha.attn_bias
-        bias = None
-        if cell.problem.mask is Mask.CAUSAL:
+        bias, window = None, window_of(cell)
+        if window is not None:
+            left, right = (-1 if end is None else end for end in window)  # open, by its own convention
+            bias = biases.LocalAttentionFromBottomRightMask(window_left=left, window_right=right)
+        elif cell.problem.mask is Mask.CAUSAL:
             bias = biases.LowerTriangularMask() if w.len_q == w.len_kv else biases.LowerTriangularFromBottomRightMask()
         if w.heads_q == w.heads_kv:
             return lambda q, k, v: attention(q, k, v, attn_bias=bias)
@@ -150,15 +164,16 @@ class Eager(AttentionPeer):
     """Attention in plain PyTorch as it is written down: S in fp32, P in the inputs' type, both in memory whole."""
 
     name = "eager"
+    modifiers = ("window",)
     layout = "bhsd"
     usual = False
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
-        w, scale, hidden = cell.workload, cell.problem.head_dim**-0.5, None
+        w, scale, hidden = cell.workload, cell.problem.head_dim**-0.5, hidden_from(cell, device)
         group, softmax = w.heads_q // w.heads_kv, self._softmax
-        if cell.problem.mask is Mask.CAUSAL:
-            hidden = self._hidden(torch.ones(w.len_q, w.len_kv, dtype=torch.bool, device=device).triu(w.len_kv - w.len_q + 1), cell)
+        if hidden is not None:
+            hidden = self._hidden(hidden, cell)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if group > 1:

@@ -112,7 +112,7 @@ class Runner:
         problem, oracle, operation = cell.problem, oracle_of(cell.problem), operation_of(cell.problem)
         drawn = oracle.inputs(problem, cell.workload, generator)
         inputs = {o.name: drawn[o.name] for o in operation.operands(problem) if o.role is not Role.OUT and not o.optional}
-        oracle.derive(problem, inputs, operation.scalars(problem))
+        oracle.derive(problem, inputs, operation.scalars(problem, cell.workload))
         return inputs
 
     def _enter(self, name: str, peer: Peer, sets: list[Inputs], check: CellCheck, result: CellResult) -> _Entrant:

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend
 from flashgen.codegen.problem import Mask
 
 from ..cells import Cell
-from .peer import AttentionPeer, Call, written_to_stderr
+from .peer import AttentionPeer, Call, hidden_from, written_to_stderr
 from .work import Inputs
 
 
@@ -24,6 +24,7 @@ class Sdpa(AttentionPeer):
     """One backend of `torch.nn.functional.scaled_dot_product_attention`."""
 
     layout = "bhsd"
+    modifiers = ("window",)  # as a mask, which not all backends take
     backend: ClassVar[SDPBackend]
     can_use: ClassVar[str] = ""  # PyTorch's function that tells why it cannot
 
@@ -41,6 +42,10 @@ class Sdpa(AttentionPeer):
         """See Peer. `is_causal` is aligned top-left: where lengths differ, a causal mask must be given as one."""
         w, causal = cell.workload, cell.problem.mask is Mask.CAUSAL
         gqa, mask = w.heads_q != w.heads_kv, None
+        if cell.problem.modifiers:
+            hidden = hidden_from(cell, device)
+            assert hidden is not None
+            causal, mask = False, ~hidden
         if causal and w.len_q != w.len_kv:
             causal, mask = False, self._bottom_right(w.len_q, w.len_kv, device)
         return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)

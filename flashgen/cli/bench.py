@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +16,7 @@ from flashgen.bench.result import BenchResult
 from flashgen.cells import SEQLENS, cells_of
 from flashgen.codegen.errors import ArgumentError, FlashgenError, require_int
 from flashgen.codegen.family import require_possible
+from flashgen.codegen.plain import to_plain
 from flashgen.codegen.spec import problem_to_json
 from flashgen.timing.spread import ROUNDS
 
@@ -32,6 +32,8 @@ from .options import (
     OnePass,
     Seqlen,
     SeqlenKv,
+    Window,
+    parse_window,
     print_json,
     print_table,
 )
@@ -59,6 +61,7 @@ def bench(
     batch: Batch = None,
     heads: Heads = None,
     kv_heads: KvHeads = None,
+    window: Window = None,
     peers: Annotated[
         str | None,
         typer.Option("--peers", help="Separated by commas; kernel families, too. Default: all but the slow efficient, math and eager."),
@@ -86,7 +89,7 @@ def bench(
     """Time attention implementations side by side on this GPU. Exit code 1 if flashgen failed in a cell, or nothing was timed."""
     workload = _given(
         {"seqlen": seqlen, "seqlen-kv": seqlen_kv, "batch": batch, "heads": heads, "kv-heads": kv_heads, "head-dim-v": head_dim_v or None}
-        | {"causal": causal is not None, "dtype": dtype != "bf16"}
+        | {"causal": causal is not None, "dtype": dtype != "bf16", "window": window}
     )
     if source is not None:
         measuring = {
@@ -112,7 +115,7 @@ def bench(
         if grid is not None:
             raise ArgumentError(f"grid must stand without head_dim; got grid {grid} and head_dim {head_dim}")
         sizes = (tuple(seqlen or SEQLENS), seqlen_kv, batch, heads, kv_heads)
-        cells = {bench_cells.BY_HAND: cells_of(head_dim, head_dim_v or None, dtype, causal, *sizes, operation)}
+        cells = {bench_cells.BY_HAND: cells_of(head_dim, head_dim_v or None, dtype, causal, *sizes, operation, window=parse_window(window))}
     elif workload:
         raise ArgumentError(f"head_dim must be given with options of one workload; got {', '.join(workload)} without it")
     else:
@@ -205,7 +208,7 @@ def _print_dry_run(request: BenchRequest, json: bool) -> None:
     made, absent = make_peers(request.peers)
     cells = [(grid, cell) for grid, cells in request.cells.items() for cell in cells]
     if json:
-        facts = [{"grid": grid, "problem": problem_to_json(cell.problem), "workload": asdict(cell.workload)} for grid, cell in cells]
+        facts = [{"grid": grid, "problem": problem_to_json(cell.problem), "workload": to_plain(cell.workload)} for grid, cell in cells]
         print_json(
             {"cells": facts, "peers": list(made), "absent": absent, "baseline": request.baseline, "call_overhead": request.call_overhead}
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flashgen.codegen.errors import choice_error, require_int
+from flashgen.codegen.modifiers.window import Seen
 from flashgen.codegen.workload import Workload
 
 from .options import (
@@ -24,7 +25,9 @@ from .options import (
     Json,
     OnePass,
     Settings,
+    Window,
     parse_settings,
+    parse_window,
     print_json,
     print_table,
     problem,
@@ -54,6 +57,7 @@ def debug(
     causal: Causal = False,
     operation: OnePass = "forward",
     deterministic: Deterministic = False,
+    window: Window = None,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -84,9 +88,10 @@ def debug(
     for name, size in (("batch", batch), ("heads", heads), ("seqlen", seqlen)):
         require_int(name, size, 1)
     require_int("seed", seed, 0, 2**63 - 1)
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic)
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window)
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
-    workload = Workload(batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
+    sizes = (batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
+    workload = Workload(*sizes, *Seen.of(causal, parse_window(window)).ends)
     suffix = f"_{kernel.removeprefix('_')}" if kernel else ""
     interleaving = EmulationOrder(_schedule(schedule), late_copies, seed)
     found = runner.run_blocks(

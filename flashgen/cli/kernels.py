@@ -32,7 +32,9 @@ from .options import (
     Passes,
     SeqlenKv,
     Settings,
+    Window,
     parse_settings,
+    parse_window,
     print_json,
     print_table,
     problem,
@@ -59,6 +61,7 @@ def generate(
     causal: CausalOrBoth = None,
     passes: Passes = "forward",
     deterministic: Deterministic = False,
+    window: Window = None,
     seqlen: Annotated[
         list[int] | None,
         typer.Option(
@@ -88,9 +91,9 @@ def generate(
 
     bundle.require_replaceable(out)  # before minutes of compiling
     kernels = generation.generate(
-        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic),
+        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window),
         list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),
-        generation.asked_workload(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes),
+        generation.asked_workload(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes, causal, parse_window(window)),
         find_device(device) if device is not None else None,
         parse_settings(settings),
         family,
@@ -112,6 +115,7 @@ def compile_(
     causal: Causal = False,
     operation: OnePass = "forward",
     deterministic: Deterministic = False,
+    window: Window = None,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -120,7 +124,7 @@ def compile_(
     """Compile one kernel and print the compiler's report. Exit code 1 if it spills or a directive was ignored. Needs no GPU."""
     from flashgen.selection import compilation
 
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic)
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window)
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     artifact = compilation.compile_spec(spec)
     report, block = artifact.report, spec.largest_block
@@ -155,19 +159,21 @@ def show(
     causal: Causal = False,
     operation: OnePass = "forward",
     deterministic: Deterministic = False,
+    window: Window = None,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
 ) -> None:
     """Print the CUDA source of one kernel: self-contained, as it is compiled."""
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic)
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window)
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     print(render(spec).text, end="")
 
 
 def verify(
     head_dim: HeadDim = None, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None,
-    passes: Passes = "forward", deterministic: Deterministic = False, family: FamilyName = None, settings: Settings = None,
+    passes: Passes = "forward", deterministic: Deterministic = False, window: Window = None,
+    family: FamilyName = None, settings: Settings = None,
     device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on emulated atoms.")] = "0",
     arch: Arch = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -175,7 +181,7 @@ def verify(
     from flashgen.verification.screen import verify_kernel
 
     load, target = _loader(device, arch)
-    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic)
+    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window)
     specs = [spec_for(asked, target, parse_settings(settings), family) for asked in every]
     results = [(spec, case) for spec in specs for case in verify_kernel(load(spec))]
     wrong = [case for _, case in results if not case.verdict.ok]

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flashgen.cells import problems_of
-from flashgen.codegen.errors import ArgumentError, choice_error
+from flashgen.codegen.errors import ArgumentError, choice_error, shown
+from flashgen.codegen.modifiers.window import Ends
 from flashgen.codegen.operations import BOTH, operation_names
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
@@ -62,6 +63,14 @@ Deterministic = Annotated[
     bool,
     typer.Option("--deterministic/--no-deterministic", help="Gradients that are the same in every run, for --pass backward."),
 ]
+Window = Annotated[
+    str | None,
+    typer.Option(
+        "--window",
+        metavar="LEFT:RIGHT",
+        help="Sliding window: keys that a query sees before and behind its own; 1024: is open behind.",
+    ),
+]
 FamilyName = Annotated[
     str | None, typer.Option("--family", help="Kernel family, for example attention_forward; default: the preferred one that can.")
 ]
@@ -86,16 +95,36 @@ def parse_settings(settings: list[str] | None) -> dict[str, str]:
     return parsed
 
 
+def parse_window(text: str | None) -> Ends | None:
+    """'LEFT:RIGHT' as a window, of which an end that is left out is open; one number stands for both ends. Raises ArgumentError."""
+    if text is None:
+        return None
+    ends = text.split(":") if ":" in text else [text, text]
+    if len(ends) != 2 or not all(re.fullmatch(r"-?[0-9]{1,10}|", end) for end in ends) or text == "":
+        raise ArgumentError(f"window must look like LEFT:RIGHT, in keys, such as 1024:0; got {shown(text)}")
+    left, right = (int(end) if end else None for end in ends)
+    return left, right
+
+
 def problems(
-    head_dim: int | None, head_dim_v: int, dtype: str, causal: bool | None, passes: str = "forward", deterministic: bool = False
+    head_dim: int | None,
+    head_dim_v: int,
+    dtype: str,
+    causal: bool | None,
+    passes: str = "forward",
+    deterministic: bool = False,
+    window: str | None = None,
 ) -> list[Problem]:
-    """As `problems_of`, where a `head_dim_v` of 0 is that of the same width."""
-    return problems_of(head_dim, head_dim_v or None, dtype, causal, passes, deterministic)
+    """Those of `problems_of`, where a `head_dim_v` of 0 is that of the same width."""
+    found = problems_of(head_dim, head_dim_v or None, dtype, causal, passes, deterministic, parse_window(window))
+    return list(dict.fromkeys(problem for problem, _ in found))
 
 
-def problem(head_dim: int | None, head_dim_v: int, dtype: str, causal: bool, operation: str, deterministic: bool) -> Problem:
+def problem(
+    head_dim: int | None, head_dim_v: int, dtype: str, causal: bool, operation: str, deterministic: bool, window: str | None = None
+) -> Problem:
     """One problem. Raises ArgumentError for both passes, of which a kernel computes one."""
-    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic) if operation != BOTH else (None,)
+    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic, window) if operation != BOTH else (None,)
     if only is None:
         raise choice_error("pass", operation, operation_names())
     return only

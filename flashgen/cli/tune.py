@@ -35,8 +35,10 @@ from .options import (
     Seqlen,
     SeqlenKv,
     Settings,
+    Window,
     microseconds,
     parse_settings,
+    parse_window,
     print_json,
     print_table,
 )
@@ -57,6 +59,7 @@ def tune(
     causal: CausalOrBoth = None,
     passes: Passes = "forward",
     deterministic: Deterministic = False,
+    window: Window = None,
     seqlen: Seqlen = None,
     seqlen_kv: SeqlenKv = None,
     batch: Batch = None,
@@ -85,7 +88,7 @@ def tune(
     """Find the fastest kernels for your GPU and shapes, and remember them."""
     lengths, sizes = tuple(seqlen or SEQLENS), (seqlen_kv, batch, heads, kv_heads)
     request = Request(
-        cells_of(head_dim, head_dim_v or None, dtype, causal, lengths, *sizes, passes, deterministic),
+        cells_of(head_dim, head_dim_v or None, dtype, causal, lengths, *sizes, passes, deterministic, parse_window(window)),
         device=device,
         arch=arch,
         jobs=jobs,

@@ -8,9 +8,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 
 from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.plain import to_plain
 from flashgen.codegen.spec import problem_to_json
 
 from ..cells import Cell
@@ -41,7 +41,7 @@ def count_bytes(calls: Sequence[tuple[str, Cell]], ordinal: int, profiler: str) 
 
     Raises CountersError with the profiler's words, among others where the machine denies counters to its users.
     """
-    requests = [(name, problem_to_json(cell.problem), asdict(cell.workload)) for name, cell in calls]
+    requests = [(name, problem_to_json(cell.problem), to_plain(cell.workload)) for name, cell in calls]
     options = ("--csv", "--page", "raw", "--print-units", "base", "--profile-from-start", "off", "--metrics", ",".join(METRICS))
     command = [profiler, *options, sys.executable, "-m", "flashgen.compare.profiled", str(ordinal)]
     try:

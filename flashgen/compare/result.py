@@ -164,7 +164,7 @@ class Comparison:
             "grid": cell.grid,
             "pass": _PASS[cell.cell.problem.operation],
             "problem": problem_to_json(cell.cell.problem),
-            "workload": asdict(cell.cell.workload),
+            "workload": to_plain(cell.cell.workload),
             "flops": cell.flops,
             "input_bytes": cell.input_bytes,
             "bounds": asdict(cell.bounds),

@@ -13,6 +13,7 @@ from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedPara
 from flashgen.codegen.attention import ELEMENTS, require_scale
 from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import require_possible
+from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
@@ -65,7 +66,9 @@ def check_options(causal: Any, scale: Any, layout: Any, return_lse: Any, determi
         require_scale(scale)
 
 
-def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Problem:
+def check_call(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, modifiers: Given = NO_MODIFIERS
+) -> Problem:
     """The call's problem. Raises ArgumentError unless a kernel for some GPU could take it; only where tensors are is left to look at.
 
     Works on fake tensors; a symbolic head dim becomes a number, since kernels are made for one.
@@ -73,7 +76,7 @@ def check_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, 
     _check_shapes(q, k, v, layout)
     if scale is not None:
         require_scale(scale)
-    problem = _problem(q, v, causal)
+    problem = _problem(q, v, causal, modifiers=modifiers)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_strides(name, tensor)
     return problem
@@ -171,15 +174,19 @@ def check_strides(name: str, tensor: torch.Tensor) -> None:
             )
 
 
-def _problem(q: torch.Tensor, v: torch.Tensor, causal: bool, operation: str = "forward", deterministic: bool = False) -> Problem:
+def _problem(
+    q: torch.Tensor, v: torch.Tensor, causal: bool, operation: str = "forward", deterministic: bool = False, modifiers: Given = NO_MODIFIERS
+) -> Problem:
     """What these tensors ask for. Raises ArgumentError if no family can compute it on any target."""
-    return _possible_problem(q.dtype, int(q.shape[3]), int(v.shape[3]), causal, operation, deterministic)
+    return _possible_problem(q.dtype, int(q.shape[3]), int(v.shape[3]), causal, operation, deterministic, modifiers.names)
 
 
 @lru_cache(maxsize=2**10)
-def _possible_problem(dtype: torch.dtype, head_dim: int, head_dim_v: int, causal: bool, operation: str, deterministic: bool) -> Problem:
+def _possible_problem(
+    dtype: torch.dtype, head_dim: int, head_dim_v: int, causal: bool, operation: str, deterministic: bool, modifiers: tuple[str, ...]
+) -> Problem:
     """One instance for all calls, which differ in their lengths far more often than in this. Raises ArgumentError as `_problem`."""
-    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL, operation, deterministic)
+    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL, operation, deterministic, modifiers)
     require_possible(problem)
     return problem
 
@@ -198,15 +205,24 @@ def require_together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, error: E
 
 
 def problem_and_workload(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, layout: str, operation: str = "forward", deterministic: bool = False
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    layout: str,
+    operation: str = "forward",
+    deterministic: bool = False,
+    modifiers: Given = NO_MODIFIERS,
 ) -> tuple[Problem, Workload]:
     """The types of `codegen` for these tensors, which have passed `check_call`."""
-    return _problem(q, v, causal, operation, deterministic), workload_of(q, k, layout)
+    return _problem(q, v, causal, operation, deterministic, modifiers), workload_of(q, k, layout, modifiers)
 
 
-def workload_of(q: torch.Tensor, k: torch.Tensor, layout: str) -> Workload:
-    """The sizes of these tensors, which have passed `check_call`."""
+def workload_of(q: torch.Tensor, k: torch.Tensor, layout: str, modifiers: Given = NO_MODIFIERS) -> Workload:
+    """The sizes of these tensors, which have passed `check_call`, and of the call's modifiers."""
     (row, head), of_q, of_k = LAYOUTS[layout], q.shape, k.shape
+    if modifiers.sizes:
+        return Workload(of_q[0], of_q[head], of_k[head], of_q[row], of_k[row], **dict(modifiers.sizes))
     return Workload(of_q[0], of_q[head], of_k[head], of_q[row], of_k[row])
 
 

@@ -15,6 +15,7 @@ from flashgen.build.gpu.driver import Gpu, check, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.attention import attention_call, with_keys
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Problem
@@ -56,10 +57,11 @@ class Plan:
         causal: bool,
         scale: float | None,
         layout: str,
+        modifiers: Given = NO_MODIFIERS,
         kernel: Kernel | None = None,
     ) -> None:
         """Checks the arguments and binds a kernel: `kernel`, which must be able to take them, or else the selection's choice."""
-        problem = check_call(q, k, v, causal, scale, layout)
+        problem = check_call(q, k, v, causal, scale, layout, modifiers)
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
         self._on = on = gpu(q.device.index)
@@ -74,7 +76,7 @@ class Plan:
         if not math.prod(self.lse_shape):
             families_for(problem, on.device.target)
             return
-        workload = workload_of(q, k, layout)
+        workload = workload_of(q, k, layout, modifiers)
         of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
         strides = {"q": of_q, "k": of_k, "v": of_v, "out": strides_of_out, "lse": self.lse_strides}
         self.call = call = attention_call(problem, workload, strides, scale)

@@ -8,6 +8,7 @@ import torch
 
 from flashgen.build.gpu.driver import gpu
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense, operation_of
 from flashgen.codegen.problem import Pass, Problem
@@ -45,9 +46,10 @@ def check_gradient_call(
     scale: float | None,
     layout: str,
     deterministic: bool | None = None,
+    modifiers: Given = NO_MODIFIERS,
 ) -> None:
     """Raises ArgumentError unless these go together, and a kernel for some GPU could take them. Works on fake tensors."""
-    check_call(q, k, v, causal, scale, layout)
+    check_call(q, k, v, causal, scale, layout, modifiers)
     row, head = LAYOUTS[layout]
     of_out, of_lse = (*q.shape[:3], v.shape[3]), (q.shape[0], q.shape[head], q.shape[row])
     for name, tensor, shape, dtype in (
@@ -94,9 +96,10 @@ def gradient_call(
     scale: float | None,
     layout: str,
     deterministic: bool,
+    modifiers: Given = NO_MODIFIERS,
 ) -> Call:
     """The call of these tensors, which have passed `check_gradient_call`; gradients are dense in their layout."""
-    problem, workload = problem_and_workload(q, k, v, causal, layout, Pass.BACKWARD.value, deterministic)
+    problem, workload = problem_and_workload(q, k, v, causal, layout, Pass.BACKWARD.value, deterministic, modifiers)
     given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out}
     strides = {name: axis_strides(tensor, layout) for name, tensor in given.items()}
     strides |= {f"d_{name}": ordered_strides(given[name].shape, dense(tuple(given[name].shape)), layout) for name in ("q", "k", "v")}
@@ -124,12 +127,13 @@ class GradientPlan:
         scale: float | None,
         layout: str,
         deterministic: bool,
+        modifiers: Given = NO_MODIFIERS,
     ) -> None:
         """Checks the arguments and binds the selection's kernel."""
-        check_gradient_call(q, k, v, out, lse, d_out, d_lse, causal, scale, layout)
+        check_gradient_call(q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, modifiers)
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
-        call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic)
+        call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers)
         self.index = q.device.index
         self.shapes = tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in (q, k, v))
         self.bound: BoundCall | None = None

@@ -56,7 +56,7 @@ class Tensors(Mapping[str, torch.Tensor]):
 
     def derive(self, scalars: Mapping[str, float] | None = None) -> None:
         """Fills in place the inputs that follow from others, which may have changed; `scalars`: those that are not as usual."""
-        given = {**operation_of(self.problem).scalars(self.problem), **(scalars or {})}
+        given = {**operation_of(self.problem).scalars(self.problem, self.workload), **(scalars or {})}
         oracle_of(self.problem).derive(self.problem, self, given)
 
     def without_optional_inputs(self) -> Tensors:

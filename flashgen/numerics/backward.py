@@ -6,35 +6,36 @@ are 0. A sample's row r of a query head stands for query r, and for key r of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
-from .forward import exact_attention, product_in_fp32, sample_rows, slices, softmax, visible_keys
+from .forward import exact_attention, product_in_fp32, sample_rows, slices, softmax
+from .link import Link, Rows, hidden_keys, links_of
 from .oracle import Oracle, Sample
 
 _SCORES_AT_ONCE = 2**25  # elements: 256 MiB in float64, of which there are up to five
 
-# (q [rows, d], k [keys, d], v [keys, d_v], d_out [rows, d_v], d_lse [rows], visible [rows], scale) -> d_q, d_k, d_v,
-# where row r sees the first visible[r] keys.
+# (q [rows, d], k [keys, d], v [keys, d_v], d_out [rows, d_v], d_lse [rows], hidden [rows, keys], scale) -> d_q, d_k, d_v.
 _Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
 
 
-def _exact(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _exact(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, d_out = q.double(), k.double(), v.double(), d_out.double()
-    p, _ = softmax((q @ k.mT).mul_(scale), visible)
+    p, _ = softmax((q @ k.mT).mul_(scale), hidden)
     d_s = d_out @ v.mT
     d_s.sub_((p * d_s).sum(-1, keepdim=True)).add_(d_lse.double()[:, None]).mul_(p).mul_(scale)
     return d_s @ k, d_s.mT @ q, p.mT @ d_out
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _plain(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Autograd of `plain` in forward.py: what enters or leaves a matrix product has the element type, the softmax is in fp32."""
-    p, _ = softmax(_product(q, k.mT).mul_(scale), visible)
+    p, _ = softmax(_product(q, k.mT).mul_(scale), hidden)
     d_s = _product(d_out, v.mT).to(q.dtype).float()
     d_s.sub_((p * d_s).sum(-1, keepdim=True)).add_(d_lse[:, None]).mul_(p).mul_(scale)
     rounded, p = d_s.to(q.dtype), p.to(q.dtype)
@@ -46,7 +47,14 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _head(
-    gradients: _Gradients, tensors: Mapping[str, Tensor], causal: bool, scale: float, batch: int, head: int, rounded: torch.dtype | None
+    gradients: _Gradients,
+    tensors: Mapping[str, Tensor],
+    causal: bool,
+    links: Sequence[Link],
+    scale: float,
+    batch: int,
+    head: int,
+    rounded: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """d_q [group, len_q, d], d_k [len_kv, d] and d_v [len_kv, d_v] of one key/value head, summed up in float64.
 
@@ -59,12 +67,12 @@ def _head(
     wide = torch.float64 if rounded is None else torch.float32
     d_q = q.new_zeros(group, len_q, q.shape[2], dtype=wide)
     d_k, d_v = k.new_zeros(k.shape, dtype=wide), v.new_zeros(v.shape, dtype=wide)
-    visible = visible_keys(torch.arange(len_q, device=q.device), len_q, len_kv, causal)
     for member in range(group):
         at = head * group + member
         part_k, part_v = torch.zeros_like(d_k), torch.zeros_like(d_v)
         for some in slices(len_q, max(1, _SCORES_AT_ONCE // max(1, len_kv))):
-            d_q[member, some], of_k, of_v = gradients(q[some, at], k, v, d_out[some, at], d_lse[at, some], visible[some], scale)
+            hidden = hidden_keys(Rows(torch.arange(some.start, some.stop, device=q.device), len_q, len_kv), causal, links)
+            d_q[member, some], of_k, of_v = gradients(q[some, at], k, v, d_out[some, at], d_lse[at, some], hidden, scale)
             part_k += of_k
             part_v += of_v
         d_k += part_k if rounded is None else part_k.to(rounded).float()
@@ -78,7 +86,8 @@ class BackwardOracle(Oracle):
     def derive(self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
         """See Oracle. out and lse are those of q, k and v."""
         q, k, v = (tensors[name] for name in ("q", "k", "v"))
-        out, lse = exact_attention(q, k, v, causal=problem.mask is Mask.CAUSAL, scale=scalars["scale"])
+        links = links_of(problem, tensors, scalars)
+        out, lse = exact_attention(q, k, v, causal=problem.mask is Mask.CAUSAL, scale=scalars["scale"], links=links)
         tensors["out"].copy_(out)
         tensors["lse"].copy_(lse)
 
@@ -86,20 +95,20 @@ class BackwardOracle(Oracle):
         self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], sample: Sample | None = None
     ) -> dict[str, Tensor]:
         """See Oracle. The softmax is computed again, not taken from lse and out, so that it does not inherit their rounding."""
-        return self._compute(_exact, problem, tensors, scalars["scale"], sample, None)
+        return self._compute(_exact, problem, tensors, scalars, sample, None)
 
     def plain(
         self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], sample: Sample | None = None
     ) -> dict[str, Tensor]:
         """See Oracle, and `_plain`."""
-        return self._compute(_plain, problem, tensors, scalars["scale"], sample, tensors["q"].dtype)
+        return self._compute(_plain, problem, tensors, scalars, sample, tensors["q"].dtype)
 
     def _compute(
         self,
         gradients: _Gradients,
         problem: Problem,
         tensors: Mapping[str, Tensor],
-        scale: float,
+        scalars: Mapping[str, float],
         sample: Sample | None,
         rounded: torch.dtype | None,
     ) -> dict[str, Tensor]:
@@ -109,8 +118,9 @@ class BackwardOracle(Oracle):
         heads = [(b, h) for b in range(batch) for h in range(heads_kv)]
         if sample is not None:
             heads = sorted({(b, h // group) for b, h, _ in sample.tolist()})
+        causal, links, scale = problem.mask is Mask.CAUSAL, links_of(problem, tensors, scalars), scalars["scale"]
         for b, h in heads:
-            d_q, d_k, d_v = _head(gradients, tensors, problem.mask is Mask.CAUSAL, scale, b, h, rounded)
+            d_q, d_k, d_v = _head(gradients, tensors, causal, links, scale, b, h, rounded)
             whole["d_q"][b, :, h * group : (h + 1) * group] = d_q.transpose(0, 1)
             whole["d_k"][b, :, h], whole["d_v"][b, :, h] = d_k, d_v
         return whole if sample is None else self.sampled(whole, sample)
@@ -148,13 +158,22 @@ class BackwardOracle(Oracle):
         return rows_of_any
 
     def unseen(self, problem: Problem, workload: Workload, exact: Mapping[str, Tensor], sample: Sample | None) -> dict[str, Tensor]:
-        """See Oracle. There is no key that no row sees, unless there is no row."""
-        queries = torch.arange(workload.len_q, device=exact["d_q"].device)
-        nothing = visible_keys(queries, workload.len_q, workload.len_kv, problem.mask is Mask.CAUSAL) == 0
+        """See Oracle. So it is with keys that no row sees."""
+        w, device = workload, exact["d_q"].device
+        queries = torch.ones(w.len_q, dtype=torch.bool, device=device)  # that see no key
+        keys = torch.ones(w.len_kv, dtype=torch.bool, device=device)  # that no query sees
+        links = links_of(problem, {}, operation_of(problem).scalars(problem, w))
+        for some in slices(w.len_q, max(1, _SCORES_AT_ONCE // max(1, w.len_kv))):
+            rows = Rows(torch.arange(some.start, some.stop, device=device), w.len_q, w.len_kv)
+            hidden = hidden_keys(rows, problem.mask is Mask.CAUSAL, links)
+            queries[some] = hidden.all(1)
+            keys &= hidden.all(0)
+        of = {"d_q": queries, "d_k": keys, "d_v": keys}
         if sample is not None:
-            rows = sample[:, 2].to(nothing.device)
-            return {"d_q": nothing[rows[rows < workload.len_q]]}
-        return {"d_q": nothing[None, :, None].expand(workload.batch, -1, workload.heads_q)}
+            rows_of = sample[:, 2].to(device)
+            return {name: nothing[rows_of[rows_of < len(nothing)]] for name, nothing in of.items()}
+        heads = {"d_q": w.heads_q, "d_k": w.heads_kv, "d_v": w.heads_kv}
+        return {name: nothing[None, :, None].expand(w.batch, -1, heads[name]) for name, nothing in of.items()}
 
 
 ORACLE = BackwardOracle()

@@ -7,7 +7,7 @@ key/value head h // (heads_q // heads_kv). A causal mask is aligned bottom-right
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
+from .link import Link, Rows, hidden_keys, links_of
 from .oracle import Oracle, Sample
 
 _MATRIX_UNIT = 64  # rows and columns
@@ -27,8 +28,8 @@ _SCORES_AT_ONCE = 2**26  # elements: 512 MiB in float64, of which the softmax ho
 class _Method:
     """One way to compute attention: on a part of the problem, and the element types of its results.
 
-    attend: (q [n, rows, d], k [n, keys, d], v [n, keys, d_v], visible [rows], scale) -> out [n, rows, d_v], lse [n, rows],
-            where row r sees the first visible[r] keys.
+    attend: (q [n, rows, d], k [n, keys, d], v [n, keys, d_v], hidden [rows, keys], scale) -> out [n, rows, d_v], lse [n, rows],
+            where row r sees the keys that are not hidden from it.
     """
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -36,21 +37,37 @@ class _Method:
     lse: torch.dtype
 
 
-def exact_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Attention in float64: (out, lse), both float64, in the module's shapes.
+@dataclass(frozen=True)
+class _Masks:
+    """What hides keys from queries: a causal mask, links of modifiers."""
+
+    causal: bool
+    links: Sequence[Link]
+
+    def hidden(self, queries: Tensor, len_q: int, len_kv: int) -> Tensor:
+        """[queries, len_kv]."""
+        return hidden_keys(Rows(queries, len_q, len_kv), self.causal, self.links)
+
+
+def exact_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, rows: Tensor | None = None, links: Sequence[Link] = ()
+) -> tuple[Tensor, Tensor]:
+    """Attention in float64: (out, lse), both float64, in the module's shapes. `links`: of modifiers.
 
     `rows`: int64 [n, 3] of (batch, query head, query); then out is [n, head_dim_v] and lse [n] for these rows only.
     Memory beside the results stays bounded whatever the lengths. Raises ArgumentError for shapes that do not go together.
     """
-    return _attention(_Method(_attend_exact, torch.float64, torch.float64), q, k, v, causal, scale, rows)
+    return _attention(_Method(_attend_exact, torch.float64, torch.float64), q, k, v, _Masks(causal, links), scale, rows)
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def plain(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, rows: Tensor | None = None, links: Sequence[Link] = ()
+) -> tuple[Tensor, Tensor]:
     """Attention as plain PyTorch does it in q's element type: scores and softmax in fp32, probabilities and output rounded.
 
     The same arguments, shapes and errors as `exact_attention`; out has q's element type, lse is fp32.
     """
-    return _attention(_Method(_attend_plain, q.dtype, torch.float32), q, k, v, causal, scale, rows)
+    return _attention(_Method(_attend_plain, q.dtype, torch.float32), q, k, v, _Masks(causal, links), scale, rows)
 
 
 def sample_rows(workload: Workload, count: int, seed: int, causal: bool) -> Tensor:
@@ -72,21 +89,20 @@ def sample_rows(workload: Workload, count: int, seed: int, causal: bool) -> Tens
     return torch.cat([torch.tensor(fixed, dtype=torch.int64), torch.stack(drawn, dim=1)])
 
 
-def _attention(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attention(method: _Method, q: Tensor, k: Tensor, v: Tensor, masks: _Masks, scale: float, rows: Tensor | None) -> tuple[Tensor, Tensor]:
     _require_shapes(q, k, v)
     if rows is None:
-        return _attention_whole(method, q, k, v, causal, scale)
+        return _attention_whole(method, q, k, v, masks, scale)
     if rows.dtype != torch.int64 or rows.ndim != 2 or rows.shape[1] != 3:
         raise ArgumentError(f"rows must be an int64 tensor [n, 3]; got {rows.dtype} {list(rows.shape)}")
-    return _attention_rows(method, q, k, v, causal, scale, rows.to(q.device))
+    return _attention_rows(method, q, k, v, masks, scale, rows.to(q.device))
 
 
-def _attention_whole(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _attention_whole(method: _Method, q: Tensor, k: Tensor, v: Tensor, masks: _Masks, scale: float) -> tuple[Tensor, Tensor]:
     (batch, len_q, heads_q, _), (_, len_kv, heads_kv, head_dim_v) = q.shape, v.shape
     group = heads_q // max(1, heads_kv)
     out = q.new_empty(batch, len_q, heads_q, head_dim_v, dtype=method.out)
     lse = q.new_empty(batch, heads_q, len_q, dtype=method.lse)
-    visible = visible_keys(torch.arange(len_q, device=q.device), len_q, len_kv, causal)
     # As many key/value heads at once as the budget allows, and of one head as many queries.
     queries = max(1, min(len_q, _SCORES_AT_ONCE // max(1, len_kv * group)))
     heads = max(1, min(heads_kv, _SCORES_AT_ONCE // max(1, len_kv * group * queries)))
@@ -96,15 +112,16 @@ def _attention_whole(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: b
             mine = slice(kv.start * group, kv.stop * group)
             keys, values = k[b, :, kv].transpose(0, 1), v[b, :, kv].transpose(0, 1)
             for some in slices(len_q, queries):
+                hidden = masks.hidden(torch.arange(some.start, some.stop, device=q.device), len_q, len_kv)
                 # The queries of a group, one head after the other, are rows of one product with their common keys.
                 rows = q[b, some, mine].transpose(0, 1).reshape(kv.stop - kv.start, -1, q.shape[3])
-                part, part_lse = method.attend(rows, keys, values, visible[some].repeat(group), scale)
+                part, part_lse = method.attend(rows, keys, values, hidden.repeat(group, 1), scale)
                 out[b, some, mine] = part.reshape(mine.stop - mine.start, -1, head_dim_v).transpose(0, 1)
                 lse[b, mine, some] = part_lse.reshape(mine.stop - mine.start, -1)
     return out, lse
 
 
-def _attention_rows(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _attention_rows(method: _Method, q: Tensor, k: Tensor, v: Tensor, masks: _Masks, scale: float, rows: Tensor) -> tuple[Tensor, Tensor]:
     group, len_kv = q.shape[2] // max(1, k.shape[2]), k.shape[1]
     out, lse = q.new_empty(len(rows), v.shape[3], dtype=method.out), q.new_empty(len(rows), dtype=method.lse)
     heads_kv = rows[:, 0] * k.shape[2] + rows[:, 1] // max(1, group)  # of the whole batch
@@ -114,19 +131,19 @@ def _attention_rows(method: _Method, q: Tensor, k: Tensor, v: Tensor, causal: bo
         for some in slices(len(where), max(1, _SCORES_AT_ONCE // max(1, len_kv))):
             index = where[some]
             mine = q[b, rows[index, 2], rows[index, 1]]
-            visible = visible_keys(rows[index, 2], q.shape[1], len_kv, causal)
-            part, part_lse = method.attend(mine[None], k[b, :, head][None], v[b, :, head][None], visible, scale)
+            hidden = masks.hidden(rows[index, 2], q.shape[1], len_kv)
+            part, part_lse = method.attend(mine[None], k[b, :, head][None], v[b, :, head][None], hidden, scale)
             out[index], lse[index] = part[0], part_lse[0]
     return out, lse
 
 
-def _attend_exact(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    p, lse = softmax((q.double() @ k.double().mT).mul_(scale), visible)
+def _attend_exact(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    p, lse = softmax((q.double() @ k.double().mT).mul_(scale), hidden)
     return p @ v.double(), lse
 
 
-def _attend_plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    p, lse = softmax(product_in_fp32(q, k.mT).mul_(scale), visible)
+def _attend_plain(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    p, lse = softmax(product_in_fp32(q, k.mT).mul_(scale), hidden)
     return product_in_fp32(p.to(q.dtype), v).to(q.dtype), lse
 
 
@@ -145,12 +162,12 @@ def product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b.expand(len(a), -1, -1), out_dtype=torch.float32)[:, :rows, :columns]
 
 
-def softmax(s: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """P, in the place of the scores `s`, and the log-sum-exp.
+def softmax(s: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """P, in the place of the scores `s`, and the log-sum-exp. `hidden` [rows, keys]: which keys a row does not see.
 
     Each row's maximum comes off first: the log-sum-exp of huge scores would be too coarse for that.
     """
-    s.masked_fill_(torch.arange(s.shape[-1], device=s.device) >= visible[:, None], -torch.inf)
+    s.masked_fill_(hidden, -torch.inf)
     nothing = s.new_full((*s.shape[:-1], 1), -torch.inf)
     row_max = s.amax(dim=-1, keepdim=True) if s.shape[-1] else nothing
     # A row without keys: -inf - (-inf) would be NaN, -inf - 0 gives probability 0.
@@ -158,11 +175,6 @@ def softmax(s: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
     row_sum = s.sum(dim=-1, keepdim=True)
     lse = (row_max + row_sum.log())[..., 0]
     return s.div_(row_sum.masked_fill(row_sum == 0, 1.0)), lse
-
-
-def visible_keys(queries: Tensor, len_q: int, len_kv: int, causal: bool) -> Tensor:
-    """How many keys each of these queries sees."""
-    return (queries + 1 + len_kv - len_q).clamp(0, len_kv) if causal else torch.full_like(queries, len_kv)
 
 
 def slices(length: int, step: int) -> Iterator[slice]:
@@ -206,7 +218,8 @@ class ForwardOracle(Oracle):
         sample: Sample | None,
     ) -> dict[str, Tensor]:
         q, k, v = (tensors[name] for name in ("q", "k", "v"))
-        out, lse = compute(q, k, v, causal=problem.mask is Mask.CAUSAL, scale=scalars["scale"], rows=sample)
+        links = links_of(problem, tensors, scalars)
+        out, lse = compute(q, k, v, causal=problem.mask is Mask.CAUSAL, scale=scalars["scale"], rows=sample, links=links)
         return {"out": out, "lse": lse}
 
     def sample(self, problem: Problem, workload: Workload, count: int, seed: int) -> Sample:

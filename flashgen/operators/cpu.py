@@ -7,6 +7,7 @@ from functools import cache
 import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel
+from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import find_target
 
@@ -17,14 +18,14 @@ from ..selection.families import default_spec, excluded_families
 
 
 def attention_on_cpu(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, modifiers: Given = NO_MODIFIERS
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of CPU tensors that have passed `arguments.check_call`, by the default kernel.
 
     Raises ArgumentError for memory that a kernel cannot take.
     """
     arguments.require_memory(q, k, v)
-    problem, workload = arguments.problem_and_workload(q, k, v, causal, layout)
+    problem, workload = arguments.problem_and_workload(q, k, v, causal, layout, modifiers=modifiers)
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty((workload.batch, workload.heads_q, workload.len_q), dtype=torch.float32)
     if lse.numel():
@@ -48,10 +49,11 @@ def gradients_on_cpu(
     scale: float | None,
     layout: str,
     deterministic: bool,
+    modifiers: Given = NO_MODIFIERS,
 ) -> Gradients:
     """Gradients of CPU tensors that have passed `check_gradient_call`, by the default kernel."""
     arguments.require_memory(q, k, v, out=out, d_out=d_out)
-    call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic)
+    call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers)
     d_q, d_k, d_v = (torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
     if not is_trivial(call.workload):
         given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out, "d_q": d_q, "d_k": d_k, "d_v": d_v}

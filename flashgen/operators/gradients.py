@@ -18,12 +18,13 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.codegen.errors import FlashgenError
+from flashgen.codegen.modifier import given_modifiers
 
 from ..launch.gpu import Plan, untraced
 from ..launch.gradients import Gradients, check_gradient_call, usable
 from . import plans
 from .batching import batched
-from .registration import LIBRARY, attention_forward, cpu_is_allowed, flops_of, register_for_all_others
+from .registration import LIBRARY, attention_forward, cpu_is_allowed, flops_of, register_for_all_others, without_deterministic
 
 _NO_SECOND = "flashgen.attention has no second derivative: take its gradients without create_graph=True, or use plain PyTorch there"
 _NO_TANGENTS = "flashgen.attention has no forward-mode derivative: call it with the primals of its inputs"
@@ -55,7 +56,8 @@ def is_differentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool
 
 LIBRARY.define(
     "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor d_out, Tensor? d_lse, "
-    "bool causal, float? scale, str layout, bool? deterministic=None) -> (Tensor d_q, Tensor d_k, Tensor d_v)"
+    'bool causal, float? scale, str layout, bool? deterministic=None, str modifiers="", SymInt[] sizes=[]) '
+    "-> (Tensor d_q, Tensor d_k, Tensor d_v)"
 )
 attention_backward = torch.ops.flashgen.attention_backward.default
 
@@ -68,16 +70,18 @@ def _backward_cuda(*arguments: Any) -> Gradients:
 
 @untraced
 def _backward_elsewhere(*arguments: Any) -> Gradients:
-    check_gradient_call(*arguments)
+    options = _decided(*arguments[7:])
+    check_gradient_call(*arguments[:7], *options)
     cpu_is_allowed(arguments[0])
     from . import cpu
 
-    return cpu.gradients_on_cpu(*_usable(*arguments[:7]), *_decided(*arguments[7:]))
+    return cpu.gradients_on_cpu(*_usable(*arguments[:7]), *options)
 
 
-def _decided(causal: bool, scale: float | None, layout: str, deterministic: bool | None = None) -> tuple[Any, ...]:
+def _decided(causal: bool, scale: float | None, layout: str, deterministic: bool | None = None, *modified: Any) -> tuple[Any, ...]:
     """The options of a call, with PyTorch's setting where nothing was said."""
-    return causal, scale, layout, torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+    decided = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+    return causal, scale, layout, decided, given_modifiers(*modified)
 
 
 def _usable(
@@ -89,7 +93,7 @@ def _usable(
 
 
 def _backward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Gradients:
-    check_gradient_call(q, k, v, *rest)
+    check_gradient_call(q, k, v, *rest[:4], *_decided(*rest[4:]))
     d_q, d_k, d_v = (tensor.new_empty(tensor.shape) for tensor in (q, k, v))
     return d_q, d_k, d_v
 
@@ -97,10 +101,10 @@ def _backward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
 @register_flop_formula(torch.ops.flashgen.attention_backward)
 def _flops(
     q: Sequence[int], k: Sequence[int], v: Sequence[int], out: Sequence[int], lse: Sequence[int], d_out: Sequence[int], d_lse: Any,
-    causal: bool, scale: float | None, layout: str, deterministic: bool | None = None, **_: Any,
+    causal: bool, scale: float | None, layout: str, deterministic: bool | None = None, *modified: Any, **_: Any,
 ) -> int:  # fmt: skip
     """For `torch.utils.flop_counter`; shapes in place of tensors."""
-    return flops_of("backward", q, k, v, causal, layout)
+    return flops_of("backward", q, k, v, causal, layout, *modified)
 
 
 LIBRARY.impl("attention_backward", _backward_cuda, "CUDA")
@@ -180,13 +184,16 @@ def _gradients(compute: Any, ctx: Any, d_out: torch.Tensor | None, d_lse: torch.
     return (*wanted, *(None for _ in ctx.options))
 
 
+_forward = without_deterministic(attention_forward)
+
+
 class _Traced(torch.autograd.Function):
     """Within the dispatcher, for PyTorch's tracers: forward and backward are operators."""
 
     @staticmethod
     @untraced
     def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        given: tuple[torch.Tensor, torch.Tensor] = attention_forward(*arguments[:6])
+        given: tuple[torch.Tensor, torch.Tensor] = _forward(*arguments)
         _keep(ctx, arguments, given)
         return given
 
@@ -202,7 +209,7 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     @untraced
     def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return attention_forward(*arguments[:6])  # type: ignore[no-any-return]
+        return _forward(*arguments)  # type: ignore[no-any-return]
 
     @staticmethod
     @untraced
@@ -254,7 +261,7 @@ def _autograd(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if getattr(forward_ad, "_current_level", 0) >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise NoDerivativeError(_NO_TANGENTS)  # PyTorch would drop them without a word
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-        return attention_forward(*arguments[:6])  # type: ignore[no-any-return]
+        return _forward(*arguments)  # type: ignore[no-any-return]
     if is_transformed():
         raise NoDerivativeError(_NOT_COMPILED if torch.compiler.is_compiling() else _NOT_THE_OPERATOR)
     return _Traced.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
@@ -273,11 +280,13 @@ def differentiable_attention(*arguments: Any) -> tuple[torch.Tensor, torch.Tenso
         return _Transformed.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
     if not torch.compiler.is_compiling() and plans.only_the_kernel(*arguments[:3]):
         q, k, v, *options = arguments
-        plan = plans.plan_for(*arguments[:6])
+        causal, scale, layout, deterministic, *modified = options
+        modifiers = given_modifiers(*modified)
+        plan = plans.plan_for(q, k, v, causal, scale, layout, modifiers)
 
         def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: bool) -> Any:
             return _PastDispatcher.apply(q, k, v, plan, *options)  # type: ignore[no-untyped-call]
 
-        plans.remember_differentiable(plan, run, (q, k, v), *options)
+        plans.remember_differentiable(plan, run, (q, k, v), causal, scale, layout, deterministic, modifiers)
         return run(q, k, v, True)  # type: ignore[no-any-return]
     return attention(*arguments)  # type: ignore[no-any-return]

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd import forward_ad, profiler
 
+from flashgen.codegen.modifier import NO_MODIFIERS, Given
+
 from ..launch.arguments import LAYOUTS, check_options
 from ..launch.gpu import Plan, untraced
 from ..launch.gradients import GradientPlan
@@ -23,7 +25,9 @@ _Plan = TypeVar("_Plan", Plan, GradientPlan)
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor | None]]  # q, k, v, whether to give lse
 
 
-def _signature(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> tuple[Any, ...]:
+def _signature(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, modifiers: Given = NO_MODIFIERS
+) -> tuple[Any, ...]:
     """What decides a plan."""
     return (
         q.shape,
@@ -40,6 +44,7 @@ def _signature(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, 
         v.device,
         causal,
         scale,
+        modifiers,
         layout,
         loaded.kernels.generation,
     )
@@ -110,6 +115,7 @@ def run_at_hand(
     layout: str,
     return_lse: bool = False,
     deterministic: bool | None = None,
+    modifiers: Given = NO_MODIFIERS,
 ) -> Run | None:
     """What runs a call past the dispatcher, if that would do nothing but run it: this thread's plan, or one that autograd will know of.
 
@@ -124,6 +130,7 @@ def run_at_hand(
         and before.causal is causal
         and (before.scale is scale or (type(scale) is float and before.scale == scale))
         and (before.layout is layout or (type(layout) is str and before.layout == layout))
+        and before.modifiers == modifiers
         and before.generation == loaded.kernels.generation
         and no_modes()
         # Tensors fit whether gradients are enabled or not.
@@ -133,7 +140,7 @@ def run_at_hand(
     if _without_gradients(q, k, v):
         plans = _plans()
         try:
-            key = _signature(q, k, v, causal, scale, layout)
+            key = _signature(q, k, v, causal, scale, layout, modifiers)
             plan = plans.get(key)
         except (AttributeError, TypeError, RuntimeError):  # an argument that `check_types` will speak of
             return None
@@ -141,10 +148,10 @@ def run_at_hand(
             if not (q.is_cuda and k.is_cuda and v.is_cuda):
                 return None
             check_options(causal, scale, layout, return_lse)
-            return _new_plan(plans, key, q, k, v, causal, scale, layout)
+            return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers)
         if _TensorGuards is not None:
             if plan.before is None and not (q.requires_grad or k.requires_grad or v.requires_grad):
-                plan.before = _Before(plan, (q, k, v), causal, scale, layout)
+                plan.before = _Before(plan, (q, k, v), causal, scale, layout, None, modifiers)
             _LOCAL.before = plan.before
         return plan
     return None
@@ -187,7 +194,7 @@ class _Before:
     `fits`: whether tensors have the types, dispatch keys, dtypes, devices, sizes and strides of that call, and need gradients as it did.
     """
 
-    __slots__ = ("causal", "deterministic", "differentiable", "fits", "generation", "layout", "run", "scale")
+    __slots__ = ("causal", "deterministic", "differentiable", "fits", "generation", "layout", "modifiers", "run", "scale")
 
     def __init__(
         self,
@@ -197,28 +204,31 @@ class _Before:
         scale: float | None,
         layout: str,
         deterministic: bool | None = None,
+        modifiers: Given = NO_MODIFIERS,
     ) -> None:
         sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
-        self.run, self.causal, self.scale, self.layout = run, causal, scale, layout
+        self.run, self.causal, self.scale, self.layout, self.modifiers = run, causal, scale, layout, modifiers
         self.generation = loaded.kernels.generation
         self.deterministic, self.differentiable = deterministic, any(tensor.requires_grad for tensor in tensors)
         self.fits = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
-def plan_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> Plan:
+def plan_for(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, modifiers: Given = NO_MODIFIERS
+) -> Plan:
     """This thread's plan for the call's signature."""
-    plans, key = _plans(), _signature(q, k, v, causal, scale, layout)
+    plans, key = _plans(), _signature(q, k, v, causal, scale, layout, modifiers)
     plan = plans.get(key)
-    return _new_plan(plans, key, q, k, v, causal, scale, layout) if plan is None else plan
+    return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers) if plan is None else plan
 
 
 def gradient_plan_for(*arguments: Any) -> GradientPlan:
     """This thread's plan for a call of the backward pass: see `GradientPlan`."""
     plans: dict[tuple[Any, ...], GradientPlan] = _LOCAL.__dict__.setdefault("gradient_plans", {})
-    q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic = arguments
+    q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, *modifiers = arguments
     of_out = (out.shape, out.stride(), lse.shape, lse.stride(), d_out.shape, d_out.stride(), out.dtype, lse.dtype, d_out.dtype)
     of_lse = None if d_lse is None else (d_lse.shape, d_lse.stride(), d_lse.dtype, d_lse.device)
-    key = (*_signature(q, k, v, causal, scale, layout), deterministic, *of_out, out.device, lse.device, d_out.device, of_lse)
+    key = (*_signature(q, k, v, causal, scale, layout, *modifiers), deterministic, *of_out, out.device, lse.device, d_out.device, of_lse)
     plan = plans.get(key)
     return _kept(plans, key, GradientPlan(*arguments)) if plan is None else plan
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.modifier import given_modifiers
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
@@ -24,34 +25,36 @@ from ..launch.gpu import untraced
 from . import plans
 
 LIBRARY = torch.library.Library("flashgen", "DEF")
-_ARGUMENTS = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout)"
-LIBRARY.define(f"attention_output{_ARGUMENTS} -> Tensor out")
-LIBRARY.define(f"attention_forward{_ARGUMENTS} -> (Tensor out, Tensor lse)")
-LIBRARY.define(f"attention{_ARGUMENTS[:-1]}, bool? deterministic=None) -> (Tensor out, Tensor lse)")
+_ARGUMENTS = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout"
+_MODIFIERS = ', str modifiers="", SymInt[] sizes=[])'  # see codegen/modifier.py, `given_modifiers`
+LIBRARY.define(f"attention_output{_ARGUMENTS}{_MODIFIERS} -> Tensor out")
+LIBRARY.define(f"attention_forward{_ARGUMENTS}{_MODIFIERS} -> (Tensor out, Tensor lse)")
+LIBRARY.define(f"attention{_ARGUMENTS}, bool? deterministic=None{_MODIFIERS} -> (Tensor out, Tensor lse)")
 
 
 @untraced
 def _forward_cuda(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, deterministic: bool | None = None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, *modified: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`deterministic` is of `attention` alone, and says nothing about the forward pass."""
-    return plans.plan_for(q, k, v, causal, scale, layout)(q, k, v, True)
+    return plans.plan_for(q, k, v, causal, scale, layout, given_modifiers(*modified))(q, k, v, True)
 
 
 @untraced
-def _output_cuda(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str) -> torch.Tensor:
-    return plans.plan_for(q, k, v, causal, scale, layout)(q, k, v, False)[0]
+def _output_cuda(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, *modified: Any
+) -> torch.Tensor:
+    return plans.plan_for(q, k, v, causal, scale, layout, given_modifiers(*modified))(q, k, v, False)[0]
 
 
 @untraced
 def _forward_elsewhere(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, deterministic: bool | None = None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, *modified: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_call(q, k, v, causal, scale, layout)
+    check_call(q, k, v, causal, scale, layout, given_modifiers(*modified))
     cpu_is_allowed(q)
     from . import cpu
 
-    return cpu.attention_on_cpu(q, k, v, causal, scale, layout)
+    return cpu.attention_on_cpu(q, k, v, causal, scale, layout, given_modifiers(*modified))
 
 
 def cpu_is_allowed(q: torch.Tensor) -> None:
@@ -66,9 +69,9 @@ def cpu_is_allowed(q: torch.Tensor) -> None:
 
 
 def _forward_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, deterministic: bool | None = None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, *modified: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_traced(q, k, v, causal, scale, layout)
+    check_traced(q, k, v, causal, scale, layout, given_modifiers(*modified))
     row, head = LAYOUTS[layout]
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     return out, q.new_empty((q.shape[0], q.shape[head], q.shape[row]), dtype=torch.float32)
@@ -83,6 +86,16 @@ def _output_fake(*arguments: Any) -> torch.Tensor:
     return _forward_fake(*arguments)[0]
 
 
+def without_deterministic(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """The implementation of `attention` by that of `attention_forward`: `deterministic` says nothing about the forward pass."""
+
+    @untraced
+    def run(*arguments: Any) -> Any:
+        return implementation(*arguments[:6], *arguments[7:])
+
+    return run
+
+
 def register_for_all_others(name: str, implementation: Callable[..., Any]) -> None:
     """Of an operator what runs where it has no implementation of its own."""
     for key in ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutogradNestedTensor"):
@@ -92,27 +105,37 @@ def register_for_all_others(name: str, implementation: Callable[..., Any]) -> No
 for _name, _cuda, _elsewhere, _fake in (
     ("attention_output", _output_cuda, _output_elsewhere, _output_fake),
     ("attention_forward", _forward_cuda, _forward_elsewhere, _forward_fake),
-    ("attention", _forward_cuda, _forward_elsewhere, _forward_fake),
+    (
+        "attention",
+        without_deterministic(_forward_cuda),
+        without_deterministic(_forward_elsewhere),
+        without_deterministic(_forward_fake),
+    ),
 ):
     LIBRARY.impl(_name, _cuda, "CUDA")
     register_for_all_others(_name, _elsewhere)
     torch.library.register_fake(f"flashgen::{_name}", _fake, lib=LIBRARY)
 
 
-@register_flop_formula([torch.ops.flashgen.attention_output, torch.ops.flashgen.attention_forward, torch.ops.flashgen.attention])
+@register_flop_formula([torch.ops.flashgen.attention_output, torch.ops.flashgen.attention_forward])
 def _flops(
-    q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, scale: float | None, layout: str,
-    deterministic: bool | None = None, **_: Any,
-) -> int:  # fmt: skip
+    q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, scale: float | None, layout: str, *modified: Any, **_: Any
+) -> int:
     """For `torch.utils.flop_counter`; shapes in place of tensors."""
-    return flops_of("forward", q, k, v, causal, layout)
+    return flops_of("forward", q, k, v, causal, layout, *modified)
 
 
-def flops_of(operation: str, q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, layout: str) -> int:
+@register_flop_formula(torch.ops.flashgen.attention)
+def _flops_with_autograd(*arguments: Any, **_: Any) -> int:
+    return _flops(*arguments[:6], *arguments[7:])
+
+
+def flops_of(operation: str, q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, layout: str, *modified: Any) -> int:
     """Floating-point operations of an operation on tensors of these shapes."""
-    row, head = LAYOUTS[layout]
-    problem = Problem(Dtype.BF16, q[3], v[3], Mask.CAUSAL if causal else Mask.FULL, operation)  # the dtype does not matter
-    return int(operation_of(problem).flops(problem, Workload(q[0], q[head], k[head], q[row], k[row])))
+    (row, head), given = LAYOUTS[layout], given_modifiers(*modified)
+    mask = Mask.CAUSAL if causal else Mask.FULL
+    problem = Problem(Dtype.BF16, q[3], v[3], mask, operation, modifiers=given.names)  # the dtype does not matter
+    return int(operation_of(problem).flops(problem, Workload(q[0], q[head], k[head], q[row], k[row], **dict(given.sizes))))
 
 
 attention_output = torch.ops.flashgen.attention_output.default

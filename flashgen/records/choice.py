@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import find_family
 from flashgen.codegen.plain import canonical, parse
-from flashgen.codegen.problem import Problem
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.spec import KernelSpec, PlainSpec
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.workload import Workload
@@ -28,21 +28,24 @@ class Choice:
     """The best record for a workload: whether it is of that very workload, and of the driver and compiler asked for.
 
     older: it is of an older revision of its family or of the benchmark: its config counts, its time does not
+    problem: for which its config counts, where that is another than the record's own
     """
 
     record: Record
     exact_workload: bool
     same_toolchain: bool
     older: bool = False
+    problem: Problem | None = None
 
     def spec(self, target: Target) -> KernelSpec:
-        """The kernel to use: the record's config in the present revision of its family."""
-        return PlainSpec.from_json(self.record.spec).as_of_now(target)
+        """The kernel to use: the record's config in the present revision of its family. Raises ArgumentError if there is none."""
+        plain = PlainSpec.from_json(self.record.spec)
+        return (plain if self.problem is None else replace(plain, problem=self.problem)).as_of_now(target)
 
 
 @lru_cache(maxsize=2**14)
 def bucket(workload: Workload) -> Workload:
-    """The workload that stands for all of its size: lengths and batch * heads rounded up to powers of two.
+    """The workload that stands for all of its size: lengths, ends of a window and batch * heads rounded up to powers of two.
 
     One kernel is chosen per bucket, so a length not seen before costs at most one compile per bucket. The bucket keeps the group, on
     which alone it may depend whether a kernel takes a workload: see `Family.config_refusals`.
@@ -50,11 +53,17 @@ def bucket(workload: Workload) -> Workload:
     return Workload(1, *bucket_sizes(workload))
 
 
-def bucket_sizes(workload: Workload) -> tuple[int, int, int, int]:
+def bucket_sizes(workload: Workload) -> tuple[int, ...]:
     """The sizes of a workload's bucket but for its batch, which is 1: as good a key as the bucket itself, and cheaper to come by."""
     group = workload.heads_q // max(1, workload.heads_kv)
     heads = _power_of_two(workload.batch * workload.heads_kv, _MOST // max(1, group))
-    return heads * group, heads, _power_of_two(workload.len_q), _power_of_two(workload.len_kv)
+    sizes = heads * group, heads, _power_of_two(workload.len_q), _power_of_two(workload.len_kv)
+    return (*sizes, _window_end(workload.window_left), _window_end(workload.window_right)) if workload.has_window else sizes
+
+
+def _window_end(end: int) -> int:
+    """An end of a window, rounded away from 0 to a power of two, or open."""
+    return _power_of_two(end) if end > 0 else -_power_of_two(-end) if end else 0
 
 
 _MOST = 2**31 - 1  # of each size of a workload
@@ -65,8 +74,13 @@ def _power_of_two(size: int, most: int = _MOST) -> int:
 
 
 def distance(a: Workload, b: Workload) -> float:
-    """How unlike two workloads are: octaves of len_q, len_kv and batch * heads_q, plus 1 if the query heads of a group differ."""
-    sizes = ((a.len_q, b.len_q), (a.len_kv, b.len_kv), (a.batch * a.heads_q, b.batch * b.heads_q))
+    """How unlike two workloads are: octaves of len_q, len_kv, pairs that a window lets through, and batch * heads_q.
+
+    Plus 1 if the query heads of a group differ.
+    """
+    sizes = [(a.len_q, b.len_q), (a.len_kv, b.len_kv), (a.batch * a.heads_q, b.batch * b.heads_q)]
+    if a.has_window or b.has_window:
+        sizes.append((a.visible_pairs(Mask.FULL), b.visible_pairs(Mask.FULL)))
     octaves = sum(abs(math.log2(max(1, x) / max(1, y))) for x, y in sizes)
     return octaves + (a.heads_q // max(1, a.heads_kv) != b.heads_q // max(1, b.heads_kv))
 

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 from flashgen.build.cache_dir import UnsafeCacheError, make_safe_dir, require_safe
 from flashgen.build.lock import locked
 
-SCHEMA = 1  # raise when the table, or what it means, changes
+from .former_schema import former_contents, former_select, move_on
+
+SCHEMA = 2  # raise when the table, or what it means, changes
 BUSY_SECONDS = 10.0  # how long to wait for another process that writes or makes the file
 
 T = TypeVar("T")
@@ -35,6 +37,7 @@ class StoredRow(NamedTuple):
     heads_kv: Any
     len_q: Any
     len_kv: Any
+    sizes: Any  # of the workload beside these, as JSON
     benchmark_version: Any  # the last one of the key
     spec: Any
     seconds: Any
@@ -50,12 +53,12 @@ class StoredRow(NamedTuple):
     @property
     def key(self) -> tuple[Any, ...]:
         """The values that no two rows share."""
-        return self[:_KEY_LENGTH]
+        return self[: len(KEY)]
 
 
-_KEY_LENGTH = StoredRow._fields.index("benchmark_version") + 1
+KEY = StoredRow._fields[: StoredRow._fields.index("benchmark_version") + 1]
 _COLUMNS = ", ".join(StoredRow._fields)
-_KEY = ", ".join(StoredRow._fields[:_KEY_LENGTH])
+_KEY = ", ".join(KEY)
 _TABLE = f"CREATE TABLE candidates ({_COLUMNS}, PRIMARY KEY ({_KEY}))"
 _INTO = f"INTO candidates VALUES ({', '.join('?' * len(StoredRow._fields))})"
 _SELECT = f"SELECT {_COLUMNS} FROM candidates"
@@ -63,6 +66,8 @@ _SELECT = f"SELECT {_COLUMNS} FROM candidates"
 # What a file holds: its version and the SQL of its tables.
 _EMPTY: tuple[int, list[str]] = (0, [])
 _OURS = (SCHEMA, [_TABLE])
+# Files of the schema before lack one column: they are moved on where they are opened.
+_FORMER = former_contents(_COLUMNS, _KEY)
 
 
 class RecordFile:
@@ -84,7 +89,7 @@ class RecordFile:
 
     def find(self, key: tuple[Any, ...]) -> StoredRow | None:
         """The row with that key."""
-        found = self._run(_statement(f"{_SELECT} WHERE ({_KEY}) = ({', '.join('?' * _KEY_LENGTH)})", key))
+        found = self._run(_statement(f"{_SELECT} WHERE ({_KEY}) = ({', '.join('?' * len(KEY))})", key))
         return StoredRow(*found[0]) if found else None
 
     def of_device(self, device_name: str, sm_count: int) -> list[StoredRow]:
@@ -154,7 +159,7 @@ class RecordFile:
         with locked(self.path.parent, str(self.path.parent), BUSY_SECONDS):  # one process at a time makes the file or sets it aside
             connection = _connect_file(self.path)
             try:
-                if fault := _fault(connection, thorough):
+                if fault := _fault(connection, thorough, moves_on=True):
                     connection.close()
                     aside = _set_aside(self.path, fault)
                     message = f"{self.path} is no sound file of tuning records ({fault}): renamed to {aside.name}"
@@ -232,14 +237,19 @@ def _contents(connection: sqlite3.Connection) -> tuple[int, list[str]]:
     return version, [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")]
 
 
-def _fault(connection: sqlite3.Connection, thorough: bool) -> str | None:
-    """Why a file is not one of ours: 'corrupt', or 'schema' and its number. None if it is, or if it is empty."""
+def _fault(connection: sqlite3.Connection, thorough: bool, moves_on: bool = False) -> str | None:
+    """Why a file is not one of ours: 'corrupt', or 'schema' and its number. None if it is, or if it is empty.
+
+    moves_on: whether one of the schema before becomes one of this one.
+    """
     try:
         found = _contents(connection)
-        if found not in (_EMPTY, _OURS):
+        if found not in (_EMPTY, _OURS, _FORMER):
             return f"schema{found[0]}"
         if thorough and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             return "corrupt"
+        if moves_on and found == _FORMER:
+            move_on(connection, _TABLE, _COLUMNS, SCHEMA)
     except sqlite3.DatabaseError as error:
         if not _is_damage(error):
             raise
@@ -269,8 +279,8 @@ def _read_only_rows(path: Path) -> list[tuple[Any, ...]]:
             require_safe(path.parent)
             require_safe(path)
             with closing(_connect(f"{path.as_uri()}?{mode}", uri=True)) as connection:
-                if _contents(connection) == _OURS:
-                    return connection.execute(_SELECT).fetchall()
+                if (found := _contents(connection)) in (_OURS, _FORMER):
+                    return connection.execute(_SELECT if found == _OURS else former_select(_COLUMNS)).fetchall()
     return []
 
 

@@ -12,14 +12,15 @@ from typing import Any
 
 from flashgen.build.cache_dir import cache_dir
 from flashgen.codegen.devices import Device
-from flashgen.codegen.errors import ArgumentError, FlashgenError
-from flashgen.codegen.plain import canonical, keys, parse
+from flashgen.codegen.errors import ArgumentError, FlashgenError, shown
+from flashgen.codegen.plain import canonical, keys, parse, to_plain
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
 from .choice import Choice, Entry, Known, choose, distance, known_of
+from .former_schema import NO_SIZES
 from .record import Failure, FailureKind, Record, RecordKey, Timing
-from .sqlite_file import RecordFile, StoredRow
+from .sqlite_file import KEY, RecordFile, StoredRow
 
 __all__ = ["Choice", "Failure", "FailureKind", "Record", "RecordKey", "Records", "Timing", "distance"]
 
@@ -146,17 +147,24 @@ class Records:
             warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
+_OUTCOME = (*keys(Timing), *keys(Failure))
+_COLUMNS = tuple(name for name in keys(Workload) if name in StoredRow._fields)  # of a workload
+
+
 def _key_values(key: RecordKey) -> tuple[Any, ...]:
-    *before, workload, benchmark_version = astuple(key)
-    return (*before, *workload, benchmark_version)
+    values = {**to_plain(key), **_sizes(to_plain(key.workload))}
+    return tuple(values[name] for name in KEY)
 
 
-_WORKLOAD, _OUTCOME = keys(Workload), (*keys(Timing), *keys(Failure))
+def _sizes(workload: dict[str, Any]) -> dict[str, Any]:
+    """A workload's JSON values as columns: those that have one of their own, and all others in one."""
+    others = {name: value for name, value in workload.items() if name not in _COLUMNS}
+    return {**{name: workload[name] for name in _COLUMNS}, "sizes": canonical(others)}
 
 
 def _row_of(record: Record) -> StoredRow:
     values = record.to_json()
-    values |= dict.fromkeys(_OUTCOME) | values.pop("workload") | values.pop("outcome")
+    values |= dict.fromkeys(_OUTCOME) | _sizes(values.pop("workload")) | values.pop("outcome")
     return StoredRow(**{**values, "spec": canonical(record.spec)})
 
 
@@ -164,16 +172,25 @@ def _entry_of(row: StoredRow) -> Entry | None:
     """The row's time, before it is checked; None if there is none, or of values that cannot be compared."""
     if not isinstance(row.seconds, float) or type(row.benchmark_version) is not int or not isinstance(row.spec, str):
         return None
-    conditions = (row.driver_version, row.nvrtc_version, row.batch, row.heads_q, row.heads_kv, row.len_q, row.len_kv)
+    conditions = (row.driver_version, row.nvrtc_version, row.batch, row.heads_q, row.heads_kv, row.len_q, row.len_kv, row.sizes)
     return Entry(row.seconds, row.benchmark_version, conditions, row.spec, partial(_record_of, row))
 
 
 def _record_of(row: StoredRow) -> Record:
     """The reverse of `_row_of`. Raises ArgumentError if the row holds no valid record."""
     values = row._asdict()
-    workload = {name: values.pop(name) for name in _WORKLOAD}
+    workload = {name: values.pop(name) for name in _COLUMNS} | _object_of(values.pop("sizes"))
     outcome = {name: value for name in _OUTCOME if (value := values.pop(name)) is not None}
     return Record.from_json({**values, "workload": workload, "outcome": outcome, "spec": _spec_of(row.spec)})
+
+
+def _object_of(text: Any) -> dict[str, Any]:
+    if text == NO_SIZES:
+        return {}
+    sizes = parse(text, "sizes") if isinstance(text, str) else text
+    if not isinstance(sizes, dict):
+        raise ArgumentError(f"sizes must be a JSON object; got {shown(text)}")
+    return sizes
 
 
 def _spec_of(text: Any) -> Any:

@@ -150,7 +150,7 @@ class Kernels:
         """What a choice is kept under: what the record's kernel follows from, or where there is none what the model is asked."""
         if pick is not None:
             choice = pick.choice
-            return (choice.record.key.spec_digest, choice.same_toolchain, choice.older, gpu.ordinal)
+            return (choice.record.key.spec_digest, choice.problem, choice.same_toolchain, choice.older, gpu.ordinal)
         return (problem, bucket(workload), gpu.ordinal, excluded)
 
     def _load_pick(self, pick: Pick, gpu: Gpu) -> Kernel | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from flashgen.codegen.devices import Device
-from flashgen.codegen.problem import Problem
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.workload import OPEN, Workload
 
 from ..records import sources
 from ..records.choice import Choice, Known, bucket
@@ -16,6 +18,7 @@ from ..records.record import BENCHMARK_VERSION
 from .families import default_spec, families_not_asked
 from .ranking import shortlist
 
+USUAL_WINDOW = 1024  # keys before a query's own
 _MODEL_TRIES = 3
 
 
@@ -30,7 +33,8 @@ class Pick:
     def name(self) -> str:
         """For people."""
         toolchain = "" if self.choice.same_toolchain else " of another driver or compiler"
-        return f"{self.whose} record{toolchain} for {self.choice.record.key.workload.name}"
+        plain = "" if self.choice.problem is None else " without modifiers"
+        return f"{self.whose} record{toolchain}{plain} for {self.choice.record.key.workload.name}"
 
 
 def picks(
@@ -45,7 +49,8 @@ def picks(
 
     `any_length`: those that speak for the lengths of its bucket without a record of their own.
     In this order: the user's own of that very workload, his own for its bucket, then so of those that come with the package, then so the
-    configs of older ones of either. All but the exact ones are chosen for the bucket, so no choice depends on what was called before.
+    configs of older ones of either; where there are modifiers, at last the configs of the plain kernel's records.
+    All but the exact ones are chosen for the bucket, so no choice depends on what was called before.
     """
     met: list[tuple[str, Known]] = []
     for whose, source in (("own", sources.own_records), ("shipped", sources.shipped_records)):
@@ -54,6 +59,21 @@ def picks(
         yield from (Pick(whose, choice) for choice in known.choices(workload, toolchain, any_length))
     for whose, known in met:
         yield from (Pick(whose, choice) for choice in known.choices(workload, toolchain, any_length, older=True))
+    if problem.modifiers:
+        yield from _of_plain_kernels(problem, workload, device, toolchain, excluded)
+
+
+def _of_plain_kernels(
+    problem: Problem, workload: Workload, device: Device, toolchain: tuple[str, str], excluded: frozenset[str]
+) -> Iterator[Pick]:
+    """The configs that are best without the problem's modifiers, if legal with them. A window is most like a causal mask."""
+    mask = Mask.CAUSAL if workload.has_window else problem.mask
+    plain, sizes = replace(problem, mask=mask, modifiers=()), replace(workload, window_left=OPEN, window_right=OPEN)
+    for pick in picks(plain, sizes, device, toolchain, excluded, any_length=True):
+        choice = replace(pick.choice, older=True, problem=problem)
+        with suppress(ArgumentError):
+            choice.spec(device.target)
+            yield Pick(pick.whose, choice)
 
 
 def recorded_workloads(problem: Problem, device: Device, excluded: frozenset[str] = frozenset()) -> frozenset[Workload]:
@@ -67,10 +87,14 @@ def model_picks(
 ) -> Iterator[KernelSpec]:
     """What the model takes for a workload's bucket, the best first, then the default.
 
-    All are of the family asked for or preferred: the models of two families need not err in the same direction.
+    All are of the family asked for or preferred: the models of two families need not err in the same direction. They are the same for all
+    windows: another one must not need another kernel.
     """
+    sizes = bucket(workload)
+    if workload.has_window:
+        sizes = replace(sizes, window_left=USUAL_WINDOW, window_right=0)
     default = default_spec(problem, device.target, excluded, family)
-    for candidate in shortlist(problem, bucket(workload), device, _MODEL_TRIES, [default.family]):
+    for candidate in shortlist(problem, sizes, device, _MODEL_TRIES, [default.family]):
         yield KernelSpec(candidate.family, problem, candidate.config, device.target)
     yield default
 

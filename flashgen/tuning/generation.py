@@ -11,6 +11,7 @@ from flashgen.build.nvrtc import compile_many, nvrtc_version
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.family import find_family
+from flashgen.codegen.modifiers.window import Ends
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
@@ -35,6 +36,8 @@ def asked_workload(
     heads: int | None,
     kv_heads: int | None,
     passes: str = "forward",
+    causal: bool | None = None,
+    window: Ends | None = None,
 ) -> Workload | None:
     """The workload that was asked for, with the sizes left out as `flashgen tune` takes them; None if no length was given.
 
@@ -48,7 +51,8 @@ def asked_workload(
         raise ArgumentError(f"seqlen must be given once, as a folder holds the kernels of one bucket; got {', '.join(map(str, seqlens))}")
     if not seqlens:
         return None
-    return cells_of(head_dim, seqlens=seqlens, seqlen_kv=seqlen_kv, batch=batch, heads=heads, kv_heads=kv_heads, passes=passes)[0].workload
+    sizes = (seqlens, seqlen_kv, batch, heads, kv_heads)
+    return cells_of(head_dim, None, "bf16", causal, *sizes, passes, window=window)[0].workload
 
 
 def generate(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.family import Family, find_family
+from flashgen.codegen.plain import to_plain
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 from flashgen.codegen.typed import require_field_types
@@ -99,4 +100,4 @@ def _dry_cell(request: Request, cell: Cell, device: Device) -> dict[str, Any]:
         }
         for spec in request.candidates(cell, device)
     ]
-    return {"problem": cell.problem.name, "workload": asdict(cell.workload), "candidates": candidates, "refused": refused}
+    return {"problem": cell.problem.name, "workload": to_plain(cell.workload), "candidates": candidates, "refused": refused}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from flashgen.codegen.devices import Device
+from flashgen.codegen.plain import to_plain
 from flashgen.codegen.spec import KernelSpec
 
 from ..cells import Cell
@@ -108,7 +109,7 @@ class Row:
         """The row as JSON values; times in seconds."""
         return {
             "problem": self.cell.problem.name,
-            "workload": asdict(self.cell.workload),
+            "workload": to_plain(self.cell.workload),
             "config": self.spec.config.to_json() if self.spec else None,
             "kernel": self.spec.name if self.spec else None,
             **{

@@ -27,7 +27,7 @@ class Expected:
     def of(cls, tensors: Tensors, scalars: Mapping[str, float] | None = None, sample: Sample | None = None) -> Expected:
         """Computed once for all candidates; `scalars`: those that are not as usual."""
         problem, oracle = tensors.problem, oracle_of(tensors.problem)
-        given = {**operation_of(problem).scalars(problem), **(scalars or {})}
+        given = {**operation_of(problem).scalars(problem, tensors.workload), **(scalars or {})}
         exact, plain = oracle.exact(problem, tensors, given, sample), oracle.plain(problem, tensors, given, sample)
         for what, found in (("exact", exact), ("plain", plain)):
             if found.keys() != tensors.outputs.keys():

@@ -10,6 +10,7 @@ import torch
 from flashgen.build.emulator.kernel import EmulatedKernel, EmulationLimits
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.modifier import with_sizes_to_verify
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
@@ -77,8 +78,8 @@ class Screen:
         if group_unit not in self._cases:
             generator = torch.Generator(self.device).manual_seed(1)
             found: list[_Case] = []
-            for shape in self.shapes:
-                workload = grouped_workload(shape, group_unit)
+            for number, shape in enumerate(self.shapes):
+                workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit), number)
                 for magnitude in self.magnitudes:
                     tensors = Tensors.random(self.problem, workload, generator)
                     if magnitude != 1:
@@ -86,8 +87,9 @@ class Screen:
                         tensors.derive()
                     tensors = tensors.apart() if len(found) % 2 == 0 else tensors.without_optional_inputs()
                     found.append(_Case(workload, magnitude, tensors, (Expected.of(tensors),)))
-            for shape in self.special:
-                tensors = Tensors.random(self.problem, workload := grouped_workload(shape, group_unit), generator)
+            for number, shape in enumerate(self.special):
+                workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit), number)
+                tensors = Tensors.random(self.problem, workload, generator)
                 tensors, magnitude, groups = SPECIAL[shape](tensors, self.problem.dtype)
                 tensors.derive()
                 rows = [_rows(workload, queries) for queries in groups]

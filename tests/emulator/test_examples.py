@@ -67,7 +67,7 @@ def test_a_family_computes_the_examples_of_its_operation(family: Family, problem
 
 @pytest.mark.parametrize(("problem", "workload"), EXAMPLES, ids=[f"{problem.name}-{workload.name}" for problem, workload in EXAMPLES])
 def test_an_oracle_gives_of_a_sample_what_it_gives_of_the_whole(problem: Problem, workload: Workload) -> None:
-    oracle, tensors, scalars = oracle_of(problem), drawn(problem, workload), operation_of(problem).scalars(problem)
+    oracle, tensors, scalars = oracle_of(problem), drawn(problem, workload), operation_of(problem).scalars(problem, workload)
     sample = oracle.sample(problem, workload, 20, 1)
     for compute in (oracle.exact, oracle.plain):
         of_sample, whole = compute(problem, tensors, scalars, sample), oracle.sampled(compute(problem, tensors, scalars), sample)

@@ -47,7 +47,7 @@ FILES = {
                 rows = (Axis.BATCH, Axis.LEN_Q, Axis.HEADS_Q)
                 return Operand("x", (*rows, Axis.HEAD_DIM)), Operand("norms", rows, Element.F32, Role.OUT)
 
-            def scalars(self, problem):
+            def scalars(self, problem, workload):
                 return {"factor": 1.0}
 
             def flops(self, problem, workload):

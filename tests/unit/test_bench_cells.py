@@ -7,7 +7,8 @@ import pytest
 from flashgen.bench.cells import GRIDS, grid_names, grids
 from flashgen.cells import Cell, cells_of
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.modifiers.window import Seen
+from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.workload import Workload
 
 # grid -> (dtype, head_dim, head_dim_v, masks, (batch, heads_q, heads_kv, len_q, len_kv)), both masks for "fc"
@@ -51,6 +52,7 @@ FORWARD = {
         ("fp16", 32, 32, "f", (64, 32, 32, 256, 256)),
         ("fp16", 64, 64, "fc", (32, 16, 16, 512, 512)),
     ],
+    "window": [("bf16", d, d, "wW", (16384 // s, 2048 // d, 2048 // d, s, s)) for d in (64, 128) for s in (4096, 16384)],
 }  # fmt: skip
 BACKWARD = {
     "standard": [
@@ -71,16 +73,19 @@ BACKWARD = {
         ("fp16", 128, 128, "fc", (4, 16, 16, 4096, 4096)),
         ("bf16", 192, 128, "c", (4, 16, 16, 4096, 4096)),
     ],
-    **{name: FORWARD[name] for name in ("gqa", "mixed", "short", "tutorial")},
+    **{name: FORWARD[name] for name in ("gqa", "mixed", "short", "tutorial", "window")},
 }  # fmt: skip
 WRITTEN_OUT = {"forward": FORWARD, "backward": BACKWARD}
 
 
 @pytest.mark.parametrize(("operation", "name"), [(operation, name) for operation, some in WRITTEN_OUT.items() for name in some])
 def test_the_cells_of_a_grid(operation: str, name: str) -> None:
-    masks = {"f": Mask.FULL, "c": Mask.CAUSAL}
+    masks: dict[str, Seen] = {"f": Seen.of(False), "c": Seen.of(True), "w": Seen.of(True, (1024, None)), "W": Seen.of(True, (4096, None))}
     wanted = [
-        Cell(Problem(Dtype(dtype), d, dv, masks[letter], operation), Workload(*sizes))
+        Cell(
+            Problem(Dtype(dtype), d, dv, masks[letter].mask, operation, modifiers=masks[letter].modifiers),
+            Workload(*sizes, *masks[letter].ends),
+        )
         for dtype, d, dv, letters, sizes in WRITTEN_OUT[operation][name]
         for letter in letters
     ]

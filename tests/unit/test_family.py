@@ -112,7 +112,7 @@ def test_predictions_are_times(family: Family) -> None:
 def require_whole_programs(family: Family, problem: Problem, workload: Workload, target: Target) -> None:
     """Every parameter has a value, every operand a place, and every launch a size; nothing is launched for empty outputs alone."""
     device, config, operation = device_of_target(target), family.default(problem, target), operation_of(problem)
-    call = operation.call(problem, workload, {}, dict.fromkeys(operation.scalars(problem), 0.125))
+    call = operation.call(problem, workload, {}, dict.fromkeys(operation.scalars(problem, workload), 0.125))
     program, kernels = family.program(config, call, device), family.kernels(problem, config)
     blocks, resources = {kernel.suffix: kernel.parameters for kernel in kernels}, family.resources(problem, config)
     assert resources.keys() == blocks.keys()

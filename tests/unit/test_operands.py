@@ -31,7 +31,7 @@ def test_an_operation_has_operands_of_their_own_names_and_examples(operation: An
         names = [operand.name for operand in operation.operands(problem)]
         assert len(set(names)) == len(names)
         assert operation_of(problem) is operation
-        call = operation.call(problem, workload, {}, dict.fromkeys(operation.scalars(problem), 1.0))
+        call = operation.call(problem, workload, {}, dict.fromkeys(operation.scalars(problem, workload), 1.0))
         assert list(call.views) == names
 
 

@@ -19,6 +19,7 @@ from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, Scheduler
 from flashgen.codegen.family import find_family
+from flashgen.codegen.modifier import NO_MODIFIERS
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Buffer, BufferKind, Program
 from flashgen.codegen.spec import KernelSpec
@@ -213,7 +214,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan(arguments: dict[str, Any], kernel: Any) -> Plan:
     with FakeTensorMode():
-        return Plan(*call(device="cuda:3", **arguments), kernel)
+        return Plan(*call(device="cuda:3", **arguments), kernel=kernel)
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
@@ -451,13 +452,14 @@ def test_each_operator_gives_what_its_schema_says(monkeypatch: pytest.MonkeyPatc
     implementations: dict[str, Any] = {
         "attention_output": registration._output_cuda,
         "attention_forward": registration._forward_cuda,
-        "attention": registration._forward_cuda,
+        "attention": registration.without_deterministic(registration._forward_cuda),
     }
     for name, implementation in implementations.items():
         returns = getattr(torch.ops.flashgen, name).default._schema.returns
         wanted = ("out", "lse")[: len(returns)]
         assert implementation(*arguments) == (wanted if len(wanted) > 1 else wanted[0]), name
-    assert all(told is given for call_ in asked for told, given in zip((*call_[0], *call_[1]), (*arguments, *arguments[:3]), strict=True))
+    wanted_of_each = (*arguments, NO_MODIFIERS, *arguments[:3])  # no modifiers
+    assert all(told is given for call_ in asked for told, given in zip((*call_[0], *call_[1]), wanted_of_each, strict=True))
     assert len(asked) == len(implementations)
 
 

@@ -25,7 +25,7 @@ FORK = multiprocessing.get_context("fork")
 
 def row(number: int, registers: int = 128) -> StoredRow:
     """A row; its key differs from others' in the last length, which is `number`."""
-    key = ("NVIDIA H200", 132, "13.0", "13.0", "digest", 1, 16, 16, 1024, number, 1)
+    key = ("NVIDIA H200", 132, "13.0", "13.0", "digest", 1, 16, 16, 1024, number, "{}", 1)
     return StoredRow(*key, "{}", 1e-3, 0.9e-3, 1.1e-3, 7, None, None, registers, 0, 65536)
 
 
@@ -103,6 +103,61 @@ def test_file_is_lazy_and_private(path: Path) -> None:
     assert execute(path, "PRAGMA user_version") == [(SCHEMA,)]
 
 
+# Files of the schema before
+
+
+FORMER = """
+    CREATE TABLE candidates (device_name, sm_count, driver_version, nvrtc_version, spec_digest, batch, heads_q, heads_kv, len_q, len_kv,
+    benchmark_version, spec, seconds, low, high, rounds, failure, message, registers, spill_bytes, shared_bytes, PRIMARY KEY (device_name,
+    sm_count, driver_version, nvrtc_version, spec_digest, batch, heads_q, heads_kv, len_q, len_kv, benchmark_version))
+"""
+
+
+def former_file(path: Path, *rows: StoredRow) -> None:
+    """A file as versions with schema 1 wrote it."""
+    path.parent.mkdir(mode=0o700)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(" ".join(FORMER.split()))
+        connection.execute("PRAGMA user_version = 1")
+        place = StoredRow._fields.index("sizes")
+        for one in rows:
+            connection.execute(f"INSERT INTO candidates VALUES ({', '.join('?' * (len(one) - 1))})", one[:place] + one[place + 1 :])
+    path.chmod(0o600)
+
+
+def test_a_file_of_the_schema_before_is_moved_on(path: Path) -> None:
+    former_file(path, row(1), row(2))
+    assert fault_of(path) is None
+    with no_warning():
+        file = RecordFile(path)
+        assert rows_of(file) == [row(1), row(2)]
+        file.put(row(2, registers=64))
+        file.put(row(2)._replace(sizes='{"window_left":7}'))
+        file.close()
+        assert len(RecordFile(path)) == 3
+    assert execute(path, "PRAGMA user_version") == [(SCHEMA,)]
+    assert [child.name for child in path.parent.iterdir() if not child.name.endswith((".lock", "-wal", "-shm"))] == [path.name]
+
+
+def test_a_file_of_the_schema_before_that_is_damaged_is_set_aside(path: Path) -> None:
+    former_file(path, *map(row, range(200)))
+    spoil_pages(path)
+    with pytest.warns(RuntimeWarning, match=f"renamed to {path.name}.corrupt-1"):
+        assert rows_of(RecordFile(path)) == []
+
+
+def test_rows_of_the_schema_before_are_read_where_nothing_can_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    former_file(path, row(1))
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(record_file, "move_on", full)
+    with pytest.warns(RuntimeWarning, match="disk is full"):
+        assert rows_of(RecordFile(path)) == [row(1)]
+    assert execute(path, "PRAGMA user_version") == [(1,)]
+
+
 # Damage
 
 
@@ -126,8 +181,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "garbage": ("corrupt", garbage),
     "spoiled pages": ("corrupt", spoil_pages),
     "cut off": ("corrupt", lambda p: p.write_bytes(p.read_bytes()[:5000])),
-    "later schema": ("schema2", lambda p: execute(p, "PRAGMA user_version = 2")),
-    "other table": ("schema1", lambda p: execute(p, "ALTER TABLE candidates ADD COLUMN more")),
+    "later schema": ("schema3", lambda p: execute(p, "PRAGMA user_version = 3")),
+    "other table": ("schema2", lambda p: execute(p, "ALTER TABLE candidates ADD COLUMN more")),
     "somebody's database": ("schema0", somebodys_database),
 }
 
@@ -154,10 +209,10 @@ def test_damaged_or_foreign_file_is_set_aside(path: Path, damage: str) -> None:
 def test_file_set_aside_keeps_what_its_log_holds(path: Path) -> None:
     """Another version's process has the file open, and rows in the write-ahead log; that goes along, and the other goes on."""
     RecordFile(path).put(row(1))
-    aside = path.with_name(f"{path.name}.schema2-1")
+    aside = path.with_name(f"{path.name}.schema3-1")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("UPDATE candidates SET registers = 1")
-        other.execute("PRAGMA user_version = 2")
+        other.execute("PRAGMA user_version = 3")
         with pytest.warns(RuntimeWarning, match=aside.name):
             assert len(RecordFile(path)) == 0
         other.execute("UPDATE candidates SET spill_bytes = 2")

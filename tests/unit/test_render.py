@@ -48,6 +48,8 @@ SPECS = specs(4)
 some_specs = pytest.mark.parametrize("spec", SPECS[::7], ids=lambda s: s.name)
 rendered = functools.cache(render)  # of many tests
 other_environment = functools.cache(jinja_environment.__wrapped__)
+# Files of tile operations that say something else where a problem has modifiers.
+CONDITIONAL = [path for path in templates.paths() if path.startswith("tile/") and "//%" in templates.read(path)]
 
 
 def every_spec(check: Callable[[KernelSpec], None]) -> Callable[[str], None]:
@@ -66,7 +68,7 @@ def every_spec(check: Callable[[KernelSpec], None]) -> Callable[[str], None]:
     return test
 
 
-@pytest.mark.parametrize("path", [p for p in templates.paths() if p.endswith(".cuh")])
+@pytest.mark.parametrize("path", [p for p in templates.paths() if p.endswith(".cuh") and p not in CONDITIONAL])
 def test_a_file_is_inserted_byte_for_byte(path: str) -> None:
     """Inline PTX is full of what Jinja takes for its own: {%0, {{ and {#."""
     text = jinja_environment().from_string("before\n{{ source(path) }}after\n").render(path=path)
@@ -76,7 +78,7 @@ def test_a_file_is_inserted_byte_for_byte(path: str) -> None:
     assert inserted.encode() == content + END.encode() + b"after\n"
 
 
-@pytest.mark.parametrize("path", templates.paths())
+@pytest.mark.parametrize("path", [path for path in templates.paths() if path not in CONDITIONAL])
 def test_no_line_is_longer_than_140_columns(path: str) -> None:
     assert [line for line in templates.read(path).splitlines() if len(line) > 140] == []
 
@@ -123,6 +125,17 @@ def test_the_header_lists_the_parts_in_their_order(spec: KernelSpec) -> None:
     assert listed == set(re.findall(r"^// ==== (\S+) =+$", text, re.MULTILINE))
 
 
+@pytest.mark.parametrize("path", CONDITIONAL)
+def test_a_file_with_conditions_has_either_what_holds_for_plain_problems_or_the_rest(path: str) -> None:
+    template = jinja_environment().from_string("{{ source(path) }}")
+    plain, modified = (template.render(path=path, modifiers=modifiers).split("\n\n", 1)[1] for modifiers in ([], ["one"]))
+    lines = templates.read(path).splitlines()
+    for text in (plain, modified):
+        assert "//%" not in text
+        assert all(line in lines for line in text.removesuffix(END).splitlines())
+    assert plain != modified
+
+
 @pytest.mark.parametrize(
     "content", ['asm("{%0, %1};" : : "r"({{0}}));\n', "{# no comment #}\n//% if\n  {% raw %}\n", "<&> no newline at the end"]
 )
@@ -156,7 +169,9 @@ def test_parts_are_lines_of_their_files_and_tiles_the_same_for_both_atoms(spec: 
 def test_every_line_of_every_file_is_used_by_a_kernel() -> None:
     apart = "atoms/ptx/mbarrier_cluster.cuh"  # kernels use the cheaper half; the other half is probed beside it
     files = [path for path in templates.paths() if path.endswith(".cuh") and path != apart]
-    unused = {path: dict.fromkeys(line for line in templates.read(path).splitlines() if line) for path in files}
+    unused = {
+        path: dict.fromkeys(line for line in templates.read(path).splitlines() if line and not line.startswith("//%")) for path in files
+    }
     found = specs(8)
     random.Random(1).shuffle(found)  # soon all lines have been seen, and the other texts need not be rendered
     apart_from_kernels = [emulator_runtime().text, render_program(SPECS[0]).text, traced(rendered(SPECS[0], Atoms.EMULATED)).text]

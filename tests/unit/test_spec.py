@@ -36,6 +36,7 @@ def variants() -> dict[str, KernelSpec]:
         "head_dim": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, head_dim=72)),
         "head_dim_v": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, head_dim_v=72)),
         "mask": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, mask=Mask.CAUSAL)),
+        "modifiers": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, modifiers=("window",))),
         "block_q": dataclasses.replace(SPEC, config=dataclasses.replace(config, block_q=128)),
         "block_kv": dataclasses.replace(SPEC, config=dataclasses.replace(config, block_kv=48)),
         "step_kv": dataclasses.replace(SPEC, config=dataclasses.replace(config, step_kv=32)),
@@ -124,7 +125,7 @@ def test_a_forward_pass_is_deterministic_whatever_is_asked_for() -> None:
         ({"family": "nonsense"}, r"^family must be one of .*; got 'nonsense'$"),
         ({"target": "sm_75"}, r"^arch must be one of .*; got 'sm_75'$"),
         ({"target": None}, r"^spec field target must be of type str; got None$"),
-        ({"problem": {}}, r"^problem must have the fields pass, dtype, head_dim, head_dim_v, mask, deterministic; got none$"),
+        ({"problem": {}}, r"^problem must have the fields pass, dtype, head_dim, head_dim_v, mask, deterministic, modifiers; got none$"),
         (
             {"problem": {**problem_to_json(SPEC.problem), "dtype": "fp8"}},
             r"^problem field dtype must be one of bf16, fp16, fp32; got 'fp8'$",

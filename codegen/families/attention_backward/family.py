@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from flashgen.codegen.attention import ELEMENTS, gradient_traffic, l2_group_heads, padded, problem_reasons
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction, Traffic
+from flashgen.codegen.modifier import modifier_refusals, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -73,6 +74,7 @@ class AttentionBackward(Family):
     name = "attention_backward"
     revision = 8
     operation = "backward"
+    modifiers = ("window",)
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
     parameters = ParameterBlock(_MAIN)
@@ -96,7 +98,7 @@ class AttentionBackward(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation)
+        reasons = problem_reasons(problem, self.operation, self.modifiers)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         return reasons
@@ -172,8 +174,8 @@ class AttentionBackward(Family):
     def kernels(self, problem: Problem, config: AttentionBackwardConfig) -> tuple[KernelText, ...]:
         """See Family. In the order in which they are launched."""
         return (
-            KernelText(with_semaphores(self.row_parameters, problem), "_preprocess", "RowParameters"),
-            KernelText(with_semaphores(self.parameters, problem)),
+            KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
+            KernelText(with_modifiers(with_semaphores(self.parameters, problem), problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
         )
 
@@ -216,7 +218,7 @@ class AttentionBackward(Family):
         """See Family. Blocks are counted in an int."""
         w = call.workload
         counts = {"q": w.batch * w.heads_q * -(-w.len_q // 32), "k": w.batch * w.heads_kv * -(-w.len_kv // 32)}
-        return [
+        return modifier_refusals(call) + [
             f"{name} must have at most {MAX_TILES} tiles of 32 rows; got {count}" for name, count in counts.items() if count > MAX_TILES
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from flashgen.codegen.attention import float32, padded, reciprocal, scale_values
+from flashgen.codegen.modifier import modifier_values
 from flashgen.codegen.operands import Call
 from flashgen.codegen.program import Buffer, KernelLaunch, KernelText, Program, Waits
 
@@ -30,6 +31,7 @@ def gradient_program(
     known: dict[str, int | float] = {**heads, **counts}
     known |= {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in (heads | dict(counts)).items()}
     known |= {"len_q": w.len_q, "len_kv": w.len_kv, **scale_values(scale), "scale": float32(scale)}
+    known |= modifier_values(call)
     for name in STRIDED:
         batch, row, head, _ = call.views[name].strides
         known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}

@@ -20,6 +20,7 @@ from flashgen.codegen.attention import (
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
@@ -61,6 +62,7 @@ class AttentionBackwardSm90(Family):
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
+    modifiers: ClassVar[tuple[str, ...]] = ("window",)
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
@@ -80,7 +82,7 @@ class AttentionBackwardSm90(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation)
+        reasons = problem_reasons(problem, self.operation, self.modifiers)
         if (needed := accumulators(problem, AttentionBackwardSm90Config(FEWEST_QUERIES))) > ACCUMULATORS:
             tile = f"dK, dV and the accumulators of {FEWEST_QUERIES} queries"
             reasons.append(f"{tile} need {needed} registers a thread, {ACCUMULATORS} are available: lower head_dim or head_dim_v")
@@ -119,8 +121,8 @@ class AttentionBackwardSm90(Family):
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order of their launches."""
         return (
-            KernelText(with_semaphores(self.row_parameters, problem), "_preprocess", "RowParameters"),
-            KernelText(with_semaphores(self.parameters, problem)),
+            KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
+            KernelText(with_modifiers(with_semaphores(self.parameters, problem), problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
         )
 
@@ -152,6 +154,7 @@ class AttentionBackwardSm90(Family):
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}
         known |= {"scale_log2": scale_values(call.scalars["scale"])["scale_log2"], "scale": float32(call.scalars["scale"])}
+        known |= modifier_values(call)
         known |= self.schedule_values(config, w, device)
         for name in ("q", "k", "v", "out", "d_out"):
             batch, row, head, _ = call.views[name].strides
@@ -205,7 +208,7 @@ class AttentionBackwardSm90(Family):
         for name in ("q", "k", "v", "d_out", "d_q", "d_k", "d_v"):
             if (longest := max(call.views[name].strides)) >= end:
                 reasons.append(f"strides of {name} must be below {end} elements; got {longest}")
-        return reasons + super().call_refusals(call, config)
+        return reasons + modifier_refusals(call) + super().call_refusals(call, config)
 
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
         """See Family."""

@@ -35,6 +35,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     revision = 11
     preference = 1
     block_kv = 64
+    modifiers: ClassVar[tuple[str, ...]] = ("window",)
     template = "kernels/attention_backward_wide_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardWideSm90Config
     atoms: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.atoms, "named_barrier_unaligned", "ldmatrix")
@@ -48,7 +49,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation)
+        reasons = problem_reasons(problem, self.operation, self.modifiers)
         if max(problem.head_dim, problem.head_dim_v) <= NARROW:
             reasons.append(f"head_dim or head_dim_v must be above {NARROW}; got {problem.head_dim} and {problem.head_dim_v}")
         for name, width in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
+from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
-from flashgen.codegen.program import BlockResources, KernelLaunch, Program
+from flashgen.codegen.program import BlockResources, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
@@ -28,6 +30,7 @@ class AttentionForward(Family):
 
     name = "attention_forward"
     revision = 17
+    modifiers = ("window",)
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -66,7 +69,7 @@ class AttentionForward(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation)
+        reasons = problem_reasons(problem, self.operation, self.modifiers)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         return reasons
@@ -118,6 +121,14 @@ class AttentionForward(Family):
         """Registers of a thread that the launch bounds leave."""
         return min(target.registers_per_thread, target.registers_per_sm // (self.threads(config) * config.blocks_per_sm) // 8 * 8)
 
+    def kernels(self, problem: Problem, config: AttentionForwardConfig) -> tuple[KernelText, ...]:
+        """See Family."""
+        return (KernelText(with_modifiers(self.parameters, problem)),)
+
+    def call_refusals(self, call: Call, config: Config | None = None) -> list[str]:
+        """See Family."""
+        return modifier_refusals(call) + super().call_refusals(call, config)
+
     def resources(self, problem: Problem, config: AttentionForwardConfig) -> Mapping[str, BlockResources]:
         """See Family."""
         return {"": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
@@ -154,6 +165,7 @@ class AttentionForward(Family):
             values |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
         values |= {name: divisors[name] for name in ("heads_q", "l2_group_heads", "l2_group_tiles")}
         values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles, **scale_values(call.scalars["scale"])}
+        values |= modifier_values(call)
         grid = self.grid(config, workload)
         return Program((KernelLaunch(grid, values),))
 

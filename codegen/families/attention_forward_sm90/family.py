@@ -11,10 +11,11 @@ from flashgen.codegen import wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
-from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, Program
+from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
 from flashgen.codegen.workload import Workload
@@ -42,6 +43,7 @@ class AttentionForwardSm90(Family):
     name = "attention_forward_sm90"
     revision = 11
     preference = 1
+    modifiers = ("window",)
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
     parameters = ParameterBlock(
@@ -72,7 +74,7 @@ class AttentionForwardSm90(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation)
+        reasons = problem_reasons(problem, self.operation, self.modifiers)
         if target.name != "sm_90a":
             reasons.append(f"target must be sm_90a; got {target.name}")
         return reasons
@@ -82,8 +84,7 @@ class AttentionForwardSm90(Family):
         reasons = self.refusals(problem, target)
         limits = (("warpgroups", 1, 3, 1), ("block_kv", 32, 256, 16), ("stages", 2, 4, 1), ("query_stages", 1, 2, 1))
         for name, low, high, step in (*limits, ("out_panels", 1, _panels(problem.head_dim_v), 1)):
-            value = getattr(config, name)
-            if not low <= value <= high or value % step:
+            if not low <= (value := getattr(config, name)) <= high or value % step:
                 reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
         if config.pack_gqa not in PACK_GQA:
             reasons.append(f"pack_gqa must be one of {', '.join(map(str, PACK_GQA))}; got {config.pack_gqa}")
@@ -133,6 +134,10 @@ class AttentionForwardSm90(Family):
         producer = 32 if config.warpgroups == 3 else 40
         return producer, (each * (config.warpgroups + 1) - producer) // config.warpgroups // 8 * 8
 
+    def kernels(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[KernelText, ...]:
+        """See Family."""
+        return (KernelText(with_modifiers(self.parameters, problem)),)
+
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
         return {"": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
@@ -161,7 +166,7 @@ class AttentionForwardSm90(Family):
         problem = call.problem
         values = self._sizes(problem, config, call.workload)
         grid = min(int(values["tiles"]), self.blocks_per_sm(problem, config) * device.sm_count)
-        values |= {"launched_blocks": grid, **scale_values(call.scalars["scale"])}
+        values |= {"launched_blocks": grid, **scale_values(call.scalars["scale"]), **modifier_values(call)}
         launch = KernelLaunch(grid, values, self._tensor_maps(config, call))
         return Program((launch,), _TILE_COUNTER if config.dynamic else ())
 
@@ -231,7 +236,7 @@ class AttentionForwardSm90(Family):
         for name in TENSORS:
             if (longest := max(call.views[name].strides)) >= end:
                 reasons.append(f"strides of {name} must be below {end} elements; got {longest}")
-        return reasons + super().call_refusals(call, config)
+        return reasons + modifier_refusals(call) + super().call_refusals(call, config)
 
     def context(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> dict[str, object]:
         """See Family."""

@@ -1,8 +1,6 @@
 // Registers of a warpgroup. The emulator has no limit, but counts what warpgroups have: together no more than the launch bounds give a
 // block, which a GPU would wait for without end, and no less than it could be.
 
-#include <algorithm>
-
 namespace emulator {
 
 struct Registers : Kept {

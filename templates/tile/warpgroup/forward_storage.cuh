@@ -18,7 +18,11 @@ struct WorkTileInfo {
     template <class Parameters>
     __device__ __forceinline__ auto chain(const Parameters& p) const {
         const auto sequences = Traits::sequences(p);
+//% if modifiers
+        return Traits::make_chain(p, sequences.len_q(batch), sequences.len_kv(batch));
+//% else
         return make_chain<Traits::kCausal>(sequences.len_q(batch), sequences.len_kv(batch));
+//% endif
     }
     // K blocks that the tile's queries see.
     template <class Parameters>

@@ -37,7 +37,11 @@ struct NarrowConsumer {
 
     // dK, without its scale, and dV of the warpgroup's keys; adds their dQ to the sums in memory.
     __device__ __forceinline__ void walk(const KeyWork& work, float (&dK)[kColumns / 8][4], float (&dV)[kColumnsV / 8][4]) {
+//% if modifiers
+        const auto chain = Traits::make_chain(p, p.len_q, p.len_kv);
+//% else
         const auto chain = Traits::make_chain(p.len_q, p.len_kv);
+//% endif
         const int first_key = work.first_key + warpgroup * 64;
         const QueryTileRange tiles = chain.template query_tiles<kBlockQ>(first_key, first_key + 64, p.len_q);  // of this warpgroup's keys
         float S[1][kBlockQ / 8][4], dP[1][kBlockQ / 8][4];

@@ -38,7 +38,11 @@ struct WideConsumer {
     __device__ __forceinline__ void store_p() {
         u32 P[kBlockQ / 16][4];
         round_probabilities<Element, kBlockQ>(P, S, p, stages, state.stage, work.tiles, next, work.first_key + warp * 16,
+//% if modifiers
+                                              Traits::make_chain(p, p.len_q, p.len_kv));
+//% else
                                               Traits::make_chain(p.len_q, p.len_kv));
+//% endif
         store_transposed(stages.p_tile(), warp * 16, P);
         fence_proxy_async();
     }

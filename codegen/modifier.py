@@ -1,0 +1,154 @@
+"""What a modifier has to say: `Modifier`, the discovery of modifiers, and what families make of those of a problem.
+
+A problem says which modifiers there are, so kernels are made for them; a call has their values, which no kernel is made for. Each is a
+link of the chain that kernels ask: templates/tile/common/score_chain.cuh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from typing import ClassVar, NamedTuple
+
+from .discovery import discovered
+from .errors import ArgumentError, choice_error, shown
+from .operands import Call
+from .parameters import Parameter, ParameterBlock
+from .problem import Problem
+from .workload import Workload
+
+
+class Modifier(ABC):
+    """A file in `codegen/modifiers` defines a subclass and one instance of it named `MODIFIER`.
+
+    name:       that of its file, and of the file of its link in `templates/tile/modifiers`
+    rank:       its place in the composition, from 0: those that change scores come before those that hide keys
+    link:       the C++ struct that is its link of the chain, with a function `of(parameters, len_q, len_kv)`
+    words:      what it is called in the header of a kernel
+    parameters: the fields that every kernel which asks the chain has for it
+    sizes:      names of its values that are sizes of a workload
+    """
+
+    name: ClassVar[str]
+    rank: ClassVar[int]
+    link: ClassVar[str]
+    words: ClassVar[str]
+    parameters: ClassVar[tuple[Parameter, ...]]
+    sizes: ClassVar[tuple[str, ...]] = ()
+
+    def sizes_to_verify(self) -> tuple[Mapping[str, int], ...]:
+        """Its `sizes` by which kernels are verified, in turn."""
+        return ({},)
+
+    @property
+    def tile_file(self) -> str:
+        """Of its link."""
+        return f"modifiers/{self.name}"
+
+    def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
+        """The numbers that a call gives for it, by name, as they are where a caller says nothing else."""
+        return {}
+
+    def values(self, call: Call) -> Mapping[str, int | float]:
+        """What its `parameters` are in a call, by name."""
+        return {}
+
+    def call_refusals(self, call: Call) -> list[str]:
+        """Why no kernel can take the call's values or sizes with this modifier."""
+        return []
+
+
+@cache
+def modifiers() -> dict[str, Modifier]:
+    """Every modifier that has a file in `codegen/modifiers`, by name."""
+    from . import modifiers as package
+
+    found = discovered(package, "MODIFIER", Modifier)
+    for file, modifier in found.items():
+        if modifier.name != file:
+            raise ArgumentError(f"name of the modifier in codegen/modifiers/{file}.py must be {file}; got {modifier.name}")
+    return found
+
+
+@cache
+def modifiers_of(problem: Problem) -> tuple[Modifier, ...]:
+    """Those of a problem, in the order of composition."""
+    return tuple(sorted((modifiers()[name] for name in problem.modifiers), key=lambda modifier: (modifier.rank, modifier.name)))
+
+
+class Given(NamedTuple):
+    """The modifiers of a call: their names, sorted, and their sizes by name, in the order of these names."""
+
+    names: tuple[str, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+
+
+NO_MODIFIERS = Given()
+
+
+def given_modifiers(names: str = "", sizes: Sequence[int] = ()) -> Given:
+    """What PyTorch's operators are told: names, separated by commas, and the modifiers' sizes one after the other.
+
+    Raises ArgumentError for another number of sizes, or an unknown name.
+    """
+    if not names and not sizes:
+        return NO_MODIFIERS
+    known, wanted = _named(names)
+    if len(sizes) != len(wanted):
+        raise ArgumentError(f"sizes must be those of {names or 'no modifiers'}: {', '.join(wanted) or 'none'}; got {shown(list(sizes))}")
+    return Given(known, tuple(zip(wanted, sizes, strict=True)))
+
+
+@lru_cache(maxsize=2**10)
+def _named(names: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names in a text, sorted, and those of all their sizes. Raises ArgumentError for an unknown name."""
+    known = tuple(sorted(names.split(","))) if names else ()
+    for name in known:
+        if name not in modifiers():
+            raise choice_error("modifiers", name, modifiers())
+    return known, tuple(size for name in known for size in modifiers()[name].sizes)
+
+
+def with_modifiers(block: ParameterBlock, problem: Problem) -> ParameterBlock:
+    """The parameters of a kernel that asks the chain: with those of the problem's modifiers."""
+    return _with_modifiers(block, problem.modifiers) if problem.modifiers else block
+
+
+@cache
+def _with_modifiers(block: ParameterBlock, names: tuple[str, ...]) -> ParameterBlock:
+    return block.with_fields(*(field for name in names for field in modifiers()[name].parameters))
+
+
+def modified_example(problem: Problem, workload: Workload) -> tuple[Problem, Workload]:
+    """An example of an operation: see `Operation.examples`."""
+    return problem, with_sizes_to_verify(problem, workload, 0)
+
+
+def with_sizes_to_verify(problem: Problem, workload: Workload, number: int) -> Workload:
+    """The workload of verification's case `number`: with sizes of the problem's modifiers, another case's others."""
+    sizes: dict[str, int] = {}
+    for modifier in modifiers_of(problem):
+        choices = modifier.sizes_to_verify()
+        sizes |= choices[number % len(choices)]
+    return dataclasses.replace(workload, **sizes) if sizes else workload
+
+
+def modifier_scalars(problem: Problem, workload: Workload) -> dict[str, float]:
+    """`Modifier.scalars` of all of a problem's."""
+    return {name: value for modifier in modifiers_of(problem) for name, value in modifier.scalars(problem, workload).items()}
+
+
+def modifier_values(call: Call) -> dict[str, int | float]:
+    """`Modifier.values` of all of a call's."""
+    if not call.problem.modifiers:
+        return {}
+    return {name: value for modifier in modifiers_of(call.problem) for name, value in modifier.values(call).items()}
+
+
+def modifier_refusals(call: Call) -> list[str]:
+    """`Modifier.call_refusals` of all of a call's."""
+    if not call.problem.modifiers:
+        return []
+    return [reason for modifier in modifiers_of(call.problem) for reason in modifier.call_refusals(call)]

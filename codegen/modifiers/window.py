@@ -1,0 +1,94 @@
+"""A sliding window: query i sees keys j from i + len_kv - len_q - left to i + len_kv - len_q + right, both included.
+
+The ends are aligned bottom-right, as the causal mask is (Beltagy et al. 2020, section 3; FlashAttention's `window_size`). They may be
+negative, which may leave rows that see no key, and either may be open. With a causal mask the right end is at most 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.modifier import Modifier
+from flashgen.codegen.operands import Call
+from flashgen.codegen.parameters import Parameter
+from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.workload import OPEN, Workload
+
+LONGEST = 2**29  # len_q + len_kv below this: sums of three such numbers fit an int
+
+
+class Window(Modifier):
+    """See the module's docstring. The ends are sizes of a workload."""
+
+    name = "window"
+    rank = 20
+    link = "Window"
+    words = "window"
+    parameters = (Parameter("int", "window_left"), Parameter("int", "window_right"))
+    sizes = ("window_left", "window_right")
+
+    def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
+        """See Modifier. Those of the workload."""
+        return {"window_left": workload.window_left, "window_right": workload.window_right}
+
+    def sizes_to_verify(self) -> tuple[Mapping[str, int], ...]:
+        """See Modifier. Both ends inside, rows without keys at either side, each side open, one key a row, and none."""
+        ends = ((20, 30), (-20, 60), (90, -40), (OPEN, 5), (7, OPEN), (0, 0), (300, 0), (40, -60))
+        return tuple({"window_left": left, "window_right": right} for left, right in ends)
+
+    def values(self, call: Call) -> Mapping[str, int | float]:
+        """See Modifier. An end farther away than any key says no more than one that is just as far: so none overflows."""
+        most = call.workload.len_q + call.workload.len_kv
+        return {name: int(min(max(call.scalars[name], -most), most)) for name in ("window_left", "window_right")}
+
+    def call_refusals(self, call: Call) -> list[str]:
+        """See Modifier."""
+        if (longest := call.workload.len_q + call.workload.len_kv) < LONGEST:
+            return []
+        return [f"len_q + len_kv must be below {LONGEST} with a window; got {longest}"]
+
+
+Ends = tuple[int | None, int | None]
+"""(left, right) of a window, as callers say it: None opens a side."""
+
+
+class Seen(NamedTuple):
+    """Which keys queries see, as a problem and a workload say it: mask, modifiers, window_left and window_right.
+
+    A causal mask is a window's right end. What a mask alone can say needs no window.
+    """
+
+    mask: Mask
+    modifiers: tuple[str, ...] = ()
+    ends: tuple[int, int] = (OPEN, OPEN)
+
+    @classmethod
+    def of(cls, causal: bool, window: Ends | None = None) -> Seen:
+        """Raises ArgumentError for a window of anything but two whole numbers or None."""
+        left, right = (OPEN, OPEN) if window is None else _checked(window)
+        if causal:
+            right = min(right, 0)
+        if left == OPEN and right in (0, OPEN):
+            return cls(Mask.CAUSAL if right == 0 else Mask.FULL)
+        return cls(Mask.FULL, (MODIFIER.name,), (left, right))
+
+
+def window_modifier(causal: bool, window: Ends) -> tuple[bool, str, tuple[int, ...]]:
+    """`causal`, `modifiers` and `sizes` as PyTorch's operators take them. Raises ArgumentError as `Seen.of`."""
+    seen = Seen.of(causal, window)
+    return seen.mask is Mask.CAUSAL, *((MODIFIER.name, seen.ends) if seen.modifiers else ("", ()))
+
+
+def _checked(window: Ends) -> tuple[int, int]:
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise ArgumentError(f"window must be (left, right), each a number of keys or None; got {shown(window)}")
+    for end in window:
+        if end is not None and (isinstance(end, bool) or not isinstance(end, int) or not -OPEN < end < OPEN):
+            raise ArgumentError(f"window must have ends that are None or whole numbers from {1 - OPEN} to {OPEN - 1}; got {shown(window)}")
+    left, right = (OPEN if end is None else end for end in window)
+    return left, right
+
+
+MODIFIER = Window()
