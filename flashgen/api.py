@@ -14,7 +14,7 @@ from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.modifier import NO_MODIFIERS, given_modifiers
-from flashgen.codegen.modifiers.window import Ends, Seen, window_modifier
+from flashgen.codegen.modifiers.window import Causal, Ends, Seen, window_modifier
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.operations import operations_of
 from flashgen.codegen.problem import Dtype, Problem
@@ -24,7 +24,7 @@ from flashgen.codegen.typed import checked
 from flashgen.codegen.workload import Workload
 
 from .cells import SEQLENS, cells_of
-from .launch.arguments import check_types, require_together
+from .launch.arguments import LAYOUTS, check_types, require_together
 from .launch.gpu import CaptureError, choose_kernel
 from .operators.gradients import differentiable_attention, is_differentiated
 from .operators.plans import nobody_listens, run_at_hand
@@ -45,7 +45,7 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = ...,
+    causal: Causal = ...,
     scale: float | None = ...,
     layout: str = ...,
     return_lse: Literal[False] = ...,
@@ -58,7 +58,7 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = ...,
+    causal: Causal = ...,
     scale: float | None = ...,
     layout: str = ...,
     return_lse: Literal[True],
@@ -70,7 +70,7 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = False,
+    causal: Causal = False,
     scale: float | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
@@ -82,7 +82,7 @@ def attention(
     q: [batch, len_q, heads_q, head_dim] for layout "bshd", [batch, heads_q, len_q, head_dim] for "bhsd"; bf16 or fp16
     k: the same with len_kv and heads_kv; v: as k, with head_dim_v. heads_q is a multiple of heads_kv.
        Any strides with a contiguous last dimension and rows aligned to 16 bytes; head dims are multiples of 8 up to 256.
-    causal: query i sees keys j <= i + len_kv - len_q (aligned bottom-right)
+    causal: query i sees keys j <= i + len_kv - len_q (aligned bottom-right), or with "top_left" keys j <= i
     scale: from 1.1755e-38 to 2.3587e+38, what fp32 can multiply by; None stands for head_dim ** -0.5
     deterministic: whether gradients must be the same to the bit in every run, which takes some time; None for what
        torch.are_deterministic_algorithms_enabled() says when they are computed. Out and lse always are the same.
@@ -103,8 +103,8 @@ def attention(
     FlashgenError.
     """
     modified: tuple[Any, ...] = ()  # what operators are told of modifiers
-    if window is not None:
-        causal, names, ends = window_modifier(causal, window)
+    if window is not None or isinstance(causal, str):
+        causal, names, ends = window_modifier(causal, window, _queries_beyond_keys(q, k, layout))
         modified = (names, ends) if names else ()
     if not is_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         modifiers = given_modifiers(*modified) if modified else NO_MODIFIERS
@@ -124,6 +124,15 @@ def attention(
             require_together(q, k, v, error, in_mode=not nobody_listens())
         raise
     return given[0] if differentiated and not return_lse else given
+
+
+def _queries_beyond_keys(q: torch.Tensor, k: torch.Tensor, layout: str) -> int:
+    """len_q - len_kv; 0 for tensors that `check_types` will speak of."""
+    try:
+        row = LAYOUTS[layout][0]
+        return q.shape[row] - k.shape[row]
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return 0
 
 
 def _gpu(device: int | None) -> Gpu:

@@ -7,7 +7,7 @@ negative, which may leave rows that see no key, and either may be open. With a c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.modifier import Modifier
@@ -50,6 +50,10 @@ class Window(Modifier):
         return [f"len_q + len_kv must be below {LONGEST} with a window; got {longest}"]
 
 
+TOP_LEFT = "top_left"
+Causal = bool | Literal["top_left"]
+"""Whether query i sees keys j <= i + len_kv - len_q alone; TOP_LEFT: j <= i."""
+
 Ends = tuple[int | None, int | None]
 """(left, right) of a window, as callers say it: None opens a side."""
 
@@ -65,19 +69,24 @@ class Seen(NamedTuple):
     ends: tuple[int, int] = (OPEN, OPEN)
 
     @classmethod
-    def of(cls, causal: bool, window: Ends | None = None) -> Seen:
-        """Raises ArgumentError for a window of anything but two whole numbers or None."""
+    def of(cls, causal: Causal, window: Ends | None = None, top_left: int = 0) -> Seen:
+        """`top_left`: len_q - len_kv, the right end that stands for a causal mask aligned top-left.
+
+        Raises ArgumentError for another text than TOP_LEFT, and for a window of anything but two whole numbers or None.
+        """
+        if isinstance(causal, str) and causal != TOP_LEFT:
+            raise ArgumentError(f"causal must be True, False or {TOP_LEFT!r}; got {shown(causal)}")
         left, right = (OPEN, OPEN) if window is None else _checked(window)
         if causal:
-            right = min(right, 0)
+            right = min(right, top_left if causal == TOP_LEFT else 0)
         if left == OPEN and right in (0, OPEN):
             return cls(Mask.CAUSAL if right == 0 else Mask.FULL)
         return cls(Mask.FULL, (MODIFIER.name,), (left, right))
 
 
-def window_modifier(causal: bool, window: Ends) -> tuple[bool, str, tuple[int, ...]]:
-    """`causal`, `modifiers` and `sizes` as PyTorch's operators take them. Raises ArgumentError as `Seen.of`."""
-    seen = Seen.of(causal, window)
+def window_modifier(causal: Causal, window: Ends | None, top_left: int = 0) -> tuple[bool, str, tuple[int, ...]]:
+    """`causal`, `modifiers` and `sizes` as PyTorch's operators take them. Arguments and errors are those of `Seen.of`."""
+    seen = Seen.of(causal, window, top_left)
     return seen.mask is Mask.CAUSAL, *((MODIFIER.name, seen.ends) if seen.modifiers else ("", ()))
 
 

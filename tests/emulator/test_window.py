@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ from flashgen.launch.tensors import Tensors
 from flashgen.numerics.rule import Verdict
 from flashgen.verification.expected import Expected
 from tests.support.fault import Fault, Setting
-from tests.support.plan import to_run
+from tests.support.plan import planned, to_run
 from tests.support.runs import LIMITS, compile_ahead, emulated_kernel, emulated_text
 
 # Family, head dim, whether gradients are deterministic, a config other than the default.
@@ -49,12 +51,7 @@ WINDOWS = {
     "far-later": (-200, 300),
 }
 LENGTHS = ((150, 300), (200, 90), (70, 70))
-QUICK = [
-    *(("generic", "both-sides"), ("sm90", "later-keys"), ("packed", "earlier-keys"), ("backward", "later-keys")),
-    *(("backward-ordered", "earlier-keys"), ("backward-sm90", "both-sides"), ("backward-sm90-ordered", "far-later")),
-    ("backward-wide", "left-open-earlier"),
-]
-CASES = [(kernel, window) for kernel in KERNELS for window in WINDOWS]
+CASES = list(itertools.product(KERNELS, WINDOWS, LENGTHS))
 
 
 def spec_of(kernel: str, dtype: Dtype = Dtype.FP16) -> KernelSpec:
@@ -76,8 +73,17 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
     compile_ahead(emulated_text(spec_of(kernel)) for kernel in KERNELS if kernel in wanted)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize(("kernel", "window"), [pytest.param(*one, marks=[] if one in QUICK else [pytest.mark.slow]) for one in CASES])
+@pytest.mark.parametrize(
+    ("kernel", "window", "lengths"),
+    planned(
+        CASES,
+        2,
+        family=lambda case: KERNELS[case[0]][0],
+        kinds=lambda case: case,
+        name=lambda case: f"{case[0]}-{case[1]}-{case[2]}",
+        seconds=lambda case: 1.0,
+    ),
+)
 def test_a_window_hides_what_it_should(kernel: str, window: str, lengths: tuple[int, int]) -> None:
     spec = spec_of(kernel)
     verdict = judged(spec, emulated_text(spec), lengths, WINDOWS[window])
@@ -109,7 +115,18 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "planted"), [pytest.param(*one, id=one[1].name, marks=pytest.mark.slow) for one in FAULTS])
+@pytest.mark.parametrize(
+    ("kernel", "planted"),
+    planned(
+        FAULTS,
+        0,
+        family=lambda case: KERNELS[case[0]][0],
+        kinds=lambda case: [case[1].find],
+        name=lambda case: case[1].name,
+        seconds=lambda case: 2.0,
+        fault=True,
+    ),
+)
 def test_a_fault_of_a_window_shows(kernel: str, planted: Fault) -> None:
     spec = spec_of(kernel)
     text = planted.apply(emulated_text(spec), Atoms.EMULATED)

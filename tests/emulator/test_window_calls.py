@@ -82,6 +82,26 @@ def test_what_a_mask_can_say_is_the_plain_call() -> None:
         assert torch.equal(flashgen.attention(q, q, q, window=window, causal=masked), wanted)
 
 
+@pytest.mark.parametrize("window", [None, pytest.param((3, 100), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lengths", [(20, 33), (33, 20)])
+def test_a_causal_mask_aligned_top_left(lengths: tuple[int, int], window: Window | None) -> None:
+    q, k = stacked(1, lengths[0], 2, 16).requires_grad_(), stacked(1, lengths[1], 2, 16, seed=1).requires_grad_()
+    out = flashgen.attention(q, k, k, causal="top_left", window=window)
+    doubles = [t.detach().double().requires_grad_() for t in (q, k)]
+    wanted = exact(doubles[0], doubles[1], doubles[1], ((window or (None,))[0], lengths[0] - lengths[1]))
+    assert close(out, wanted)
+    found, right = torch.autograd.grad(out.float().sum(), (q, k)), torch.autograd.grad(wanted.sum(), doubles)
+    assert [close(*both) for both in zip(found, right, strict=True)] == [True] * 2
+    same = stacked(1, 20, 2, 16)
+    assert torch.equal(flashgen.attention(same, same, same, causal="top_left"), flashgen.attention(same, same, same, causal=True))
+
+
+def test_another_alignment_is_refused() -> None:
+    q = stacked(1, 8, 2, 16)
+    with pytest.raises(ArgumentError, match=r"^causal must be True, False or 'top_left'; got 'top'$"):
+        flashgen.attention(q, q, q, causal="top")  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_compiled_training_step(dynamic: bool) -> None:
     def step(x: torch.Tensor, left: int) -> torch.Tensor:

@@ -52,7 +52,7 @@ def tensors(layout: str = "bshd", dtype: torch.dtype = torch.bfloat16) -> dict[s
             lambda a: a.update(q=torch.nested.nested_tensor(list(a["q"]), layout=torch.jagged)),
             r"^q must be one dense tensor; got a nested one",
         ),
-        (lambda a: a.update(causal="yes"), r"^causal must be of type bool; got 'yes'"),
+        (lambda a: a.update(causal="yes"), r"^causal must be True, False or 'top_left'; got 'yes'"),
         (lambda a: a.update(causal=None), r"^causal must be of type bool; got None"),
         (lambda a: a.update(return_lse=1), r"^return_lse must be of type bool; got 1"),
         (lambda a: a.update(scale="0.5"), r"^scale must be of type float or None; got '0\.5'"),
