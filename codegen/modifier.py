@@ -38,9 +38,9 @@ class Modifier(ABC):
     parameters: ClassVar[tuple[Parameter, ...]]
     sizes: ClassVar[tuple[str, ...]] = ()
 
-    def sizes_to_verify(self) -> tuple[Mapping[str, int], ...]:
-        """Its `sizes` by which kernels are verified, in turn."""
-        return ({},)
+    def sizes_to_verify(self, workload: Workload, number: int | None) -> Mapping[str, int]:
+        """Its `sizes` by which kernels are verified on a workload. `number`: of the shape; None where all keys must stay."""
+        return {}
 
     @property
     def tile_file(self) -> str:
@@ -108,6 +108,8 @@ def _named(names: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for name in known:
         if name not in modifiers():
             raise choice_error("modifiers", name, modifiers())
+    if len(set(known)) < len(known):
+        raise ArgumentError(f"modifiers must name each once; got {names}")
     return known, tuple(size for name in known for size in modifiers()[name].sizes)
 
 
@@ -123,15 +125,12 @@ def _with_modifiers(block: ParameterBlock, names: tuple[str, ...]) -> ParameterB
 
 def modified_example(problem: Problem, workload: Workload) -> tuple[Problem, Workload]:
     """An example of an operation: see `Operation.examples`."""
-    return problem, with_sizes_to_verify(problem, workload, 0)
+    return problem, with_sizes_to_verify(problem, workload, 1)
 
 
-def with_sizes_to_verify(problem: Problem, workload: Workload, number: int) -> Workload:
-    """The workload of verification's case `number`: with sizes of the problem's modifiers, another case's others."""
-    sizes: dict[str, int] = {}
-    for modifier in modifiers_of(problem):
-        choices = modifier.sizes_to_verify()
-        sizes |= choices[number % len(choices)]
+def with_sizes_to_verify(problem: Problem, workload: Workload, number: int | None) -> Workload:
+    """The workload with `Modifier.sizes_to_verify` of the problem's modifiers."""
+    sizes = {name: size for modifier in modifiers_of(problem) for name, size in modifier.sizes_to_verify(workload, number).items()}
     return dataclasses.replace(workload, **sizes) if sizes else workload
 
 

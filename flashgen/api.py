@@ -87,7 +87,8 @@ def attention(
     deterministic: whether gradients must be the same to the bit in every run, which takes some time; None for what
        torch.are_deterministic_algorithms_enabled() says when they are computed. Out and lse always are the same.
     window: (left, right): query i sees keys from i + len_kv - len_q - left to i + len_kv - len_q + right, both included; None opens a
-       side. Ends may be negative. With causal the right end is at most 0. Only keys that some query of a tile sees cost time.
+       side. Ends may be negative. Where a causal mask ends earlier, it counts. Tiles of keys that no query of a tile sees cost no time.
+       len_q + len_kv must be below 2^29 then.
     Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
     fp32 [batch, heads_q, len_q].
 
@@ -131,7 +132,7 @@ def _queries_beyond_keys(q: torch.Tensor, k: torch.Tensor, layout: str) -> int:
     try:
         row = LAYOUTS[layout][0]
         return q.shape[row] - k.shape[row]
-    except (AttributeError, IndexError, KeyError, TypeError):
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):
         return 0
 
 

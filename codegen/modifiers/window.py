@@ -7,6 +7,7 @@ negative, which may leave rows that see no key, and either may be open. With a c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from flashgen.codegen.errors import ArgumentError, shown
@@ -33,10 +34,20 @@ class Window(Modifier):
         """See Modifier. Those of the workload."""
         return {"window_left": workload.window_left, "window_right": workload.window_right}
 
-    def sizes_to_verify(self) -> tuple[Mapping[str, int], ...]:
-        """See Modifier. Both ends inside, rows without keys at either side, each side open, one key a row, and none."""
-        ends = ((20, 30), (-20, 60), (90, -40), (OPEN, 5), (7, OPEN), (0, 0), (300, 0), (40, -60))
-        return tuple({"window_left": left, "window_right": right} for left, right in ends)
+    def sizes_to_verify(self, workload: Workload, number: int | None) -> Mapping[str, int]:
+        """See Modifier. As wide as a causal mask where keys must stay, and where the window of that number would hide all."""
+        wide, own = (workload.len_kv, 1), self._VERIFIED[(number or 0) % len(self._VERIFIED)]
+        left, right = (
+            wide if number is None or not replace(workload, window_left=own[0], window_right=own[1]).visible_pairs(Mask.FULL) else own
+        )
+        return {"window_left": left, "window_right": right}
+
+    # In the order of the shapes that kernels are verified on: short, rows without keys at either side, either side open, one key a row;
+    # at last long ones, with whole tiles between their ends.
+    _VERIFIED = (
+        *((0, 0), (20, 30), (-20, 60), (OPEN, 5), (7, OPEN), (300, 0), (3, 3), (2, 2), (90, -40)),
+        *((300, 0), (300, 200), (700, 100), (1024, 0)),
+    )
 
     def values(self, call: Call) -> Mapping[str, int | float]:
         """See Modifier. An end farther away than any key says no more than one that is just as far: so none overflows."""
@@ -74,7 +85,7 @@ class Seen(NamedTuple):
 
         Raises ArgumentError for another text than TOP_LEFT, and for a window of anything but two whole numbers or None.
         """
-        if isinstance(causal, str) and causal != TOP_LEFT:
+        if not isinstance(causal, bool) and causal != TOP_LEFT:
             raise ArgumentError(f"causal must be True, False or {TOP_LEFT!r}; got {shown(causal)}")
         left, right = (OPEN, OPEN) if window is None else _checked(window)
         if causal:
@@ -91,8 +102,8 @@ def window_modifier(causal: Causal, window: Ends | None, top_left: int = 0) -> t
 
 
 def _checked(window: Ends) -> tuple[int, int]:
-    if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise ArgumentError(f"window must be (left, right), each a number of keys or None; got {shown(window)}")
+    if not isinstance(window, tuple) or len(window) != 2:
+        raise ArgumentError(f"window must be a tuple (left, right), each a number of keys or None; got {shown(window)}")
     for end in window:
         if end is not None and (isinstance(end, bool) or not isinstance(end, int) or not -OPEN < end < OPEN):
             raise ArgumentError(f"window must have ends that are None or whole numbers from {1 - OPEN} to {OPEN - 1}; got {shown(window)}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flashgen.build.gpu.driver import Gpu, gpu
 from flashgen.build.nvrtc import nvrtc_version
-from flashgen.codegen.errors import choice_error
+from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import families
 from flashgen.codegen.operands import Role
 from flashgen.codegen.operation import operation_of
@@ -95,9 +95,11 @@ class Flex(AttentionPeer):
         w, attention = cell.workload, self._attention
         gqa, mask, offset = w.heads_q != w.heads_kv, None, w.len_kv - w.len_q
         if "window" in cell.problem.modifiers:
+            far = w.len_q + w.len_kv  # farther than any key: sums of 32 bits hold it
+            left, right = (max(-far, min(end, far)) for end in (w.window_left, w.window_right))
 
             def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                return (i + offset - w.window_left <= j) & (j <= i + offset + w.window_right)
+                return (i + offset - left <= j) & (j <= i + offset + right)
 
             mask = self._block_mask(seen, None, None, w.len_q, w.len_kv, device=device)
         elif cell.problem.mask is Mask.CAUSAL:
@@ -143,7 +145,9 @@ class Xformers(AttentionPeer):
         w, attention, biases = cell.workload, self._ops.memory_efficient_attention, self._ops.fmha.attn_bias
         bias, window = None, window_of(cell)
         if window is not None:
-            left, right = (-1 if end is None else end for end in window)  # open, by its own convention
+            left, right = ends = tuple(w.len_q + w.len_kv if end is None else end for end in window)
+            if min(ends) < 0:
+                raise ArgumentError(f"xformers has windows with ends from 0 on; got {window}")
             bias = biases.LocalAttentionFromBottomRightMask(window_left=left, window_right=right)
         elif cell.problem.mask is Mask.CAUSAL:
             bias = biases.LowerTriangularMask() if w.len_q == w.len_kv else biases.LowerTriangularFromBottomRightMask()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.workload import OPEN
 
 from .result import BenchResult, CellResult
 
@@ -33,15 +35,15 @@ def figures(result: BenchResult) -> dict[str, bytes]:
 def draw_grid(result: BenchResult, grid: str, unit: str, cells: list[CellResult]) -> Figure:
     """The figure of cells of one grid and unit: rows are dtypes and head dims, columns masks."""
     widths = list(dict.fromkeys(_width(cell.cell.problem) for cell in cells))
-    masks = [mask for mask in Mask if any(cell.cell.problem.mask is mask for cell in cells)]
+    masks = list(dict.fromkeys(_mask(cell) for cell in sorted(cells, key=lambda cell: list(Mask).index(cell.cell.problem.mask))))
     figure = Figure(figsize=(_PANEL[0] * len(masks), _PANEL[1] * len(widths) + 1), layout="constrained")
     panels = figure.subplots(len(widths), len(masks), squeeze=False)
     peers = [peer for peer in result.peers if any(peer in cell.times for cell in cells)]
     for row, width in enumerate(widths):
         for column, mask in enumerate(masks):
-            mine = [cell for cell in cells if (_width(cell.cell.problem), cell.cell.problem.mask) == (width, mask)]
+            mine = [cell for cell in cells if (_width(cell.cell.problem), _mask(cell)) == (width, mask)]
             mine.sort(key=_length)
-            _panel(panels[row][column], f"{width}, {mask.value}", unit, mine, peers)
+            _panel(panels[row][column], f"{width}, {mask}", unit, mine, peers)
     most = max(len(ax.get_xticks()) for ax in figure.axes if ax.get_visible())
     for ax in figure.axes:
         ax.set_xlim(-0.5, most - 0.5)  # bars are as wide in every panel
@@ -54,6 +56,14 @@ def draw_grid(result: BenchResult, grid: str, unit: str, cells: list[CellResult]
 def _width(problem: Problem) -> str:
     mixed = f" / {problem.head_dim_v}" if problem.head_dim_v != problem.head_dim else ""
     return f"{problem.dtype.value}, head dim {problem.head_dim}{mixed}"
+
+
+def _mask(cell: CellResult) -> str:
+    """The mask and the modifiers, a window with its ends."""
+    problem, workload = cell.cell.problem, cell.cell.workload
+    if workload.has_window:
+        return workload.name.rsplit(" ", 1)[1].replace("W", "window ", 1)
+    return problem.mask.value
 
 
 def _length(cell: CellResult) -> tuple[int, int]:
@@ -77,7 +87,7 @@ def _panel(ax: Axes, title: str, unit: str, cells: list[CellResult], peers: list
 
 
 def _label(cell: CellResult) -> str:
-    sizes, length = cell.cell.workload.name.rsplit(" ", 1)
+    sizes, length = replace(cell.cell.workload, window_left=OPEN, window_right=OPEN).name.rsplit(" ", 1)
     return f"{length}\n{sizes}"
 
 

@@ -34,7 +34,8 @@ class Sdpa(AttentionPeer):
             return []
         q, k, v = (inputs[name] for name in ("q", "k", "v"))
         causal, gqa = cell.problem.mask is Mask.CAUSAL and q.shape[2] == k.shape[2], q.shape[1] != k.shape[1]
-        parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, causal, gqa)
+        hidden = hidden_from(cell, q.device) if cell.problem.modifiers else None
+        parameters = torch.backends.cuda.SDPAParams(q, k, v, None if hidden is None else ~hidden, 0.0, causal, gqa)
         written = written_to_stderr(partial(getattr(torch.backends.cuda, self.can_use), parameters, True))
         return re.findall(r"Warning: (.*?)(?: \(function \w+\))?$", written, re.MULTILINE)
 

@@ -68,7 +68,7 @@ Window = Annotated[
     typer.Option(
         "--window",
         metavar="LEFT:RIGHT",
-        help="Sliding window: keys that a query sees before and behind its own; 1024: is open behind.",
+        help="Keys that a query sees before and after its own; 1024: is open on the right, 1024 alone stands for both.",
     ),
 ]
 FamilyName = Annotated[

@@ -27,7 +27,7 @@ Fastest = dict[Workload, dict[tuple[str, str], Record]]
 class Choice:
     """The best record for a workload: whether it is of that very workload, and of the driver and compiler asked for.
 
-    older: it is of an older revision of its family or of the benchmark: its config counts, its time does not
+    older: its config counts, its time does not: it is of an older revision of its family or of the benchmark, or of another problem
     problem: for which its config counts, where that is another than the record's own
     """
 
@@ -36,6 +36,11 @@ class Choice:
     same_toolchain: bool
     older: bool = False
     problem: Problem | None = None
+
+    @property
+    def is_of_older_version(self) -> bool:
+        """Whether an older version of flashgen measured it."""
+        return self.older and self.problem is None
 
     def spec(self, target: Target) -> KernelSpec:
         """The kernel to use: the record's config in the present revision of its family. Raises ArgumentError if there is none."""

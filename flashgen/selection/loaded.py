@@ -175,7 +175,8 @@ class Kernels:
         elif kernel is None:
             self._say((*of, pick.name), f"{about}not using the {pick.name}, whose kernel this compiler breaks")
         elif pick.choice.older:
-            self._say((*of, pick.name), f"{about}using the config of the {pick.name}, measured by an older version; try `flashgen tune`")
+            why = ", measured by an older version" * pick.choice.is_of_older_version
+            self._say((*of, pick.name), f"{about}using the config of the {pick.name}{why}; try `flashgen tune`")
         elif pick.whose != "own" or not pick.choice.same_toolchain or pick.choice.record.key.workload != workload:
             self._say((*of, pick.name), f"{about}using the {pick.name}")
 

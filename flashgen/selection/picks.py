@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.family import automatic_families
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import OPEN, Workload
@@ -69,7 +70,8 @@ def _of_plain_kernels(
     """The configs that are best without the problem's modifiers, if legal with them. A window is most like a causal mask."""
     mask = Mask.CAUSAL if workload.has_window else problem.mask
     plain, sizes = replace(problem, mask=mask, modifiers=()), replace(workload, window_left=OPEN, window_right=OPEN)
-    for pick in picks(plain, sizes, device, toolchain, excluded, any_length=True):
+    unable = {family.name for family in automatic_families(problem) if family.refusals(problem, device.target)}
+    for pick in picks(plain, sizes, device, toolchain, excluded | unable, any_length=True):
         choice = replace(pick.choice, older=True, problem=problem)
         with suppress(ArgumentError):
             choice.spec(device.target)

@@ -52,7 +52,11 @@ def asked_workload(
     if not seqlens:
         return None
     sizes = (seqlens, seqlen_kv, batch, heads, kv_heads)
-    return cells_of(head_dim, None, "bf16", causal, *sizes, passes, window=window)[0].workload
+    workloads = {cell.workload for cell in cells_of(head_dim, None, "bf16", causal, *sizes, passes, window=window)}
+    if len(workloads) > 1:
+        names = " and ".join(sorted(workload.name for workload in workloads))
+        raise ArgumentError(f"causal must be given with this window and a seqlen, as a folder holds the kernels of one bucket; got {names}")
+    return workloads.pop()
 
 
 def generate(
@@ -127,7 +131,7 @@ def _chosen(
     excluded = excluded_families(operation_of(problem).call(problem, workload), device.target) | families_not_asked(family)
     about = f"{problem.name} {workload.name} on {device.name}"
     for pick in picks(problem, workload, device, toolchain, excluded):
-        say(f"{about}: the config of the {pick.name}{', measured by an older version' * pick.choice.older}")
+        say(f"{about}: the config of the {pick.name}{', measured by an older version' * pick.choice.is_of_older_version}")
         yield pick.choice.spec(device.target)
     say(f"{about}: no tuning record, the model's pick")
     yield from model_picks(problem, workload, device, excluded, family)

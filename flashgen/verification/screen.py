@@ -78,7 +78,8 @@ class Screen:
         if group_unit not in self._cases:
             generator = torch.Generator(self.device).manual_seed(1)
             found: list[_Case] = []
-            for number, shape in enumerate(self.shapes):
+            for shape in self.shapes:
+                number = cases.SHAPES.index(shape) if shape in cases.SHAPES else 0
                 workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit), number)
                 for magnitude in self.magnitudes:
                     tensors = Tensors.random(self.problem, workload, generator)
@@ -87,8 +88,8 @@ class Screen:
                         tensors.derive()
                     tensors = tensors.apart() if len(found) % 2 == 0 else tensors.without_optional_inputs()
                     found.append(_Case(workload, magnitude, tensors, (Expected.of(tensors),)))
-            for number, shape in enumerate(self.special):
-                workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit), number)
+            for shape in self.special:
+                workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit), None)
                 tensors = Tensors.random(self.problem, workload, generator)
                 tensors, magnitude, groups = SPECIAL[shape](tensors, self.problem.dtype)
                 tensors.derive()

@@ -152,8 +152,8 @@ def test_flops_are_those_of_visible_pairs() -> None:
 @pytest.mark.parametrize(
     ("window", "says"),
     [
-        (3, r"^window must be \(left, right\), each a number of keys or None; got 3$"),
-        ((3,), r"^window must be \(left, right\), each a number of keys or None; got \(3,\)$"),
+        (3, r"^window must be a tuple \(left, right\), each a number of keys or None; got 3$"),
+        ((3,), r"^window must be a tuple \(left, right\), each a number of keys or None; got \(3,\)$"),
         ((3, 4.0), r"^window must have ends that are None or whole numbers from -2147483646 to 2147483646; got \(3, 4\.0\)$"),
         ((True, 0), r"^window must have ends that are None or whole numbers"),
         ((2**31, 0), r"^window must have ends that are None or whole numbers"),

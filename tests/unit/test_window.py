@@ -16,6 +16,7 @@ from flashgen.codegen.attention import attention_call, tiled_traffic, visits, wi
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import families, find_family
+from flashgen.codegen.modifier import given_modifiers, with_sizes_to_verify
 from flashgen.codegen.modifiers.window import Seen, window_modifier
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.plain import from_plain, to_plain
@@ -28,6 +29,9 @@ from flashgen.records.record import BENCHMARK_VERSION, Record, RecordKey, Timing
 from flashgen.records.store import Records
 from flashgen.selection import loaded
 from flashgen.selection.picks import model_picks, picks
+from flashgen.tuning.generation import asked_workload
+from flashgen.verification import cases
+from flashgen.verification.cases import grouped_workload
 
 PROBLEM = Problem(Dtype.BF16, 64, mask=Mask.FULL, modifiers=("window",))
 PLAIN = Workload(1, 4, 2, 1000, 1200)
@@ -45,7 +49,7 @@ SIZES = Workload(1, 4, 2, 1000, 1200, 100, 20)
         (True, (5, None), Seen(Mask.FULL, ("window",), (5, 0))),
         (False, (5, None), Seen(Mask.FULL, ("window",), (5, OPEN))),
         (True, (None, -1), Seen(Mask.FULL, ("window",), (OPEN, -1))),
-        (False, [5, 6], Seen(Mask.FULL, ("window",), (5, 6))),
+        (False, (5, 6), Seen(Mask.FULL, ("window",), (5, 6))),
     ],
 )
 def test_what_queries_see(causal: bool, window: Any, seen: Seen) -> None:
@@ -232,3 +236,41 @@ def test_a_record_of_a_window_is_kept_and_found(tmp_path: Path) -> None:
     near = known.nearest(dataclasses.replace(SIZES, window_left=380), ("d", "n"))
     assert near is not None
     assert near.record == made[1]
+
+
+def test_backward_passes_have_the_configs_of_plain_kernels_too() -> None:
+    """On Hopper the plain record is of a family that has no windows: then the best one counts of those that have."""
+    device, cell = find_device("h200"), cells_of(64, causal=True, window=(1024, None), seqlens=[4096], passes="backward")[0]
+    specs = [pick.choice.spec(device.target) for pick in picks(cell.problem, cell.workload, device, ("", ""))]
+    assert {spec.family.name for spec in specs} == {"attention_backward_sm90"}
+
+
+@pytest.mark.parametrize("causal", [1, 0, None, [], "top", "True"])
+def test_causal_is_true_false_or_an_alignment(causal: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^causal must be True, False or 'top_left'; got "):
+        Seen.of(causal, (1, 1))
+
+
+def test_a_modifier_is_named_once() -> None:
+    with pytest.raises(ArgumentError, match=r"^modifiers must name each once; got window,window$"):
+        given_modifiers("window,window", [1, 2, 3, 4])
+
+
+def test_kernels_are_verified_on_windows_that_let_something_through() -> None:
+    """But where no key is there: rows without keys, one-sided and two-sided windows, some with whole tiles between their ends."""
+    found = [with_sizes_to_verify(PROBLEM, grouped_workload(shape, 1), number) for number, shape in enumerate(cases.SHAPES)]
+    assert all(w.visible_pairs(Mask.FULL) for w in found if w.len_kv)
+    ends = [(w.window_left, w.window_right) for w in found]
+    assert any(OPEN in pair for pair in ends)
+    assert any(min(pair) < 0 for pair in ends)
+    assert sum(OPEN not in pair and sum(pair) > 256 for pair in ends) >= 3
+    special = [with_sizes_to_verify(PROBLEM, grouped_workload(shape, 1), None) for shape in cases.SPECIAL]
+    assert all(
+        w.visible_pairs(Mask.FULL) >= dataclasses.replace(w, window_left=OPEN, window_right=0).visible_pairs(Mask.FULL) for w in special
+    )
+
+
+def test_a_folder_of_one_bucket_has_one_window() -> None:
+    with pytest.raises(ArgumentError, match=r"^causal must be given with this window and a seqlen, .* got B4 H32 S4096 W8: and"):
+        asked_workload(64, [4096], None, None, None, None, window=(8, None))
+    assert asked_workload(64, [4096], None, None, None, None, "forward", True, (8, None)) == Workload(4, 32, 32, 4096, 4096, 8, 0)

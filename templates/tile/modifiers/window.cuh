@@ -16,6 +16,6 @@ struct Window {
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
         constexpr int kNever = 0x7fff0000;  // a first query behind all others, which a tile may be added to
         const int begin = max(0, first_key - last);
-        return {begin < len_q ? begin : kNever, max(0, end_key - 1 - last), max(0, first_key - first + 1), max(0, end_key - first)};
+        return {begin < len_q && first <= last ? begin : kNever, max(0, end_key - 1 - last), max(0, first_key - first + 1), max(0, end_key - first)};
     }
 };
