@@ -97,7 +97,7 @@ def fault(name: str, find: str, replace: str, kernel: str) -> tuple[str, Fault]:
 _LEFT, _RIGHT = "len_kv - len_q - p.window_left", "len_kv - len_q + p.window_right"
 _KEYS = "{max(0, query + first), query + last + 1}"
 _VISIBLE = "query + first <= key && key <= query + last"
-_BEGIN, _END = "begin < len_q ? begin : kNever", "max(0, end_key - first)}"
+_BEGIN, _END = "any ? begin : kNever", "end = max(0, end_key - first)"
 FAULTS = [
     fault("left-end-one-short", _LEFT, f"{_LEFT} + 1", "generic"),
     fault("left-end-one-far", _LEFT, f"{_LEFT} - 1", "sm90"),
@@ -109,8 +109,8 @@ FAULTS = [
     fault("left-end-one-short", _VISIBLE, "query + first < key && key <= query + last", "backward"),
     fault("right-end-one-short", _VISIBLE, "query + first <= key && key < query + last", "backward-sm90"),
     fault("right-end-not-seen", _VISIBLE, "query + first <= key", "backward"),
-    fault("first-queries-skipped", _BEGIN, "begin + 128 < len_q ? begin + 128 : kNever", "backward"),
-    fault("last-queries-skipped", _END, "max(0, end_key - first - 128)}", "backward-sm90"),
+    fault("first-queries-skipped", _BEGIN, "any && begin + 128 < len_q ? begin + 128 : kNever", "backward"),
+    fault("last-queries-skipped", _END, "end = max(0, end_key - first - 128)", "backward-sm90"),
     fault("taken-for-full", "max(0, first_key - first + 1)", "0x7fffffff", "backward"),
 ]
 

@@ -15,7 +15,8 @@ struct Window {
     __device__ __forceinline__ KeyRange keys(int query) const { return {max(0, query + first), query + last + 1}; }
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
         constexpr int kNever = 0x7fff0000;  // a first query behind all others, which a tile may be added to
-        const int begin = max(0, first_key - last);
-        return {begin < len_q && first <= last ? begin : kNever, max(0, end_key - 1 - last), max(0, first_key - first + 1), max(0, end_key - first)};
+        const int begin = max(0, first_key - last), end = max(0, end_key - first);
+        const bool any = begin < len_q && first <= last;
+        return {any ? begin : kNever, max(0, end_key - 1 - last), max(0, first_key - first + 1), end};
     }
 };
