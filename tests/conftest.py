@@ -46,7 +46,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")  # of xdist: a worker
     if whole and getattr(option, "numprocesses", 0) is None and not (option.usepdb or option.collectonly) and missing_gpu():
         option.numprocesses = min(os.cpu_count() or 1, 8)
-        option.dist = "loadfile"  # tests of a file share what they have compiled
+        # Tests of a file, which share what they have compiled, stay together, but for those of the last files.
+        option.dist = "worksteal"
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch in each process: more would spin for cores that others have
         os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # each launch in the emulator forks: large pages halve its cost
 

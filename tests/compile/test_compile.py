@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections import Counter
@@ -36,7 +37,9 @@ def problems_of(family: Family) -> list[Problem]:
     """Those of its operation, of all head dims where it has any."""
     if not is_of_attention(family):
         return example_problems(family)
-    return [problem for head_dims in HEAD_DIMS for problem in problems(head_dims, family.operation)]
+    plain = [problem for head_dims in HEAD_DIMS for problem in problems(head_dims, family.operation)]
+    full = [problem for problem in plain if problem.mask is Mask.FULL]
+    return [*plain, *(dataclasses.replace(problem, modifiers=(name,)) for name in family.modifiers for problem in full)]
 
 
 def compile_spec(spec: KernelSpec) -> Artifact:
@@ -73,7 +76,7 @@ def require_sound(specs: list[KernelSpec]) -> None:
 def kinds(default: tuple[Problem, Target]) -> Iterable[Hashable]:
     """What the sample is spread over."""
     p, target = default
-    return target.name, (p.head_dim, p.head_dim_v), (target.name, p.dtype), p.dtype, p.mask, p.deterministic
+    return target.name, (p.head_dim, p.head_dim_v), (target.name, p.dtype), p.dtype, p.mask, p.deterministic, p.modifiers
 
 
 @cache

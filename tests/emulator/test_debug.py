@@ -207,6 +207,7 @@ def test_an_index_past_the_end_of_registers(tmp_path: Path) -> None:
     assert re.match(rf"block 2: thread \d+ \(warp \d, lane \d+\): \S*{report}$", found["fault"])
 
 
+@pytest.mark.slow
 def test_printf_works_in_the_kernel(tmp_path: Path) -> None:
     text = tmp_path / "edited.cpp"
     text.write_text(SICK.text)

@@ -66,6 +66,7 @@ class AttentionForward(Family):
     # Registers a thread needs beside its accumulators and query fragments: addresses, operands on their way, the softmax state.
     # Less than what never spills: the fastest configs lie at the edge, and one in twelve of those admitted spills on sm_90a.
     registers_beside = 46
+    registers_of_modifiers = 16  # more, where a problem has some: its first keys have a loop of their own
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
@@ -115,7 +116,7 @@ class AttentionForward(Family):
         # Scores count twice: while those of one step are used up, those of the next one come.
         accumulators = row_tiles * (padded(problem.head_dim_v) // 2 + config.step_kv)
         query = row_tiles * padded(problem.head_dim) // 4 if config.query is QueryPlace.REGISTERS else 0
-        return accumulators + query + self.registers_beside
+        return accumulators + query + self.registers_beside + (self.registers_of_modifiers if problem.modifiers else 0)
 
     def registers_cap(self, config: AttentionForwardConfig, target: Target) -> int:
         """Registers of a thread that the launch bounds leave."""

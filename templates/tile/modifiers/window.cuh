@@ -11,7 +11,10 @@ struct Window {
         return {len_q, len_kv - len_q - p.window_left, len_kv - len_q + p.window_right};
     }
 
-    __device__ __forceinline__ bool visible(int query, int key) const { return query + first <= key && key <= query + last; }
+    // One comparison, without a sign: what is hidden on the left is a large number. Two would need registers for the ends of many queries.
+    __device__ __forceinline__ bool visible(int query, int key) const {
+        return static_cast<u32>(key - query - first) < static_cast<u32>(max(0, last - first + 1));
+    }
     __device__ __forceinline__ KeyRange keys(int query) const { return {max(0, query + first), query + last + 1}; }
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
         constexpr int kNever = 0x7fff0000;  // a first query behind all others, which a tile may be added to
