@@ -16,6 +16,7 @@ from tests.support.plan import of_family, sample
 
 TARGET = find_target("sm_90a")
 QUICK = 1  # of each family are compiled in every run
+PART = 10
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -27,7 +28,7 @@ def test_applies(fault: Fault) -> None:
 
 
 def shares() -> list[object]:
-    """A family's faults as parameters, in two: some for every run, and the others."""
+    """A family's faults as parameters: some for every run, and the others in parts, of which CI has some."""
     by_family: dict[str, list[Fault]] = {}
     for fault in FAULTS:
         by_family.setdefault(fault.setting.spec(TARGET).family.name, []).append(fault)
@@ -35,8 +36,10 @@ def shares() -> list[object]:
     for name, mine in by_family.items():
         some = sample(mine, QUICK, name, lambda fault: (fault.setting.config, fault.race))
         others = [fault for fault in mine if fault not in some]
+        parts = [others[begin : begin + PART] for begin in range(0, len(others), PART)]
         found.append(pytest.param(some, id=f"{name}-some"))
-        found.append(pytest.param(others, id=f"{name}-others", marks=[pytest.mark.slow, of_family(name, len(others) * 0.3, fault=True)]))
+        marks = [[pytest.mark.slow, of_family(name, len(part) * 0.5)] for part in parts]
+        found += [pytest.param(part, id=f"{name}-{part[0].name}", marks=own) for part, own in zip(parts, marks, strict=True)]
     return found
 
 

@@ -34,12 +34,12 @@ OF_FAULTS: tuple[Any, ...] = (
     test_faults_sm90.test_caught_by_its_check,
     test_standard_faults.test_caught,
     test_standard_faults.test_a_race_is_caught_by_the_check_for_it,
-    test_faults_apply.test_compile,
     test_verification.test_sums_without_compensation_are_seen,
     test_verification.test_what_ordinary_cases_hide_is_seen,
     test_verification.test_a_key_at_the_edge_of_a_step_is_seen,
 )
 OTHERS: tuple[Any, ...] = (
+    test_faults_apply.test_compile,
     test_kernels.test_chosen_configs,
     test_huge.test_huge_logits,
     test_compile.test_all_defaults_are_free_of_defects,
