@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from ..errors import ArgumentError, choice_error, require_int, shown
 from ..target import Target, find_target
@@ -64,6 +65,20 @@ def find_device(text: str) -> Device:
 def device_by_name(name: str) -> Device | None:
     """The known device that the driver reports under exactly that name, or None."""
     return next((_device(known, name) for known in DEVICES if name in known.names), None)
+
+
+@cache
+def devices_like(device: Device) -> tuple[Device, ...]:
+    """Known devices on which the same configs are the fastest, or nearly: other models of as many SMs of the same kind.
+
+    Attention is bound by what an SM computes, and not by the memory, in which such models differ.
+    """
+
+    def of_its_kind(other: Device) -> bool:
+        same = (other.target, other.sm_count, other.mma_rate) == (device.target, device.sm_count, device.mma_rate)
+        return same and other.name != device.name
+
+    return tuple(other for known in DEVICES for name in known.names if of_its_kind(other := _device(known, name)))
 
 
 def device_of_target(target: Target) -> Device:

@@ -27,8 +27,9 @@ Fastest = dict[Workload, dict[tuple[str, str], Record]]
 class Choice:
     """The best record for a workload: whether it is of that very workload, and of the driver and compiler asked for.
 
-    older: its config counts, its time does not: it is of an older revision of its family or of the benchmark, or of another problem
+    older: its config counts, its time does not: it is of an older revision of its family or of the benchmark, of another problem or GPU
     problem: for which its config counts, where that is another than the record's own
+    device_name: of the GPU that it was measured on, where that is another than the one asked for
     """
 
     record: Record
@@ -36,11 +37,12 @@ class Choice:
     same_toolchain: bool
     older: bool = False
     problem: Problem | None = None
+    device_name: str = ""
 
     @property
     def is_of_older_version(self) -> bool:
         """Whether an older version of flashgen measured it."""
-        return self.older and self.problem is None
+        return self.older and self.problem is None and not self.device_name
 
     def spec(self, target: Target) -> KernelSpec:
         """The kernel to use: the record's config in the present revision of its family. Raises ArgumentError if there is none."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from flashgen.codegen.devices import Device
+from flashgen.codegen.devices import Device, devices_like
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import automatic_families
 from flashgen.codegen.problem import Mask, Problem
@@ -35,7 +35,8 @@ class Pick:
         """For people."""
         toolchain = "" if self.choice.same_toolchain else " of another driver or compiler"
         plain = "" if self.choice.problem is None else " without modifiers"
-        return f"{self.whose} record{toolchain}{plain} for {self.choice.record.key.workload.name}"
+        device = f" of {self.choice.device_name}" if self.choice.device_name else ""
+        return f"{self.whose} record{device}{toolchain}{plain} for {self.choice.record.key.workload.name}"
 
 
 def picks(
@@ -50,7 +51,8 @@ def picks(
 
     `any_length`: those that speak for the lengths of its bucket without a record of their own.
     In this order: the user's own of that very workload, his own for its bucket, then so of those that come with the package, then so the
-    configs of older ones of either; where there are modifiers, at last the configs of the plain kernel's records.
+    configs of older ones of either, then of those that come with the package for devices like this one; where there are modifiers, at last
+    the configs of the plain kernel's records.
     All but the exact ones are chosen for the bucket, so no choice depends on what was called before.
     """
     met: list[tuple[str, Known]] = []
@@ -60,8 +62,18 @@ def picks(
         yield from (Pick(whose, choice) for choice in known.choices(workload, toolchain, any_length))
     for whose, known in met:
         yield from (Pick(whose, choice) for choice in known.choices(workload, toolchain, any_length, older=True))
+    for other, known in _of_like_devices(problem, device, excluded):
+        for older in (False, True):
+            for choice in known.choices(workload, toolchain, any_length, older):
+                yield Pick("shipped", replace(choice, older=True, device_name=other.name))
     if problem.modifiers:
         yield from _of_plain_kernels(problem, workload, device, toolchain, excluded)
+
+
+def _of_like_devices(problem: Problem, device: Device, excluded: frozenset[str]) -> Iterator[tuple[Device, Known]]:
+    """What the records that come with the package say of each."""
+    for other in devices_like(device):
+        yield other, sources.shipped_records().known(problem, other, BENCHMARK_VERSION, excluded)
 
 
 def _of_plain_kernels(
@@ -80,7 +92,8 @@ def _of_plain_kernels(
 
 def recorded_workloads(problem: Problem, device: Device, excluded: frozenset[str] = frozenset()) -> frozenset[Workload]:
     """The workloads for which `picks` may give a record of that very workload: all others of a bucket get the same picks."""
-    known = (source().known(problem, device, BENCHMARK_VERSION, excluded) for source in (sources.own_records, sources.shipped_records))
+    known = [source().known(problem, device, BENCHMARK_VERSION, excluded) for source in (sources.own_records, sources.shipped_records)]
+    known += [of_other for _, of_other in _of_like_devices(problem, device, excluded)]
     return frozenset().union(*(some.workloads for some in known))
 
 

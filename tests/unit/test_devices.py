@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flashgen.build.gpu.driver import read_device
-from flashgen.codegen.devices import Device, device_by_name, device_of_target, find_device, mma_rate_by_name, named_devices
+from flashgen.codegen.devices import Device, device_by_name, device_of_target, devices_like, find_device, mma_rate_by_name, named_devices
 from flashgen.codegen.devices.table import DEVICES
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.target import find_target, targets
@@ -148,3 +148,11 @@ def test_a_gpu_that_is_not_in_the_table() -> None:
 
 def test_a_driver_that_does_not_tell_the_memory_clock_leaves_a_bandwidth_to_predict_with() -> None:
     assert told("Thor", "sm_110a", 12, memory_khz=0, bus_bits=0).memory_bandwidth > 0
+
+
+def test_devices_are_alike_whose_sms_are() -> None:
+    h100 = find_device("h100")
+    assert {device.name for device in devices_like(h100)} == {"NVIDIA H200", "NVIDIA GH200 480GB", "NVIDIA GH200 120GB"}
+    assert find_device("h200") in devices_like(replace(h100, name="NVIDIA H100 NVL", memory_gb=94)), "one that no table knows"
+    for other in (replace(h100, sm_count=114), replace(h100, mma_rate=0.5), find_device("h100-pcie"), find_device("rtx4090")):
+        assert not {"NVIDIA H200", "NVIDIA H100 80GB HBM3"} & {device.name for device in devices_like(other)}

@@ -24,6 +24,7 @@ from flashgen.records.shipped import FOLDER, ShippedRecords
 from flashgen.records.store import Choice, Failure, FailureKind, Record, Records
 from flashgen.selection.families import families_for
 from flashgen.selection.loaded import Kernels
+from flashgen.selection.picks import picks, recorded_workloads
 from flashgen.selection.ranking import ranked
 from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, WORKLOAD, make
 
@@ -174,6 +175,30 @@ def test_a_record_whose_kernel_this_compiler_breaks_is_passed_over(
     kernels.broken = (foreign.spec,)
     assert chosen(kernels)["config"] == CONFIGS[-2].to_json()
     assert "not using the own record of another driver or compiler" in caplog.text
+
+
+def test_a_gpu_takes_the_configs_of_one_like_it_and_no_times(
+    tmp_path: Path, own: Records, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flashgen")
+    shipped = ship(tmp_path, make(1e-9, config=CONFIGS[-1], **HERE))
+    monkeypatch.setattr(sources, "shipped_records", lambda: shipped)
+    h100, pcie = (Gpu(0, find_device(name), "uuid", "13.0") for name in ("h100", "h100-pcie"))
+    found = {gpu: FakeKernels().choose(PROBLEM, WORKLOAD, gpu).spec.config for gpu in (h100, pcie)}
+    assert found[h100] == CONFIGS[-1]
+    assert found[pcie] != CONFIGS[-1], "it has fewer SMs"
+    assert "using the config of the shipped record of NVIDIA H200 for B2 H16 S1024; try `flashgen tune`" in caplog.text
+    assert "no tuning record for NVIDIA H100 PCIe" in caplog.text
+    (pick,) = picks(PROBLEM, WORKLOAD, h100.device, ("13.0", nvrtc_version()), any_length=True)
+    assert pick.choice.older, "no time of another GPU stands for one of this GPU"
+    assert not pick.choice.is_of_older_version
+    assert WORKLOAD in recorded_workloads(PROBLEM, h100.device)
+
+    broken = FakeKernels()
+    broken.broken = (make(config=CONFIGS[-1]).spec,)
+    assert broken.choose(PROBLEM, WORKLOAD, h100).spec.config != CONFIGS[-1]
+    own.put(make(5.0, config=CONFIGS[0], device=h100.device, **HERE))
+    assert FakeKernels().choose(PROBLEM, WORKLOAD, h100).spec.config == CONFIGS[0], "however slow: it was measured here"
 
 
 def test_once_chosen_nothing_is_read(tmp_path: Path, own: Records, monkeypatch: pytest.MonkeyPatch) -> None:
