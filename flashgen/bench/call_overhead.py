@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,47 +19,82 @@ from .peer import Peer
 from .result import CallOverhead
 
 CELL = Cell(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL), Workload(1, 8, 8, 128, 128))
-WARM_UP, CALLS, ROUNDS = 30, 100, 7
+WARM_UP, CALLS, ROUNDS = 30, 100, 15
 
 
-def call_overhead(peer: Peer, device: torch.device, settle: Callable[[], object]) -> CallOverhead:
-    """Medians over `ROUNDS` of `CALLS` calls: gradients off, on, and each with its backward pass. `settle` waits for the GPU.
+def call_overheads(
+    peers: Mapping[str, Peer], device: torch.device, settle: Callable[[], object], failed: Callable[[str, Exception], object]
+) -> dict[str, CallOverhead]:
+    """Medians over `ROUNDS` of `CALLS` calls: gradients off, on, and each with its backward pass.
 
-    Raises what the peer raises. A peer whose outputs have no gradient has no time of a backward pass.
+    Peers take turns in each round, so that a slow phase of the processor meets them all. `settle` waits for the GPU; `failed` is told of a
+    peer that raises, and the others go on. A peer whose outputs have no gradient has no time of a backward pass.
     """
-    prepare = peer.prepare(CELL, device)
-    peer.select()
-    w, p = CELL.workload, CELL.problem
-    shape = (w.batch, w.len_q, w.heads_q, p.head_dim) if peer.layout == "bshd" else (w.batch, w.heads_q, w.len_q, p.head_dim)
-    inputs = {name: torch.randn(shape, dtype=TORCH_DTYPES[p.dtype], device=device) for name in ("q", "k", "v")}
-    leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
+    measured: dict[str, _Measured] = {}
+    for name, peer in peers.items():
+        with _telling(failed, name):
+            mine = _Measured(peer, device)
+            mine.warm_up()
+            measured[name] = mine
+    for _ in range(ROUNDS):
+        for name in list(measured):
+            mine = measured.pop(name)
+            with _telling(failed, name):
+                mine.take_turn(settle)
+                measured[name] = mine
+    settle()
+    return {name: measured[name].overhead() for name in peers if name in measured}
 
-    def microseconds(call: Callable[[], object]) -> float:
-        for _ in range(WARM_UP):
-            call()
-        rounds = []
-        for _ in range(ROUNDS):
-            settle()
-            begun = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            rounds.append((time.perf_counter() - begun) / CALLS * 1e6)
-        settle()
-        return statistics.median(rounds)
 
-    with torch.no_grad():
-        us = microseconds(prepare(inputs))
-    with torch.enable_grad():
+@contextmanager
+def _telling(failed: Callable[[str, Exception], object], name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        failed(name, error)
+
+
+class _Measured:
+    """A peer, its calls, and what each took in the rounds so far, in microseconds."""
+
+    def __init__(self, peer: Peer, device: torch.device) -> None:
+        """Raises what the peer raises."""
+        w, p = CELL.workload, CELL.problem
+        shape = (w.batch, w.len_q, w.heads_q, p.head_dim) if peer.layout == "bshd" else (w.batch, w.heads_q, w.len_q, p.head_dim)
+        inputs = {name: torch.randn(shape, dtype=TORCH_DTYPES[p.dtype], device=device) for name in ("q", "k", "v")}
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
+        self._peer, prepare = peer, peer.prepare(CELL, device)
+        peer.select()
         run = prepare(leaves)
-        us_grad = microseconds(run)
-        given = run()
-        out = given if isinstance(given, Tensor) else given[0]
-        if not out.requires_grad:
-            return CallOverhead(us, us_grad)
-        d_out, sources = torch.ones_like(out, requires_grad=False), tuple(leaves.values())
-
-        def with_backward() -> object:
+        self._calls: list[tuple[bool, Callable[[], object]]] = [(False, prepare(inputs)), (True, run)]  # whether gradients are enabled
+        with torch.enable_grad():
             given = run()
-            return torch.autograd.grad(given if isinstance(given, Tensor) else given[0], sources, d_out)
+        out = given if isinstance(given, Tensor) else given[0]
+        if out.requires_grad:
+            d_out, sources = torch.ones_like(out, requires_grad=False), tuple(leaves.values())
 
-        return CallOverhead(us, us_grad, microseconds(with_backward))
+            def with_backward() -> object:
+                given = run()
+                return torch.autograd.grad(given if isinstance(given, Tensor) else given[0], sources, d_out)
+
+            self._calls.append((True, with_backward))
+        self._rounds: list[list[float]] = [[] for _ in self._calls]
+
+    def warm_up(self) -> None:
+        for differentiable, call in self._calls:
+            with torch.set_grad_enabled(differentiable):
+                for _ in range(WARM_UP):
+                    call()
+
+    def take_turn(self, settle: Callable[[], object]) -> None:
+        self._peer.select()
+        for (differentiable, call), rounds in zip(self._calls, self._rounds, strict=True):
+            with torch.set_grad_enabled(differentiable):
+                settle()
+                begun = time.perf_counter()
+                for _ in range(CALLS):
+                    call()
+                rounds.append((time.perf_counter() - begun) / CALLS * 1e6)
+
+    def overhead(self) -> CallOverhead:
+        return CallOverhead(*map(statistics.median, self._rounds))

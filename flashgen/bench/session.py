@@ -21,7 +21,7 @@ from ..cells import Cell
 from ..timing.gpu_lock import exclusive
 from ..timing.spread import ROUNDS
 from ..version import __version__
-from .call_overhead import call_overhead
+from .call_overhead import call_overheads
 from .cells import OURS
 from .peer import Peer, reason
 from .peers import make_peers
@@ -98,12 +98,12 @@ class Session:
         save(self.result)
 
     def _call_overhead(self) -> None:
-        for name, peer in self.runner.peers.items():
-            try:
-                self.result.call_overhead[name] = call_overhead(peer, self.runner.device, self.runner.settle)
-            except Exception as error:
-                self.result.call_overhead_errors[name] = reason(error)
-                self.runner.recover(name, "the CPU cost of a call", error)
+        def failed(name: str, error: Exception) -> None:
+            self.result.call_overhead_errors[name] = reason(error)
+            self.runner.recover(name, "the CPU cost of a call", error)
+
+        peers, device, settle = self.runner.peers, self.runner.device, self.runner.settle
+        self.result.call_overhead.update(call_overheads(peers, device, settle, failed))
 
     def _tune(self) -> None:
         cells = dict.fromkeys(cell for cells in self.request.cells.values() for cell in cells)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from flashgen.bench import files
-from flashgen.bench.call_overhead import call_overhead
+from flashgen.bench.call_overhead import call_overheads
 from flashgen.bench.peer import AttentionPeer, Call, Peer
 from flashgen.bench.peers import PEERS, Flashgen, make_peers
 from flashgen.bench.runner import Runner
@@ -183,6 +183,9 @@ def test_a_call_that_cannot_be_captured_is_timed_all_the_same() -> None:
 
 
 def test_the_cpu_cost_waits_for_nothing() -> None:
-    cost = call_overhead(Flashgen(), torch.device("cuda", 0), torch.cuda.synchronize)
+    def failed(name: str, error: Exception) -> None:
+        raise error
+
+    cost = call_overheads({"flashgen": Flashgen()}, torch.device("cuda", 0), torch.cuda.synchronize, failed)["flashgen"]
     assert 1 < cost.us < 500
     assert CudaStopwatch().seconds(lambda: None) < 1e-3

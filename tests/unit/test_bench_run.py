@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -355,15 +356,21 @@ def test_the_cpu_cost_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
             call = super().bind(cell, device)
             return lambda q, k, v: call(q, k, v).detach()
 
-    monkeypatch.setattr(call_overhead, "CALLS", 3)
-    monkeypatch.setattr(call_overhead, "WARM_UP", 1)
-    cost = call_overhead.call_overhead(Napping(FakeGpu()), CPU, lambda: None)
+    for name, value in (("CALLS", 1), ("WARM_UP", 1), ("ROUNDS", 3)):
+        monkeypatch.setattr(call_overhead, name, value)
+    gpu = FakeGpu()
+    both = {"one": Napping(gpu), "without": WithoutGradient(gpu)}
+    turns: list[str] = []
+    for name, peer in both.items():
+        monkeypatch.setattr(peer, "select", partial(turns.append, name))
+    found = call_overhead.call_overheads(both, CPU, lambda: None, lambda name, error: pytest.fail(f"{name}: {error}"))
+    cost = found["one"]
     assert 1000 <= cost.us < cost.us_grad
     assert cost.us_grad >= 20_000
     assert cost.us_backward is not None
     assert cost.us_backward >= 20_000
-    assert call_overhead.call_overhead(WithoutGradient(FakeGpu()), CPU, lambda: None).us_backward is None
-    gpu = FakeGpu()
+    assert found["without"].us_backward is None
+    assert turns[2:] == ["one", "without"] * 3, "each is measured in every round"
     run = session({"one": Napping(gpu), "bad": Failing(gpu, 1)}, gpu, cells={}, call_overhead=True)
     run.run(lambda _: None)
     assert list(run.result.call_overhead) == ["one"]
