@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from flashgen.build import nvrtc
 from flashgen.build.emulator import compiler
 from flashgen.build.gpu.driver import DriverError, driver, gpu_count
-from tests.support.compiles import VARIABLE, once, precompiled, runtime_once
+from tests.support.compiles import VARIABLE, once, precompiled, runtime_once, source_once
 from tests.support.plan import Costly, budgets, every_case, within
 
 # What was garbage at a fork stays so: a child that collected it could wait for a lock that a thread of its parent held, for ever.
@@ -96,7 +97,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiles(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Texts for the emulator are compiled once for all processes of a run, or for runs that $FLASHGEN_TEST_COMPILES gives one folder."""
+    """Texts are compiled once for all processes of a run, or for runs that $FLASHGEN_TEST_COMPILES gives one folder."""
     base = tmp_path_factory.getbasetemp()
     root = base.parent if hasattr(request.config, "workerinput") else base  # of xdist's workers, which have a folder each in one
     folder = Path(os.environ.get(VARIABLE) or root / "compiles")
@@ -104,6 +105,7 @@ def compiles(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "runtime_object", runtime_once(folder, compiler.runtime_object))
         patch.setattr(compiler, "compile_for_emulator", once(folder, precompiled(folder, compiler.compile_for_emulator)))
+        patch.setattr(nvrtc, "compile_source", source_once(folder, nvrtc.compile_source))
         yield
 
 

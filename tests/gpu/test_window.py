@@ -21,6 +21,7 @@ from flashgen.launch.once import run_once
 from flashgen.launch.tensors import Tensors
 from flashgen.selection import compilation, loaded
 from flashgen.verification.expected import Expected
+from tests.support.plan import to_run
 
 pytestmark = pytest.mark.gpu
 
@@ -79,9 +80,10 @@ def cases(family: Family) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def drawn() -> dict[str, list[Case]]:
-    """The cases of every family, whose kernels are compiled on all cores."""
-    found = {family.name: cases(family) for family in HAVE_THEM}
+def drawn(request: pytest.FixtureRequest) -> dict[str, list[Case]]:
+    """The cases of every family that is asked for, whose kernels are compiled on all cores."""
+    asked = {params["family"].name for params in to_run(request) if params.get("group") is not None}
+    found = {family.name: cases(family) for family in HAVE_THEM if family.name in asked}
     specs = {case.spec for some in found.values() for case in some}
     for _ in compile_many([(spec, partial(compilation.compile_spec, spec)) for spec in specs], 0):
         pass

@@ -1,4 +1,4 @@
-"""What the emulator's compiler makes is made once in a run, for all of its processes: it takes seconds, and many tests want the same.
+"""What compilers make is made once in a run, for all of its processes: it takes seconds, and many tests want the same.
 
 This lies below the artifact store: each test's cache is its own, and as empty as it should be.
 """
@@ -17,6 +17,7 @@ from flashgen.build.artifact import Artifact
 from flashgen.build.emulator.compiler import OPTIONS, CxxCompiler, Emulated, cxx_compiler, key_options
 from flashgen.build.lock import locked
 from flashgen.build.store.store import artifact_key
+from flashgen.build.store.toolchain import toolchain
 from flashgen.codegen.render import Source
 
 VARIABLE = "FLASHGEN_TEST_COMPILES"  # names a folder that outlives a run, for several runs of the same commit
@@ -26,20 +27,34 @@ Compile = Callable[..., Artifact]
 
 
 def once(folder: Path, compile: Compile) -> Compile:
-    """`compile_for_emulator` that looks into `folder` first. One that another process has begun is waited for."""
+    """`compile_for_emulator` that looks into `folder` first. What another process has begun is waited for."""
 
     def compile_once(source: Source, kind: Emulated = Emulated.LIBRARY) -> Artifact:
-        key = artifact_key(f"{source.entry}\n{source.text}", kind, cxx_compiler().version, key_options(kind))
-        meta, made = folder / f"{key}.json", folder / key
-        with locked(folder / f"{key}.lock", source.entry, _PATIENCE, say=lambda message: None):
-            if meta.exists():  # it is written last
-                return Artifact.from_parts(json.loads(meta.read_text()), source.text, made.read_bytes())
-            artifact = compile(source, kind)
-            made.write_bytes(artifact.cubin)
-            meta.write_text(json.dumps(artifact.meta()))
-            return artifact
+        return _once(folder, source, kind, compile)
 
     return compile_once
+
+
+def source_once(folder: Path, compile: Compile) -> Compile:
+    """`compile_source` that looks into `folder` first, as `once` does."""
+
+    def compile_once(source: Source, arch: str) -> Artifact:
+        return _once(folder, source, arch, compile)
+
+    return compile_once
+
+
+def _once(folder: Path, source: Source, arch: str, compile: Compile) -> Artifact:
+    tools = toolchain(arch)
+    key = artifact_key(f"{source.entry}\n{source.text}", arch, tools.version, tools.options)
+    meta, made = folder / f"{key}.json", folder / key
+    with locked(folder / f"{key}.lock", source.entry, _PATIENCE, say=lambda message: None):
+        if meta.exists():  # it is written last
+            return Artifact.from_parts(json.loads(meta.read_text()), source.text, made.read_bytes())
+        artifact = compile(source, arch)
+        made.write_bytes(artifact.cubin)
+        meta.write_text(json.dumps(artifact.meta()))
+        return artifact
 
 
 def runtime_once(folder: Path, compile: Callable[[CxxCompiler], bytes]) -> Callable[[CxxCompiler], bytes]:

@@ -13,7 +13,7 @@ from flashgen.build.emulator import compiler
 from flashgen.build.emulator.compiler import CxxCompilerMissingError, Emulated, compile_for_emulator, cxx_compiler
 from flashgen.build.store.store import ArtifactStore
 from flashgen.codegen.render import Source
-from tests.support.compiles import once, precompiled
+from tests.support.compiles import once, precompiled, source_once
 
 try:
     cxx_compiler()
@@ -55,6 +55,17 @@ def test_texts_entries_and_kinds_are_told_apart(tmp_path: Path) -> None:
         artifact = compile_once(Source(entry, text), kind)
         assert (artifact.entry, artifact.source, artifact.arch) == (entry, text, kind)
     assert counted.compiled == wanted
+
+
+def test_kernels_for_gpus_are_shared_too(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def compile(source: Source, arch: str) -> Artifact:
+        asked.append(arch)
+        return Artifact(source.entry, arch, source.text, arch.encode(), "log", "13.0")
+
+    found = [source_once(tmp_path, compile)(Source("k", "text"), arch=arch).cubin for arch in ("sm_80", "sm_90a") * 2]
+    assert (asked, found) == (["sm_80", "sm_90a"], [b"sm_80", b"sm_90a"] * 2)
 
 
 def test_a_text_that_does_not_compile_never_does(tmp_path: Path) -> None:
