@@ -122,7 +122,7 @@ def test_verify_without_a_gpu_names_the_option() -> None:
 @without_a_gpu
 def test_tune_without_a_gpu_verifies_its_winners() -> None:
     patient = ("--budget-seconds", "600")  # the usual 45 would judge the machine
-    found = command_line.as_json("tune", "--head-dim", "8", "--seqlen", "1024", "--seqlen", "16384", *patient)
+    found = command_line.as_json("tune", "--head-dim", "8", "--seqlen", "1024", *patient)
     assert found["verified_on_cpu"] == len({row["kernel"] for row in found["rows"]})
     assert found["not_verified"] == ""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import pytest
 import torch
@@ -21,23 +23,20 @@ from tests.support.plan import planned
 
 CONFIG = Flash2BackwardConfig(64, 32, 4, warp_split=WarpSplit.QUERIES)
 DTYPES = (Dtype.FP16, Dtype.BF16)
+SPECIAL = {"huge": HUGE, "coarse": COARSE, "far": FAR, "long": LONG}
+T = TypeVar("T")
 
 
 def spec_of(dtype: Dtype, mask: Mask) -> KernelSpec:
     return KernelSpec(FAMILY, problem_of(mask, dtype), CONFIG, SM_90)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "mask"),
-    planned(
-        itertools.product(DTYPES, Mask),
-        0,
-        family=lambda one: FAMILY.name,
-        kinds=lambda one: one,
-        name=lambda one: f"{one[0].value}-{one[1].value}",
-        seconds=lambda one: 8.0,
-    ),
-)
+def listed(cases: Iterable[T], name: Callable[[T], str]) -> list[object]:
+    """As parameters, all of them slow."""
+    return planned(cases, 0, family=lambda one: FAMILY.name, kinds=lambda one: (one,), name=name, seconds=lambda one: 6.0)
+
+
+@pytest.mark.parametrize(("dtype", "mask"), listed(itertools.product(DTYPES, Mask), lambda one: f"{one[0].value}-{one[1].value}"))
 def test_right_in_every_order(dtype: Dtype, mask: Mask) -> None:
     """Warps add up dK and dV in one order, and dQ of a query tile is a sum over blocks in whatever order."""
     spec, found = spec_of(dtype, mask), []
@@ -48,8 +47,7 @@ def test_right_in_every_order(dtype: Dtype, mask: Mask) -> None:
     assert all(torch.equal(one, other) for some in found for one, other in zip(some, found[0], strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "mask"), list(itertools.product(DTYPES, Mask)))
+@pytest.mark.parametrize(("dtype", "mask"), listed(itertools.product(DTYPES, Mask), lambda one: f"{one[0].value}-{one[1].value}"))
 def test_lengths(dtype: Dtype, mask: Mask) -> None:
     spec = spec_of(dtype, mask)
     for index, lengths in enumerate(LENGTHS):
@@ -57,9 +55,8 @@ def test_lengths(dtype: Dtype, mask: Mask) -> None:
         require_right(spec, tensors.apart() if index % 2 else tensors.without_optional_inputs())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [HUGE, COARSE, FAR, LONG], ids=["huge", "coarse", "far", "long"])
-def test_special_cases(case: tuple[int, int, int, int, int]) -> None:
-    spec = spec_of(Dtype.BF16, Mask.CAUSAL)
+@pytest.mark.parametrize("name", listed(SPECIAL, str))
+def test_special_cases(name: str) -> None:
+    spec, case = spec_of(Dtype.BF16, Mask.CAUSAL), SPECIAL[name]
     (result,) = Screen(spec.problem, "cpu", (), special=(case,)).judge(loaded(spec))
     assert result.verdict.ok, result.verdict.message
