@@ -101,15 +101,17 @@ def _scale_values(scale: float) -> tuple[tuple[str, float], ...]:
     return ("scale_log2", scale_log2), ("ln2_hi", ln2_hi), ("ln2_lo", ln2_hi - float32(ln2_hi))
 
 
-def visits(problem: Problem, workload: Workload, block_q: int, block_kv: int) -> Iterator[tuple[int, int, int]]:
-    """For each query tile of a head: its queries, and the key tiles and keys that it meets: those that some of its queries see."""
+def visits(problem: Problem, workload: Workload, block_q: int, block_kv: int, least: int = 0) -> Iterator[tuple[int, int, int]]:
+    """For each query tile of a head: its queries, and the key tiles and keys that it meets: those that some of its queries see.
+
+    least: key tiles that it meets even if none of its queries sees any
+    """
     len_q, len_kv, offset = workload.len_q, workload.len_kv, workload.len_kv - workload.len_q
     right = min(workload.window_right, 0) if problem.mask is Mask.CAUSAL else workload.window_right
     for first in range(0, len_q, block_q):
-        begin = max(0, first + offset - workload.window_left) // block_kv
-        end = -(-min(len_kv, max(0, first + block_q + offset + right)) // block_kv)
-        tiles = max(0, end - begin)
-        yield min(block_q, len_q - first), tiles, max(0, min(end * block_kv, len_kv) - begin * block_kv)
+        end = max(least, -(-min(len_kv, max(0, first + block_q + offset + right)) // block_kv))
+        begin = min(max(0, first + offset - workload.window_left) // block_kv, end - least)
+        yield min(block_q, len_q - first), end - begin, max(0, min(end * block_kv, len_kv) - begin * block_kv)
 
 
 @lru_cache(maxsize=2**12)
@@ -128,14 +130,14 @@ def window_steps(problem: Problem, workload: Workload, block_q: int, block_kv: i
     return float(sum(met)), max(met, default=1)
 
 
-def tiled_traffic(problem: Problem, workload: Workload, block_q: int, block_kv: int, heads: int = 1) -> Traffic:
+def tiled_traffic(problem: Problem, workload: Workload, block_q: int, block_kv: int, heads: int = 1, least: int = 0) -> Traffic:
     """Where query tiles are outside and O stays on the SM: a tile reads its queries, K and V of the keys that they see, and writes its O.
 
-    block_q: queries of a tile, each of `heads` query heads that share K and V.
+    block_q: queries of a tile, each of `heads` query heads that share K and V; least: see `visits`.
     """
     d, dv, element = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
     sets = workload.batch * workload.heads_q // heads
-    read = sum(heads * queries * d + keys * (d + dv) for queries, _, keys in visits(problem, workload, block_q, block_kv))
+    read = sum(heads * queries * d + keys * (d + dv) for queries, _, keys in visits(problem, workload, block_q, block_kv, least))
     return Traffic(sets * read * element, sets * heads * workload.len_q * dv * element)
 
 

@@ -283,8 +283,8 @@ class AttentionForwardSm90(Family):
         return model.predict(problem, config, workload, device, self.blocks_per_sm(problem, config), weights)
 
     def traffic(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> Traffic:
-        """See Family. A tile's queries are those of the heads that it packs."""
-        return tiled_traffic(problem, workload, config.queries, config.block_kv, config.pack_gqa)
+        """See Family. A tile's queries are those of the heads that it packs; it reads a block of keys even if it sees none."""
+        return tiled_traffic(problem, workload, config.queries, config.block_kv, config.pack_gqa, least=1)
 
 
 _TILE_COUNTER = (Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER),)
