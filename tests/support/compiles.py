@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flashgen import templates
 from flashgen.build.artifact import Artifact
-from flashgen.build.emulator.compiler import OPTIONS, CxxCompiler, Emulated, cxx_compiler, key_options
+from flashgen.build.emulator.compiler import LIBRARIES, OPTIONS, CxxCompiler, Emulated, cxx_compiler, key_options
 from flashgen.build.lock import locked
 from flashgen.build.store.store import artifact_key
 from flashgen.build.store.toolchain import toolchain
@@ -77,22 +77,22 @@ def precompiled(folder: Path, compile: Compile) -> Compile:
     linker = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
 
     def compile_precompiled(source: Source, kind: Emulated = Emulated.LIBRARY) -> Artifact:
-        if kind != Emulated.LIBRARY or not cxx_compiler().version.startswith("g++"):
+        if kind not in LIBRARIES or not cxx_compiler().version.startswith("g++"):
             return compile(source, kind)
-        return compile(source, kind, ("-include", str(_standard_headers(folder)), *linker))
+        return compile(source, kind, ("-include", str(_standard_headers(folder, kind)), *linker))
 
     return compile_precompiled
 
 
-def _standard_headers(folder: Path) -> Path:
-    """A header of all standard headers that the emulator includes, which g++ finds precompiled beside it."""
-    header, made = folder / "standard.hpp", folder / "standard.hpp.gch"
-    with locked(folder / "standard.lock", header.name, _PATIENCE, say=lambda message: None):
+def _standard_headers(folder: Path, kind: Emulated) -> Path:
+    """A header of all standard headers that the emulator includes, which g++ finds precompiled, with the options of a kind, beside it."""
+    header, made = folder / f"{kind}.hpp", folder / f"{kind}.hpp.gch"
+    with locked(folder / f"{kind}.lock", header.name, _PATIENCE, say=lambda message: None):
         if not made.exists():
             texts = [path.read_text() for path in Path(templates.__file__).parent.rglob("emulat*/*.cuh")]
             header.write_text("".join(sorted({line for text in texts for line in re.findall(r"^#include <.*>\n", text, re.MULTILINE)})))
             partial = made.with_suffix(".partial")
-            options = [option for option in OPTIONS[Emulated.LIBRARY] if option != "-shared"]
+            options = [option for option in OPTIONS[kind] if option != "-shared"]
             command = [str(cxx_compiler().path), *options, "-x", "c++-header", str(header), "-o", str(partial)]
             subprocess.run(command, check=True)
             partial.rename(made)

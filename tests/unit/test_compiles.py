@@ -10,7 +10,7 @@ import pytest
 
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.emulator import compiler
-from flashgen.build.emulator.compiler import CxxCompilerMissingError, Emulated, compile_for_emulator, cxx_compiler
+from flashgen.build.emulator.compiler import LIBRARIES, CxxCompilerMissingError, Emulated, compile_for_emulator, cxx_compiler
 from flashgen.build.store.store import ArtifactStore
 from flashgen.codegen.render import Source
 from tests.support.compiles import once, precompiled, source_once
@@ -96,10 +96,13 @@ def test_standard_headers_are_precompiled_once_and_libraries_take_them(tmp_path:
         return compile_for_emulator(source, kind, (*more, "-H"))
 
     compile_precompiled, text = precompiled(tmp_path, compile), "#include <vector>\nint main() { return std::vector<int>().size(); }\n"
-    first = compile_precompiled(Source("main", text))
-    made = (tmp_path / "standard.hpp.gch").stat().st_mtime_ns
-    compile_precompiled(Source("main", text))
+    made: list[int] = []
+    for _ in range(2):
+        for kind in LIBRARIES:
+            headers = tmp_path / f"{kind}.hpp.gch"
+            log = compile_precompiled(Source("main", text), kind).log
+            assert f"! {headers}" in log, "g++ must find it valid"
+            made.append(headers.stat().st_mtime_ns)
     compile_precompiled(Source("main", text), Emulated.PROGRAM)
-    assert [more[:2] for more in taken] == [("-include", str(tmp_path / "standard.hpp"))] * 2 + [()]
-    assert f"! {tmp_path / 'standard.hpp.gch'}" in first.log, "g++ must find it valid"
-    assert (tmp_path / "standard.hpp.gch").stat().st_mtime_ns == made
+    assert [more[:2] for more in taken] == [("-include", str(tmp_path / f"{kind}.hpp")) for kind in LIBRARIES] * 2 + [()]
+    assert made[:2] == made[2:]
