@@ -126,7 +126,7 @@ def window_steps(problem: Problem, workload: Workload, block_q: int, block_kv: i
         most = -(-workload.len_kv // block_kv)
         mean = min(float(most), (each + block_q + block_kv) / block_kv)
         return tiles * max(1.0, mean), max(1, math.ceil(mean))
-    met = [max(1, keys) for _, keys, _ in visits(problem, workload, block_q, block_kv)]
+    met = [tiles for _, tiles, _ in visits(problem, workload, block_q, block_kv, least=1)]
     return float(sum(met)), max(met, default=1)
 
 

@@ -69,9 +69,9 @@ def device_by_name(name: str) -> Device | None:
 
 @cache
 def devices_like(device: Device) -> tuple[Device, ...]:
-    """Known devices on which the same configs are the fastest, or nearly: other models of as many SMs of the same kind.
+    """Known devices whose configs are the first to take where this one has no records: other models of as many SMs of the same kind.
 
-    Attention is bound by what an SM computes, and not by the memory, in which such models differ.
+    Attention is mostly bound by what an SM computes, and such models differ in their memory.
     """
 
     def of_its_kind(other: Device) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -32,38 +31,30 @@ def call_overheads(
     """
     measured: dict[str, _Measured] = {}
     for name, peer in peers.items():
-        with _telling(failed, name):
-            mine = _Measured(peer, device)
-            mine.warm_up()
-            measured[name] = mine
+        try:
+            measured[name] = _Measured(peer, device, settle)
+        except Exception as error:
+            failed(name, error)
     for _ in range(ROUNDS):
-        for name in list(measured):
-            mine = measured.pop(name)
-            with _telling(failed, name):
-                mine.take_turn(settle)
-                measured[name] = mine
-    settle()
-    return {name: measured[name].overhead() for name in peers if name in measured}
-
-
-@contextmanager
-def _telling(failed: Callable[[str, Exception], object], name: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        failed(name, error)
+        for name, mine in list(measured.items()):
+            try:
+                mine.take_turn()
+            except Exception as error:
+                del measured[name]
+                failed(name, error)
+    return {name: mine.overhead() for name, mine in measured.items()}
 
 
 class _Measured:
-    """A peer, its calls, and what each took in the rounds so far, in microseconds."""
+    """A peer, its calls, and what each took in the rounds so far, in microseconds. The GPU's errors are those of whose turn it is."""
 
-    def __init__(self, peer: Peer, device: torch.device) -> None:
-        """Raises what the peer raises."""
+    def __init__(self, peer: Peer, device: torch.device, settle: Callable[[], object]) -> None:
+        """Makes the calls ready, and some of each. Raises what the peer raises."""
         w, p = CELL.workload, CELL.problem
         shape = (w.batch, w.len_q, w.heads_q, p.head_dim) if peer.layout == "bshd" else (w.batch, w.heads_q, w.len_q, p.head_dim)
         inputs = {name: torch.randn(shape, dtype=TORCH_DTYPES[p.dtype], device=device) for name in ("q", "k", "v")}
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in inputs.items()}
-        self._peer, prepare = peer, peer.prepare(CELL, device)
+        self._peer, self._settle, prepare = peer, settle, peer.prepare(CELL, device)
         peer.select()
         run = prepare(leaves)
         self._calls: list[tuple[bool, Callable[[], object]]] = [(False, prepare(inputs)), (True, run)]  # whether gradients are enabled
@@ -79,22 +70,24 @@ class _Measured:
 
             self._calls.append((True, with_backward))
         self._rounds: list[list[float]] = [[] for _ in self._calls]
+        for _ in self._seconds(WARM_UP):
+            pass
 
-    def warm_up(self) -> None:
+    def take_turn(self) -> None:
+        self._peer.select()
+        for rounds, seconds in zip(self._rounds, self._seconds(CALLS), strict=True):
+            rounds.append(seconds / CALLS * 1e6)
+
+    def _seconds(self, count: int) -> Iterator[float]:
+        """What so many calls take, of each kind."""
         for differentiable, call in self._calls:
             with torch.set_grad_enabled(differentiable):
-                for _ in range(WARM_UP):
-                    call()
-
-    def take_turn(self, settle: Callable[[], object]) -> None:
-        self._peer.select()
-        for (differentiable, call), rounds in zip(self._calls, self._rounds, strict=True):
-            with torch.set_grad_enabled(differentiable):
-                settle()
                 begun = time.perf_counter()
-                for _ in range(CALLS):
+                for _ in range(count):
                     call()
-                rounds.append((time.perf_counter() - begun) / CALLS * 1e6)
+                seconds = time.perf_counter() - begun
+            self._settle()
+            yield seconds
 
     def overhead(self) -> CallOverhead:
         return CallOverhead(*map(statistics.median, self._rounds))
