@@ -126,7 +126,7 @@ def plain_call(causal: bool) -> Attention:
     """A call by way of the plans, which need no driver: `pretend` first."""
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
-        return plans.plan_for(q, k, v, causal, None, "bshd")(q, k, v, False)
+        return plans.plan_for(q, k, v, causal, None, "bshd").run(q, k, v, False)
 
     return call
 

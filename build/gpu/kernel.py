@@ -141,7 +141,7 @@ class Launch:
             if memory.holds is not bound:
                 memory.load(bound)
             place_all(*addresses)
-            (status,) = launch(stream, arguments, 0)
+            (status,) = launch(stream or None, arguments, 0)
             if status:
                 self._refused(status, bound)
 
@@ -161,7 +161,7 @@ class Launch:
             for index, field in memory.map_fields:
                 if field.address != addresses[index]:
                     field.fill(addresses[index])
-            (status,) = bound.enqueue(stream, memory.arguments, 0)
+            (status,) = bound.enqueue(stream or None, memory.arguments, 0)
             if status:
                 self._refused(status, bound)
 
@@ -224,7 +224,8 @@ class _Bound:
         self.enqueue = _overlapping(handle, *shape) if launch.overlaps else _plain(handle, *shape)
 
 
-# What enqueues a launch, given the rest: the stream, the arguments, no more options.
+# What enqueues a launch, given the rest: the stream, the arguments, no more options. None stands for the default stream, of which the
+# driver's binding then makes no object.
 
 
 def _plain(handle: Any, grid: int, threads: int, shared_bytes: int) -> Callable[..., Any]:
@@ -242,7 +243,7 @@ def _overlapping(handle: Any, grid: int, threads: int, shared_bytes: int) -> Cal
     config.attrs, config.numAttrs = [attribute], 1
     launch = cu.cuLaunchKernelEx
 
-    def enqueue(stream: int, arguments: int, options: int) -> Any:
+    def enqueue(stream: int | None, arguments: int, options: int) -> Any:
         config.hStream = stream
         return launch(config, handle, arguments, options)
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_str
 from .bound import BoundCall
 
 F = TypeVar("F", bound=Callable[..., Any])
+Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor | None]]  # q, k, v, whether to give lse
 _LOCAL = threading.local()
 
 
@@ -47,7 +48,10 @@ def untraced(function: F) -> F:
 
 
 class Plan:
-    """Everything about a call that its signature decides."""
+    """Everything about a call that its signature decides.
+
+    run: given q, k, v, and whether lse is wanted, allocates out, and lse, both dense, and enqueues the kernel on the current stream
+    """
 
     def __init__(
         self,
@@ -67,20 +71,22 @@ class Plan:
         self._on = on = gpu(q.device.index)
         self.index = q.device.index
         self.dtype = q.dtype
-        self.out_shape, self.out_strides, strides_of_out, self.lse_shape, self.lse_strides = _outputs(q.shape, v.shape[3], layout)
+        self.outputs = _outputs(q.shape, v.shape[3], layout)
         self.bound: BoundCall | None = None
         self.call: Call | None = None
         # What knows the next call of this signature at once, without gradients and with them: see operators/plans.py.
         self.before: Any = None
         self.before_differentiable: Any = None
-        if not math.prod(self.lse_shape):
+        if not math.prod(self.outputs.lse_shape):
             families_for(problem, on.device.target)
+            self.run = _runner(self.index, self.dtype, self.outputs, None)
             return
         workload = workload_of(q, k, layout, modifiers)
         of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
-        strides = {"q": of_q, "k": of_k, "v": of_v, "out": strides_of_out, "lse": self.lse_strides}
+        strides = {"q": of_q, "k": of_k, "v": of_v, "out": self.outputs.strides_by_axis, "lse": self.outputs.lse_strides}
         self.call = call = attention_call(problem, workload, strides, scale)
         self.bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
+        self.run = _runner(self.index, self.dtype, self.outputs, self.bound)
         require_context(self.index)
 
     def with_keys(self, len_kv: int) -> Plan:
@@ -90,34 +96,56 @@ class Plan:
         """
         assert self.call is not None
         bound = bind_chosen(with_keys(self.call, len_kv), self._on)
+        run = _runner(self.index, self.dtype, self.outputs, bound)
         other = object.__new__(Plan)
-        other.__dict__.update(self.__dict__, bound=bound, call=None, before=None, before_differentiable=None)
+        other.__dict__.update(self.__dict__, bound=bound, run=run, call=None, before=None, before_differentiable=None)
         return other
 
-    @untraced
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Allocates out, and lse if it is wanted, both dense, and enqueues the kernel on the current stream."""
-        if current_device() != self.index:
-            with torch.cuda.device(self.index):
-                return self(q, k, v, with_lse)
-        out = empty_strided(self.out_shape, self.out_strides, self.dtype)
-        lse = empty_strided(self.lse_shape, self.lse_strides, torch.float32) if with_lse else None
-        if self.bound is not None:
-            at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-            if (at_q | at_k | at_v) % ALIGNMENT or not (at_q and at_k and at_v):
-                require_memory(q, k, v)
-            operands = at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr()
-            self.bound.enqueue(current_stream(self.index), *operands)
-        return out, lse
+
+class _Outputs(NamedTuple):
+    """Sizes and strides of out and lse, both dense; strides_by_axis: those of out in the order of `Operands`."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    strides_by_axis: tuple[int, ...]
+    lse_shape: tuple[int, ...]
+    lse_strides: tuple[int, ...]
 
 
 @lru_cache(maxsize=2**10)
-def _outputs(shape_of_q: tuple[int, ...], width: int, layout: str) -> tuple[tuple[int, ...], ...]:
-    """Of out: its shape, its strides, and these by axis; of lse: shape and strides. All dense. Keys that are added change nothing of it."""
+def _outputs(shape_of_q: tuple[int, ...], width: int, layout: str) -> _Outputs:
+    """Of a call whose q has this shape, and v this width. Keys that are added change nothing of it."""
     row, head = LAYOUTS[layout]
     out, lse = (*shape_of_q[:3], width), (shape_of_q[0], shape_of_q[head], shape_of_q[row])
     steps = dense(out)
-    return out, steps, ordered_strides(out, steps, layout), lse, dense(lse)
+    return _Outputs(out, steps, ordered_strides(out, steps, layout), lse, dense(lse))
+
+
+def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall | None) -> Run:
+    """`Plan.run` on this device; `bound`: None where there is nothing to compute.
+
+    A function that holds what it needs: to call an object and look up what that holds would cost a call 0.4 us more.
+    """
+    enqueue = None if bound is None else bound.enqueue
+    shape, strides, lse_shape, lse_strides = outputs.shape, outputs.strides, outputs.lse_shape, outputs.lse_strides
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if current_device() != index:
+            with torch.cuda.device(index):
+                return run(q, k, v, with_lse)
+        out = empty_strided(shape, strides, dtype)
+        lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
+        if enqueue is not None:
+            at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+            if (at_q | at_k | at_v) % ALIGNMENT or not (at_q and at_k and at_v):
+                require_memory(q, k, v)
+            enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr())
+        return out, lse
+
+    return run
+
+
+untraced(_runner(0, torch.bfloat16, _outputs((0, 0, 0, 0), 0, "bshd"), None))  # marks the code, which all that it returns share
 
 
 def bind_chosen(call: Call, on: Gpu) -> BoundCall:

@@ -240,7 +240,7 @@ class _PastDispatcher(torch.autograd.Function):
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, *options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         # The plan is this thread's for the tensors and the options.
-        out, lse = plan(q, k, v, True)
+        out, lse = plan.run(q, k, v, True)
         assert lse is not None
         _keep(ctx, (q, k, v, *options), (out, lse))
         return out, lse

@@ -15,14 +15,13 @@ from torch.autograd import forward_ad, profiler
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
 
 from ..launch.arguments import LAYOUTS, check_options
-from ..launch.gpu import Plan, untraced
+from ..launch.gpu import Plan, Run, untraced
 from ..launch.gradients import GradientPlan
 from ..selection import loaded
 
 _MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
 _LOCAL = threading.local()
 _Plan = TypeVar("_Plan", Plan, GradientPlan)
-Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor | None]]  # q, k, v, whether to give lse
 
 
 def _signature(
@@ -148,12 +147,12 @@ def run_at_hand(
             if not (q.is_cuda and k.is_cuda and v.is_cuda):
                 return None
             check_options(causal, scale, layout, return_lse)
-            return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers)
+            return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers).run
         if _TensorGuards is not None:
             if plan.before is None and not (q.requires_grad or k.requires_grad or v.requires_grad):
-                plan.before = _Before(plan, (q, k, v), causal, scale, layout, None, modifiers)
+                plan.before = _Before(plan.run, (q, k, v), causal, scale, layout, None, modifiers)
             _LOCAL.before = plan.before
-        return plan
+        return plan.run
     return None
 
 

@@ -36,14 +36,14 @@ LIBRARY.define(f"attention{_ARGUMENTS}, bool? deterministic=None{_MODIFIERS} -> 
 def _forward_cuda(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, *modified: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return plans.plan_for(q, k, v, causal, scale, layout, given_modifiers(*modified))(q, k, v, True)
+    return plans.plan_for(q, k, v, causal, scale, layout, given_modifiers(*modified)).run(q, k, v, True)
 
 
 @untraced
 def _output_cuda(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, *modified: Any
 ) -> torch.Tensor:
-    return plans.plan_for(q, k, v, causal, scale, layout, given_modifiers(*modified))(q, k, v, False)[0]
+    return plans.plan_for(q, k, v, causal, scale, layout, given_modifiers(*modified)).run(q, k, v, False)[0]
 
 
 @untraced

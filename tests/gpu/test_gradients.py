@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -219,7 +220,7 @@ def test_pytorchs_setting_makes_gradients_deterministic(compiled: bool, monkeypa
     settings: list[bool] = []
 
     def noted(*arguments: Any) -> Any:
-        settings.append(arguments[-1])
+        settings.append(signature(GradientPlan).bind(*arguments).arguments["deterministic"])
         return GradientPlan(*arguments)
 
     monkeypatch.setattr(plans, "GradientPlan", noted)

@@ -73,7 +73,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], obj
 
     def made(keys: int) -> object:
         tensor = OnGpu(memory[:, :keys])
-        return plans.plan_for(q, tensor, tensor, False, None, "bshd")(q, tensor, tensor, False)
+        return plans.plan_for(q, tensor, tensor, False, None, "bshd").run(q, tensor, tensor, False)
 
     for keys in (8193, 16000):
         made(keys)
@@ -138,7 +138,7 @@ def test_a_call_like_one_before_but_for_the_keys_of_k_or_of_v_is_no_new_length(c
         plan(memory[:, :9002], memory[:, :9003])
     with pytest.raises(ArgumentError, match=r"^v must have k's number of heads 8; got 4$"):
         plan(memory[:, :9002], memory[:, :9002, :4])
-    assert plan(memory[:, :9002], memory[:, :9002, :, :64]).out_shape == (1, 1, 32, 64)
+    assert plan(memory[:, :9002], memory[:, :9002, :, :64]).outputs.shape == (1, 1, 32, 64)
     one = plan(memory[:, :1], memory[:, :1])
     assert one.call is not None, "a call of one key is checked in full"
     assert plan(memory[:, :9002], memory[:, :9002]).call is None, "of a call of more keys only their number is looked at"
@@ -173,7 +173,7 @@ def test_options_of_a_new_signature_are_checked_without_the_dispatcher(
     ):
         with pytest.raises(ArgumentError, match=f"^{named} must be"):
             plans.run_at_hand(q, q, q, *options)
-    assert isinstance(plans.run_at_hand(q, q, q, False, None, "bshd", False), launch_gpu.Plan)
+    assert plans.run_at_hand(q, q, q, False, None, "bshd", False) is plans.plan_for(q, q, q, False, None, "bshd").run
 
 
 def of_a_call(tensors: tuple[torch.Tensor, ...], causal: bool, scale: float | None, layout: str) -> list[object]:
@@ -181,9 +181,9 @@ def of_a_call(tensors: tuple[torch.Tensor, ...], causal: bool, scale: float | No
     q, k, v = map(OnGpu, tensors)
     plan = plans.plan_for(q, k, v, causal, scale, layout)
     assert plan.bound is not None
-    plan(q, k, v, False)  # writes the parameters
+    plan.run(q, k, v, False)  # writes the parameters
     launched = [(bytes(bound.memory._buffer), bound.suffix) for bound in plan.bound.launch._bound]
-    return [plan.bound.launch.kernel.spec.name, launched, plan.out_shape, plan.out_strides, plan.lse_shape]
+    return [plan.bound.launch.kernel.spec.name, launched, plan.outputs]
 
 
 def test_a_plan_of_a_new_length_is_that_of_a_thread_that_called_nothing_before(

@@ -137,15 +137,15 @@ def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Calla
     arguments: tuple[Any, ...] = (q, k, v, True, None, "bshd")
     monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
     assert run_at_hand(*arguments) is None, "the first call of a thread"
-    plan: Any = SimpleNamespace(before=None)
+    plan: Any = SimpleNamespace(before=None, run=object())
     plans._LOCAL.plans = {plans._signature(*arguments): plan}
-    assert run_at_hand(*arguments) is plan
+    assert run_at_hand(*arguments) is plan.run
     assert run_at_hand(q, k, v, False, None, "bshd") is None, "another signature"
     assert run_at_hand(q, k, v, [], None, "bshd") is None, "nothing that a signature could have"  # type: ignore[arg-type]
     assert run_at_hand(torch.nn.Parameter(q, requires_grad=False), *arguments[1:]) is None, "a subclass"
     with listening():
         assert run_at_hand(*arguments) is None
-    assert run_at_hand(*arguments) is plan
+    assert run_at_hand(*arguments) is plan.run
     seen = []
 
     def call(x: torch.Tensor) -> torch.Tensor:
@@ -157,7 +157,7 @@ def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Calla
     torch.func.grad(lambda x: (call(q), x.sum())[1])(torch.ones(3))
     torch.func.jvp(lambda x: (call(q), x)[1], (torch.ones(3),), (torch.ones(3),))
     assert seen == [None] * 4
-    assert run_at_hand(*arguments) is plan
+    assert run_at_hand(*arguments) is plan.run
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])

@@ -105,10 +105,12 @@ DIFFERENT: dict[str, Callable[[], Arguments]] = {
 @pytest.fixture
 def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that has called nothing yet, and plans that are objects of no use."""
+
+    def made(*arguments: Any) -> Any:
+        return SimpleNamespace(arguments=arguments, run=object(), call=None, before=None, before_differentiable=None)
+
     monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
-    monkeypatch.setattr(
-        plans, "Plan", lambda *arguments: SimpleNamespace(arguments=arguments, call=None, before=None, before_differentiable=None)
-    )
+    monkeypatch.setattr(plans, "Plan", made)
 
 
 @pytest.mark.usefixtures("no_plans")
@@ -121,7 +123,7 @@ def test_a_call_that_differs_in_anything_has_a_plan_of_its_own() -> None:
         plan = plans.plan_for(*different())
         assert all(plan is not other for other in made), what
         assert plans.plan_for(*different()) is plan, what
-        assert run_at_hand(*different()) is plan, what
+        assert run_at_hand(*different()) is plan.run, what
         made.append(plan)
     assert plans.plan_for(*call()) is first
 
@@ -183,9 +185,9 @@ def test_a_plan_is_made_anew_once_another_kernel_may_be_the_right_one(monkeypatc
 def test_a_thread_keeps_so_many_plans_and_forgets_the_oldest_half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_MAX_PLANS", 4)
     made = [plans.plan_for(*call(len_q=n)) for n in range(1, 5)]
-    assert [run_at_hand(*call(len_q=n)) for n in range(1, 5)] == made
+    assert [run_at_hand(*call(len_q=n)) for n in range(1, 5)] == [plan.run for plan in made]
     newest = plans.plan_for(*call(len_q=5))
-    assert [run_at_hand(*call(len_q=n)) for n in range(1, 6)] == [None, None, *made[2:], newest]
+    assert [run_at_hand(*call(len_q=n)) for n in range(1, 6)] == [None, None, *[plan.run for plan in (*made[2:], newest)]]
 
 
 class Bound:
@@ -233,8 +235,8 @@ def test_a_plan_binds_sizes_strides_and_scale(layout: str) -> None:
     assert kernel.values["scale_log2"] == pytest.approx(64**-0.5 * 1.4426950408889634)
     assert kernel.grid == 12
     assert made.index == 3
-    assert made.out_shape == ((2, 5, 6, 32) if layout == "bshd" else (2, 6, 5, 32))
-    assert made.lse_shape == (2, 6, 5)
+    assert made.outputs.shape == ((2, 5, 6, 32) if layout == "bshd" else (2, 6, 5, 32))
+    assert made.outputs.lse_shape == (2, 6, 5)
     plan({"layout": layout, "scale": 0.3}, kernel)
     assert kernel.values["scale_log2"] == pytest.approx(0.3 * 1.4426950408889634)
 
@@ -276,7 +278,7 @@ def into(monkeypatch: pytest.MonkeyPatch) -> Into:
     def run(made: Plan, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
         allocated = iter((out, lse))
         monkeypatch.setattr(gpu, "empty_strided", lambda *given: next(allocated))
-        assert made(q, k, v, lse is not None) == (out, lse)
+        assert made.run(q, k, v, lse is not None) == (out, lse)
 
     return run
 
@@ -311,6 +313,7 @@ def test_a_plan_gives_a_program_its_buffers(into: Into, monkeypatch: pytest.Monk
     made.bound.enqueue = made.bound._with_buffers
     kinds = (BufferKind.CALL, BufferKind.STREAM_COUNTER, BufferKind.CALL_ZEROED, BufferKind.CALL)
     made.bound._lay_out([Buffer(f"b{i}", size, kind) for i, (size, kind) in enumerate(zip((400, 4, 8, 600), kinds, strict=True))])
+    made.run = gpu._runner(made.index, made.dtype, made.outputs, made.bound)
     monkeypatch.setattr(bound, "tile_counters", SimpleNamespace(address=lambda device, stream: 1000 * device + stream))
     asked = []
 
@@ -358,7 +361,7 @@ def test_a_plan_without_rows_launches_nothing() -> None:
 def test_a_call_without_rows_gives_empty_outputs(empty: str) -> None:
     q, k, v, *_ = call(**{empty: 0})
     for with_lse in (True, False):
-        out, lse = plan({empty: 0}, None)(q, k, v, with_lse)
+        out, lse = plan({empty: 0}, None).run(q, k, v, with_lse)
         assert (out.shape, out.dtype) == ((*q.shape[:3], v.shape[3]), q.dtype)
         assert (lse is not None) is with_lse
         if lse is not None:
@@ -425,7 +428,7 @@ def test_a_call_allocates_dense_outputs_and_launches_on_its_device(
     for here in (3, 0):
         current[:] = [here]
         for with_lse in (True, False):
-            out, lse = made(q, k, v, with_lse)
+            out, lse = made.run(q, k, v, with_lse)
             assert (out.shape, out.dtype, out.is_contiguous()) == ((2, 5, 6, head_dim_v), torch.bfloat16, True)
             assert (lse is not None) is with_lse
             if lse is not None:
@@ -443,7 +446,7 @@ def test_each_operator_gives_what_its_schema_says(monkeypatch: pytest.MonkeyPatc
         def __init__(self, *arguments: Any) -> None:
             self.arguments = arguments
 
-        def __call__(self, *given: Any) -> tuple[str, str | None]:
+        def run(self, *given: Any) -> tuple[str, str | None]:
             asked.append((self.arguments, given[:3]))
             return "out", "lse" if given[3] else None
 
