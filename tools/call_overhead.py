@@ -73,12 +73,12 @@ def fake_driver() -> Any:
     done = binding.CUresult.CUDA_SUCCESS
     encoded = ctypes.create_string_buffer(TENSOR_MAP_BYTES)
     tensor_map_made = (done, SimpleNamespace(getPtr=lambda: ctypes.addressof(encoded)))
-    values = {"cuLibraryLoadData": 1, "cuLibraryGetKernel": 2, "cuDeviceGet": 0}
+    values = {"cuLibraryLoadData": 1, "cuLibraryGetKernel": 2, "cuDeviceGet": 0, "cuDevicePrimaryCtxRetain": 3, "cuKernelGetFunction": 4}
     functions = {name: lambda *given, value=value: (done, value) for name, value in values.items()}
     return Names(
         **{name: getattr(binding, name) for name in (*TYPES, *LAUNCH_TYPES, *MORE_TYPES)},
         **functions,
-        cuKernelSetAttribute=lambda *given: (done,),
+        **dict.fromkeys(("cuKernelSetAttribute", "cuCtxPushCurrent", "cuCtxPopCurrent"), lambda *given: (done,)),
         cuTensorMapEncodeTiled=lambda *given: tensor_map_made,
         cuLaunchKernel=lambda *given: (0,),
         cuLaunchKernelEx=lambda *given: (0,),

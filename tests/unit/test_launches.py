@@ -45,7 +45,14 @@ class FakeDriver:
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu") or name.startswith("cuuint"):
             return getattr(binding, name)
-        results = {"cuLibraryLoadData": 11, "cuLibraryGetKernel": 12, "cuDeviceGet": 13}
+        results = {
+            "cuLibraryLoadData": 11,
+            "cuLibraryGetKernel": 12,
+            "cuDeviceGet": 13,
+            "cuDevicePrimaryCtxRetain": 14,
+            "cuKernelGetFunction": 15,
+            "cuCtxPopCurrent": 14,
+        }
         return lambda *given: (self.status(name, *given), *([results[name]] if name in results else []))
 
     def status(self, name: str, *given: Any) -> Any:
@@ -77,7 +84,8 @@ def cu(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
     for module in (driver, kernel, tensor_map):
         monkeypatch.setattr(module, "driver", lambda: fake)
-    monkeypatch.setattr(kernel, "_libraries", {})
+    for kept in ("_libraries", "_contexts"):
+        monkeypatch.setattr(kernel, kept, {})
     return fake
 
 
@@ -104,7 +112,14 @@ def test_a_kernel_is_loaded_and_may_use_its_shared_memory(cu: FakeDriver) -> Non
         ("cuDeviceGet", 3),
         ("cuLibraryGetKernel", 11, b"entry"),
         ("cuKernelSetAttribute", limit, shared, 12, 13),
+        ("cuDevicePrimaryCtxRetain", 13),
+        ("cuCtxPushCurrent", 14),
+        ("cuKernelGetFunction", 12),
+        ("cuCtxPopCurrent",),
     ]
+    cu.asked.clear()
+    load("attention_forward_sm90")
+    assert ("cuDevicePrimaryCtxRetain", 13) not in cu.asked, "a context that is there"
 
 
 @pytest.mark.parametrize(
@@ -113,6 +128,10 @@ def test_a_kernel_is_loaded_and_may_use_its_shared_memory(cu: FakeDriver) -> Non
         ("cuLibraryLoadData", "loading entry failed: CUDA_ERROR_INVALID_VALUE"),
         ("cuLibraryGetKernel", "finding entry failed: "),
         ("cuKernelSetAttribute", r"allowing \d+ B of shared memory failed: "),
+        ("cuDevicePrimaryCtxRetain", "finding the GPU's primary context failed: "),
+        ("cuCtxPushCurrent", "entering the GPU's primary context failed: "),
+        ("cuKernelGetFunction", "finding a kernel in the GPU's primary context failed: "),
+        ("cuCtxPopCurrent", "leaving the GPU's primary context failed: "),
     ],
 )
 def test_what_the_driver_refuses_is_said(cu: FakeDriver, failing: str, message: str) -> None:
@@ -149,7 +168,7 @@ def test_a_launch_writes_each_address_into_its_field(cu: FakeDriver, family: str
         launch(stream, *addresses.values())
         made = cu.launches[-1]
         threads, shared = spec.resources[""].threads, spec.resources[""].shared_bytes
-        assert (made.function, made.stream, made.extra) == (12, stream, 0)
+        assert (made.function, made.stream, made.extra) == (15, stream, 0)
         assert made.shape == [asked.grid, 1, 1, threads, 1, 1]
         assert made.shared == shared
         packed = block.pack(asked.values)

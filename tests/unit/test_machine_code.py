@@ -58,8 +58,17 @@ class Driver:
     def cuKernelSetAttribute(self, *arguments: Any) -> tuple[Any, ...]:
         return (self.CUresult.CUDA_SUCCESS,)
 
-    def CUfunction(self, handle: int) -> int:
-        return handle
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:
+        return self.CUresult.CUDA_SUCCESS, 200 + device
+
+    def cuCtxPushCurrent(self, context: int) -> tuple[Any, ...]:
+        return (self.CUresult.CUDA_SUCCESS,)
+
+    def cuCtxPopCurrent(self) -> tuple[Any, ...]:
+        return self.CUresult.CUDA_SUCCESS, 0
+
+    def cuKernelGetFunction(self, kernel: int) -> tuple[Any, ...]:
+        return self.CUresult.CUDA_SUCCESS, 300 + kernel
 
 
 @pytest.fixture
@@ -67,7 +76,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     found = Driver()
     for module in ("kernel", "driver"):
         monkeypatch.setattr(f"flashgen.build.gpu.{module}.driver", lambda: found)
-    monkeypatch.setattr(kernel_module, "_libraries", {}, raising=False)
+    for kept in ("_libraries", "_contexts"):
+        monkeypatch.setattr(kernel_module, kept, {})
     return found
 
 
