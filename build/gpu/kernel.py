@@ -60,7 +60,7 @@ def _library(artifact: Artifact) -> Any:
 def _function(kernel: Any, ordinal: int, device: Any) -> Any:
     """A loaded kernel in the primary context of a GPU, which PyTorch works in; the context is made if it is not there, and stays.
 
-    By the kernel's own handle, which holds in all contexts, a launch takes 0.3 us more of its 3.8.
+    By the kernel's own handle, which holds in all contexts, each launch takes a little longer (docs/performance-log.md).
     """
     cu = driver()
     with _loading:
