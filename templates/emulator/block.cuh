@@ -150,6 +150,7 @@ struct Block {
     std::string waiting() const;
 
   private:
+    Stacks stacks;
     std::vector<Fiber> fibers;
     std::vector<Thread> states;
     std::vector<Warp> warps;

@@ -35,14 +35,24 @@ struct Place {
     void leave_for(Place& next);
 };
 
+// Of a few fibers. One mapping for all: hundreds of them, for each launch, would take longer than most kernels.
+class Stacks {
+  public:
+    explicit Stacks(int count);
+    ~Stacks();
+    Stacks(const Stacks&) = delete;
+
+    void* of(int fiber) const { return static_cast<char*>(memory) + fiber * kStackBytes; }
+
+  private:
+    std::size_t bytes;
+    void* memory;
+};
+
 class Fiber {
   public:
-    Fiber();
-    ~Fiber();
-    Fiber(const Fiber&) = delete;
-
-    // The next resume() enters `function`, which never returns: in the end it suspends for good.
-    void begin(void (*function)());
+    // The next resume() enters `function` on the stack, and it never returns: in the end it suspends for good.
+    void begin(void* stack, void (*function)());
 
     // On the stack of the scheduler: goes on with the fiber, until that suspends.
     void resume();
@@ -56,7 +66,6 @@ class Fiber {
   private:
     static inline thread_local Fiber* entered = nullptr;
 
-    void* memory;
     void (*entry)() = nullptr;
     bool begun = false;
     Place inside, outside;

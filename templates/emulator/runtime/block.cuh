@@ -7,7 +7,8 @@ namespace emulator {
 
 Block::Block(const Options& options, const Progress& progress, Fault& fault, Scheduler& scheduler, Cluster& cluster, int slot)
     : options(options), progress(progress), fault(fault), scheduler(scheduler), cluster(cluster), slot(slot),
-      rank(slot % progress.launch.cluster), threads(progress.launch.threads), shared(progress.launch.shared_bytes), fibers(threads),
+      rank(slot % progress.launch.cluster), threads(progress.launch.threads), shared(progress.launch.shared_bytes), stacks(threads),
+      fibers(threads),
       barriers(kBarriers, Barrier{0, 0, {}, Clocks(progress.launch.cluster)}) {}
 
 Block::~Block() {
@@ -24,7 +25,7 @@ void Block::begin(int number, void (*kernel)(const void*)) {
     kept_by_type.clear();
     for (std::size_t w = 0; w < warps.size(); ++w) clock(w)[w] = 1;
     for (int i = 0; i < threads; ++i) {
-        fibers[i].begin(run_thread);
+        fibers[i].begin(stacks.of(i), run_thread);
         wake(i);
     }
 }

@@ -14,17 +14,17 @@ void Place::leave_for(Place& next) {
     finish_switch(next.stack, stack);
 }
 
-Fiber::Fiber() : memory(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
-    if (memory == MAP_FAILED) std::perror("mmap of a fiber's stack"), std::abort();
-    inside.stack.bottom = memory, inside.stack.bytes = kStackBytes;
+Stacks::Stacks(int count)
+    : bytes(count * kStackBytes), memory(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+    if (memory == MAP_FAILED) std::perror("mmap of stacks of fibers"), std::abort();
 }
 
-Fiber::~Fiber() { munmap(memory, kStackBytes); }
+Stacks::~Stacks() { munmap(memory, bytes); }
 
-void Fiber::begin(void (*function)()) {
+void Fiber::begin(void* stack, void (*function)()) {
     entry = function;
     begun = false;
-    inside.stack.saved = nullptr;
+    inside.stack = {stack, kStackBytes, nullptr};
 }
 
 void Fiber::resume() {
@@ -35,7 +35,7 @@ void Fiber::resume() {
     if (!_setjmp(outside.registers)) {
         ucontext_t first;  // a jump cannot enter a stack that nothing has left yet
         getcontext(&first);
-        first.uc_stack.ss_sp = memory, first.uc_stack.ss_size = kStackBytes, first.uc_link = nullptr;
+        first.uc_stack.ss_sp = const_cast<void*>(inside.stack.bottom), first.uc_stack.ss_size = kStackBytes, first.uc_link = nullptr;
         makecontext(&first, enter, 0);
         setcontext(&first);
     }
@@ -43,7 +43,7 @@ void Fiber::resume() {
 }
 
 bool Fiber::holds(const void* address) const {
-    const auto offset = static_cast<std::size_t>(static_cast<const char*>(address) - static_cast<const char*>(memory));
+    const auto offset = static_cast<std::size_t>(static_cast<const char*>(address) - static_cast<const char*>(inside.stack.bottom));
     return offset <= kStackBytes - 8;
 }
 
