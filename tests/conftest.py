@@ -50,7 +50,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         # Tests of a file, which share what they have compiled, stay together, but for those of the last files.
         option.dist = "worksteal"
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch in each process: more would spin for cores that others have
-        os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # each launch in the emulator forks: large pages halve its cost
+        # Each launch in the emulator forks: large pages, for the objects of Python too, halve its cost.
+        os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+        os.environ.setdefault("PYTHONMALLOC", "malloc")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -106,6 +108,7 @@ def compiles(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
         patch.setattr(compiler, "runtime_object", runtime_once(folder, compiler.runtime_object))
         patch.setattr(compiler, "compile_for_emulator", once(folder, precompiled(folder, compiler.compile_for_emulator)))
         patch.setattr(nvrtc, "compile_source", source_once(folder, nvrtc.compile_source))
+        patch.setenv(VARIABLE, str(folder))  # for processes that tests start
         yield
 
 

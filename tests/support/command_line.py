@@ -1,6 +1,7 @@
 """`flashgen ...` in a process of its own, as `python -m flashgen` runs it on a machine without a GPU: exit code, stdout, stderr.
 
 Most of such a process's time goes into importing libraries; so the processes are forks of one that has imported them, and nothing of ours.
+What they compile is compiled once in a run, as in the tests' own processes.
 """
 
 from __future__ import annotations
@@ -46,10 +47,19 @@ def as_json(*arguments: str) -> dict[str, Any]:
     return value
 
 
+def share_compiles() -> None:
+    """Makes this process compile for GPUs as the run does whose folder the environment names."""
+    from flashgen.build import nvrtc
+    from tests.support.compiles import VARIABLE, source_once
+
+    nvrtc.compile_source = source_once(Path(os.environ[VARIABLE]), nvrtc.compile_source)
+
+
 def _run(arguments: tuple[str, ...], environment: dict[str, str], out: Path, err: Path) -> None:
     os.environ.clear()
     os.environ.update(environment)
     for path, stream in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
+    share_compiles()
     sys.argv = ["flashgen", *arguments]
     runpy.run_module("flashgen", run_name="__main__", alter_sys=True)
