@@ -102,7 +102,8 @@ def test_another_alignment_is_refused() -> None:
         flashgen.attention(q, q, q, causal="top")  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_training_step(dynamic: bool) -> None:
     def step(x: torch.Tensor, left: int) -> torch.Tensor:
         return flashgen.attention(x, x, x, window=(left, 0)).float().square().sum()

@@ -86,6 +86,7 @@ def test_a_saved_result_is_drawn(saved: Path, tmp_path: Path) -> None:
     assert (folder / "bench.json").read_text() == saved.read_text()
 
 
+@pytest.mark.slow
 def test_a_file_of_the_users_is_kept(saved: Path, tmp_path: Path) -> None:
     flashgen("bench", "--from", str(saved), "--out", str(tmp_path))  # in its own place, and again
     flashgen("bench", "--from", str(saved), "--out", str(tmp_path))
@@ -222,6 +223,7 @@ def test_what_was_measured_is_told_and_kept_however_a_run_ends(
     monkeypatch.setattr(FakeSession, "found", found, raising=False)
     monkeypatch.setattr(FakeSession, "error", error, raising=False)
     monkeypatch.setattr("flashgen.bench.session.Session", FakeSession)
+    monkeypatch.setattr("flashgen.bench.plot._png", lambda figure: b"drawn")
     try:
         command.bench(peers="math", out=tmp_path, json=True)
         given = 0

@@ -42,7 +42,7 @@ def test_tune_as_json() -> None:
         assert row["kernel"].endswith("sm_80")
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize("more", [pytest.param([], marks=pytest.mark.slow), ["--dry-run"]])
 def test_a_prediction_with_no_measurement_behind_it_says_so(more: list[str]) -> None:
     where = ["--head-dim", "8", "--seqlen", "1024", "--causal", "--budget-seconds", "0.01", "--device", "RTX 4090"]
     assert UNMEASURED in flashgen("tune", *where, *more)[0]

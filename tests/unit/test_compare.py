@@ -294,6 +294,7 @@ def test_what_was_measured_before_a_run_ended_is_kept(
         def run(self, *given: object) -> None:
             raise error
 
+    monkeypatch.setattr("flashgen.compare.plot._png", lambda figure: b"drawn")
     monkeypatch.setattr(measured, "Measurement", Ending)
     monkeypatch.setattr(tuning, "named_or_here", lambda text: 0)
     monkeypatch.setattr(driver, "gpu", lambda ordinal: None)

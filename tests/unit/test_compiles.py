@@ -86,6 +86,7 @@ def test_a_store_of_a_test_s_own_is_filled_by_the_compiler_of_the_run(tmp_path: 
     assert len(counted.compiled) == 1
 
 
+@pytest.mark.slow
 def test_standard_headers_are_precompiled_once_and_libraries_take_them(tmp_path: Path) -> None:
     if not cxx_compiler().version.startswith("g++"):
         pytest.skip("precompiled headers are used with g++ alone")

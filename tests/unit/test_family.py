@@ -7,6 +7,7 @@ import inspect
 import itertools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from flashgen.codegen.target import Target, find_target, targets
 from flashgen.codegen.workload import Workload
 from flashgen.records.choice import bucket
 from tests.support.examples import examples
+from tests.support.plan import planned
 from tests.support.programs import program_of, values_of
 
 PROBLEMS = tuple(
@@ -37,7 +39,19 @@ FORWARD = find_family("attention_forward")
 BF16_64 = Problem(Dtype.BF16, 64)
 SM_80, H200 = find_target("sm_80"), find_device("h200")
 ODD_WORKLOADS = (Workload(2, 8, 2, 300, 500), Workload(1, 1, 1, 1, 1), Workload(3, 2, 2, 70, 0))
+QUICK_EXAMPLES = 2  # of each family for every run; --slow has all
 every_family = pytest.mark.parametrize("family", families().values(), ids=lambda f: f.name)
+every_example = pytest.mark.parametrize(
+    ("family", "problem", "target"),
+    planned(
+        dict.fromkeys((family, problem, target) for family in families().values() for problem, _, target in examples(family)),
+        QUICK_EXAMPLES,
+        family=lambda one: one[0].name,
+        kinds=lambda one: (one[1], one[2].name),
+        name=lambda one: f"{one[0].name}-{one[1].name}-{one[2].name}",
+        seconds=lambda one: 0.3,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -83,17 +97,16 @@ def test_the_space_has_no_duplicates_and_a_fixed_order(family: Family) -> None:
         assert family.legal_configs(problem, target) == [c for c in space if not family.check(problem, c, target)]
 
 
-@every_family
-def test_legal_configs_fit_the_target(family: Family) -> None:
-    for problem, _, target in examples(family):
-        configs = family.legal_configs(problem, target)
-        assert configs, f"{problem.name} {target.name}"
-        for config in configs[::17]:
-            assert family.resources(problem, config).keys() == {kernel.suffix for kernel in family.kernels(problem, config)}
-            for block in family.resources(problem, config).values():
-                assert block.shared_bytes <= target.shared_memory_per_block
-                assert 32 <= block.threads <= 1024
-                assert block.threads % 32 == 0
+@every_example
+def test_legal_configs_fit_the_target(family: Family, problem: Problem, target: Target) -> None:
+    configs = family.legal_configs(problem, target)
+    assert configs
+    for config in configs[::17]:
+        assert family.resources(problem, config).keys() == {kernel.suffix for kernel in family.kernels(problem, config)}
+        for block in family.resources(problem, config).values():
+            assert block.shared_bytes <= target.shared_memory_per_block
+            assert 32 <= block.threads <= 1024
+            assert block.threads % 32 == 0
 
 
 @every_family
@@ -411,9 +424,8 @@ def some_legal_configs(family: Family, problem: Problem, target: Target) -> list
     return [family.default(problem, target), *(config for config in sampled if not family.check(problem, config, target))]
 
 
-def refusals_beyond_the_group(family: Family) -> list[str]:
+def refusals_beyond_the_group(family: Family) -> Iterator[str]:
     """Configs that take a workload and not its bucket, or the other way round: one kernel is chosen for both."""
-    found = []
     sizes = itertools.product((1, 3), (1, 5), (1, 3, 8, 12), (1, 100), (0, 1, 3000))
     workloads = [Workload(batch, heads_kv * group, heads_kv, *lengths) for batch, heads_kv, group, *lengths in sizes]
     for problem, target in ((p, t) for p in PROBLEMS[2:4] for t in targets().values() if not family.refusals(p, t)):
@@ -423,24 +435,22 @@ def refusals_beyond_the_group(family: Family) -> list[str]:
             for call, of_family, its_bucket in asked:
                 workload, reasons = call.workload, family.config_refusals(config, call.workload)
                 if bool(reasons) != bool(family.config_refusals(config, its_bucket)):
-                    found.append(f"{config.name} {workload.name}")
+                    yield f"{config.name} {workload.name}"
                 if family.call_refusals(call, config) != of_family + reasons:
-                    found.append(f"{config.name} {workload.name}: a reason that config_refusals does not know")
-    return found
+                    yield f"{config.name} {workload.name}: a reason that config_refusals does not know"
 
 
 @every_family
 def test_whether_a_config_takes_a_workload_depends_on_the_group_alone(family: Family) -> None:
-    assert refusals_beyond_the_group(family) == []
+    assert list(refusals_beyond_the_group(family)) == []
 
 
-@every_family
-def test_a_config_takes_groups_that_are_multiples_of_its_unit(family: Family) -> None:
-    for problem, _, target in examples(family):
-        for config in some_legal_configs(family, problem, target):
-            unit = family.group_unit(config)
-            for group in (1, 2, 3, 8, 12, 16, 48):
-                assert bool(family.config_refusals(config, Workload(2, 5 * group, 5, 100, 300))) == bool(group % unit)
+@every_example
+def test_a_config_takes_groups_that_are_multiples_of_its_unit(family: Family, problem: Problem, target: Target) -> None:
+    for config in some_legal_configs(family, problem, target):
+        unit = family.group_unit(config)
+        for group in (1, 2, 3, 8, 12, 16, 48):
+            assert bool(family.config_refusals(config, Workload(2, 5 * group, 5, 100, 300))) == bool(group % unit)
 
 
 def test_a_refusal_that_depends_on_a_length_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +458,7 @@ def test_a_refusal_that_depends_on_a_length_is_seen(monkeypatch: pytest.MonkeyPa
         return [] if workload.len_kv % 128 == 0 else ["k must have a multiple of 128 rows"]
 
     monkeypatch.setattr(FORWARD, "config_refusals", refusals)
-    assert refusals_beyond_the_group(FORWARD)
+    assert any(refusals_beyond_the_group(FORWARD))
 
 
 def test_a_refusal_of_a_config_that_only_a_call_gets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,4 +466,4 @@ def test_a_refusal_of_a_config_that_only_a_call_gets_is_seen(monkeypatch: pytest
         return ["k must be dense"] if config is not None and call.views["k"].strides[1] > 1 else []
 
     monkeypatch.setattr(FORWARD, "call_refusals", refusals)
-    assert refusals_beyond_the_group(FORWARD)
+    assert any(refusals_beyond_the_group(FORWARD))

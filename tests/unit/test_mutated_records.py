@@ -22,7 +22,7 @@ from flashgen.records.store import Failure, FailureKind
 from tests.support.bench_results import result
 from tests.support.made_records import CONFIGS, DEVICE, PROBLEM, WORKLOAD, make
 
-MUTATIONS = 500  # of each kind of file
+MUTATIONS = range(100), range(100, 500)  # of each kind of file; the others for --slow
 JUNK: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, 2**63, 10**400, 1.5, -0.0, 1e308, 5e-324, float("nan"), float("inf"), "", "x", "\ud800", "\0",
     "\u00e4" * 1000, [], {}, [[]], [None], {"kind": "x"}, "bf16", "forward", "full",
@@ -101,12 +101,13 @@ KINDS: dict[str, tuple[Any, Callable[[bytes, Path], None]]] = {
 }
 
 
+@pytest.mark.parametrize("seeds", [MUTATIONS[0], pytest.param(MUTATIONS[1], marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mutated_file_is_refused_or_can_be_used(kind: str, tmp_path: Path) -> None:
+def test_a_mutated_file_is_refused_or_can_be_used(kind: str, seeds: range, tmp_path: Path) -> None:
     sound, read = KINDS[kind]
     read(json.dumps(sound).encode(), tmp_path)
     refused = 0
-    for seed in range(MUTATIONS):
+    for seed in seeds:
         draw = random.Random(f"{kind} {seed}")
         data = text_of(mutated(sound, draw), draw)
         try:
@@ -116,4 +117,4 @@ def test_a_mutated_file_is_refused_or_can_be_used(kind: str, tmp_path: Path) -> 
             str(error).encode()
         except Exception as error:
             pytest.fail(f"seed {seed}: {type(error).__name__}: {error}; of {data[:3000]!r}")
-    assert refused > MUTATIONS // 5
+    assert refused > len(seeds) // 5

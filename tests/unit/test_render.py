@@ -37,10 +37,12 @@ def specs(problems: int) -> list[KernelSpec]:
     for family in families().values():
         possible = examples(family)
         for problem, _, target in possible[:: max(1, len(possible) // problems)]:
-            for one in (problem, dataclasses.replace(problem, dtype=Dtype.FP16)):
-                legal: list[Config] = family.legal_configs(one, target)
-                step = max(1, len(legal) // 3)
-                found += [KernelSpec(family, one, c, target) for c in (family.default(one, target), *legal[::step])]
+            legal: list[Config] = family.legal_configs(problem, target)
+            step = max(1, len(legal) // 3)
+            fp16 = dataclasses.replace(problem, dtype=Dtype.FP16)
+            configs = (family.default(problem, target), *legal[::step])
+            found += [KernelSpec(family, problem, config, target) for config in configs]
+            found.append(KernelSpec(family, fp16, family.default(fp16, target), target))
     return found
 
 
@@ -166,6 +168,7 @@ def test_parts_are_lines_of_their_files_and_tiles_the_same_for_both_atoms(spec: 
             assert own == list(itertools.takewhile(known.__contains__, found[1][path]))
 
 
+@pytest.mark.slow
 def test_every_line_of_every_file_is_used_by_a_kernel() -> None:
     apart = "atoms/ptx/mbarrier_cluster.cuh"  # kernels use the cheaper half; the other half is probed beside it
     files = [path for path in templates.paths() if path.endswith(".cuh") and path != apart]
