@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from flashgen.build.gpu.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
@@ -107,7 +107,7 @@ def attention(
     if window is not None or isinstance(causal, str):
         causal, names, ends = window_modifier(causal, window, _queries_beyond_keys(q, k, layout))
         modified = (names, ends) if names else ()
-    if not is_compiling() and (deterministic is None or isinstance(deterministic, bool)):
+    if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         modifiers = given_modifiers(*modified) if modified else NO_MODIFIERS
         run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers)
         if run is not None:

@@ -20,7 +20,6 @@ from ..launch.gradients import GradientPlan
 from ..selection import loaded
 
 _MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
-_LOCAL = threading.local()
 _Plan = TypeVar("_Plan", Plan, GradientPlan)
 
 
@@ -74,13 +73,12 @@ def _listeners() -> Callable[[], bool]:
     return nobody
 
 
-def _no_modes() -> Callable[[], bool]:
-    """The part of `_listeners` that the dispatch keys of tensors, as `_Before.fits` sees them, do not tell."""
+def _modes() -> tuple[Callable[[], object], Callable[[], object]]:
+    """Whether there are dispatch modes, and function modes: without PyTorch's private names, whether `_listeners` know of anybody."""
     try:
-        dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled
+        return torch._C._len_torch_dispatch_stack, torch._C._is_torch_function_mode_enabled
     except AttributeError:
-        return nobody_listens
-    return lambda: not dispatch_modes() and not function_modes() and forward_ad._current_level < 0 and not profiler._is_profiler_enabled
+        return lambda: not nobody_listens(), lambda: False
 
 
 def _tensor_guards() -> Any:
@@ -99,7 +97,7 @@ def _tensor_guards() -> Any:
 
 
 nobody_listens = _listeners()
-no_modes = _no_modes()
+_dispatch_modes, _function_modes = _modes()
 _TensorGuards = _tensor_guards()
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
@@ -122,7 +120,7 @@ def run_at_hand(
     fifth of a call. A call like the one before is known again by one look at the tensors; with gradients, only such a call is.
     Raises ArgumentError as `check_types` and `Plan` do.
     """
-    before: _Before | None = getattr(_LOCAL, "before", None)
+    before = _LOCAL.before
     if (
         before is not None
         and before.fits(q, k, v)
@@ -131,7 +129,11 @@ def run_at_hand(
         and (before.layout is layout or (type(layout) is str and before.layout == layout))
         and before.modifiers == modifiers
         and before.generation == loaded.kernels.generation
-        and no_modes()
+        # What the dispatch keys of tensors do not tell, of what `_listeners` ask.
+        and not _dispatch_modes()
+        and not _function_modes()
+        and forward_ad._current_level < 0
+        and not profiler._is_profiler_enabled
         # Tensors fit whether gradients are enabled or not.
         and (not before.differentiable or (before.deterministic is deterministic and torch.is_grad_enabled()))
     ):
@@ -210,6 +212,15 @@ class _Before:
         self.generation = loaded.kernels.generation
         self.deterministic, self.differentiable = deterministic, any(tensor.requires_grad for tensor in tensors)
         self.fits = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
+class _OfThread(threading.local):
+    """What each thread has of its own. before: what ran its last call, if that can be known again."""
+
+    before: _Before | None = None
+
+
+_LOCAL = _OfThread()
 
 
 def plan_for(

@@ -26,7 +26,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     call_overhead.pretend("h200", tmp_path, monkeypatch.setattr)
     for name in ("gpu", "require_context", "empty_strided", "current_device", "current_stream"):
         monkeypatch.setattr(gradients, name, getattr(launch_gpu, name))
-    monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
+    monkeypatch.setattr(plans, "_LOCAL", plans._OfThread())
     asked: list[int] = []
 
     def give(self: bound.BoundCall, size: int, make: Any) -> Any:

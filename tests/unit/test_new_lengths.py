@@ -67,7 +67,7 @@ def config(kernels: loaded.Kernels, length: int, any_length: bool = False) -> Co
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], object]:
     """A call of d 128 on an H200 that is made up, of one query and so many keys; calls of 8193 and 16000 were made before."""
     call_overhead.pretend("h200", tmp_path, monkeypatch.setattr)
-    monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
+    monkeypatch.setattr(plans, "_LOCAL", plans._OfThread())
     memory = torch.zeros(1, 2**14, 8, 128, dtype=torch.bfloat16)
     q = OnGpu(memory[:, :1].repeat(1, 1, 4, 1))
 
@@ -209,7 +209,7 @@ def test_a_plan_of_a_new_length_is_that_of_a_thread_that_called_nothing_before(
         asked(keys)
     known = [asked(keys) for keys in (1400, 700, 3, 1)]
     for keys, found in zip((1400, 700, 3, 1), known, strict=True):
-        monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
+        monkeypatch.setattr(plans, "_LOCAL", plans._OfThread())
         monkeypatch.setattr(loaded, "kernels", loaded.Kernels())
         assert asked(keys) == found
 

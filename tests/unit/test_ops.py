@@ -135,7 +135,7 @@ class Logging(TorchDispatchMode):
 def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (tensors()[name] for name in "qkv")
     arguments: tuple[Any, ...] = (q, k, v, True, None, "bshd")
-    monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
+    monkeypatch.setattr(plans, "_LOCAL", plans._OfThread())
     assert run_at_hand(*arguments) is None, "the first call of a thread"
     plan: Any = SimpleNamespace(before=None, run=object())
     plans._LOCAL.plans = {plans._signature(*arguments): plan}

@@ -109,7 +109,7 @@ def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(*arguments: Any) -> Any:
         return SimpleNamespace(arguments=arguments, run=object(), call=None, before=None, before_differentiable=None)
 
-    monkeypatch.setattr(plans, "_LOCAL", SimpleNamespace())
+    monkeypatch.setattr(plans, "_LOCAL", plans._OfThread())
     monkeypatch.setattr(plans, "Plan", made)
 
 
