@@ -219,7 +219,7 @@ def test_printf_works_in_the_kernel(tmp_path: Path) -> None:
     ("block", "check", "message"),
     [
         (1, "deadlock", r"no thread can go on: block 1: threads 0-31 wait at barrier_sync 0; threads 32-63 have ended$"),
-        (3, "crash", r"SIGSEGV; the address sanitizer \(--sanitize\) says more$"),
+        pytest.param(3, "crash", r"SIGSEGV; the address sanitizer \(--sanitize\) says more$", marks=pytest.mark.slow),
         (
             4,
             "global memory",

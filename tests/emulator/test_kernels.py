@@ -22,7 +22,7 @@ from flashgen.selection.families import family_of
 from tests.support.cases import Case, Layout
 from tests.support.configs import CHOSEN, CHOSEN_SM90
 from tests.support.examples import families_of, taken
-from tests.support.plan import planned, to_run
+from tests.support.plan import every_case, planned, to_run
 from tests.support.runs import compile_ahead, emulated_kernel, emulated_text, launch, why_rejected
 
 PADDED = (Layout.PADDED,) * 4
@@ -97,10 +97,12 @@ def chosen_spec(width: tuple[int, int], config: Config) -> KernelSpec:
         seconds=lambda one: 2.5,
     ),
 )
-def test_right_in_every_order(family: Family, target: Target, mask: Mask) -> None:
+def test_right_in_every_order(family: Family, target: Target, mask: Mask, pytestconfig: pytest.Config) -> None:
+    """With --slow in each order, else in every third of them."""
+    orders = ORDERS if every_case(pytestconfig) else ORDERS[::3]
     spec = spec_of(family, target, mask)
     kernel = emulated_kernel(spec)
-    assert not why_rejected(kernel, case(spec.problem, taken(family, spec.problem, Workload(1, 2, 1, 150, 330)), layouts=PADDED), ORDERS)
+    assert not why_rejected(kernel, case(spec.problem, taken(family, spec.problem, Workload(1, 2, 1, 150, 330)), layouts=PADDED), orders)
     seeds = [EmulationOrder(Schedule.RANDOM, late_copies=True, seed=seed) for seed in (1, 2)]
     small = [case(spec.problem, Workload(1, 4, 2, *lengths)) for lengths in SMALL]
     for some in small:

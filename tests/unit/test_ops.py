@@ -194,6 +194,7 @@ def test_without_a_private_name_of_pytorch_every_call_goes_to_the_dispatcher(
     assert not plans._listeners()()
 
 
+@pytest.mark.slow
 def test_attention_works_without_any_of_them(tmp_path: Path) -> None:
     code = """
 import torch

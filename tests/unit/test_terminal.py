@@ -84,6 +84,7 @@ def test_tables_hold_no_control_sequences(capsys: pytest.CaptureFixture[str], mo
     assert capsys.readouterr().out == "heading\nvalue\n"
 
 
+@pytest.mark.slow
 def test_a_device_name_reaches_no_terminal(cache: Path, tmp_path: Path) -> None:
     out, _ = command_line.flashgen("doctor", code=int(gpu_count() > 0))  # it finds fault with GPUs that are hidden from it
     _, err = command_line.flashgen("cache", "export", str(tmp_path / "x"), "--device-name", "other", code=2)
