@@ -35,7 +35,7 @@ struct Place {
     void leave_for(Place& next);
 };
 
-// Of a few fibers. One mapping for all: hundreds of them, for each launch, would take longer than most kernels.
+// The stacks of a block's fibers. They are one mapping: making and dropping hundreds would take longer than most launches.
 class Stacks {
   public:
     explicit Stacks(int count);

@@ -8,8 +8,7 @@ namespace emulator {
 Block::Block(const Options& options, const Progress& progress, Fault& fault, Scheduler& scheduler, Cluster& cluster, int slot)
     : options(options), progress(progress), fault(fault), scheduler(scheduler), cluster(cluster), slot(slot),
       rank(slot % progress.launch.cluster), threads(progress.launch.threads), shared(progress.launch.shared_bytes), stacks(threads),
-      fibers(threads),
-      barriers(kBarriers, Barrier{0, 0, {}, Clocks(progress.launch.cluster)}) {}
+      fibers(threads), barriers(kBarriers, Barrier{0, 0, {}, Clocks(progress.launch.cluster)}) {}
 
 Block::~Block() {
     if (current == this) current = nullptr;
