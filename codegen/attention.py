@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from .errors import ArgumentError, shown
@@ -28,10 +28,18 @@ _DENSE: Mapping[str, tuple[int, ...]] = {}
 
 
 def attention_call(
-    problem: Problem, workload: Workload, strides: Mapping[str, tuple[int, ...]] = _DENSE, scale: float | None = None
+    problem: Problem,
+    workload: Workload,
+    strides: Mapping[str, tuple[int, ...]] = _DENSE,
+    scale: float | None = None,
+    numbers: Iterable[tuple[str, float]] = (),
 ) -> Call:
-    """A call of attention; `strides`: of operands that are not dense, as `Operation.call` takes them; scale: None for head_dim ** -0.5."""
-    return operation_of(problem).call(problem, workload, strides, {"scale": problem.head_dim**-0.5 if scale is None else scale})
+    """A call of attention; `strides`: of operands that are not dense, as `Operation.call` takes them; scale: None for head_dim ** -0.5.
+
+    numbers: of modifiers, by name
+    """
+    scalars = {"scale": problem.head_dim**-0.5 if scale is None else scale, **dict(numbers)}
+    return operation_of(problem).call(problem, workload, strides, scalars)
 
 
 def with_keys(call: Call, len_kv: int) -> Call:

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from .discovery import discovered
 from .errors import ArgumentError, choice_error, shown
-from .operands import Call
+from .operands import Call, Operand
 from .parameters import Parameter, ParameterBlock
 from .problem import Problem
 from .workload import Workload
@@ -29,6 +29,10 @@ class Modifier(ABC):
     words:      what it is called in the header of a kernel
     parameters: the fields that every kernel which asks the chain has for it
     sizes:      names of its values that are sizes of a workload
+    numbers:    names of its values that are other numbers
+    tensors:    names of its `operands`
+    maps_scores, adds_to_scores, has_heads: what its link does: kMapsScores, kAddsToScores, kHasHeads in
+                templates/tile/common/score_changes.cuh
     """
 
     name: ClassVar[str]
@@ -37,6 +41,19 @@ class Modifier(ABC):
     words: ClassVar[str]
     parameters: ClassVar[tuple[Parameter, ...]]
     sizes: ClassVar[tuple[str, ...]] = ()
+    numbers: ClassVar[tuple[str, ...]] = ()
+    tensors: ClassVar[tuple[str, ...]] = ()
+    maps_scores: ClassVar[bool] = False
+    adds_to_scores: ClassVar[bool] = False
+    has_heads: ClassVar[bool] = False
+
+    def operands(self, problem: Problem) -> tuple[Operand, ...]:
+        """Its tensors, which are operands of every call that has it, behind those of the operation."""
+        return ()
+
+    def unit(self, call: Call) -> float | None:
+        """What a score that its link has changed must be multiplied by for the softmax; None where that is as it was before."""
+        return None
 
     def sizes_to_verify(self, workload: Workload, number: int | None) -> Mapping[str, int]:
         """Its `sizes` by which kernels are verified on a workload. `number`: of the shape; None where all keys must stay."""
@@ -78,39 +95,56 @@ def modifiers_of(problem: Problem) -> tuple[Modifier, ...]:
     return tuple(sorted((modifiers()[name] for name in problem.modifiers), key=lambda modifier: (modifier.rank, modifier.name)))
 
 
+@cache
+def maps_scores(problem: Problem) -> bool:
+    """Whether a modifier maps scores: see `Modifier`."""
+    return any(modifier.maps_scores for modifier in modifiers_of(problem))
+
+
+@cache
+def adds_to_scores(problem: Problem) -> bool:
+    """Whether a modifier adds to scores."""
+    return any(modifier.adds_to_scores for modifier in modifiers_of(problem))
+
+
 class Given(NamedTuple):
-    """The modifiers of a call: their names, sorted, and their sizes by name, in the order of these names."""
+    """The modifiers of a call: their names, sorted, and their sizes and numbers by name, in the order of these names."""
 
     names: tuple[str, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
+    numbers: tuple[tuple[str, float], ...] = ()
 
 
 NO_MODIFIERS = Given()
 
 
-def given_modifiers(names: str = "", sizes: Sequence[int] = ()) -> Given:
-    """What PyTorch's operators are told: names, separated by commas, and the modifiers' sizes one after the other.
+def given_modifiers(names: str = "", sizes: Sequence[int] = (), numbers: Sequence[float] = ()) -> Given:
+    """What PyTorch's operators are told: names, separated by commas, and the modifiers' sizes and numbers, each one after the other.
 
-    Raises ArgumentError for another number of sizes, or an unknown name.
+    Raises ArgumentError for more or fewer sizes or numbers, or an unknown name.
     """
-    if not names and not sizes:
+    if not names and not sizes and not numbers:
         return NO_MODIFIERS
-    known, wanted = _named(names)
-    if len(sizes) != len(wanted):
-        raise ArgumentError(f"sizes must be those of {names or 'no modifiers'}: {', '.join(wanted) or 'none'}; got {shown(list(sizes))}")
-    return Given(known, tuple(zip(wanted, sizes, strict=True)))
+    known, *wanted = _named(names)
+    for kind, named, given in zip(("sizes", "numbers"), wanted, (sizes, numbers), strict=True):
+        if len(given) != len(named):
+            raise ArgumentError(
+                f"{kind} must be those of {names or 'no modifiers'}: {', '.join(named) or 'none'}; got {shown(list(given))}"
+            )
+    return Given(known, tuple(zip(wanted[0], sizes, strict=True)), tuple(zip(wanted[1], numbers, strict=True)))
 
 
 @lru_cache(maxsize=2**10)
-def _named(names: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names in a text, sorted, and those of all their sizes. Raises ArgumentError for an unknown name."""
+def _named(names: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The names in a text, sorted, and those of all their sizes and numbers. Raises ArgumentError for an unknown name."""
     known = tuple(sorted(names.split(","))) if names else ()
     for name in known:
         if name not in modifiers():
             raise choice_error("modifiers", name, modifiers())
     if len(set(known)) < len(known):
         raise ArgumentError(f"modifiers must name each once; got {names}")
-    return known, tuple(size for name in known for size in modifiers()[name].sizes)
+    each = [modifiers()[name] for name in known]
+    return known, tuple(size for one in each for size in one.sizes), tuple(number for one in each for number in one.numbers)
 
 
 def with_modifiers(block: ParameterBlock, problem: Problem) -> ParameterBlock:
@@ -139,11 +173,26 @@ def modifier_scalars(problem: Problem, workload: Workload) -> dict[str, float]:
     return {name: value for modifier in modifiers_of(problem) for name, value in modifier.scalars(problem, workload).items()}
 
 
+def modifier_operands(problem: Problem) -> tuple[Operand, ...]:
+    """`Modifier.operands` of all of a problem's, in the order of their names."""
+    return tuple(operand for name in problem.modifiers for operand in modifiers()[name].operands(problem))
+
+
 def modifier_values(call: Call) -> dict[str, int | float]:
     """`Modifier.values` of all of a call's."""
     if not call.problem.modifiers:
         return {}
     return {name: value for modifier in modifiers_of(call.problem) for name, value in modifier.values(call).items()}
+
+
+def score_unit(call: Call) -> float:
+    """What scores must be multiplied by for the softmax, as the modifiers leave them."""
+    unit = call.scalars["scale"]
+    if call.problem.modifiers:
+        for modifier in modifiers_of(call.problem):
+            own = modifier.unit(call)
+            unit = unit if own is None else own
+    return unit
 
 
 def modifier_refusals(call: Call) -> list[str]:

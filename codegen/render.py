@@ -38,6 +38,7 @@ _WITH_BODIES = (
 )
 _RUNNING = ("isolate", "residents")  # what runs the kernels, of the same folder
 _CHAIN = "common/score_chain"  # of the tile operations: every link comes after it
+_CONDITIONS = ("modifiers", "maps", "folds", "adds", "changes", "heads")  # that lines of tile operations depend on: see `conditions`
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label
@@ -101,7 +102,7 @@ def _part(context: jinja2.runtime.Context | None, path: str) -> str:
     """A file of `templates`, after a line that names it. Where it speaks of modifiers it says what holds for those of the context."""
     text = templates.read(path)
     if context is not None and path.startswith("tile/") and "//%" in text:
-        text = _tile_environment().get_template(path).render(modifiers=context["modifiers"])
+        text = _tile_environment().get_template(path).render({name: context[name] for name in _CONDITIONS})
     return f"{MARK}{path} ".ljust(_COLUMNS, "=") + f"\n\n{text}{END}"
 
 
@@ -178,9 +179,9 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         config=spec.config,
         parameters=kernels[""].parameters.fields,
         kernels=kernels,
-        modifiers=modifiers,
         links=", ".join(modifier.link for modifier in modifiers),
         chain=partial(_chain, modifiers),
+        **conditions(modifiers),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers)],
         atoms=atom_files(used_atoms, atoms),
         tiles=tiles,
@@ -194,11 +195,26 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     return Source(spec.name, text.replace(_CONTENTS, _contents(parts(text)), 1))
 
 
-def _chain(modifiers: Sequence[Modifier], sizes: str) -> str:
-    """What makes the chain in a kernel whose parameters are `p`; sizes: len_q and len_kv, as they are called there."""
+def conditions(modifiers: Sequence[Modifier]) -> dict[str, object]:
+    """What texts say on behalf of modifiers: see templates/tile/common/score_changes.cuh.
+
+    maps: a link maps scores; adds: links add to them; changes: one of the two; folds: a link maps, and nothing else changes scores, so that
+    the map may be a part of the exponential; heads: links know heads
+    """
+    maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
+    heads = any(one.has_heads for one in modifiers)
+    return {"modifiers": modifiers, "maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds, "heads": heads}
+
+
+def _chain(modifiers: Sequence[Modifier], sizes: str, head: str = "") -> str:
+    """What makes the chain in a kernel whose parameters are `p`, where its links know heads for `head`.
+
+    sizes: len_q and len_kv, head: entry of the batch and head, as they are called there
+    """
     if not modifiers:
         return f"make_chain<kCausal>({sizes})"
-    return f"modified_chain<{', '.join(('kCausal', *(modifier.link for modifier in modifiers)))}>(p, {sizes})"
+    made = f"modified_chain<{', '.join(('kCausal', *(modifier.link for modifier in modifiers)))}>(p, {sizes})"
+    return f"of_head({made}, {head})" if head and any(modifier.has_heads for modifier in modifiers) else made
 
 
 def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier]) -> list[str]:
@@ -206,7 +222,13 @@ def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier]) -> list
     if not modifiers:
         return list(tiles)
     after = tiles.index(_CHAIN) + 1
-    return [*tiles[:after], *(modifier.tile_file for modifier in modifiers), "common/modified_chain", *tiles[after:]]
+    return [
+        *tiles[:after],
+        "common/score_changes",
+        *(modifier.tile_file for modifier in modifiers),
+        "common/modified_chain",
+        *tiles[after:],
+    ]
 
 
 def _kernel_table(spec: KernelSpec, text: str) -> str:

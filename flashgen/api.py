@@ -13,8 +13,8 @@ from flashgen.build.gpu.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, shown
-from flashgen.codegen.modifier import NO_MODIFIERS, given_modifiers
-from flashgen.codegen.modifiers.window import Causal, Ends, Seen, window_modifier
+from flashgen.codegen.modifier import NO_MODIFIERS
+from flashgen.codegen.modifiers.window import Causal, Ends, Seen
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.operations import operations_of
 from flashgen.codegen.problem import Dtype, Problem
@@ -25,8 +25,9 @@ from flashgen.codegen.workload import Workload
 
 from .cells import SEQLENS, cells_of
 from .launch.arguments import LAYOUTS, check_types, require_together
+from .launch.asked import asked, modified_of_call
 from .launch.gpu import CaptureError, choose_kernel
-from .operators.gradients import differentiable_attention, is_differentiated
+from .operators.autograd import differentiable_attention, is_differentiated
 from .operators.plans import nobody_listens, run_at_hand
 from .operators.registration import attention_forward, attention_output
 from .selection import bundle, loaded
@@ -51,6 +52,8 @@ def attention(
     return_lse: Literal[False] = ...,
     deterministic: bool | None = ...,
     window: Ends | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: torch.Tensor | None = ...,
 ) -> torch.Tensor: ...
 @overload
 def attention(
@@ -64,6 +67,8 @@ def attention(
     return_lse: Literal[True],
     deterministic: bool | None = ...,
     window: Ends | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: torch.Tensor | None = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def attention(
     q: torch.Tensor,
@@ -76,6 +81,8 @@ def attention(
     return_lse: bool = False,
     deterministic: bool | None = None,
     window: Ends | None = None,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * q k^T) v, on the GPU that holds the tensors and in its current stream.
 
@@ -89,6 +96,8 @@ def attention(
     window: (left, right): query i sees keys from i + len_kv - len_q - left to i + len_kv - len_q + right, both included; None opens a
        side. Ends may be negative. Where a causal mask ends earlier, it counts. Tiles of keys that no query of a tile sees cost no time.
        len_q + len_kv must be below 2^29 then.
+    softcap: a scaled score s becomes softcap * tanh(s / softcap)
+    alibi_slopes: fp32, [heads_q] or [batch, heads_q]: a score loses slope * |i + len_kv - len_q - j|, after the softcap. No gradient.
     Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
     fp32 [batch, heads_q, len_q].
 
@@ -104,14 +113,13 @@ def attention(
     FlashgenError.
     """
     modified: tuple[Any, ...] = ()  # what operators are told of modifiers
-    if window is not None or isinstance(causal, str):
-        causal, names, ends = window_modifier(causal, window, _queries_beyond_keys(q, k, layout))
-        modified = (names, ends) if names else ()
+    if window is not None or softcap is not None or alibi_slopes is not None or isinstance(causal, str):
+        causal, modified = modified_of_call(causal, window, softcap, alibi_slopes, _queries_beyond_keys(q, k, layout))
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
-        modifiers = given_modifiers(*modified) if modified else NO_MODIFIERS
-        run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers)
+        modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())
+        run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers, tensors)
         if run is not None:
-            both = run(q, k, v, return_lse)
+            both = run(q, k, v, return_lse, *tensors)
             return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
     try:
         check_types(q, k, v, causal, scale, layout, return_lse, deterministic)
@@ -201,6 +209,7 @@ def warm(
     passes: str = "forward",
     deterministic: bool = False,
     window: Ends | None = None,
+    modifiers: Sequence[str] = (),
     device: int | None = None,
 ) -> Kernel:
     """Chooses, compiles and loads the kernel for dense tensors of these sizes, and their bucket, now, so that no call has to. Returns it.
@@ -211,6 +220,7 @@ def warm(
     passes: "forward", "backward" or "both", of which the backward kernel is returned.
     deterministic: of the backward kernel, whether its gradients are the same to the bit in every run.
     window: as `attention` has it.
+    modifiers: names of others, whose values calls may change: softcap, alibi.
     """
     on = _gpu(device)
     name = str(dtype).removeprefix("torch.")
@@ -218,7 +228,7 @@ def warm(
     seen = Seen.of(causal, window)
     workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv, *seen.ends)
     for operation in operations_of(passes):
-        problem = Problem(Dtype.parse(name), head_dim, width_v, seen.mask, operation, deterministic, seen.modifiers)
+        problem = Problem(Dtype.parse(name), head_dim, width_v, seen.mask, operation, deterministic, (*seen.modifiers, *modifiers))
         excluded = excluded_families(operation_of(problem).call(problem, workload), on.device.target)
         choose_kernel(problem, workload, on, excluded, any_length=True)
         kernel = choose_kernel(problem, workload, on, excluded)
@@ -240,6 +250,7 @@ def tune(
     passes: str = "forward",
     deterministic: bool = False,
     window: Ends | None = None,
+    modifiers: Sequence[str] = (),
     device: str | int | None = None,
     arch: str | None = None,
     jobs: int = 0,
@@ -251,7 +262,8 @@ def tune(
     """What `flashgen tune` does, with the same options: see `flashgen.cells.cells_of` and `flashgen.tuning.Request`."""
     from . import tuning
 
-    cells = cells_of(head_dim, head_dim_v, dtype, causal, seqlens, seqlen_kv, batch, heads, kv_heads, passes, deterministic, window)
+    sizes = (seqlens, seqlen_kv, batch, heads, kv_heads)
+    cells = cells_of(head_dim, head_dim_v, dtype, causal, *sizes, passes, deterministic, window, modifiers)
     return tuning.run(tuning.Request(cells, device, arch, jobs, budget_seconds, exhaustive, family, settings or {}))
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashgen.codegen.errors import ArgumentError, require_int, shown
-from flashgen.codegen.modifiers.window import Ends, Seen
+from flashgen.codegen.modifiers.window import MODIFIER, Ends, Seen
 from flashgen.codegen.operation import find_operation, operation_of
 from flashgen.codegen.operations import operations_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.typed import checked
 from flashgen.codegen.workload import OPEN, Workload
 
+WINDOW = MODIFIER.name
 TOKENS = 16384  # of the default workloads: batch * seqlen
 MODEL_DIM = 2048  # of the default workloads: heads * head_dim
 SEQLENS = (512, 1024, 4096, 16384)
@@ -46,12 +47,15 @@ def problems_of(
     passes: str,
     deterministic: bool,
     window: Ends | None = None,
+    modifiers: Sequence[str] = (),
 ) -> list[tuple[Problem, tuple[int, int]]]:
     """The problems that these options stand for: of each pass one, or one a mask if `causal` is None; and the ends of their windows.
 
     Head dims: None if not given. Raises ArgumentError where an operation needs a head dim and has none, or has one, or a mask, and needs
     none.
     """
+    if WINDOW in modifiers:
+        raise ArgumentError(f"modifiers must be without {WINDOW}, which window says; got {', '.join(modifiers)}")
     found = []
     for operation in operations_of(passes):
         if find_operation(operation).is_attention:
@@ -60,12 +64,14 @@ def problems_of(
             masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
             width = head_dim if head_dim_v is None else head_dim_v
             for seen in (Seen.of(mask is Mask.CAUSAL, window) for mask in masks):
-                problem = Problem(Dtype.parse(dtype), head_dim, width, seen.mask, operation, deterministic, seen.modifiers)
+                problem = Problem(Dtype.parse(dtype), head_dim, width, seen.mask, operation, deterministic, (*seen.modifiers, *modifiers))
                 found.append((problem, seen.ends))
         else:
-            for name, given in (("head_dim", head_dim), ("head_dim_v", head_dim_v), ("causal", causal or None), ("window", window)):
-                if given is not None:
-                    raise ArgumentError(f"{name} must be left out for {operation}, which has none; got {shown(given)}")
+            given: dict[str, object] = {"head_dim": head_dim, "head_dim_v": head_dim_v, "causal": causal or None, "window": window}
+            given["modifiers"] = tuple(modifiers) or None
+            for name, value in given.items():
+                if value is not None:
+                    raise ArgumentError(f"{name} must be left out for {operation}, which has none; got {shown(value)}")
             found.append((Problem(Dtype.parse(dtype), operation=operation), (OPEN, OPEN)))
     return list(dict.fromkeys(found))
 
@@ -84,6 +90,7 @@ def cells_of(
     passes: str = "forward",
     deterministic: bool = False,
     window: Ends | None = None,
+    modifiers: Sequence[str] = (),
 ) -> list[Cell]:
     """The cells of one head dim, or of an operation that has none: see `problems_of`.
 
@@ -92,6 +99,7 @@ def cells_of(
     passes: an operation's name, or "both" for forward and backward.
     deterministic: whether the gradients of backward cells are the same to the bit in every run.
     window: (left, right) of a sliding window, as `flashgen.attention` has it.
+    modifiers: names of others, whose values are known where `flashgen.attention` is called: softcap, alibi.
     Raises ArgumentError for sizes that no workload has.
     """
     if head_dim is not None:
@@ -105,7 +113,7 @@ def cells_of(
         require_int("seqlen", seqlen, 1, MAX_SEQLEN)
     if seqlen_kv is not None:
         require_int("seqlen_kv", seqlen_kv, 1, MAX_SEQLEN)
-    problems = problems_of(head_dim, head_dim_v, dtype, causal, passes, deterministic, window)
+    problems = problems_of(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, modifiers)
     heads = heads or (max(1, MODEL_DIM // head_dim) if head_dim else 1)
     lengths = [(seqlen, seqlen_kv or seqlen) for seqlen in dict.fromkeys(seqlens)]
     return [

@@ -16,6 +16,7 @@ from flashgen.codegen.target import find_target
 
 from .options import (
     INTEGER,
+    Alibi,
     Arch,
     Batch,
     Causal,
@@ -32,7 +33,9 @@ from .options import (
     Passes,
     SeqlenKv,
     Settings,
+    Softcap,
     Window,
+    named_modifiers,
     parse_settings,
     parse_window,
     print_json,
@@ -62,6 +65,8 @@ def generate(
     passes: Passes = "forward",
     deterministic: Deterministic = False,
     window: Window = None,
+    softcap: Softcap = None,
+    alibi: Alibi = False,
     seqlen: Annotated[
         list[int] | None,
         typer.Option(
@@ -91,7 +96,7 @@ def generate(
 
     bundle.require_replaceable(out)  # before minutes of compiling
     kernels = generation.generate(
-        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window),
+        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, alibi)),
         list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),
         generation.asked_workload(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes, causal, parse_window(window)),
         find_device(device) if device is not None else None,
@@ -116,6 +121,8 @@ def compile_(
     operation: OnePass = "forward",
     deterministic: Deterministic = False,
     window: Window = None,
+    softcap: Softcap = None,
+    alibi: Alibi = False,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -124,7 +131,7 @@ def compile_(
     """Compile one kernel and print the compiler's report. Exit code 1 if it spills or a directive was ignored. Needs no GPU."""
     from flashgen.selection import compilation
 
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window)
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, alibi))
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     artifact = compilation.compile_spec(spec)
     report, block = artifact.report, spec.largest_block
@@ -160,12 +167,14 @@ def show(
     operation: OnePass = "forward",
     deterministic: Deterministic = False,
     window: Window = None,
+    softcap: Softcap = None,
+    alibi: Alibi = False,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
 ) -> None:
     """Print the CUDA source of one kernel: self-contained, as it is compiled."""
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window)
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, alibi))
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     print(render(spec).text, end="")
 
@@ -173,6 +182,7 @@ def show(
 def verify(
     head_dim: HeadDim = None, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None,
     passes: Passes = "forward", deterministic: Deterministic = False, window: Window = None,
+    softcap: Softcap = None, alibi: Alibi = False,
     family: FamilyName = None, settings: Settings = None,
     device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on emulated atoms.")] = "0",
     arch: Arch = None, json: Json = False,
@@ -181,7 +191,7 @@ def verify(
     from flashgen.verification.screen import verify_kernel
 
     load, target = _loader(device, arch)
-    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window)
+    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, alibi))
     specs = [spec_for(asked, target, parse_settings(settings), family) for asked in every]
     results = [(spec, case) for spec in specs for case in verify_kernel(load(spec))]
     wrong = [case for _, case in results if not case.verdict.ok]

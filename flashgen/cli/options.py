@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from flashgen.cells import problems_of
 from flashgen.codegen.errors import ArgumentError, choice_error, shown
+from flashgen.codegen.modifiers.softcap import checked_softcap
 from flashgen.codegen.modifiers.window import Ends
 from flashgen.codegen.operations import BOTH, operation_names
 from flashgen.codegen.problem import Problem
@@ -71,6 +72,11 @@ Window = Annotated[
         help="Keys that a query sees before and after its own; 1024: is open on the right, 1024 alone stands for both.",
     ),
 ]
+Softcap = Annotated[
+    float | None,
+    typer.Option("--softcap", **NUMBER, help="A cap of scores, as in softcap * tanh(s / softcap). Kernels are the same for every cap."),
+]
+Alibi = Annotated[bool, typer.Option("--alibi", help="ALiBi: scores lose slope * distance. Kernels are the same for all slopes.")]
 FamilyName = Annotated[
     str | None, typer.Option("--family", help="Kernel family, for example attention_forward; default: the preferred one that can.")
 ]
@@ -106,6 +112,13 @@ def parse_window(text: str | None) -> Ends | None:
     return left, right
 
 
+def named_modifiers(softcap: float | None, alibi: bool) -> tuple[str, ...]:
+    """Names of the modifiers that these options stand for. Raises ArgumentError for a cap that no call could have."""
+    if softcap is not None:
+        checked_softcap(softcap)
+    return (*["softcap"] * (softcap is not None), *["alibi"] * alibi)
+
+
 def problems(
     head_dim: int | None,
     head_dim_v: int,
@@ -114,19 +127,27 @@ def problems(
     passes: str = "forward",
     deterministic: bool = False,
     window: str | None = None,
+    modifiers: Sequence[str] = (),
 ) -> list[Problem]:
     """Those of `problems_of`, where a `head_dim_v` of 0 is that of the same width."""
-    found = problems_of(head_dim, head_dim_v or None, dtype, causal, passes, deterministic, parse_window(window))
+    found = problems_of(head_dim, head_dim_v or None, dtype, causal, passes, deterministic, parse_window(window), modifiers)
     return list(dict.fromkeys(problem for problem, _ in found))
 
 
 def problem(
-    head_dim: int | None, head_dim_v: int, dtype: str, causal: bool, operation: str, deterministic: bool, window: str | None = None
+    head_dim: int | None,
+    head_dim_v: int,
+    dtype: str,
+    causal: bool,
+    operation: str,
+    deterministic: bool,
+    window: str | None = None,
+    modifiers: Sequence[str] = (),
 ) -> Problem:
     """One problem. Raises ArgumentError for both passes, of which a kernel computes one."""
-    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic, window) if operation != BOTH else (None,)
-    if only is None:
+    if operation == BOTH:
         raise choice_error("pass", operation, operation_names())
+    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, modifiers)
     return only
 
 

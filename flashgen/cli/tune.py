@@ -20,6 +20,7 @@ from flashgen.tuning_page.page import require_page_place, tune_page, write_tune_
 from .options import (
     INTEGER,
     NUMBER,
+    Alibi,
     Arch,
     Batch,
     CausalOrBoth,
@@ -35,8 +36,10 @@ from .options import (
     Seqlen,
     SeqlenKv,
     Settings,
+    Softcap,
     Window,
     microseconds,
+    named_modifiers,
     parse_settings,
     parse_window,
     print_json,
@@ -60,6 +63,8 @@ def tune(
     passes: Passes = "forward",
     deterministic: Deterministic = False,
     window: Window = None,
+    softcap: Softcap = None,
+    alibi: Alibi = False,
     seqlen: Seqlen = None,
     seqlen_kv: SeqlenKv = None,
     batch: Batch = None,
@@ -86,9 +91,10 @@ def tune(
     json: Json = False,
 ) -> None:
     """Find the fastest kernels for your GPU and shapes, and remember them."""
+    modified = parse_window(window), named_modifiers(softcap, alibi)
     lengths, sizes = tuple(seqlen or SEQLENS), (seqlen_kv, batch, heads, kv_heads)
     request = Request(
-        cells_of(head_dim, head_dim_v or None, dtype, causal, lengths, *sizes, passes, deterministic, parse_window(window)),
+        cells_of(head_dim, head_dim_v or None, dtype, causal, lengths, *sizes, passes, deterministic, *modified),
         device=device,
         arch=arch,
         jobs=jobs,

@@ -19,6 +19,7 @@ from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import TORCH_DTYPES
+from .asked import check_tensors
 
 LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimension)
 DTYPES = {TORCH_DTYPES[dtype]: dtype for dtype in ELEMENTS}
@@ -67,7 +68,14 @@ def check_options(causal: Any, scale: Any, layout: Any, return_lse: Any, determi
 
 
 def check_call(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, modifiers: Given = NO_MODIFIERS
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+    modifiers: Given = NO_MODIFIERS,
+    tensors: Sequence[torch.Tensor] = (),
 ) -> Problem:
     """The call's problem. Raises ArgumentError unless a kernel for some GPU could take it; only where tensors are is left to look at.
 
@@ -79,6 +87,10 @@ def check_call(
     problem = _problem(q, v, causal, modifiers=modifiers)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_strides(name, tensor)
+    if tensors:
+        (row, head), of_q, of_k = LAYOUTS[layout], q.shape, k.shape
+        known = {"batch": of_q[0], "heads_q": of_q[head], "heads_kv": of_k[head], "len_q": of_q[row], "len_kv": of_k[row]}
+        check_tensors(problem, known, q, tensors)
     return problem
 
 

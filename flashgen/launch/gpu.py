@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -24,10 +24,11 @@ from flashgen.codegen.workload import Workload
 from ..selection import loaded
 from ..selection.families import NO_FAMILY, excluded_families, families_for
 from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, require_memory, workload_of
+from .asked import tensor_strides
 from .bound import BoundCall
 
 F = TypeVar("F", bound=Callable[..., Any])
-Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor | None]]  # q, k, v, whether to give lse
+Run = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]  # q, k, v, whether to give lse, the modifiers' tensors
 _LOCAL = threading.local()
 
 
@@ -50,7 +51,8 @@ def untraced(function: F) -> F:
 class Plan:
     """Everything about a call that its signature decides.
 
-    run: given q, k, v, and whether lse is wanted, allocates out, and lse, both dense, and enqueues the kernel on the current stream
+    run: given q, k, v, whether lse is wanted, and the modifiers' tensors, allocates out, and lse, both dense, and enqueues the kernel on
+    the current stream
     """
 
     def __init__(
@@ -62,10 +64,11 @@ class Plan:
         scale: float | None,
         layout: str,
         modifiers: Given = NO_MODIFIERS,
+        tensors: Sequence[torch.Tensor] = (),
         kernel: Kernel | None = None,
     ) -> None:
         """Checks the arguments and binds a kernel: `kernel`, which must be able to take them, or else the selection's choice."""
-        problem = check_call(q, k, v, causal, scale, layout, modifiers)
+        problem = check_call(q, k, v, causal, scale, layout, modifiers, tensors)
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
         self._on = on = gpu(q.device.index)
@@ -84,7 +87,9 @@ class Plan:
         workload = workload_of(q, k, layout, modifiers)
         of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
         strides = {"q": of_q, "k": of_k, "v": of_v, "out": self.outputs.strides_by_axis, "lse": self.outputs.lse_strides}
-        self.call = call = attention_call(problem, workload, strides, scale)
+        if tensors:
+            strides |= tensor_strides(problem, workload, tensors)
+        self.call = call = attention_call(problem, workload, strides, scale, modifiers.numbers)
         self.bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
         self.run = _runner(self.index, self.dtype, self.outputs, self.bound)
         require_context(self.index)
@@ -129,17 +134,23 @@ def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall 
     enqueue = None if bound is None else bound.enqueue
     shape, strides, lse_shape, lse_strides = outputs.shape, outputs.strides, outputs.lse_shape, outputs.lse_strides
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return run(q, k, v, with_lse)
+                return run(q, k, v, with_lse, *tensors)
         out = empty_strided(shape, strides, dtype)
         lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
         if enqueue is not None:
             at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
             if (at_q | at_k | at_v) % ALIGNMENT or not (at_q and at_k and at_v):
                 require_memory(q, k, v)
-            enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr())
+            at_lse = 0 if lse is None else lse.data_ptr()
+            if tensors:
+                enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), at_lse, *[tensor.data_ptr() for tensor in tensors])
+            else:
+                enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), at_lse)
         return out, lse
 
     return run

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
 from flashgen.build.gpu.driver import gpu
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.operands import Call
-from flashgen.codegen.operation import dense, operation_of
+from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Pass, Problem
 from flashgen.codegen.workload import Workload
 
@@ -25,6 +27,7 @@ from .arguments import (
     require_dense,
     require_memory,
 )
+from .asked import tensor_strides
 from .bound import BoundCall
 from .gpu import bind_chosen, current_device, current_stream, empty_strided, require_context, untraced
 
@@ -47,9 +50,10 @@ def check_gradient_call(
     layout: str,
     deterministic: bool | None = None,
     modifiers: Given = NO_MODIFIERS,
+    tensors: Sequence[torch.Tensor] = (),
 ) -> None:
     """Raises ArgumentError unless these go together, and a kernel for some GPU could take them. Works on fake tensors."""
-    check_call(q, k, v, causal, scale, layout, modifiers)
+    check_call(q, k, v, causal, scale, layout, modifiers, tensors)
     row, head = LAYOUTS[layout]
     of_out, of_lse = (*q.shape[:3], v.shape[3]), (q.shape[0], q.shape[head], q.shape[row])
     for name, tensor, shape, dtype in (
@@ -97,13 +101,15 @@ def gradient_call(
     layout: str,
     deterministic: bool,
     modifiers: Given = NO_MODIFIERS,
+    tensors: Sequence[torch.Tensor] = (),
 ) -> Call:
     """The call of these tensors, which have passed `check_gradient_call`; gradients are dense in their layout."""
     problem, workload = problem_and_workload(q, k, v, causal, layout, Pass.BACKWARD.value, deterministic, modifiers)
     given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out}
     strides = {name: axis_strides(tensor, layout) for name, tensor in given.items()}
     strides |= {f"d_{name}": ordered_strides(given[name].shape, dense(tuple(given[name].shape)), layout) for name in ("q", "k", "v")}
-    return operation_of(problem).call(problem, workload, strides, {"scale": problem.head_dim**-0.5 if scale is None else scale})
+    strides |= tensor_strides(problem, workload, tensors)
+    return attention_call(problem, workload, strides, scale, modifiers.numbers)
 
 
 def is_trivial(workload: Workload) -> bool:
@@ -128,12 +134,13 @@ class GradientPlan:
         layout: str,
         deterministic: bool,
         modifiers: Given = NO_MODIFIERS,
+        tensors: Sequence[torch.Tensor] = (),
     ) -> None:
         """Checks the arguments and binds the selection's kernel."""
-        check_gradient_call(q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, modifiers)
+        check_gradient_call(q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, modifiers, tensors)
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
-        call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers)
+        call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, tensors)
         self.index = q.device.index
         self.shapes = tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in (q, k, v))
         self.bound: BoundCall | None = None
@@ -156,11 +163,12 @@ class GradientPlan:
         lse: torch.Tensor,
         d_out: torch.Tensor,
         d_lse: torch.Tensor | None,
+        *tensors: torch.Tensor,
     ) -> Gradients:
         """Allocates the gradients, dense, and enqueues the kernels on the current stream."""
         if current_device() != self.index:
             with torch.cuda.device(self.index):
-                return self(q, k, v, out, lse, d_out, d_lse)
+                return self(q, k, v, out, lse, d_out, d_lse, *tensors)
         if self.bound is None:
             d_q, d_k, d_v = (torch.zeros(shape, dtype=dtype, device="cuda") for shape, _, dtype in self.shapes)
             return d_q, d_k, d_v
@@ -172,6 +180,6 @@ class GradientPlan:
         self.bound.enqueue(
             current_stream(self.index),
             *(at_q, at_k, at_v, at_out, lse.data_ptr(), at_d_out, 0 if d_lse is None else d_lse.data_ptr()),
-            *(d_q.data_ptr(), d_k.data_ptr(), d_v.data_ptr()),
+            *(d_q.data_ptr(), d_k.data_ptr(), d_v.data_ptr(), *(tensor.data_ptr() for tensor in tensors)),
         )
         return d_q, d_k, d_v

@@ -7,6 +7,7 @@ are 0. A sample's row r of a query head stands for query r, and for key r of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,28 +17,46 @@ from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
 from .forward import exact_attention, product_in_fp32, sample_rows, slices, softmax
-from .link import Link, Rows, hidden_keys, links_of
+from .link import Link, Rows, changed_scores, hidden_keys, hiding_links, links_of
 from .oracle import Oracle, Sample
 
 _SCORES_AT_ONCE = 2**25  # elements: 256 MiB in float64, of which there are up to five
 
-# (q [rows, d], k [keys, d], v [keys, d_v], d_out [rows, d_v], d_lse [rows], hidden [rows, keys], scale) -> d_q, d_k, d_v.
-_Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
+# Of scaled scores [rows, keys]: P, and the derivative of what links made of the scores, None for 1.
+_Softmax = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+# (q [rows, d], k [keys, d], v [keys, d_v], d_out [rows, d_v], d_lse [rows], softmax_of, scale) -> d_q, d_k, d_v.
+_Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, _Softmax, float], tuple[Tensor, Tensor, Tensor]]
 
 
-def _exact(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _softmax_of(s: Tensor, rows: Rows, causal: bool, links: Sequence[Link]) -> tuple[Tensor, Tensor | None]:
+    changed, derivative = changed_scores(s[None], rows, links)
+    p, _ = softmax(changed, hidden_keys(rows, causal, links))
+    return p[0], None if derivative is None else derivative[0]
+
+
+def _exact(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, softmax_of: _Softmax, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, d_out = q.double(), k.double(), v.double(), d_out.double()
-    p, _ = softmax((q @ k.mT).mul_(scale), hidden)
-    d_s = d_out @ v.mT
-    d_s.sub_((p * d_s).sum(-1, keepdim=True)).add_(d_lse.double()[:, None]).mul_(p).mul_(scale)
+    p, derivative = softmax_of((q @ k.mT).mul_(scale))
+    d_s = _differentiated(d_out @ v.mT, p, derivative, d_lse.double(), scale)
     return d_s @ k, d_s.mT @ q, p.mT @ d_out
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _differentiated(d_p: Tensor, p: Tensor, derivative: Tensor | None, d_lse: Tensor, scale: float) -> Tensor:
+    """DS in the place of dP."""
+    d_p.sub_((p * d_p).sum(-1, keepdim=True)).add_(d_lse[:, None]).mul_(p)
+    if derivative is not None:
+        d_p.mul_(derivative)
+    return d_p.mul_(scale)
+
+
+def _plain(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, softmax_of: _Softmax, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Autograd of `plain` in forward.py: what enters or leaves a matrix product has the element type, the softmax is in fp32."""
-    p, _ = softmax(_product(q, k.mT).mul_(scale), hidden)
-    d_s = _product(d_out, v.mT).to(q.dtype).float()
-    d_s.sub_((p * d_s).sum(-1, keepdim=True)).add_(d_lse[:, None]).mul_(p).mul_(scale)
+    p, derivative = softmax_of(_product(q, k.mT).mul_(scale))
+    d_s = _differentiated(_product(d_out, v.mT).to(q.dtype).float(), p, derivative, d_lse, scale)
     rounded, p = d_s.to(q.dtype), p.to(q.dtype)
     return tuple(_product(*factors) for factors in ((rounded, k), (rounded.mT, q), (p.mT, d_out)))  # type: ignore[return-value]
 
@@ -71,8 +90,10 @@ def _head(
         at = head * group + member
         part_k, part_v = torch.zeros_like(d_k), torch.zeros_like(d_v)
         for some in slices(len_q, max(1, _SCORES_AT_ONCE // max(1, len_kv))):
-            hidden = hidden_keys(Rows(torch.arange(some.start, some.stop, device=q.device), len_q, len_kv), causal, links)
-            d_q[member, some], of_k, of_v = gradients(q[some, at], k, v, d_out[some, at], d_lse[at, some], hidden, scale)
+            queries = torch.arange(some.start, some.stop, device=q.device)
+            rows = Rows(queries, len_q, len_kv, batch, torch.full_like(queries, at)[None])
+            given = partial(_softmax_of, rows=rows, causal=causal, links=links)
+            d_q[member, some], of_k, of_v = gradients(q[some, at], k, v, d_out[some, at], d_lse[at, some], given, scale)
             part_k += of_k
             part_v += of_v
         d_k += part_k if rounded is None else part_k.to(rounded).float()
@@ -162,7 +183,7 @@ class BackwardOracle(Oracle):
         w, device = workload, exact["d_q"].device
         queries = torch.ones(w.len_q, dtype=torch.bool, device=device)  # that see no key
         keys = torch.ones(w.len_kv, dtype=torch.bool, device=device)  # that no query sees
-        links = links_of(problem, {}, operation_of(problem).scalars(problem, w))
+        links = hiding_links(problem, operation_of(problem).scalars(problem, w))
         for some in slices(w.len_q, max(1, _SCORES_AT_ONCE // max(1, w.len_kv))):
             rows = Rows(torch.arange(some.start, some.stop, device=device), w.len_q, w.len_kv)
             hidden = hidden_keys(rows, problem.mask is Mask.CAUSAL, links)

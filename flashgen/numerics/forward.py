@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,36 +18,40 @@ from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
-from .link import Link, Rows, hidden_keys, links_of
+from .link import Link, Rows, changed_scores, hidden_keys, links_of
 from .oracle import Oracle, Sample
 
 _MATRIX_UNIT = 64  # rows and columns
 _SCORES_AT_ONCE = 2**26  # elements: 512 MiB in float64, of which the softmax holds up to three
 
 
+_Softmax = Callable[[Tensor], tuple[Tensor, Tensor]]  # of scaled scores: P, and the log-sum-exp
+
+
 @dataclass(frozen=True)
 class _Method:
     """One way to compute attention: on a part of the problem, and the element types of its results.
 
-    attend: (q [n, rows, d], k [n, keys, d], v [n, keys, d_v], hidden [rows, keys], scale) -> out [n, rows, d_v], lse [n, rows],
-            where row r sees the keys that are not hidden from it.
+    attend: (q [n, rows, d], k [n, keys, d], v [n, keys, d_v], softmax_of, scale) -> out [n, rows, d_v], lse [n, rows],
+            where `softmax_of` is `_Masks.softmax` of scores that are scaled.
     """
 
-    attend: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    attend: Callable[[Tensor, Tensor, Tensor, _Softmax, float], tuple[Tensor, Tensor]]
     out: torch.dtype
     lse: torch.dtype
 
 
 @dataclass(frozen=True)
 class _Masks:
-    """What hides keys from queries: a causal mask, links of modifiers."""
+    """What comes between the products: a causal mask, links of modifiers."""
 
     causal: bool
     links: Sequence[Link]
 
-    def hidden(self, queries: Tensor, len_q: int, len_kv: int) -> Tensor:
-        """[queries, len_kv]."""
-        return hidden_keys(Rows(queries, len_q, len_kv), self.causal, self.links)
+    def softmax(self, rows: Rows, s: Tensor) -> tuple[Tensor, Tensor]:
+        """P, and the log-sum-exp, of scaled scores [n, rows, len_kv], whose memory P takes."""
+        s, _ = changed_scores(s, rows, self.links)
+        return softmax(s, hidden_keys(rows, self.causal, self.links))
 
 
 def exact_attention(
@@ -104,18 +109,20 @@ def _attention_whole(method: _Method, q: Tensor, k: Tensor, v: Tensor, masks: _M
     out = q.new_empty(batch, len_q, heads_q, head_dim_v, dtype=method.out)
     lse = q.new_empty(batch, heads_q, len_q, dtype=method.lse)
     # As many key/value heads at once as the budget allows, and of one head as many queries.
-    queries = max(1, min(len_q, _SCORES_AT_ONCE // max(1, len_kv * group)))
-    heads = max(1, min(heads_kv, _SCORES_AT_ONCE // max(1, len_kv * group * queries)))
+    at_once = max(1, min(len_q, _SCORES_AT_ONCE // max(1, len_kv * group)))
+    heads = max(1, min(heads_kv, _SCORES_AT_ONCE // max(1, len_kv * group * at_once)))
     for b in range(batch):
         for head in range(0, heads_kv, heads):
             kv = slice(head, min(head + heads, heads_kv))
             mine = slice(kv.start * group, kv.stop * group)
             keys, values = k[b, :, kv].transpose(0, 1), v[b, :, kv].transpose(0, 1)
-            for some in slices(len_q, queries):
-                hidden = masks.hidden(torch.arange(some.start, some.stop, device=q.device), len_q, len_kv)
+            for some in slices(len_q, at_once):
+                queries = torch.arange(some.start, some.stop, device=q.device)
+                members = torch.arange(mine.start, mine.stop, device=q.device).reshape(kv.stop - kv.start, group)
+                of = Rows(queries.repeat(group), len_q, len_kv, b, members.repeat_interleave(len(queries), 1))
                 # The queries of a group, one head after the other, are rows of one product with their common keys.
                 rows = q[b, some, mine].transpose(0, 1).reshape(kv.stop - kv.start, -1, q.shape[3])
-                part, part_lse = method.attend(rows, keys, values, hidden.repeat(group, 1), scale)
+                part, part_lse = method.attend(rows, keys, values, partial(masks.softmax, of), scale)
                 out[b, some, mine] = part.reshape(mine.stop - mine.start, -1, head_dim_v).transpose(0, 1)
                 lse[b, mine, some] = part_lse.reshape(mine.stop - mine.start, -1)
     return out, lse
@@ -131,19 +138,19 @@ def _attention_rows(method: _Method, q: Tensor, k: Tensor, v: Tensor, masks: _Ma
         for some in slices(len(where), max(1, _SCORES_AT_ONCE // max(1, len_kv))):
             index = where[some]
             mine = q[b, rows[index, 2], rows[index, 1]]
-            hidden = masks.hidden(rows[index, 2], q.shape[1], len_kv)
-            part, part_lse = method.attend(mine[None], k[b, :, head][None], v[b, :, head][None], hidden, scale)
+            of = Rows(rows[index, 2], q.shape[1], len_kv, b, rows[index, 1][None])
+            part, part_lse = method.attend(mine[None], k[b, :, head][None], v[b, :, head][None], partial(masks.softmax, of), scale)
             out[index], lse[index] = part[0], part_lse[0]
     return out, lse
 
 
-def _attend_exact(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    p, lse = softmax((q.double() @ k.double().mT).mul_(scale), hidden)
+def _attend_exact(q: Tensor, k: Tensor, v: Tensor, softmax_of: _Softmax, scale: float) -> tuple[Tensor, Tensor]:
+    p, lse = softmax_of((q.double() @ k.double().mT).mul_(scale))
     return p @ v.double(), lse
 
 
-def _attend_plain(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    p, lse = softmax(product_in_fp32(q, k.mT).mul_(scale), hidden)
+def _attend_plain(q: Tensor, k: Tensor, v: Tensor, softmax_of: _Softmax, scale: float) -> tuple[Tensor, Tensor]:
+    p, lse = softmax_of(product_in_fp32(q, k.mT).mul_(scale))
     return product_in_fp32(p.to(q.dtype), v).to(q.dtype), lse
 
 

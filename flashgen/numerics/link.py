@@ -14,15 +14,21 @@ from torch import Tensor
 from flashgen.codegen.discovery import defined
 from flashgen.codegen.modifier import modifiers_of
 from flashgen.codegen.problem import Problem
+from flashgen.codegen.workload import Workload
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of scores: `queries`, int64 [rows], of a sequence of len_q, against all len_kv keys."""
+    """Rows of scores: `queries`, int64 [rows], of a sequence of len_q, against all len_kv keys.
+
+    batch, heads: the entry of the batch, and the query head of each row, int64 [n, rows], for links that change scores [n, rows, len_kv]
+    """
 
     queries: Tensor
     len_q: int
     len_kv: int
+    batch: int = 0
+    heads: Tensor | None = None
 
     @property
     def keys(self) -> Tensor:
@@ -43,14 +49,42 @@ class Link(ABC):
     def of(cls, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> Self:
         """The link of a call with these operands and scalars."""
 
-    @abstractmethod
-    def hidden(self, rows: Rows) -> Tensor:
-        """Which keys it hides from the rows: bool [rows, len_kv]."""
+    @classmethod
+    def drawn(cls, name: str, sizes: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """The modifier's operand of that name as verification has it, fp32 on the generator's device."""
+        return torch.randn(sizes, generator=generator, device=generator.device)
+
+    def hidden(self, rows: Rows) -> Tensor | None:
+        """Which keys it hides from the rows: bool [rows, len_kv]; None for none."""
+        return None
+
+    def changed(self, s: Tensor, rows: Rows) -> Tensor:
+        """What it makes of scaled scores [n, rows, len_kv], in their element type. May reuse their memory."""
+        return s
+
+    def derivative(self, changed: Tensor) -> Tensor | None:
+        """Of `changed` by what came of it; None for 1."""
+        return None
 
 
 def links_of(problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> tuple[Link, ...]:
     """The links of a problem's modifiers, in the order of composition."""
     return tuple(_kind(modifier.name).of(tensors, scalars) for modifier in modifiers_of(problem))
+
+
+def hiding_links(problem: Problem, scalars: Mapping[str, float]) -> tuple[Link, ...]:
+    """Those of `links_of` that hide keys, which need no operands."""
+    hiding = (kind for kind in (_kind(modifier.name) for modifier in modifiers_of(problem)) if kind.hidden is not Link.hidden)
+    return tuple(kind.of({}, scalars) for kind in hiding)
+
+
+def drawn_operands(problem: Problem, workload: Workload, generator: torch.Generator) -> dict[str, Tensor]:
+    """`Link.drawn` of all operands of a problem's modifiers, by name."""
+    return {
+        operand.name: _kind(modifier.name).drawn(operand.name, operand.sizes(problem, workload), generator)
+        for modifier in modifiers_of(problem)
+        for operand in modifier.operands(problem)
+    }
 
 
 @cache
@@ -66,5 +100,16 @@ def hidden_keys(rows: Rows, causal: bool, links: Sequence[Link] = ()) -> Tensor:
     end = rows.causal_last if causal else torch.full_like(rows.causal_last, rows.len_kv)
     hidden = rows.keys > end
     for link in links:
-        hidden = hidden | link.hidden(rows)
+        own = link.hidden(rows)
+        hidden = hidden if own is None else hidden | own
     return hidden
+
+
+def changed_scores(s: Tensor, rows: Rows, links: Sequence[Link]) -> tuple[Tensor, Tensor | None]:
+    """What links make of scaled scores [n, rows, len_kv], one after the other, and the derivative of that; None for 1."""
+    whole: Tensor | None = None
+    for link in links:
+        s = link.changed(s, rows)
+        own = link.derivative(s)
+        whole = whole if own is None else own if whole is None else whole * own
+    return s, whole

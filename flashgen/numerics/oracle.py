@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from flashgen.codegen.discovery import defined
+from flashgen.codegen.modifier import modifier_operands
 from flashgen.codegen.operands import Element, Operand, Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.workload import Workload
+
+from .link import drawn_operands
 
 TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
 
@@ -27,14 +30,17 @@ class Oracle(ABC):
     """
 
     def inputs(self, problem: Problem, workload: Workload, generator: torch.Generator) -> dict[str, Tensor]:
-        """What a kernel reads, from N(0, 1), dense, on the generator's device: before `derive`."""
+        """What a kernel reads, from N(0, 1), dense, on the generator's device: before `derive`. Of modifiers as `Link.drawn` has it."""
+        of_modifiers = modifier_operands(problem)
         read = (operand for operand in operation_of(problem).operands(problem) if operand.role is not Role.OUT)
-        return {
+        drawn = {
             operand.name: torch.randn(
                 operand.sizes(problem, workload), dtype=torch_dtype(operand, problem), device=generator.device, generator=generator
             )
             for operand in read
+            if operand not in of_modifiers
         }
+        return {**drawn, **drawn_operands(problem, workload, generator)}
 
     def derive(self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:  # noqa: B027  # most have none
         """Fills in place the inputs that follow from the others. Whoever changes an input asks for this again."""

@@ -7,15 +7,20 @@ from typing import Any
 
 import torch
 
-from ..launch.arguments import check_traced
+from ..launch.arguments import TracedArgumentError, check_traced
 from ..launch.gpu import untraced
 
 
-def batched(operator: Any, tensors: int) -> Callable[..., Any]:
-    """The rule of `vmap` for an operator whose first arguments are so many tensors: the mapped dimension joins the batch."""
+def batched(operator: Any, tensors: int, options: int) -> Callable[..., Any]:
+    """The rule of `vmap` for an operator whose first arguments are so many tensors: the mapped dimension joins the batch.
+
+    options: all arguments but the modifiers' tensors, which come last and cannot be mapped
+    """
 
     @untraced
     def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> Any:
+        if any(dim is not None for dim in in_dims[options:]):
+            raise TracedArgumentError("tensors of modifiers must not be mapped by torch.vmap, which maps q, k and v alone: use a loop")
         mapped = [
             None if t is None else t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip(arguments[:tensors], in_dims, strict=False)

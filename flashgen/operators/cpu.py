@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -12,15 +13,23 @@ from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import find_target
 
 from ..launch import arguments, cpu
+from ..launch.asked import expanded
 from ..launch.gradients import Gradients, gradient_call, is_trivial
 from ..launch.tensors import Tensors
 from ..selection.families import default_spec, excluded_families
 
 
 def attention_on_cpu(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, modifiers: Given = NO_MODIFIERS
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+    modifiers: Given = NO_MODIFIERS,
+    others: Sequence[torch.Tensor] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of CPU tensors that have passed `arguments.check_call`, by the default kernel.
+    """(out, lse) of CPU tensors that have passed `arguments.check_call`, by the default kernel. `others`: of modifiers.
 
     Raises ArgumentError for memory that a kernel cannot take.
     """
@@ -30,8 +39,8 @@ def attention_on_cpu(
     lse = q.new_empty((workload.batch, workload.heads_q, workload.len_q), dtype=torch.float32)
     if lse.numel():
         q, k, v, written = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v, out))
-        tensors = Tensors(problem, workload, {"q": q, "k": k, "v": v, "out": written, "lse": lse})
-        scalars = {} if scale is None else {"scale": scale}
+        tensors = Tensors(problem, workload, {"q": q, "k": k, "v": v, "out": written, "lse": lse, **expanded(problem, workload, others)})
+        scalars = {**({} if scale is None else {"scale": scale}), **dict(modifiers.numbers)}
         excluded = excluded_families(tensors.call(scalars), find_target(cpu.ARCHITECTURE))
         cpu.run_on_cpu(_default_kernel(problem, excluded), tensors, scalars)
     return out, lse
@@ -50,14 +59,16 @@ def gradients_on_cpu(
     layout: str,
     deterministic: bool,
     modifiers: Given = NO_MODIFIERS,
+    others: Sequence[torch.Tensor] = (),
 ) -> Gradients:
     """Gradients of CPU tensors that have passed `check_gradient_call`, by the default kernel."""
     arguments.require_memory(q, k, v, out=out, d_out=d_out)
-    call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers)
+    call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, others)
     d_q, d_k, d_v = (torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
     if not is_trivial(call.workload):
         given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out, "d_q": d_q, "d_k": d_k, "d_v": d_v}
         by_name = {name: t.transpose(1, 2) if layout == "bhsd" else t for name, t in given.items()} | {"lse": lse}
+        by_name |= expanded(call.problem, call.workload, others)
         if d_lse is not None:
             by_name["d_lse"] = d_lse
         tensors = Tensors(call.problem, call.workload, by_name)

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad, profiler
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
 
 from ..launch.arguments import LAYOUTS, check_options
+from ..launch.asked import signature_of
 from ..launch.gpu import Plan, Run, untraced
 from ..launch.gradients import GradientPlan
 from ..selection import loaded
@@ -24,7 +25,14 @@ _Plan = TypeVar("_Plan", Plan, GradientPlan)
 
 
 def _signature(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, modifiers: Given = NO_MODIFIERS
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+    modifiers: Given = NO_MODIFIERS,
+    tensors: tuple[torch.Tensor, ...] = (),
 ) -> tuple[Any, ...]:
     """What decides a plan."""
     return (
@@ -42,7 +50,7 @@ def _signature(
         v.device,
         causal,
         scale,
-        modifiers,
+        (modifiers, signature_of(tensors)) if tensors else modifiers,
         layout,
         loaded.kernels.generation,
     )
@@ -113,6 +121,7 @@ def run_at_hand(
     return_lse: bool = False,
     deterministic: bool | None = None,
     modifiers: Given = NO_MODIFIERS,
+    tensors: tuple[torch.Tensor, ...] = (),
 ) -> Run | None:
     """What runs a call past the dispatcher, if that would do nothing but run it: this thread's plan, or one that autograd will know of.
 
@@ -123,7 +132,8 @@ def run_at_hand(
     before = _LOCAL.before
     if (
         before is not None
-        and before.fits(q, k, v)
+        and before.count == len(tensors)
+        and before.fits(q, k, v, *tensors)
         and before.causal is causal
         and (before.scale is scale or (type(scale) is float and before.scale == scale))
         and (before.layout is layout or (type(layout) is str and before.layout == layout))
@@ -138,10 +148,10 @@ def run_at_hand(
         and (not before.differentiable or (before.deterministic is deterministic and torch.is_grad_enabled()))
     ):
         return before.run
-    if _without_gradients(q, k, v):
+    if _without_gradients(q, k, v) and (not tensors or _are_plain(tensors)):
         plans = _plans()
         try:
-            key = _signature(q, k, v, causal, scale, layout, modifiers)
+            key = _signature(q, k, v, causal, scale, layout, modifiers, tensors)
             plan = plans.get(key)
         except (AttributeError, TypeError, RuntimeError):  # an argument that `check_types` will speak of
             return None
@@ -149,10 +159,10 @@ def run_at_hand(
             if not (q.is_cuda and k.is_cuda and v.is_cuda):
                 return None
             check_options(causal, scale, layout, return_lse)
-            return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers).run
+            return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers, tensors).run
         if _TensorGuards is not None:
             if plan.before is None and not (q.requires_grad or k.requires_grad or v.requires_grad):
-                plan.before = _Before(plan.run, (q, k, v), causal, scale, layout, None, modifiers)
+                plan.before = _Before(plan.run, (q, k, v, *tensors), causal, scale, layout, None, modifiers)
             _LOCAL.before = plan.before
         return plan.run
     return None
@@ -167,15 +177,15 @@ def remember_differentiable(plan: Plan, run: Run, tensors: tuple[torch.Tensor, .
         _LOCAL.before = before
 
 
-def only_the_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether these are plain tensors on a GPU, and nobody but autograd has an interest in what a kernel makes of them."""
+def only_the_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor) -> bool:
+    """Whether these are plain tensors, q, k and v on a GPU, and nobody but autograd has an interest in what a kernel makes of them."""
     return (
-        {type(q), type(k), type(v)} <= _PLAIN
+        {type(q), type(k), type(v), *map(type, tensors)} <= _PLAIN
         and q.is_cuda
         and k.is_cuda
         and v.is_cuda
         and nobody_listens()
-        and not (q.is_neg() or k.is_neg() or v.is_neg())  # the dispatcher negates them first
+        and not (q.is_neg() or k.is_neg() or v.is_neg() or any(tensor.is_neg() for tensor in tensors))  # the dispatcher negates them first
     )
 
 
@@ -189,13 +199,18 @@ def _without_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> boo
     )
 
 
+def _are_plain(tensors: tuple[torch.Tensor, ...]) -> bool:
+    """The same of modifiers' tensors."""
+    return not any(type(t) is not torch.Tensor or t.is_neg() or (t.requires_grad and torch.is_grad_enabled()) for t in tensors)
+
+
 class _Before:
     """What ran a call, and what tells that another one has its signature and wants no more.
 
     `fits`: whether tensors have the types, dispatch keys, dtypes, devices, sizes and strides of that call, and need gradients as it did.
     """
 
-    __slots__ = ("causal", "deterministic", "differentiable", "fits", "generation", "layout", "modifiers", "run", "scale")
+    __slots__ = ("causal", "count", "deterministic", "differentiable", "fits", "generation", "layout", "modifiers", "run", "scale")
 
     def __init__(
         self,
@@ -209,7 +224,7 @@ class _Before:
     ) -> None:
         sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
         self.run, self.causal, self.scale, self.layout, self.modifiers = run, causal, scale, layout, modifiers
-        self.generation = loaded.kernels.generation
+        self.generation, self.count = loaded.kernels.generation, len(tensors) - 3
         self.deterministic, self.differentiable = deterministic, any(tensor.requires_grad for tensor in tensors)
         self.fits = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
@@ -223,13 +238,11 @@ class _OfThread(threading.local):
 _LOCAL = _OfThread()
 
 
-def plan_for(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, modifiers: Given = NO_MODIFIERS
-) -> Plan:
-    """This thread's plan for the call's signature."""
-    plans, key = _plans(), _signature(q, k, v, causal, scale, layout, modifiers)
+def plan_for(*arguments: Any) -> Plan:
+    """This thread's plan for the call's signature: see `Plan`."""
+    plans, key = _plans(), _signature(*arguments)
     plan = plans.get(key)
-    return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers) if plan is None else plan
+    return _new_plan(plans, key, *arguments) if plan is None else plan
 
 
 def gradient_plan_for(*arguments: Any) -> GradientPlan:

@@ -15,18 +15,18 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.modifier import given_modifiers
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import Workload
 
 from ..launch.arguments import LAYOUTS, check_call, check_traced
+from ..launch.asked import asked
 from ..launch.gpu import untraced
 from . import plans
 
 LIBRARY = torch.library.Library("flashgen", "DEF")
 _ARGUMENTS = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout"
-_MODIFIERS = ', str modifiers="", SymInt[] sizes=[])'  # see codegen/modifier.py, `given_modifiers`
+_MODIFIERS = ', str modifiers="", SymInt[] sizes=[], float[] numbers=[], Tensor[]? tensors=None)'  # see launch/asked.py
 LIBRARY.define(f"attention_output{_ARGUMENTS}{_MODIFIERS} -> Tensor out")
 LIBRARY.define(f"attention_forward{_ARGUMENTS}{_MODIFIERS} -> (Tensor out, Tensor lse)")
 LIBRARY.define(f"attention{_ARGUMENTS}, bool? deterministic=None{_MODIFIERS} -> (Tensor out, Tensor lse)")
@@ -36,25 +36,27 @@ LIBRARY.define(f"attention{_ARGUMENTS}, bool? deterministic=None{_MODIFIERS} -> 
 def _forward_cuda(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, *modified: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return plans.plan_for(q, k, v, causal, scale, layout, given_modifiers(*modified)).run(q, k, v, True)
+    given, tensors = asked(*modified)
+    return plans.plan_for(q, k, v, causal, scale, layout, given, tensors).run(q, k, v, True, *tensors)
 
 
 @untraced
 def _output_cuda(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, *modified: Any
 ) -> torch.Tensor:
-    return plans.plan_for(q, k, v, causal, scale, layout, given_modifiers(*modified)).run(q, k, v, False)[0]
+    given, tensors = asked(*modified)
+    return plans.plan_for(q, k, v, causal, scale, layout, given, tensors).run(q, k, v, False, *tensors)[0]
 
 
 @untraced
 def _forward_elsewhere(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, *modified: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_call(q, k, v, causal, scale, layout, given_modifiers(*modified))
+    check_call(q, k, v, causal, scale, layout, *asked(*modified))
     cpu_is_allowed(q)
     from . import cpu
 
-    return cpu.attention_on_cpu(q, k, v, causal, scale, layout, given_modifiers(*modified))
+    return cpu.attention_on_cpu(q, k, v, causal, scale, layout, *asked(*modified))
 
 
 def cpu_is_allowed(q: torch.Tensor) -> None:
@@ -71,7 +73,7 @@ def cpu_is_allowed(q: torch.Tensor) -> None:
 def _forward_fake(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, *modified: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_traced(q, k, v, causal, scale, layout, given_modifiers(*modified))
+    check_traced(q, k, v, causal, scale, layout, *asked(*modified))
     row, head = LAYOUTS[layout]
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     return out, q.new_empty((q.shape[0], q.shape[head], q.shape[row]), dtype=torch.float32)
@@ -132,7 +134,7 @@ def _flops_with_autograd(*arguments: Any, **_: Any) -> int:
 
 def flops_of(operation: str, q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, layout: str, *modified: Any) -> int:
     """Floating-point operations of an operation on tensors of these shapes."""
-    (row, head), given = LAYOUTS[layout], given_modifiers(*modified)
+    (row, head), given = LAYOUTS[layout], asked(*modified)[0]
     mask = Mask.CAUSAL if causal else Mask.FULL
     problem = Problem(Dtype.BF16, q[3], v[3], mask, operation, modifiers=given.names)  # the dtype does not matter
     return int(operation_of(problem).flops(problem, Workload(q[0], q[head], k[head], q[row], k[row], **dict(given.sizes))))

@@ -171,6 +171,13 @@ PROBES = [
         agree=near(2),  # type: ignore[arg-type]
     ),
     Probe(
+        "rcp",
+        "out[0] = __float_as_uint(rcp_approx_ftz(__uint_as_float(in[t])));",
+        lambda: words(floats()),
+        blocks=64,
+        agree=near(1),  # type: ignore[arg-type]
+    ),
+    Probe(
         "mul",
         "out[0] = __float_as_uint(mul_rn(__uint_as_float(in[t]), 1.1f) + 1.0f);"
         "const u64 high = mul_hi(in[t] * 0x100000001ull, ~0ull / 7);"
@@ -326,6 +333,15 @@ def test_ex2() -> None:
         expected = np.exp2(x).astype(np.float32)
     expected[np.abs(expected) < 2.0**-126] *= np.float32(0)
     assert near(1)(BY_NAME["ex2"].on_cpu(EmulationOrder()), expected.view(np.uint32))  # type: ignore[operator]
+
+
+def test_rcp() -> None:
+    x = BY_NAME["rcp"].inputs().view(np.float32)
+    x = np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
+    with np.errstate(all="ignore"):
+        expected = (1 / x.astype(np.float64)).astype(np.float32)
+    expected = np.where(np.abs(expected) < np.float32(2.0**-126), np.copysign(np.float32(0), expected), expected)
+    assert near(1)(BY_NAME["rcp"].on_cpu(EmulationOrder()), expected.view(np.uint32))  # type: ignore[operator]
 
 
 def test_ldmatrix() -> None:

@@ -358,7 +358,7 @@ def test_deterministic_gradients(how: str, asked: bool | None, setting: bool, mo
     told, made = [], gradients.gradient_call
 
     def noted(*arguments: Any) -> Any:
-        told.append(arguments[-2])  # before modifiers
+        told.append(arguments[-3])  # before modifiers and their tensors
         return made(*arguments)
 
     def asking(x: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,10 @@ import pytest
 from flashgen.codegen.attention import attention_call
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import IllegalConfigError
+from flashgen.codegen.families.attention_forward_sm90 import registers
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, RowMax, Scheduler
 from flashgen.codegen.families.attention_forward_sm90.family import FAMILY
+from flashgen.codegen.families.attention_forward_sm90.registers import registers_needed
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Buffer, BufferKind
 from flashgen.codegen.target import find_target, targets
@@ -152,7 +154,7 @@ def test_shared_memory() -> None:
 def test_registers_needed(warpgroups: int, block_kv: int, head_dim_v: int, needed: int) -> None:
     """Scores, the probabilities of two blocks, the output, and the rest."""
     chosen = config(warpgroups=warpgroups, block_kv=block_kv)
-    assert FAMILY.registers_needed(Problem(Dtype.BF16, 128, head_dim_v), chosen) == needed
+    assert registers_needed(Problem(Dtype.BF16, 128, head_dim_v), chosen) == needed
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def test_registers_needed(warpgroups: int, block_kv: int, head_dim_v: int, neede
 )
 def test_registers(changes: dict[str, Any], available: int) -> None:
     changes = {"ping_pong": False, "scheduler": Scheduler.DYNAMIC, "query_stages": 1, "out_panels": 1, **changes}
-    needed = FAMILY.registers_needed(D128, config(**changes))
+    needed = registers_needed(D128, config(**changes))
     has = f"{available} are available with warpgroups {config(**changes).warpgroups}"
     assert needed > available
     assert reasons(**changes) == [f"needs about {needed} registers a thread, {has}: lower block_kv"]
@@ -169,9 +171,9 @@ def test_registers(changes: dict[str, Any], available: int) -> None:
 
 
 @pytest.mark.parametrize(("needed", "count"), [(232, 0), (233, 1)])
-def test_registers_may_be_used_up(needed: int, count: int) -> None:
-    changed = type("Changed", (type(FAMILY),), {"registers_beside": (0, needed - 128 - 64, 0)})()
-    assert len(changed.check(D128, GOOD, SM_90)) == count
+def test_registers_may_be_used_up(needed: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registers, "BESIDE", (0, needed - 128 - 64, 0))
+    assert len(FAMILY.check(D128, GOOD, SM_90)) == count
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.launch import bound, gradients
 from flashgen.launch import gpu as launch_gpu
 from flashgen.launch.gradients import GradientPlan, usable
-from flashgen.operators import gradients as of_operators
+from flashgen.operators import autograd as of_operators
 from flashgen.operators import plans
 from tools import call_overhead
 from tools.call_overhead import OnGpu
@@ -148,11 +148,11 @@ def test_a_negated_gradient_goes_through_the_dispatcher(negated: bool, monkeypat
         taken.append(name)
         return arguments[:3]
 
-    for name in ("_backward_cuda", "attention_backward"):
+    for name in ("backward_on_gpu", "attention_backward"):
         monkeypatch.setattr(of_operators, name, partial(note, name))
     tensors = [torch.zeros(1, 2, 1, 8, dtype=torch.bfloat16) for _ in range(5)]
-    context = SimpleNamespace(saved_tensors=tensors, options=(False, None, "bshd"), needs_input_grad=(True,) * 6)
+    context = SimpleNamespace(saved_tensors=tensors, options=(False, None, "bshd", None, "", (), ()), needs_input_grad=(True,) * 10)
     d_out = torch._neg_view(tensors[0]) if negated else tensors[0]
     with torch.no_grad():
         of_operators._PastDispatcher.backward(context, d_out, None)
-    assert taken == ["attention_backward" if negated else "_backward_cuda"]
+    assert taken == ["attention_backward" if negated else "backward_on_gpu"]

@@ -461,7 +461,7 @@ def test_each_operator_gives_what_its_schema_says(monkeypatch: pytest.MonkeyPatc
         returns = getattr(torch.ops.flashgen, name).default._schema.returns
         wanted = ("out", "lse")[: len(returns)]
         assert implementation(*arguments) == (wanted if len(wanted) > 1 else wanted[0]), name
-    wanted_of_each = (*arguments, NO_MODIFIERS, *arguments[:3])  # no modifiers
+    wanted_of_each = (*arguments, NO_MODIFIERS, (), *arguments[:3])  # no modifiers
     assert all(told is given for call_ in asked for told, given in zip((*call_[0], *call_[1]), wanted_of_each, strict=True))
     assert len(asked) == len(implementations)
 

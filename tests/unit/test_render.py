@@ -21,10 +21,11 @@ import flashgen
 from flashgen import templates
 from flashgen.codegen.config import Config
 from flashgen.codegen.family import families
+from flashgen.codegen.modifier import modifiers
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype
 from flashgen.codegen.prune import END, MARK, pruned
-from flashgen.codegen.render import Atoms, Source, emulator_runtime, jinja_environment, render, render_program, traced
+from flashgen.codegen.render import Atoms, Source, conditions, emulator_runtime, jinja_environment, render, render_program, traced
 from flashgen.codegen.spec import KernelSpec
 from tests.support.examples import examples
 
@@ -51,6 +52,7 @@ some_specs = pytest.mark.parametrize("spec", SPECS[::7], ids=lambda s: s.name)
 rendered = functools.cache(render)  # of many tests
 other_environment = functools.cache(jinja_environment.__wrapped__)
 # Files of tile operations that say something else where a problem has modifiers.
+KINDS = ((), *((modifier,) for modifier in modifiers().values()), tuple(modifiers().values()))  # of modifiers, the plain kind first
 CONDITIONAL = [path for path in templates.paths() if path.startswith("tile/") and "//%" in templates.read(path)]
 
 
@@ -86,12 +88,19 @@ def test_no_line_is_longer_than_140_columns(path: str) -> None:
 
 
 LONGEST = {"kernels/attention_forward": 160, "kernels/": 220, "tile/": 200, "atoms/": 200}  # lines; the first that fits counts
+FOR_MODIFIERS = 10  # lines more, of problems that have some
 
 
 @pytest.mark.parametrize("path", [path for path in templates.paths() if path.startswith(tuple(LONGEST))])
 def test_a_file_is_short_enough_to_be_read_at_once(path: str) -> None:
     most = next(lines for start, lines in LONGEST.items() if path.startswith(start))
-    assert len(templates.read(path).splitlines()) <= most
+    if path in CONDITIONAL:
+        template = jinja_environment().from_string("{{ source(path) }}")
+        plain, *others = (template.render(path=path, **conditions(kind)).split("\n\n", 1)[1].count("\n") for kind in KINDS)
+        assert plain <= most
+        assert max(others) <= most + FOR_MODIFIERS
+    else:
+        assert len([line for line in templates.read(path).splitlines() if not line.startswith("//%")]) <= most
 
 
 @some_specs
@@ -130,12 +139,12 @@ def test_the_header_lists_the_parts_in_their_order(spec: KernelSpec) -> None:
 @pytest.mark.parametrize("path", CONDITIONAL)
 def test_a_file_with_conditions_has_either_what_holds_for_plain_problems_or_the_rest(path: str) -> None:
     template = jinja_environment().from_string("{{ source(path) }}")
-    plain, modified = (template.render(path=path, modifiers=modifiers).split("\n\n", 1)[1] for modifiers in ([], ["one"]))
-    lines = templates.read(path).splitlines()
-    for text in (plain, modified):
+    lines, texts = templates.read(path).splitlines(), set()
+    for kind in KINDS:
+        texts.add(text := template.render(path=path, **conditions(kind)).split("\n\n", 1)[1])
         assert "//%" not in text
         assert all(line in lines for line in text.removesuffix(END).splitlines())
-    assert plain != modified
+    assert len(texts) > 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from flashgen.codegen.attention import ELEMENTS, gradient_traffic, l2_group_heads, padded, problem_reasons
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import modifier_refusals, with_modifiers
+from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifier_refusals, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -74,7 +74,7 @@ class AttentionBackward(Family):
     name = "attention_backward"
     revision = 8
     operation = "backward"
-    modifiers = ("window",)
+    modifiers = ("alibi", "softcap", "window")
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
     parameters = ParameterBlock(_MAIN)
@@ -83,7 +83,7 @@ class AttentionBackward(Family):
     files = files_with_semaphores
     atoms = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "cp_async", "ldmatrix", "mma_sync"),
-        *("cvt", "cvt_f32", "ex2", "mul", "shfl_sync", "vote_sync", "red"),
+        *("cvt", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync", "red"),
     )
     tiles = (
         *("warp/shared_tile", "common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),
@@ -242,7 +242,7 @@ class AttentionBackward(Family):
 
     def default(self, problem: Problem, target: Target) -> AttentionBackwardConfig:
         """See Family. The first one of a list, the largest tiles first, that leaves registers to spare; else the last legal one."""
-        made = AttentionBackwardConfig
+        made, changes = AttentionBackwardConfig, maps_scores(problem) or adds_to_scores(problem)
         narrow = (made(128, 128, 32, 8, 1, 16, 2), made(128, 128, 32, 8, 1, 16, 1)) if problem.head_dim <= 96 else ()
         choices = (
             *narrow,
@@ -251,7 +251,7 @@ class AttentionBackward(Family):
             *(() if problem.modifiers else (made(64, 64, 32, 8, 2, 16, 2),)),  # with a window it spills on sm_87
             made(64, 64, 32, 8, 2, 16, 1),
             made(32, 64, 16, 8, 2, 16, 1),
-            made(32, 32, 16, 4, 2, 16, 1),
+            made(32, 32, 16, 4, 2, 32 if changes else 16, 1),  # where scores change it spills with 16
         )
         legal: list[AttentionBackwardConfig] = [choice for choice in choices if not self.check(problem, choice, target)]
         if not legal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from flashgen.codegen.attention import float32, padded, reciprocal, scale_values
-from flashgen.codegen.modifier import modifier_values
+from flashgen.codegen.modifier import modifier_values, score_unit
 from flashgen.codegen.operands import Call
 from flashgen.codegen.program import Buffer, KernelLaunch, KernelText, Program, Waits
 
@@ -30,7 +30,7 @@ def gradient_program(
     heads = {"heads_q": w.heads_q, "heads_kv": w.heads_kv, "group": w.heads_q // w.heads_kv}
     known: dict[str, int | float] = {**heads, **counts}
     known |= {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in (heads | dict(counts)).items()}
-    known |= {"len_q": w.len_q, "len_kv": w.len_kv, **scale_values(scale), "scale": float32(scale)}
+    known |= {"len_q": w.len_q, "len_kv": w.len_kv, **scale_values(score_unit(call)), "scale": float32(scale)}
     known |= modifier_values(call)
     for name in STRIDED:
         batch, row, head, _ = call.views[name].strides

@@ -19,6 +19,7 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
 )
 from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
 from flashgen.codegen.families.attention_backward_sm90.registers import accumulators
+from flashgen.codegen.modifier import with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter
 from flashgen.codegen.problem import Problem
@@ -42,7 +43,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     revision = 6
     preference = 4
     persistent = True
-    modifiers = ()
+    modifiers = ("alibi", "softcap")
     template = "kernels/attention_backward_persistent_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardPersistentSm90Config
     row_parameters = AttentionBackwardSm90.row_parameters.with_fields(PROGRESS, Parameter("int", "progress_counters"))
@@ -87,7 +88,10 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
 
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order of their launches."""
-        return KernelText(self.row_parameters, "_preprocess", "RowParameters"), KernelText(self.parameters)
+        return (
+            KernelText(with_modifiers(self.row_parameters, problem), "_preprocess", "RowParameters"),
+            KernelText(with_modifiers(self.parameters, problem)),
+        )
 
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
         """See Family."""

@@ -20,7 +20,7 @@ from flashgen.codegen.attention import (
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import modifier_refusals, modifier_values, with_modifiers
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, score_unit, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
@@ -62,14 +62,14 @@ class AttentionBackwardSm90(Family):
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
-    modifiers: ClassVar[tuple[str, ...]] = ("window",)
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "softcap", "window")
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
     files = files_with_keeper
     atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
-        *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2"),
+        *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2", "rcp"),
         *("mul", "shfl_sync", "vote_sync", "mma_sync", "griddepcontrol"),
     )
     tiles: ClassVar[tuple[str, ...]] = (
@@ -153,7 +153,7 @@ class AttentionBackwardSm90(Family):
         }
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}
-        known |= {"scale_log2": scale_values(call.scalars["scale"])["scale_log2"], "scale": float32(call.scalars["scale"])}
+        known |= {"scale_log2": scale_values(score_unit(call))["scale_log2"], "scale": float32(call.scalars["scale"])}
         known |= modifier_values(call)
         known |= self.schedule_values(config, w, device)
         for name in ("q", "k", "v", "out", "d_out"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.codegen.attention import padded
+from flashgen.codegen.modifier import adds_to_scores, maps_scores
 from flashgen.codegen.problem import Problem
 
 from .launch import panels
@@ -12,15 +13,22 @@ from .launch import panels
 # By experiment, what compiles without spills and without products that wait for each other:
 ACCUMULATORS = 208  # that these may take of a consumer's registers; the rest is what is beside
 FEWEST_BESIDE_D_Q = 12  # of those, that dS and what adds dQ up take
+WIDE = 128  # of dK and dV together
 SPLIT = 16  # of those, that are lost if the product of dV is under way beside dQ, and not just P
 
 
 def accumulators(problem: Problem, config: Any) -> int:
-    """Registers a thread of dK and dV, with S and dP beside them or, if that is more, with dQ and dS, and P if it is still needed."""
-    score_registers: int = config.block_q
-    operand = score_registers // 4  # of P or dS, as wgmma takes it
+    """Registers a thread of dK and dV, with S and dP beside them or, if that is more, with dQ and dS, and P if it is still needed.
+
+    Where a modifier maps scores, P is rounded while S and dP are still there. By experiment, the widest tiles then need a few more, as
+    wide gradients leave too few where a modifier adds to scores.
+    """
+    operand: int = config.block_q // 4  # of P or dS, as wgmma takes it
+    score_registers: int = config.block_q + maps_scores(problem) * (operand + 4 * (config.block_q > 96))
     beside_d_q = max(operand, FEWEST_BESIDE_D_Q) + (operand + SPLIT if config.split else 0)
     gradients = (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
+    if gradients > WIDE:
+        score_registers += 4 * adds_to_scores(problem)
     return gradients + max(score_registers, d_q_registers(problem, config) + beside_d_q)
 
 

@@ -10,7 +10,7 @@ from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import modifier_refusals, modifier_values, with_modifiers
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, score_unit, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -30,7 +30,7 @@ class AttentionForward(Family):
 
     name = "attention_forward"
     revision = 17
-    modifiers = ("window",)
+    modifiers = ("alibi", "softcap", "window")
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -46,7 +46,7 @@ class AttentionForward(Family):
     )
     atoms = (
         *("types", "register", "index", "shared_memory", "barrier", "cp_async", "ldmatrix", "mma_sync"),
-        *("cvt", "ex2", "mul", "shfl_sync", "vote_sync"),
+        *("cvt", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
         *(
@@ -165,7 +165,7 @@ class AttentionForward(Family):
             batch, row, head, _ = call.views[name].strides
             values |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
         values |= {name: divisors[name] for name in ("heads_q", "l2_group_heads", "l2_group_tiles")}
-        values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles, **scale_values(call.scalars["scale"])}
+        values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles, **scale_values(score_unit(call))}
         values |= modifier_values(call)
         grid = self.grid(config, workload)
         return Program((KernelLaunch(grid, values),))

@@ -11,7 +11,7 @@ from flashgen.codegen import wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import modifier_refusals, modifier_values, with_modifiers
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, score_unit, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -22,6 +22,7 @@ from flashgen.codegen.workload import Workload
 
 from . import model
 from .config import PACK_GQA, AttentionForwardSm90Config, RowMax, Scheduler
+from .registers import registers_needed
 
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 COUNTER_BYTES = 4  # an int
@@ -43,7 +44,7 @@ class AttentionForwardSm90(Family):
     name = "attention_forward_sm90"
     revision = 11
     preference = 1
-    modifiers = ("window",)
+    modifiers = ("alibi", "softcap", "window")
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
     parameters = ParameterBlock(
@@ -59,7 +60,7 @@ class AttentionForwardSm90(Family):
     )
     atoms = (
         *("types", "register", "index", "shared_memory", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
-        *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "ex2", "mul", "shfl_sync", "vote_sync"),
+        *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
         *("common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),
@@ -67,10 +68,6 @@ class AttentionForwardSm90(Family):
         *("common/softmax_rows", "common/lse", "warpgroup/row_sums", "warpgroup/stale_softmax", "warpgroup/epilogue"),
         *("warpgroup/forward_storage", "warpgroup/forward_producer", "warpgroup/forward_lse", "warpgroup/forward_consumer"),
     )
-
-    # Registers a consumer's thread needs beside scores, probabilities of two key blocks and the output. By experiment: what is
-    # within compiles without spills, and what is 16 beyond does not. The more consumers, the fewer the compiler gets by with.
-    registers_beside = (48, 40, 32)
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
@@ -100,17 +97,11 @@ class AttentionForwardSm90(Family):
         if shared > available:
             cure = "lower block_kv, stages, query_stages, out_panels or warpgroups"
             reasons.append(f"needs {shared} B of shared memory, {target.name} has {available} B a block: {cure}")
-        needed, cap = self.registers_needed(problem, config), self.registers(problem, config)[1]
+        needed, cap = registers_needed(problem, config), self.registers(problem, config)[1]
         if needed > cap:
-            reasons.append(
-                f"needs about {needed} registers a thread, {cap} are available with warpgroups {config.warpgroups}: lower block_kv"
-            )
+            has = f"{cap} are available with warpgroups {config.warpgroups}"
+            reasons.append(f"needs about {needed} registers a thread, {has}: lower block_kv")
         return reasons
-
-    def registers_needed(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
-        """An estimate of the registers of a consumer's thread; the compiler has the last word."""
-        beside = self.registers_beside[config.warpgroups - 1]
-        return config.block_kv + padded(problem.head_dim_v) // 2 + beside
 
     def blocks_per_sm(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
         """How many blocks share an SM. With one consumer two, if they fit: each computes while the other waits.
@@ -166,7 +157,7 @@ class AttentionForwardSm90(Family):
         problem = call.problem
         values = self._sizes(problem, config, call.workload)
         grid = min(int(values["tiles"]), self.blocks_per_sm(problem, config) * device.sm_count)
-        values |= {"launched_blocks": grid, **scale_values(call.scalars["scale"]), **modifier_values(call)}
+        values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
         launch = KernelLaunch(grid, values, self._tensor_maps(config, call))
         return Program((launch,), _TILE_COUNTER if config.dynamic else ())
 

@@ -21,7 +21,7 @@ class WindowLink(Link):
         """See Link."""
         return cls(int(scalars["window_left"]), int(scalars["window_right"]))
 
-    def hidden(self, rows: Rows) -> Tensor:
+    def hidden(self, rows: Rows) -> Tensor | None:
         """See Link."""
         return (rows.keys < rows.causal_last - self.left) | (rows.keys > rows.causal_last + self.right)
 

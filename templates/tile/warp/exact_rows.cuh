@@ -113,6 +113,10 @@ __device__ __forceinline__ void sum_rows(RowSum (&sums)[2], const WalkedRows<Ele
         float s[4], d_p[4];
         multiply_rows<kHeadDim>(s, rows.k, first_key, rows.q, first);
         multiply_rows<kHeadDimV>(d_p, rows.v, first_key, rows.d_out, first);
+//% if changes
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[e] = changed_score(s[e], query + e % 2, first_key + lane_index() / 4 + e / 2 * 8, chain);
+//% endif
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             if (chain.visible(query + e % 2, first_key + lane_index() / 4 + e / 2 * 8)) sums[e % 2].add({s[e], 1.0f, d_p[e]}, scale_log2);
@@ -144,7 +148,11 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
 #pragma unroll 1
     for (int first = warp_index() * 8; first < (huge ? kRows : min(kRows, queries)); first += kThreads / 4) {
         RowSum sums[2];
+//% if heads
+        sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, of_head(chain, batch, head));
+//% else
         sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, chain);
+//% endif
         if (lane_index() >= 8) continue;  // each of these has one row
         const RowSum own = lane_index() < 4 ? sums[0] : sums[1];
         const int row = first + lane_index() % 4 * 2 + lane_index() / 4;

@@ -41,6 +41,28 @@ __device__ __forceinline__ void exponentiate(float (&s)[kRowTiles][kTiles][4], f
     }
 }
 
+//% if adds
+// The same of scores to which offsets are still to be added.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void exponentiate(float (&s)[kRowTiles][kTiles][4], float scale_log2, SharedAddress row_lse,
+                                             const RowOffset (&offset)[kRowTiles][2]) {
+    float offset_log2[kRowTiles][2];
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) offset_log2[i][h] = offset[i][h].log2_less(0.0f, scale_log2);
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+        float lse[2];
+        load_shared_pair(lse[0], lse[1], row_lse + (j * 8 + lane_index() % 4 * 2) * 4);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[i][j][e] = ex2_approx_ftz(fmaf(s[i][j][e], scale_log2, offset_log2[i][e / 2] - lse[e % 2]));
+    }
+}
+
+//% endif
 // dS = P * (dP - row_delta), in the place of dP. Not scaled: the sums over dS are, once.
 template <int kRowTiles, int kTiles>
 __device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4], const float (&P)[kRowTiles][kTiles][4],
@@ -56,6 +78,59 @@ __device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4],
     }
 }
 
+//% if maps
+// The same in two steps, where a link maps scores: (dP - row_delta) * derivative, by the mapped scores, ..
+template <int kRowTiles, int kTiles, class Chain>
+__device__ __forceinline__ void differentiate_map(float (&dp)[kRowTiles][kTiles][4], const float (&s)[kRowTiles][kTiles][4],
+                                                     SharedAddress row_delta, const Chain& chain) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+        float delta[2];
+        load_shared_pair(delta[0], delta[1], row_delta + (j * 8 + lane_index() % 4 * 2) * 4);
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dp[i][j][e] = (dp[i][j][e] - delta[e % 2]) * score_derivative(s[i][j][e], chain);
+    }
+}
+// .. and times P, which has taken the place of the scores.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void multiply(float (&dp)[kRowTiles][kTiles][4], const float (&P)[kRowTiles][kTiles][4]) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dp[i][j][e] *= P[i][j][e];
+}
+
+// P, rounded as an operand, and P * derivative in the place of mapped scores: for a dP that comes later. kHuge: the tile has huge rows, and
+// row_shift is in global memory, of the first column's query.
+template <class Element, bool kHuge, int kTiles, class Chain>
+__device__ __forceinline__ void exponentiate_and_weigh(u32 (&P)[kTiles / 2][4], float (&s)[1][kTiles][4], float scale_log2,
+                                                       SharedAddress row_lse, const float* row_shift, const ScorePosition<true>& position,
+                                                       const Chain& chain) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+        const int column = j * 8 + lane_index() % 4 * 2;
+        float lse[2];
+        load_shared_pair(lse[0], lse[1], row_lse + column * 4);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float p[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float& score = s[0][j][h * 2 + e];
+                const float whole = added_score(score, position.first_column + column + e, position.row(0, h), chain);
+                p[e] = ex2_approx_ftz(fmaf(kHuge ? whole - row_shift[column + e] : whole, scale_log2, -lse[e]));
+                score = p[e] * score_derivative(score, chain);
+            }
+            P[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(p[0], p[1]);
+        }
+    }
+}
+
+//% endif
 // Rounds two neighbouring column tiles: they are then the left operand of a product over their 16 queries.
 template <class Element, int kRowTiles, int kTiles>
 __device__ __forceinline__ void round_to_operand(u32 (&a)[kRowTiles][4], const float (&x)[kRowTiles][kTiles][4], int slice) {

@@ -129,11 +129,31 @@ struct ForwardConsumer {
         launder(S[0]);
         smem.k_pipeline.consumer_release(k_state.stage, elected);
         k_state.advance();
+//% if folds
+        const bool small = are_small(S, chain);
+        if (!small) map_scores(S, position(), chain);
+//% elif maps
+        map_scores(S, position(), chain);
+//% endif
+//% if adds
+        RowOffset offset[1][2] = {};
+        add_terms(S, offset, position(), chain);
+//% endif
         const bool masked = own_blocks.needs_mask(k_block);
         if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
         if (k_block == lowest_block) release_q();
+//% if folds
+        softmax.exp2_and_sum(P_made, S[0], new_tile || masked, small, chain);
+//% elif adds
+        softmax.exp2_and_sum(P_made, S[0], new_tile || masked, offset[0]);
+//% else
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
+//% endif
     }
+//% if changes
+    using Position = ScorePosition<false, kPackGqa>;
+    __device__ __forceinline__ Position position() const { return {first_query * kPackGqa + warp_row(), k_block * kBlockKv}; }
+//% endif
     // Every warp releases Q for itself. Once Q of work tile t is released, the producer may write tile t + kQueryStages into
     // the slot of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
     __device__ __forceinline__ void release_q() {
@@ -172,7 +192,11 @@ struct ForwardConsumer {
         first_query = work.first_query;
         k_block = shfl_sync_first(work.end_block) - 1;
         lowest_block = work.lowest_block(p);
+//% if heads
+        chain = of_packed_heads<kPackGqa>(work.chain(p), work.batch, work.first_head);
+//% else
         chain = work.chain(p);
+//% endif
         own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
     }
     __device__ __forceinline__ void finish_tile() {

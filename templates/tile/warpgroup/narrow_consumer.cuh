@@ -37,7 +37,9 @@ struct NarrowConsumer {
 
     // dK, without its scale, and dV of the warpgroup's keys; adds their dQ to the sums in memory.
     __device__ __forceinline__ void walk(const KeyWork& work, float (&dK)[kColumns / 8][4], float (&dV)[kColumnsV / 8][4]) {
-//% if modifiers
+//% if heads
+        auto chain = Traits::make_chain(p, p.len_q, p.len_kv);
+//% elif modifiers
         const auto chain = Traits::make_chain(p, p.len_q, p.len_kv);
 //% else
         const auto chain = Traits::make_chain(p.len_q, p.len_kv);
@@ -51,6 +53,9 @@ struct NarrowConsumer {
             launder(dV);
         };
         typename Traits::Walk next(work, p);
+//% if heads
+        if (next.left > 0) chain = of_head(chain, work.batch, next.head(work, p));
+//% endif
         if (next.left > 0) consumer_wait(state);
 #pragma unroll 1
         while (next.left > 0) {
@@ -66,12 +71,33 @@ struct NarrowConsumer {
             wgmma_commit_group();
             wgmma_wait_group<1>();
             launder(S[0]);
+//% if maps
+            const ScorePosition<true> position{work.first_key + warp * 16, next.tile * kBlockQ};
+            map_scores(S, position, chain);
+            if (unlikely(tiles.needs_mask(next.tile))) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
+            const SharedAddress row_lse = stages.lse(state.stage);
+            const float* row_shift = p.row_shift + next.index * kBlockQ;
+            if (unlikely(stages.huge(state.stage)))
+                exponentiate_and_weigh<Element, true>(P, S, p.scale_log2, row_lse, row_shift, position, chain);
+            else
+                exponentiate_and_weigh<Element, false>(P, S, p.scale_log2, row_lse, row_shift, position, chain);
+//% else
+//% if adds
+            RowOffset offset[1][2] = {};
+            add_terms(S, offset, ScorePosition<true>{work.first_key + warp * 16, next.tile * kBlockQ}, chain);
+            if (unlikely(stages.huge(state.stage))) add_offsets(S, offset);
+//% endif
             if (unlikely(tiles.needs_mask(next.tile) || stages.huge(state.stage))) {  // one branch: each holds up the products
                 if (stages.huge(state.stage)) shift_transposed(S, p.row_shift + next.index * kBlockQ);
                 if (tiles.needs_mask(next.tile)) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
             }
+//% if adds
+            exponentiate(S, p.scale_log2, stages.lse(state.stage), offset);
+//% else
             exponentiate(S, p.scale_log2, stages.lse(state.stage));
+//% endif
             round_to_operand<Element>(P, S[0]);
+//% endif
             wgmma_wait_group<0>();
             launder(dP[0]);
             differentiate(dP, S, stages.delta(state.stage));
@@ -115,6 +141,9 @@ struct NarrowConsumer {
             PipelineState<kStages> following = state;
             following.advance();
             next.advance(work, p);
+//% if heads
+            if (next.left > 0) chain = of_head(chain, work.batch, next.head(work, p));
+//% endif
             if (next.left > 0) consumer_wait(following);
             wgmma_wait_group<0>();
             launder(dK);

@@ -19,6 +19,9 @@ template <class Element, int kBlockQ, class Stages, class Parameters, class Chai
 __device__ __forceinline__ void round_probabilities(u32 (&P)[kBlockQ / 16][4], float (&S)[1][kBlockQ / 8][4], const Parameters& p,
                                                     const Stages& stages, u32 stage, const QueryTileRange& tiles, const HeadWalk& next,
                                                     int first_key, const Chain& chain) {
+//% if adds
+    change_scores(S, ScorePosition<true>{first_key, next.tile * kBlockQ}, chain);
+//% endif
     if (tiles.needs_mask(next.tile)) mask_transposed(S, first_key, next.tile * kBlockQ, chain);
     if (unlikely(stages.huge(stage))) shift_transposed(S, p.row_shift + next.index * kBlockQ);
     exponentiate(S, p.scale_log2, stages.lse(stage));

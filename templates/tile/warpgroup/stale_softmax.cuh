@@ -10,11 +10,21 @@
 // repeats more blocks, a higher one leaves less room for V.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
+//% if adds
+// Where exponents have an offset, it is rounded together with the row max, once for many keys, whose errors do not cancel: so a row max may
+// not become as low.
+template <>
+__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p12f; }
+template <>
+__device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p12f; }
+
+//% else
 template <>
 __device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p72f; }
 template <>
 __device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
 
+//% endif
 // The statistics of a thread's two rows, lane/4 + h*8 of its warp's 16. The quad of lanes that holds a row has the same row max; each lane
 // sums its own columns, and `finish` adds the four sums up.
 template <class Element, bool kStaleRowMax>
@@ -48,20 +58,47 @@ struct OnlineSoftmax {
     // If the maximum of S exceeds the row max by more than kHeadroom in some row of the warp, every row whose maximum is higher than its
     // row max takes it. In a warp with a huge row this needs no headroom, and each row's shift is subtracted from S, too: so call it only
     // once for each S.
+//% if folds
+    // If `small`, the scores are not mapped yet: see small_log2.
+    template <int kKeyTiles, class Chain>
+    __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], bool small, const Chain& chain) {
+//% elif adds
+    // Where the warp has a huge row, the offsets are added to S, and become 0.
+    template <int kKeyTiles>
+    __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], RowOffset (&offset)[2]) {
+//% else
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
+//% endif
         float maximum[2], maximum_log2[2];
         bool above = false, any_huge = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
+//% if adds
+            const float own = lane_max(S, h);
+            maximum[h] = quad_max(own + offset[h].value());
+            maximum_log2[h] = quad_max(fmaf(own, scale_log2, offset[h].log2_less(0.0f, scale_log2)));
+//% else
             maximum[h] = quad_max(lane_max(S, h));
+//% endif
+//% if folds
+            maximum_log2[h] = small ? small_log2(maximum[h], 0.0f, chain) : mul_rn(maximum[h], scale_log2);
+//% elif not adds
             maximum_log2[h] = mul_rn(maximum[h], scale_log2);
+//% endif
             above |= maximum_log2[h] - row_max[h] > kHeadroom;
             any_huge |= is_huge(maximum[h], maximum_log2[h]);
         }
         huge |= vote_sync_any(any_huge);
         needs_rescale = vote_sync_any(above);
         if (unlikely(huge)) {
+//% if adds
+#pragma unroll
+            for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) S[j][e] += offset[e / 2].value();
+            offset[0].distance = offset[1].distance = 0.0f;
+//% endif
             update_huge_row_max(S, maximum);
         } else if (needs_rescale) {
 #pragma unroll
@@ -99,25 +136,52 @@ struct OnlineSoftmax {
 
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
     // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
+//% if folds
+    template <int kKeyTiles, class Chain>
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows, bool small,
+                                                 const Chain& chain) {
+//% elif adds
+    template <int kKeyTiles>
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows,
+                                                 RowOffset (&offset)[2]) {
+//% else
     template <int kKeyTiles>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows) {
+//% endif
         bool updates_row_max = !kStaleRowMax || new_rows || updates_every_block;
         needs_rescale = false;
         float partial[2][2];
 #pragma unroll 1
         for (;;) {  // a loop, so that the code of the exponentials is there once
+//% if folds
+            if (updates_row_max) update_row_max(S, small, chain);
+            partial[0][0] = partial[0][1] = partial[1][0] = partial[1][1] = 0.0f;
+            if (small) exponentiate<true>(P, partial, S, chain);
+            else exponentiate<false>(P, partial, S, chain);
+//% else
+//% if adds
+            if (updates_row_max) update_row_max(S, offset);
+            const float minuend[2] = {offset[0].log2_less(row_max[0], scale_log2), offset[1].log2_less(row_max[1], scale_log2)};
+//% else
             if (updates_row_max) update_row_max(S);
+//% endif
             partial[0][0] = partial[0][1] = partial[1][0] = partial[1][1] = 0.0f;
 #pragma unroll
             for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
+//% if adds
+                    const float low = ex2_approx_ftz(fmaf(S[j][h * 2], scale_log2, minuend[h]));
+                    const float high = ex2_approx_ftz(fmaf(S[j][h * 2 + 1], scale_log2, minuend[h]));
+//% else
                     const float low = ex2_approx_ftz(fmaf(S[j][h * 2], scale_log2, -row_max[h]));
                     const float high = ex2_approx_ftz(fmaf(S[j][h * 2 + 1], scale_log2, -row_max[h]));
+//% endif
                     partial[h][0] += low;
                     partial[h][1] += high;
                     P[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(low, high);
                 }
+//% endif
 #pragma unroll
             for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
             if (!kStaleRowMax || updates_row_max) break;
@@ -133,6 +197,27 @@ struct OnlineSoftmax {
         }
     }
 
+//% if folds
+    // P of small scores, or of those that are mapped.
+    template <bool kSmall, int kKeyTiles, class Chain>
+    __device__ __forceinline__ void exponentiate(u32 (&P)[kKeyTiles / 2][4], float (&partial)[2][2], const float (&S)[kKeyTiles][4],
+                                                 const Chain& chain) const {
+#pragma unroll
+        for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float p[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const float s = S[j][h * 2 + e];
+                    p[e] = ex2_approx_ftz(kSmall ? small_log2(s, row_max[h], chain) : fmaf(s, scale_log2, -row_max[h]));
+                    partial[h][e] += p[e];
+                }
+                P[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(p[0], p[1]);
+            }
+    }
+
+//% endif
     template <int kOutTiles>
     __device__ __forceinline__ void rescale(float (&O)[kOutTiles][4]) const {
 #pragma unroll

@@ -38,7 +38,9 @@ struct WideConsumer {
     __device__ __forceinline__ void store_p() {
         u32 P[kBlockQ / 16][4];
         round_probabilities<Element, kBlockQ>(P, S, p, stages, state.stage, work.tiles, next, work.first_key + warp * 16,
-//% if modifiers
+//% if heads
+                                              of_head(Traits::make_chain(p, p.len_q, p.len_kv), work.batch, next.head(work, p)));
+//% elif modifiers
                                               Traits::make_chain(p, p.len_q, p.len_kv));
 //% else
                                               Traits::make_chain(p.len_q, p.len_kv));

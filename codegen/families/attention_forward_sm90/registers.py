@@ -1,0 +1,26 @@
+"""Which K blocks the registers of a consumer's thread have room for."""
+
+from __future__ import annotations
+
+from flashgen.codegen.attention import padded
+from flashgen.codegen.modifier import adds_to_scores, maps_scores
+from flashgen.codegen.problem import Problem
+
+from .config import AttentionForwardSm90Config
+
+# What a thread needs beside scores, probabilities of two key blocks and the output, by the number of consumers. By experiment: what is
+# within compiles without spills, and what is 16 beyond does not. The more consumers, the fewer the compiler gets by with.
+BESIDE = (48, 40, 32)
+OF_MAP = 16  # more, where a modifier maps scores: its constants, and what a large score takes
+WIDEST = (128, 128, 80)  # K blocks, by consumers, whose map needs no more than that
+WIDEST_SUM = 144  # the same where a modifier adds to scores
+
+
+def registers_needed(problem: Problem, config: AttentionForwardSm90Config) -> int:
+    """An estimate of the registers of a consumer's thread; the compiler has the last word."""
+    beside, block_kv = BESIDE[config.warpgroups - 1], config.block_kv
+    if adds_to_scores(problem):
+        beside += max(0, block_kv - WIDEST_SUM)
+    if maps_scores(problem):
+        beside += OF_MAP + max(0, block_kv - WIDEST[config.warpgroups - 1])
+    return block_kv + padded(problem.head_dim_v) // 2 + beside

@@ -1,0 +1,119 @@
+"""The tensors of modifiers in a call: what they must be, and how kernels see them.
+
+PyTorch's operators are told of modifiers by names, sizes and numbers (`given_modifiers` in codegen/modifier.py), and by the tensors that
+these modifiers have, in the order of the names. A tensor may lack leading axes of its operand, or have a size of 1 there: it is then the
+same along these, as PyTorch broadcasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_operands, modifiers
+from flashgen.codegen.modifiers.softcap import checked_softcap
+from flashgen.codegen.modifiers.window import Causal, Ends, Seen
+from flashgen.codegen.operands import Operand
+from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.typed import require_type
+from flashgen.codegen.workload import Workload
+
+from ..numerics.oracle import torch_dtype
+
+Modified = tuple[str, Sequence[int], Sequence[float], Sequence[torch.Tensor]]
+"""What operators are told of modifiers: names, sizes, numbers, tensors. An empty tuple stands for none."""
+
+
+def asked(
+    names: str = "", sizes: Sequence[int] = (), numbers: Sequence[float] = (), tensors: Sequence[torch.Tensor] | None = None
+) -> tuple[Given, tuple[torch.Tensor, ...]]:
+    """What operators are told, in the types of `codegen`. Raises ArgumentError as `given_modifiers`, and for more or fewer tensors."""
+    if not names and not tensors:
+        return (given_modifiers(names, sizes, numbers) if sizes or numbers else NO_MODIFIERS), ()
+    given = given_modifiers(names, sizes, numbers)
+    wanted = tensor_names(given.names)
+    found = tuple(tensors or ())
+    if len(found) != len(wanted):
+        raise ArgumentError(f"tensors must be those of {names or 'no modifiers'}: {', '.join(wanted) or 'none'}; got {len(found)}")
+    return given, found
+
+
+@lru_cache(maxsize=2**10)
+def tensor_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The operands of these modifiers."""
+    return tuple(tensor for name in names for tensor in modifiers()[name].tensors)
+
+
+def check_tensors(problem: Problem, known: Mapping[str, int], q: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises ArgumentError unless a kernel can take these as its problem's modifiers' operands. Works on fake tensors.
+
+    known: the fields of `Workload` that axes of operands name; a tracer's symbols may stand for them
+    """
+    for operand, tensor in zip(modifier_operands(problem), tensors, strict=True):
+        sizes, dtype = operand.sizes_in({**vars(problem), **known}), torch_dtype(operand, problem)
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            raise ArgumentError(f"{operand.name} must be one dense tensor (torch.strided); got {tensor.layout}")
+        if tensor.dtype != dtype:
+            raise ArgumentError(f"{operand.name} must be {dtype}; got {tensor.dtype}")
+        if tensor.device != q.device:
+            raise ArgumentError(f"{operand.name} must be on q's device {q.device}; got {tensor.device}")
+        shape = tuple(tensor.shape)
+        fits = 1 <= len(shape) <= len(sizes) and all(own in (1, size) for own, size in zip(shape[::-1], sizes[::-1], strict=False))
+        if not fits or shape[-1] != sizes[-1]:
+            raise ArgumentError(f"{operand.name} must have the shape {_allowed(operand, sizes)}; got {shape}")
+        if sizes[-1] > 1 and tensor.stride(-1) != 1:
+            raise ArgumentError(f"{operand.name} must be contiguous in its last dimension (stride 1); got stride {tensor.stride(-1)}")
+
+
+def _allowed(operand: Operand, sizes: tuple[int, ...]) -> str:
+    names = ", ".join(axis.value for axis in operand.axes)
+    return f"({names}) = {sizes}, or one that broadcasts to it by its leading dimensions"
+
+
+def tensor_strides(problem: Problem, workload: Workload, tensors: Sequence[torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    """Strides of operands whose tensors have passed `check_tensors`, by name: 0 along what a tensor lacks."""
+    found = {}
+    for operand, tensor in zip(modifier_operands(problem), tensors, strict=True):
+        missing = len(operand.axes) - tensor.ndim
+        own = [step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+        found[operand.name] = (*(0,) * missing, *own[:-1], 1)
+    return found
+
+
+def expanded(problem: Problem, workload: Workload, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Views of the operands' whole sizes, by name."""
+    pairs = zip(modifier_operands(problem), tensors, strict=True)
+    return {operand.name: tensor.expand(operand.sizes(problem, workload)) for operand, tensor in pairs}
+
+
+def modified_of_call(
+    causal: Causal, window: Ends | None, softcap: float | None, alibi_slopes: torch.Tensor | None, top_left: int
+) -> tuple[bool, Modified | tuple[()]]:
+    """Whether the mask is causal, and what operators are told of modifiers. `top_left`: see `Seen.of`. Raises ArgumentError."""
+    seen = Seen.of(causal, window, top_left)
+    names, sizes = (["window"], seen.ends) if seen.modifiers else ([], ())
+    numbers, tensors = [], []
+    if softcap is not None:
+        names.append("softcap")
+        numbers.append(checked_softcap(softcap))
+    if alibi_slopes is not None:
+        names.append("alibi")
+        tensors.append(_without_gradient("alibi_slopes", alibi_slopes))
+    return seen.mask is Mask.CAUSAL, (",".join(names), sizes, numbers, tensors) if names else ()
+
+
+def _without_gradient(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        require_type(name, tensor, torch.Tensor)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(f"{name} must not require grad, as it has no gradient: detach it; got requires_grad=True")
+    return tensor
+
+
+def signature_of(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """What of them decides a plan."""
+    return tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors)

@@ -1,0 +1,86 @@
+// The softcap as a link of the chain: S becomes tanh(softmax scale * S / cap), in units of the cap.
+//
+// tanh.approx errs by up to 2^-11, which at a cap of 50 is 0.02 of a score. Here the error is 2^-22 of each result. Most scores are small
+// beside their cap: if all of a warp are, an odd polynomial does without the special function unit, which softmax keeps busy.
+
+struct Softcap : HidesNothing<Softcap> {
+    static constexpr bool kMapsScores = true;
+    static constexpr float kReach = 0.75f;  // the polynomial is for arguments x of tanh up to this: for |z| < 2, where z = x * 2 / kReach
+    float step;                             // from S to z
+    // Of |S| up to `reach` the base-2 exponent is S * (linear + S^2 (cubic + S^2 quintic)), to 2^-24 of it.
+    float reach, linear, cubic, quintic;
+
+    template <class Parameters>
+    __device__ __forceinline__ static Softcap of(const Parameters& p, int, int) {
+        return {{}, p.softcap_step, p.softcap_reach, p.softcap_linear, p.softcap_cubic, p.softcap_quintic};
+    }
+
+    // Whether some |z| >= 2, or is not a number, given the bits of all of them, ored: the exponents of these alone have the highest bit.
+    __device__ __forceinline__ static bool is_large(u32 bits) { return (bits & 0x40000000) != 0; }
+
+    // tanh of a small argument as z q(z^2), where q makes the largest relative error least, 2^-25.
+    __device__ __forceinline__ static float tanh_of_small(float z) {
+        constexpr float kQ[] = {-0x1.a1bc3cp-24f, 0x1.81734ap-19f, -0x1.d2a836p-15f, 0x1.030bc0p-10f, -0x1.1fff2cp-6f, 0x1.8p-2f};
+        const float square = z * z;
+        float q = kQ[0];
+#pragma unroll
+        for (int i = 1; i < 6; ++i) q = fmaf(q, square, kQ[i]);
+        return z * q;
+    }
+    // tanh x = 1 - 2 / (1 + e^2x). Where x is small, 1 and the quotient have nearly the same value, and their difference a large error.
+    __device__ __forceinline__ static float tanh_of(float z) {
+        const float t = fmaf(-2.0f, rcp_approx_ftz(1.0f + ex2_approx_ftz(z * (kReach * 1.44269504f))), 1.0f);
+        return fabsf(z) < 2.0f ? tanh_of_small(z) : t;
+    }
+
+    template <class Position, int kRowTiles, int kTiles>
+    __device__ __forceinline__ void change(float (&S)[kRowTiles][kTiles][4], const Position&) const {
+        u32 bits = 0;
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    S[i][j][e] *= step;
+                    bits |= __float_as_uint(S[i][j][e]);
+                }
+        if (!vote_sync_any(is_large(bits))) {
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+                for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) S[i][j][e] = tanh_of_small(S[i][j][e]);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) {  // four scores after the other four: all at once would need more registers
+                u32 four[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) four[e] = __float_as_uint(S[i][j][e]), launder(four[e]);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) four[e] = __float_as_uint(tanh_of(__uint_as_float(four[e])));
+#pragma unroll
+                for (int e = 0; e < 4; ++e) launder(four[e]), S[i][j][e] = __uint_as_float(four[e]);
+            }
+    }
+    template <int kRowTiles, int kTiles>
+    __device__ __forceinline__ bool are_small(const float (&S)[kRowTiles][kTiles][4]) const {
+        float most[2] = {0.0f, 0.0f};  // two chains of comparisons take half the time of one
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) most[e % 2] = fmaxf(most[e % 2], fabsf(S[i][j][e]));
+        return !vote_sync_any(!(fmaxf(most[0], most[1]) <= reach));
+    }
+    __device__ __forceinline__ float small_slope_log2(float s) const { return fmaf(fmaf(quintic, s * s, cubic), s * s, linear); }
+
+    __device__ __forceinline__ float changed(float s, int, int) const { return tanh_of(s * step); }
+    // Of the score of a hidden key, which is -inf, too.
+    __device__ __forceinline__ float derivative(float changed) const { return fmaxf(fmaf(-changed, changed, 1.0f), 0.0f); }
+};

@@ -1,0 +1,149 @@
+"""`flashgen.attention` with a softcap and ALiBi, on CPU tensors: results and gradients, PyTorch's ways to ask for them, what is refused.
+Windows: test_window_calls.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import flashgen
+from flashgen.codegen.errors import ArgumentError
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    torch.compiler.reset()
+
+
+def stacked(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(sizes, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(seed))
+
+
+def slopes(*sizes: int) -> torch.Tensor:
+    return torch.rand(sizes, generator=torch.Generator().manual_seed(9))
+
+
+def exact(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    window: tuple[int, int] | None = None,
+) -> torch.Tensor:
+    """In the tensors' own type, which autograd differentiates."""
+    scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * q.shape[3] ** -0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = (torch.arange(q.shape[1]) + k.shape[1] - q.shape[1])[:, None] - torch.arange(k.shape[1])
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes.double().expand(q.shape[0], -1)[:, :, None, None] * distance.abs()
+    hidden = distance < 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
+    if window is not None:
+        hidden = hidden | (distance > window[0]) | (distance < -window[1])
+    p = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0)
+    return torch.einsum("bhij,bjhd->bihd", p, v.repeat_interleave(q.shape[2] // k.shape[2], 2))
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return float((found.detach().double() - wanted.detach()).abs().max()) <= 2**-6 * max(1.0, float(wanted.detach().abs().max()))
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"softcap": 2.0, "alibi_slopes": slopes(4)},
+        pytest.param({"softcap": 30.0, "causal": True}, marks=SLOW),
+        pytest.param({"alibi_slopes": slopes(2, 4), "causal": True}, marks=SLOW),
+        pytest.param({"alibi_slopes": slopes(1, 4), "window": (9, 3)}, marks=SLOW),
+        pytest.param({"alibi_slopes": slopes(2, 4), "window": (9, 3), "softcap": 1.5}, marks=SLOW),
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_results_and_gradients_are_those_of_float64(options: dict[str, Any]) -> None:
+    leaves = [t.requires_grad_() for t in (stacked(2, 33, 4, 16), stacked(2, 40, 2, 16, seed=1), stacked(2, 40, 2, 16, seed=2))]
+    doubles = [t.detach().double().requires_grad_() for t in leaves]
+    out, wanted = flashgen.attention(*leaves, **options), exact(doubles[0], doubles[1], doubles[2], **options)
+    assert close(out, wanted)
+    into = torch.randn_like(out)
+    found, right = torch.autograd.grad(out, leaves, into), torch.autograd.grad(wanted, doubles, into.double())
+    assert [close(*both) for both in zip(found, right, strict=True)] == [True] * 3
+
+
+def gradient_of(q: torch.Tensor, **options: Any) -> torch.Tensor:
+    leaf = q.clone().requires_grad_()
+    flashgen.attention(leaf, leaf, leaf, **options).float().sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def test_pytorchs_ways_to_ask_for_it() -> None:
+    q, own = stacked(2, 33, 4, 16), slopes(4)
+    options: dict[str, Any] = {"alibi_slopes": own, "softcap": 2.0}
+    plain, gradient = flashgen.attention(q, q, q, **options), gradient_of(q, **options)
+
+    def call(q: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        return flashgen.attention(q, q, q, alibi_slopes=own, softcap=2.0)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    leaf = q.clone().requires_grad_()
+    found = compiled(leaf, own)
+    found.float().sum().backward()
+    assert torch.equal(found, plain)
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad, gradient)
+    assert torch.equal(torch.func.grad(lambda q: call(q, own).float().sum())(q), gradient)
+    assert torch.equal(torch.vmap(lambda q: call(q, own))(q[:, None])[:, 0], plain)
+    with pytest.raises(ArgumentError, match=r"^tensors of modifiers must not be mapped by torch\.vmap"):
+        torch.vmap(call)(q[:, None], slopes(2, 4))
+
+
+@pytest.mark.slow
+def test_operators_keep_their_contracts() -> None:
+    q = stacked(1, 16, 2, 16)
+    modified: tuple[Any, ...] = ("alibi,softcap", [], [2.0], [slopes(2)])
+    operators = torch.ops.flashgen
+    torch.library.opcheck(operators.attention_forward.default, (q, q, q, False, None, "bshd", *modified))
+    leaf = q.clone().requires_grad_()
+    torch.library.opcheck(operators.attention.default, (leaf, q, q, True, None, "bshd", None, *modified))
+
+
+def test_operators_want_all_values_of_modifiers() -> None:
+    q, operators = stacked(1, 16, 2, 16), torch.ops.flashgen
+    for names, numbers, tensors in (("softcap", [], []), ("alibi", [], []), ("alibi", [1.0], [slopes(2)])):
+        with pytest.raises(ArgumentError, match=r"^(numbers|tensors) must be those of "):
+            operators.attention_forward(q, q, q, False, None, "bshd", names, [], numbers, tensors)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"softcap": 0.0}, r"softcap must be from 1\.1755e-38 to 2\.3587e\+38, or None for no cap; got 0\.0"),
+        ({"softcap": -1.0}, r"softcap must be from .*; got -1\.0"),
+        ({"softcap": float("nan")}, r"softcap must be from .*; got nan"),
+        ({"softcap": 10**400}, r"softcap must be from .*; got 1000"),
+        ({"softcap": True}, "softcap must be a number or None, which stands for no cap; got True"),
+        ({"softcap": "50"}, "softcap must be a number or None, which stands for no cap; got '50'"),
+        ({"softcap": 1e-30, "scale": 1e20}, r"scale / softcap must be from .*; got 1e\+50"),
+        ({"alibi_slopes": [1.0, 2.0]}, "alibi_slopes must be of type Tensor; got"),
+        ({"alibi_slopes": slopes(3)}, r"alibi_slopes must have the shape \(batch, heads_q\) = \(1, 2\), or one that .*; got \(3,\)"),
+        ({"alibi_slopes": slopes(2, 2)}, r"alibi_slopes must have the shape .*; got \(2, 2\)"),
+        ({"alibi_slopes": torch.tensor(1.0)}, r"alibi_slopes must have the shape .*; got \(\)"),
+        ({"alibi_slopes": slopes(2).double()}, r"alibi_slopes must be torch\.float32; got torch\.float64"),
+        ({"alibi_slopes": slopes(2).to("meta")}, "alibi_slopes must be on q's device cpu; got meta"),
+        ({"alibi_slopes": slopes(4)[::2]}, r"alibi_slopes must be contiguous in its last dimension \(stride 1\); got stride 2"),
+        ({"alibi_slopes": slopes(2).requires_grad_()}, "alibi_slopes must not require grad, as it has no gradient: detach it; got"),
+        ({"alibi_slopes": slopes(2), "scale": 1e-30}, r"scale, or softcap, must be at least .* with alibi_slopes; got 1e-30"),
+    ],
+)
+def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
+    q = stacked(1, 16, 2, 16)
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        flashgen.attention(q, q, q, **options)

@@ -1,0 +1,155 @@
+"""Softcap and ALiBi in the emulator, alone, together and with windows: kernels of every family that has them, by the numerics rule, and
+faults that show. Windows alone: test_window.py."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from flashgen.codegen.config import Config
+from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
+from flashgen.codegen.family import find_family
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.render import Atoms, Source
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import find_target
+from flashgen.codegen.workload import OPEN, Workload
+from flashgen.launch.cpu import run_on_cpu
+from flashgen.launch.tensors import Tensors
+from flashgen.numerics.rule import Verdict
+from flashgen.verification.expected import Expected
+from tests.support.fault import Fault, Setting
+from tests.support.plan import planned, to_run
+from tests.support.runs import LIMITS, compile_ahead, emulated_kernel, emulated_text
+
+# Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
+KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] = {
+    "softcap": ("attention_forward", 64, Mask.CAUSAL, False, ("softcap",), None),
+    "softcap-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("softcap",), AttentionForwardSm90Config(2, 64, 2, 2, 1)),
+    "alibi": ("attention_forward", 64, Mask.FULL, False, ("alibi",), None),
+    "alibi-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi",), AttentionForwardSm90Config(2, 64, 2, 2, 1)),
+    "alibi-packed": (
+        "attention_forward_sm90",
+        64,
+        Mask.CAUSAL,
+        False,
+        ("alibi",),
+        AttentionForwardSm90Config(1, 64, 2, 2, 1, ping_pong=False, pack_gqa=16),
+    ),
+    "alibi-softcap-sm90": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("alibi", "softcap"), None),
+    "softcap-window-sm90": ("attention_forward_sm90", 128, Mask.FULL, False, ("softcap", "window"), None),
+    "all": ("attention_forward", 64, Mask.FULL, False, ("alibi", "softcap", "window"), None),
+    "all-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "softcap", "window"), None),
+    "backward-softcap": ("attention_backward", 64, Mask.FULL, False, ("softcap",), None),
+    "backward-alibi": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi",), None),
+    "backward-all": ("attention_backward", 64, Mask.FULL, False, ("alibi", "softcap", "window"), None),
+    "backward-softcap-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("softcap",), None),
+    "backward-alibi-sm90": ("attention_backward_sm90", 64, Mask.FULL, True, ("alibi",), None),
+    "backward-alibi-window-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("alibi", "window"), None),
+    "backward-all-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("alibi", "softcap", "window"), None),
+    "backward-softcap-persistent": ("attention_backward_persistent_sm90", 64, Mask.FULL, False, ("softcap",), None),
+    "backward-alibi-persistent": ("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("alibi",), None),
+    "backward-alibi-softcap-persistent": ("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("alibi", "softcap"), None),
+    "backward-alibi-wide": ("attention_backward_wide_sm90", 256, Mask.CAUSAL, False, ("alibi",), None),
+    "backward-alibi-window-wide": ("attention_backward_wide_sm90", 256, Mask.FULL, False, ("alibi", "window"), None),
+}
+# The cap, what q is multiplied by, and what slopes are: scores far below a cap, about as high, and far above; slopes of either sign. The
+# last ones have rows whose scores are shifted before they are scaled (softmax_rows.cuh).
+VALUES = {"far-below": (50.0, 1.0, 1.0), "near": (15.0, 4.0, -0.2), "above": (1.0, 4.0, 0.0), "huge": (2.0**14, 3000.0, 1.0)}
+LENGTHS = ((90, 170), (140, 40))
+CASES = [case for case in itertools.product(KERNELS, VALUES, LENGTHS) if case[1] != "huge" or "backward" not in case[0]]
+HEADS = (32, 2)  # of q and of k and v: PackGQA has 16 heads in a tile
+
+
+def spec_of(kernel: str, dtype: Dtype = Dtype.FP16) -> KernelSpec:
+    name, head_dim, mask, deterministic, modifiers, config = KERNELS[kernel]
+    family, target = find_family(name), find_target("sm_90a")
+    problem = Problem(dtype, head_dim, head_dim, mask, family.operation, deterministic, modifiers)
+    return KernelSpec(family, problem, config or family.default(problem, target), target)
+
+
+def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int], values: tuple[float, float, float]) -> Verdict:
+    cap, magnitude, slopes = values
+    ends = (60, 20) if "window" in spec.problem.modifiers else (OPEN, OPEN)
+    heads = HEADS if getattr(spec.config, "pack_gqa", 1) > 1 else (2, 1)
+    tensors = Tensors.random(spec.problem, Workload(1, *heads, *lengths, *ends), torch.Generator().manual_seed(5))
+    scalars = {"softcap": cap} if "softcap" in spec.problem.modifiers else {}
+    tensors["q"].mul_(magnitude)
+    if "alibi_slopes" in tensors:
+        tensors["alibi_slopes"].mul_(slopes)
+    tensors.derive(scalars)
+    run_on_cpu(emulated_kernel(spec, text), tensors, scalars, limits=LIMITS)
+    return Expected.of(tensors, scalars).judge(tensors)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once(request: pytest.FixtureRequest) -> None:
+    wanted = {params["kernel"] for params in to_run(request) if "kernel" in params}
+    compile_ahead(emulated_text(spec_of(kernel)) for kernel in KERNELS if kernel in wanted)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "values", "lengths"),
+    planned(
+        CASES,
+        lambda family: 2 if family.startswith("attention_forward") else 1,
+        family=lambda case: KERNELS[case[0]][0],
+        kinds=lambda case: (case[0], case[1], KERNELS[case[0]][4]),
+        name=lambda case: f"{case[0]}-{case[1]}-{case[2]}",
+        seconds=lambda case: 1.5,
+    ),
+)
+def test_scores_change_as_they_should(kernel: str, values: str, lengths: tuple[int, int]) -> None:
+    spec = spec_of(kernel)
+    verdict = judged(spec, emulated_text(spec), lengths, VALUES[values])
+    assert verdict.ok, verdict.message
+
+
+def fault(name: str, find: str, replace: str, kernel: str, values: str = "near") -> tuple[str, Fault, str]:
+    setting = Setting(KERNELS[kernel][5] or AttentionForwardSm90Config(2, 64), ())
+    return kernel, Fault(f"{name}-{kernel}", find, replace, setting), values
+
+
+_DISTANCE, _HEAD = "(Position::kRowsAreKeys ? -causal_offset : causal_offset)", "of_batch[first], of_batch[second]"
+_CAPPED = "backward-softcap"
+FAULTS = [
+    fault("cap-before-scale", "return {{}, p.softcap_step, ", "return {{}, p.softcap_step * 8.0f, ", "softcap"),
+    fault("no-map", "S[i][j][e] = tanh_of_small(S[i][j][e])", "S[i][j][e] *= 0.375f", "softcap"),
+    fault("cubic-left-out", "fmaf(fmaf(quintic, s * s, cubic), s * s, linear)", "linear", "softcap-sm90", "far-below"),
+    fault("small-taken-for-all", "<= reach)", "<= 8.0f * reach)", "softcap-sm90"),
+    fault("large-by-polynomial", "(bits & 0x40000000) != 0", "false", "softcap", "above"),
+    fault("no-derivative", "(dp[i][j][e] - delta[e % 2]) * score_derivative(s[i][j][e], chain)", "dp[i][j][e] - delta[e % 2]", _CAPPED),
+    fault("no-derivative", "score = p[e] * score_derivative(score, chain)", "score = p[e]", "backward-softcap-sm90"),
+    fault("wrong-heads-slope", _HEAD, "of_batch[0], of_batch[0]", "alibi"),
+    fault("wrong-heads-slope", _HEAD, "of_batch[first], of_batch[first]", "alibi-packed"),
+    fault("other-side", "kBefore ? own : -own", "own", "alibi-sm90"),
+    fault("one-key-off", _DISTANCE, "(Position::kRowsAreKeys ? -causal_offset : causal_offset + 1)", "alibi-sm90"),
+    fault("one-query-off", _DISTANCE, "(Position::kRowsAreKeys ? 1 - causal_offset : causal_offset)", "backward-alibi"),
+    fault(
+        "no-offset",
+        "{offset[0].log2_less(row_max[0], scale_log2), offset[1].log2_less(row_max[1], scale_log2)}",
+        "{-row_max[0], -row_max[1]}",
+        "alibi-sm90",
+    ),
+    fault("no-offset", "offset_log2[i][e / 2] - lse[e % 2]", "-lse[e % 2]", "backward-alibi-sm90"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "planted", "values"),
+    planned(
+        FAULTS,
+        0,
+        family=lambda case: KERNELS[case[0]][0],
+        kinds=lambda case: [case[1].find],
+        name=lambda case: case[1].name,
+        seconds=lambda case: 3.0,
+        fault=True,
+    ),
+)
+def test_a_fault_of_a_modifier_shows(kernel: str, planted: Fault, values: str) -> None:
+    spec = spec_of(kernel)
+    text = planted.apply(emulated_text(spec), Atoms.EMULATED)
+    assert not judged(spec, text, (170, 300), VALUES[values]).ok

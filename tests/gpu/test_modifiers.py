@@ -1,0 +1,182 @@
+"""Modifiers on a GPU, alone and together: the numerics rule over seeded random cases of every family that has some, CUDA graphs, and values
+that change without a compile."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import flashgen
+from flashgen.build.gpu.driver import gpu
+from flashgen.build.nvrtc import compile_many
+from flashgen.codegen.family import Family, families
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.workload import OPEN, Workload
+from flashgen.launch.once import run_once
+from flashgen.launch.tensors import Tensors
+from flashgen.selection import compilation, loaded
+from flashgen.verification.expected import Expected
+from tests.support.plan import to_run
+
+pytestmark = pytest.mark.gpu
+
+CASES = 200  # of each family
+KERNELS = 25  # of each family, at most
+GROUPS = 8  # tests, each of so many of a family's cases
+WIDTHS = ((64, 64), (128, 128), (192, 128), (72, 40), (256, 256), (96, 96))
+MOST_SCORES = 2**23  # of a case, so that float64 references take no minutes
+CAPS = (1.0, 15.0, 30.0, 50.0, 2.0**14)
+HAVE_THEM = [family for family in families().values() if family.modifiers]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a family's default kernel. magnitude: what q is multiplied by; slopes: what slopes are."""
+
+    spec: KernelSpec
+    workload: Workload
+    magnitude: float
+    apart: bool
+    seed: int
+    scalars: dict[str, float] = field(hash=False, default_factory=dict)
+    slopes: float = 1.0
+
+    def fault(self) -> str:
+        """What the rule has against the kernel; empty if nothing."""
+        tensors = Tensors.random(self.spec.problem, self.workload, torch.Generator("cuda").manual_seed(self.seed))
+        tensors["q"].mul_(self.magnitude)
+        if "alibi_slopes" in tensors:
+            tensors["alibi_slopes"].mul_(self.slopes)
+        tensors.derive(self.scalars)
+        tensors = tensors.apart() if self.apart else tensors.without_optional_inputs()
+        run_once(loaded.kernels.load(self.spec, gpu(0)), tensors, self.scalars)
+        verdict = Expected.of(tensors, self.scalars).judge(tensors)
+        return "" if verdict.ok else f"{self}: {verdict.message}"
+
+
+def end(draw: random.Random, longest: int) -> int:
+    """Of a window: short, long, beyond all keys, negative or open."""
+    most = draw.choice((3, 70, longest, 2 * longest))
+    return draw.choice((OPEN, draw.randint(0, most), draw.randint(0, most), draw.randint(-most, most)))
+
+
+def problems(family: Family, draw: random.Random) -> list[Problem]:
+    """As many as there may be kernels, of every set of modifiers that the family has."""
+    orders = (False, True) if family.operation == "backward" else (False,)
+    sets = [kind for n in range(1, len(family.modifiers) + 1) for kind in itertools.combinations(family.modifiers, n)]
+    every = itertools.product(Dtype, WIDTHS, Mask, orders, sets)
+    drawn = [Problem(dtype, *width, mask, family.operation, ordered, kind) for dtype, width, mask, ordered, kind in every]
+    possible = [problem for problem in drawn if not family.refusals(problem, gpu(0).device.target)]
+    draw.shuffle(possible)
+    found: list[Problem] = []
+    for kind in itertools.cycle(sets):  # the same number of each set
+        mine = next((problem for problem in possible if problem.modifiers == kind), None)
+        if mine is None or len(found) == KERNELS:
+            return found
+        possible.remove(mine)
+        found.append(mine)
+    return found
+
+
+def cases(family: Family) -> list[Case]:
+    draw, target = random.Random(f"modifiers of {family.name}"), gpu(0).device.target
+    mine, found = problems(family, draw), list[Case]()
+    while mine and len(found) < CASES:
+        problem = draw.choice(mine)
+        batch, kv_heads, group = draw.choice((1, 2)), draw.choice((1, 2)), draw.choice((1, 2, 4))
+        len_q, len_kv = draw.randint(1, 1500), draw.randint(1, 1500)
+        if batch * kv_heads * group * len_q * len_kv > MOST_SCORES or len_q * kv_heads * group * batch < 64:
+            continue
+        ends = (end(draw, len_kv), end(draw, len_kv)) if "window" in problem.modifiers else (OPEN, OPEN)
+        scalars = {"softcap": draw.choice(CAPS)} if "softcap" in problem.modifiers else {}
+        # Logits of up to four times a cap. Gradients of such as are much higher are left of nearly equal numbers, with a cap and without.
+        most = 16.0 if problem.operation == "backward" else 50.0
+        magnitudes = (1.0, 1.0, 3.0, *(min(cap, most) for cap in scalars.values()))
+        workload = Workload(batch, kv_heads * group, kv_heads, len_q, len_kv, *ends)
+        spec = KernelSpec(family, problem, family.default(problem, target), target)
+        slopes = draw.choice((1.0, 1.0, -0.1, 0.0))
+        found.append(Case(spec, workload, draw.choice(magnitudes), draw.random() < 0.4, len(found), scalars, slopes))
+    return found
+
+
+@pytest.fixture(scope="module")
+def drawn(request: pytest.FixtureRequest) -> dict[str, list[Case]]:
+    """The cases of every family that is asked for, whose kernels are compiled on all cores."""
+    asked = {params["family"].name for params in to_run(request) if "family" in params}
+    found = {family.name: cases(family) for family in HAVE_THEM if family.name in asked}
+    specs = {case.spec for some in found.values() for case in some}
+    for _ in compile_many([(spec, partial(compilation.compile_spec, spec)) for spec in specs], 0):
+        pass
+    return found
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("family", HAVE_THEM, ids=lambda family: family.name)
+def test_random_cases_keep_the_rule(family: Family, group: int, drawn: dict[str, list[Case]]) -> None:
+    mine = drawn[family.name][group::GROUPS]
+    if not mine:
+        pytest.skip(f"{family.name} has no kernels for this GPU")
+    faults = [fault for case in mine if (fault := case.fault())]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("family", HAVE_THEM, ids=lambda family: family.name)
+def test_no_kernel_spills(family: Family, drawn: dict[str, list[Case]]) -> None:
+    specs = {case.spec for case in drawn[family.name]}
+    assert {spec.name: defects for spec in specs if (defects := compilation.compile_spec(spec).report.defects)} == {}
+
+
+def slopes(heads: int = 4, seed: int = 0) -> torch.Tensor:
+    return torch.rand(heads, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
+
+
+OTHER_VALUES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "window": lambda i: {"window": ((900, 0), (899, 0), (70, None), (-5, 300))[i]},
+    "softcap": lambda i: {"softcap": (50.0, 30.0, 1.0, 1e4)[i]},
+    "alibi": lambda i: {"alibi_slopes": slopes(seed=i)},
+    "all": lambda i: {"window": (900, i), "softcap": 20.0 + i, "alibi_slopes": slopes(seed=i)},
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_VALUES)
+def test_a_call_in_a_graph_is_the_eager_one(kind: str) -> None:
+    q = torch.randn(2, 1000, 4, 64, device="cuda", dtype=torch.bfloat16)
+    given = [OTHER_VALUES[kind](i) for i in (0, 1)]
+    wanted = [flashgen.attention(q, q, q, **values) for values in given]
+    graph, found = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        found = [flashgen.attention(q, q, q, **values) for values in given]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    assert not torch.equal(*found)
+
+
+@pytest.mark.parametrize("kind", OTHER_VALUES)
+def test_another_value_compiles_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 2000, 4, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    flashgen.attention(q, q, q, **OTHER_VALUES[kind](0)).sum().backward()
+
+    def compiled(spec: KernelSpec) -> None:
+        raise AssertionError(f"{spec.name} is compiled")
+
+    monkeypatch.setattr(compilation, "compile_spec", compiled)
+    for i in (1, 2, 3):
+        flashgen.attention(q, q, q, **OTHER_VALUES[kind](i)).sum().backward()
+
+
+@pytest.mark.parametrize("heads", [(4,), (2, 4)])
+def test_slopes_that_change_in_memory_are_read_anew(heads: tuple[int, ...]) -> None:
+    q, own = torch.randn(2, 500, 4, 64, device="cuda", dtype=torch.bfloat16), torch.rand(heads, device="cuda")
+    before = flashgen.attention(q, q, q, alibi_slopes=own)
+    own.mul_(2)
+    assert not torch.equal(flashgen.attention(q, q, q, alibi_slopes=own), before)
+    assert torch.equal(flashgen.attention(q, q, q, alibi_slopes=own / 2), before)
