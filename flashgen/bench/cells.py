@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from flashgen.codegen.errors import choice_error
 from flashgen.codegen.modifiers.window import Seen
@@ -81,6 +82,13 @@ def _window() -> list[Cell]:
     return cells
 
 
+def _changed(modifier: str) -> list[Cell]:
+    """A causal mask and a modifier that changes scores, at two lengths."""
+    sizes = itertools.product((64, 128), (4096, 16384))
+    cells = [_cell(Dtype.BF16, d, d, Mask.CAUSAL, (TOKENS // s, MODEL_DIM // d, MODEL_DIM // d, s, s)) for d, s in sizes]
+    return [replace(cell, problem=replace(cell.problem, modifiers=(modifier,))) for cell in cells]
+
+
 def _tutorial() -> list[Cell]:
     """The sizes that hand-written kernels of tutorials are shown on."""
     sizes = ((32, Mask.FULL, (64, 32, 32, 256, 256)), (64, Mask.FULL, (32, 16, 16, 512, 512)), (64, Mask.CAUSAL, (32, 16, 16, 512, 512)))
@@ -97,6 +105,8 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "decode": _decode,
         "tutorial": _tutorial,
         "window": _window,
+        "softcap": partial(_changed, "softcap"),
+        "alibi": partial(_changed, "alibi"),
     },
     "backward": {
         STANDARD: _gradients,
@@ -106,6 +116,8 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "short": _short,
         "tutorial": _tutorial,
         "window": _window,
+        "softcap": partial(_changed, "softcap"),
+        "alibi": partial(_changed, "alibi"),
     },
 }
 

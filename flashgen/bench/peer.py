@@ -20,11 +20,11 @@ from flashgen.codegen.problem import Mask
 from flashgen.codegen.workload import OPEN
 
 from ..cells import Cell
-from ..numerics.link import Rows, hidden_keys, links_of
+from ..numerics.link import Rows, hidden_keys, hiding_links
 from .check import CellCheck
 from .work import Given, Inputs, Run, prepare
 
-Call = Callable[[Tensor, Tensor, Tensor], Tensor]
+Call = Callable[..., Tensor]  # of q, k and v, and behind them the tensors of a cell's modifiers
 _REASON_LENGTH = 300
 
 
@@ -66,13 +66,16 @@ class Peer(ABC):
 
 
 class AttentionPeer(Peer):
-    """A function of q, k and v, whose derivatives PyTorch's autograd knows. modifiers: those of problems that it can do."""
+    """A function of q, k, v and the tensors of modifiers, whose derivatives PyTorch's autograd knows.
+
+    modifiers: those of problems that it can do.
+    """
 
     modifiers: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def bind(self, cell: Cell, device: torch.device) -> Call:
-        """The call (q, k, v) -> out for a cell, tensors and out in `layout`."""
+        """The call (q, k, v, and the tensors of the cell's modifiers) -> out for a cell, tensors and out in `layout`."""
 
     def prepare(self, cell: Cell, device: torch.device) -> Callable[[Inputs], Run]:
         """See Peer."""
@@ -89,13 +92,18 @@ def window_of(cell: Cell) -> tuple[int | None, int | None] | None:
     return left, right
 
 
+def softcap_of(cell: Cell) -> float | None:
+    """The cap of a cell's scores; None where there is none."""
+    return operation_of(cell.problem).scalars(cell.problem, cell.workload).get("softcap")
+
+
 def hidden_from(cell: Cell, device: torch.device) -> Tensor | None:
     """Which keys a cell's mask and modifiers hide, as a mask [len_q, len_kv]; None where all are seen."""
     problem, w = cell.problem, cell.workload
     if problem.mask is Mask.FULL and not problem.modifiers:
         return None
     rows = Rows(torch.arange(w.len_q, device=device), w.len_q, w.len_kv)
-    return hidden_keys(rows, problem.mask is Mask.CAUSAL, links_of(problem, {}, operation_of(problem).scalars(problem, w)))
+    return hidden_keys(rows, problem.mask is Mask.CAUSAL, hiding_links(problem, operation_of(problem).scalars(problem, w)))
 
 
 def reason(error: Exception, said: Iterable[str] = ()) -> str:

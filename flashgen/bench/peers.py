@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,8 @@ from ..numerics.oracle import TORCH_DTYPES, torch_dtype
 from ..selection import loaded
 from ..selection.picks import picked_spec
 from .check import CellCheck
-from .peer import AttentionPeer, Call, Peer, hidden_from, reason, window_of
+from .flex import Flex, FlexFlash
+from .peer import AttentionPeer, Call, Peer, hidden_from, reason, softcap_of, window_of
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
 from .work import Inputs, Run, prepare
 
@@ -39,7 +40,7 @@ class Flashgen(AttentionPeer):
     """flashgen, as its user calls it."""
 
     name = "flashgen"
-    modifiers = ("window",)
+    modifiers = ("alibi", "softcap", "window")
     deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
@@ -49,9 +50,13 @@ class Flashgen(AttentionPeer):
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
-        attention, causal = self._attention, cell.problem.mask is Mask.CAUSAL
-        deterministic, window = self.deterministic, window_of(cell)
-        return lambda q, k, v: attention(q, k, v, causal=causal, layout="bshd", deterministic=deterministic, window=window)
+        return self._call(cell, self._attention)
+
+    def _call(self, cell: Cell, attention: Callable[..., Any]) -> Callable[..., Any]:
+        causal, deterministic, window, softcap = cell.problem.mask is Mask.CAUSAL, self.deterministic, window_of(cell), softcap_of(cell)
+        return lambda q, k, v, slopes=None: attention(
+            q, k, v, causal=causal, layout="bshd", deterministic=deterministic, window=window, softcap=softcap, alibi_slopes=slopes
+        )
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """The kernel that the calls of this cell run."""
@@ -60,9 +65,8 @@ class Flashgen(AttentionPeer):
 
     def fault(self, check: CellCheck, run: Run, inputs: Inputs) -> str:
         """Also held to the numerics rule, of the forward pass with the log-sum-exp: a kernel of our own is right by our own standard."""
-        attention, causal, problem = self._attention, check.cell.problem.mask is Mask.CAUSAL, check.cell.problem
-        with_lse = partial(attention, causal=causal, layout="bshd", return_lse=True, window=window_of(check.cell))
-        return super().fault(check, run, inputs) or check.rule(prepare(problem, with_lse, inputs)())
+        with_lse = self._call(check.cell, partial(self._attention, return_lse=True))
+        return super().fault(check, run, inputs) or check.rule(prepare(check.cell.problem, with_lse, inputs)())
 
 
 class FlashgenDeterministic(Flashgen):
@@ -73,45 +77,11 @@ class FlashgenDeterministic(Flashgen):
     deterministic = True
 
 
-class Flex(AttentionPeer):
-    """FlexAttention, compiled for each shape."""
-
-    name = "flex"
-    layout = "bhsd"
-    modifiers = ("window",)
-    packages = ("triton",)
-
-    def __init__(self) -> None:
-        import_module("triton")  # else the first call would say so, long after
-        from torch.nn.attention import flex_attention as flex
-
-        # One compiled function is specialised for every cell; beyond the usual limit PyTorch would silently not compile.
-        torch._dynamo.config.recompile_limit = 512
-        torch._dynamo.config.accumulated_recompile_limit = 4096
-        self._attention, self._block_mask = torch.compile(flex.flex_attention, dynamic=False), flex.create_block_mask
-
-    def bind(self, cell: Cell, device: torch.device) -> Call:
-        """See Peer."""
-        w, attention = cell.workload, self._attention
-        gqa, mask, offset = w.heads_q != w.heads_kv, None, w.len_kv - w.len_q
-        if "window" in cell.problem.modifiers:
-            far = w.len_q + w.len_kv  # farther than any key: sums of 32 bits hold it
-            left, right = (max(-far, min(end, far)) for end in (w.window_left, w.window_right))
-
-            def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                return (i + offset - left <= j) & (j <= i + offset + right)
-
-            mask = self._block_mask(seen, None, None, w.len_q, w.len_kv, device=device)
-        elif cell.problem.mask is Mask.CAUSAL:
-            mask = self._block_mask(lambda b, h, i, j: i + offset >= j, None, None, w.len_q, w.len_kv, device=device)
-        return lambda q, k, v: attention(q, k, v, block_mask=mask, enable_gqa=gqa)
-
-
 class Fa4(AttentionPeer):
     """FlashAttention-4, from its own package."""
 
     name = "fa4"
-    modifiers = ("window",)
+    modifiers = ("softcap", "window")
     packages = ("flash-attn-4", "flash-attn")
 
     def __init__(self) -> None:
@@ -119,8 +89,9 @@ class Fa4(AttentionPeer):
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
-        attention, causal, window = self._attention, cell.problem.mask is Mask.CAUSAL, window_of(cell)
-        more = {} if window is None else {"window_size": window}
+        attention, causal = self._attention, cell.problem.mask is Mask.CAUSAL
+        given = {"window_size": window_of(cell), "softcap": softcap_of(cell)}
+        more = {name: value for name, value in given.items() if value is not None}
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             result = attention(q, k, v, causal=causal, **more)
@@ -168,21 +139,29 @@ class Eager(AttentionPeer):
     """Attention in plain PyTorch as it is written down: S in fp32, P in the inputs' type, both in memory whole."""
 
     name = "eager"
-    modifiers = ("window",)
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "softcap", "window")
     layout = "bhsd"
     usual = False
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
-        w, scale, hidden = cell.workload, cell.problem.head_dim**-0.5, hidden_from(cell, device)
-        group, softmax = w.heads_q // w.heads_kv, self._softmax
+        w, scale, hidden, cap = cell.workload, cell.problem.head_dim**-0.5, hidden_from(cell, device), softcap_of(cell)
+        group, scaled, softmax = w.heads_q // w.heads_kv, self._scaled, self._softmax
         if hidden is not None:
             hidden = self._hidden(hidden, cell)
+        if "alibi" in cell.problem.modifiers:
+            queries, keys = (torch.arange(length, device=device, dtype=torch.float32) for length in (w.len_q, w.len_kv))
+            distance = (queries[:, None] + (w.len_kv - w.len_q) - keys).abs()
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def call(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None = None) -> Tensor:
             if group > 1:
                 k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-            return softmax(q @ k.mT, scale, hidden).to(q.dtype) @ v
+            s = scaled(q @ k.mT, scale)
+            if cap is not None:
+                s = cap * torch.tanh(s / cap)
+            if slopes is not None:
+                s = s - slopes[:, :, None, None] * distance
+            return softmax(s, hidden).to(q.dtype) @ v
 
         return call
 
@@ -190,8 +169,10 @@ class Eager(AttentionPeer):
         """What `_softmax` takes of a causal mask, given True where a key is hidden."""
         return hidden
 
-    def _softmax(self, s: Tensor, scale: float, hidden: Tensor | None) -> Tensor:
-        s = s.float() * scale
+    def _scaled(self, s: Tensor, scale: float) -> Tensor:
+        return s.float() * scale
+
+    def _softmax(self, s: Tensor, hidden: Tensor | None) -> Tensor:
         if hidden is not None:
             s = s.masked_fill(hidden, -torch.inf)
         return torch.softmax(s, -1)
@@ -201,13 +182,16 @@ class EagerFp16(Eager):
     """Attention in plain PyTorch as articles have it: S in the inputs' type with an additive mask, softmax in fp32."""
 
     name = "eager_fp16"
+    modifiers = ("softcap", "window")  # slopes are fp32
 
     def _hidden(self, hidden: Tensor, cell: Cell) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=TORCH_DTYPES[cell.problem.dtype], device=hidden.device)
         return mask.masked_fill(hidden, -torch.inf)
 
-    def _softmax(self, s: Tensor, scale: float, hidden: Tensor | None) -> Tensor:
-        s = s * scale
+    def _scaled(self, s: Tensor, scale: float) -> Tensor:
+        return s * scale
+
+    def _softmax(self, s: Tensor, hidden: Tensor | None) -> Tensor:
         if hidden is not None:
             s = s + hidden
         return torch.softmax(s, -1, dtype=torch.float32)
@@ -261,7 +245,10 @@ class FamilyPeer(Peer):
         return super().fault(check, run, inputs) or check.rule(complete())
 
 
-_EVERY = (Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers, SdpaEfficient, SdpaMath, Eager, EagerFp16, FlashgenDeterministic)
+_EVERY = (
+    *(Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers),
+    *(FlexFlash, SdpaEfficient, SdpaMath, Eager, EagerFp16, FlashgenDeterministic),
+)
 PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in _EVERY}
 
 

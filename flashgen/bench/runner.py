@@ -132,8 +132,9 @@ class Runner:
                 fault = peer.fault(check, run, sets[0])
             except Exception as error:
                 why = [str(warning.message) for warning in said]
-                with suppress(Exception):  # what matters is the first error
-                    why += peer.explain(cell, sets[0])
+                if not isinstance(error, FlashgenError):  # ours tell it themselves
+                    with suppress(Exception):  # what matters is the first error
+                        why += peer.explain(cell, sets[0])
                 raise FlashgenError(reason(error, why)) from error
             if fault:
                 raise FlashgenError(fault)

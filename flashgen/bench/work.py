@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from flashgen.codegen.errors import choice_error
+from flashgen.codegen.modifier import modifier_operands
 from flashgen.codegen.operands import Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 
 Inputs = Mapping[str, Tensor]  # by operand name, in a peer's layout
 Given = Tensor | tuple[Tensor, ...]  # one output, or several in the order of the operation's operands
-Attention = Callable[[Tensor, Tensor, Tensor], Given]
+Attention = Callable[..., Given]  # of q, k and v, and behind them the tensors of a problem's modifiers
 Run = Callable[[], Given]
 
 
 def prepare(problem: Problem, attention: Attention, inputs: Inputs) -> Run:
     """One call of the problem's operation on these inputs, which can be repeated.
 
-    attention: (q, k, v) -> out, or out and what else it computes. Raises what it raises, and ArgumentError for an operation that cannot
-    be made of attention.
+    attention: (q, k, v, and the tensors of the problem's modifiers) -> out, or out and what else it computes. Raises what it raises, and
+    ArgumentError for an operation that cannot be made of attention.
     """
     if problem.operation not in _PREPARE:
         raise choice_error("pass", problem.operation, _PREPARE)
-    return _PREPARE[problem.operation](attention, inputs)
+    return _PREPARE[problem.operation](attention, inputs, [inputs[operand.name] for operand in modifier_operands(problem)])
 
 
-def _forward(attention: Attention, inputs: Inputs) -> Run:
-    return partial(attention, inputs["q"], inputs["k"], inputs["v"])
+def _forward(attention: Attention, inputs: Inputs, others: Sequence[Tensor]) -> Run:
+    return partial(attention, inputs["q"], inputs["k"], inputs["v"], *others)
 
 
-def _backward(attention: Attention, inputs: Inputs) -> Run:
+def _backward(attention: Attention, inputs: Inputs, others: Sequence[Tensor]) -> Run:
     """Autograd's way back through a forward pass that is done here, once."""
     leaves = _leaves(inputs)
-    out = _differentiable(attention, leaves)
+    out = _differentiable(attention, leaves, others)
     return partial(torch.autograd.grad, out, leaves, _d_out(out, inputs), retain_graph=True)
 
 
@@ -57,9 +58,9 @@ def _leaves(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _differentiable(attention: Attention, leaves: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def _differentiable(attention: Attention, leaves: tuple[Tensor, Tensor, Tensor], others: Sequence[Tensor] = ()) -> Tensor:
     with torch.enable_grad():
-        given = attention(*leaves)
+        given = attention(*leaves, *others)
     return given if isinstance(given, Tensor) else given[0]
 
 
@@ -68,7 +69,7 @@ def _d_out(out: Tensor, inputs: Inputs) -> Tensor:
     return torch.empty_like(out, requires_grad=False).copy_(inputs["d_out"])
 
 
-_PREPARE: dict[str, Callable[[Attention, Inputs], Run]] = {"forward": _forward, "backward": _backward}
+_PREPARE: dict[str, Callable[[Attention, Inputs, Sequence[Tensor]], Run]] = {"forward": _forward, "backward": _backward}
 
 
 def outputs(problem: Problem, given: Given) -> dict[str, Tensor]:

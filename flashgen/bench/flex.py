@@ -1,0 +1,87 @@
+"""The peers that are backends of `torch.nn.attention.flex_attention`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as flex
+
+from flashgen.codegen.problem import Mask
+
+from ..cells import Cell
+from .peer import AttentionPeer, Call, softcap_of
+
+
+class Flex(AttentionPeer):
+    """FlexAttention, compiled for each shape."""
+
+    name = "flex"
+    layout = "bhsd"
+    modifiers = ("alibi", "softcap", "window")
+    packages: ClassVar[tuple[str, ...]] = ("triton",)
+    options: ClassVar[flex.FlexKernelOptions | None] = None
+
+    def __init__(self) -> None:
+        import_module("triton")  # else the first call would say so, long after
+
+        # One compiled function is specialised for every cell; beyond the usual limit PyTorch would silently not compile.
+        torch._dynamo.config.recompile_limit = 512
+        torch._dynamo.config.accumulated_recompile_limit = 4096
+        self._attention = torch.compile(changed_attention, dynamic=False)
+
+    def bind(self, cell: Cell, device: torch.device) -> Call:
+        """See Peer."""
+        w, attention, options, cap = cell.workload, self._attention, self.options, softcap_of(cell)
+        gqa, mask, offset = w.heads_q != w.heads_kv, None, w.len_kv - w.len_q
+        if "window" in cell.problem.modifiers:
+            far = w.len_q + w.len_kv  # farther than any key: sums of 32 bits hold it
+            left, right = (max(-far, min(end, far)) for end in (w.window_left, w.window_right))
+
+            def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                return (i + offset - left <= j) & (j <= i + offset + right)
+
+            mask = flex.create_block_mask(seen, None, None, w.len_q, w.len_kv, device=device)
+        elif cell.problem.mask is Mask.CAUSAL:
+            mask = flex.create_block_mask(lambda b, h, i, j: i + offset >= j, None, None, w.len_q, w.len_kv, device=device)
+        return lambda q, k, v, slopes=None: attention(q, k, v, slopes, cap, mask, gqa, options)
+
+
+class FlexFlash(Flex):
+    """FlexAttention on FlashAttention-4, which PyTorch calls with what it makes of masks and modifiers."""
+
+    name = "flex_flash"
+    packages = ("flash-attn-4", "flash-attn")
+    usual = False
+    options: ClassVar[flex.FlexKernelOptions | None] = {"BACKEND": "FLASH"}
+
+    def __init__(self) -> None:
+        import_module("flash_attn.cute.interface")
+        super().__init__()
+
+
+def changed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slopes: Tensor | None,
+    cap: float | None,
+    mask: flex.BlockMask | None,
+    gqa: bool,
+    options: flex.FlexKernelOptions | None,
+) -> Tensor:
+    """FlexAttention with scores that a softcap and ALiBi change. Slopes are its argument: code compiled for some is right for others."""
+    offset = k.shape[2] - q.shape[2]
+
+    def changed(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if cap is not None:
+            score = cap * torch.tanh(score / cap)
+        if slopes is not None:
+            score = score - slopes[b, h] * (i + offset - j).abs()
+        return score
+
+    score_mod = None if cap is None and slopes is None else changed
+    out: Tensor = flex.flex_attention(q, k, v, score_mod, mask, enable_gqa=gqa, kernel_options=options)
+    return out

@@ -1,0 +1,156 @@
+"""The benchmark's peers in cells with modifiers, on the CPU: each computes what they mean, or says which it has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashgen.bench.check import CellCheck
+from flashgen.bench.flex import Flex, changed_attention
+from flashgen.bench.peer import AttentionPeer, Call, Peer
+from flashgen.bench.peers import PEERS, Eager, EagerFp16, Fa4, Flashgen
+from flashgen.bench.runner import Runner
+from flashgen.bench.sdpa import SdpaMath, sdpa_settings_kept
+from flashgen.cells import Cell
+from flashgen.codegen.modifiers.softcap import USUAL_CAP
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.workload import OPEN, Workload
+from flashgen.numerics.forward import plain
+from flashgen.numerics.link import Link
+from flashgen.numerics.modifiers.alibi import AlibiLink
+from flashgen.numerics.modifiers.softcap import SoftcapLink
+from flashgen.numerics.modifiers.window import WindowLink
+
+CPU = torch.device("cpu")
+ALL = ("alibi", "softcap", "window")
+
+
+@pytest.fixture
+def low_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of N(0, 1) are all but as they were under the usual one."""
+    monkeypatch.setattr("flashgen.codegen.modifiers.softcap.USUAL_CAP", 1.0)
+
+
+def cell_of(*modifiers: str, operation: str = "forward") -> Cell:
+    mask, ends = (Mask.FULL, (9, 3)) if "window" in modifiers else (Mask.CAUSAL, ())
+    return Cell(Problem(Dtype.FP16, 16, 8, mask, operation, modifiers=modifiers), Workload(2, 4, 2, 20, 33, *ends))
+
+
+def fault_of(peer: Peer, cell: Cell) -> str:
+    """What is wrong with the peer in a cell, empty if nothing."""
+    measuring = Runner({}, CPU, 0, 1)
+    inputs = measuring.inputs(cell, peer.layout)
+    with torch.no_grad():
+        return peer.fault(CellCheck(cell, measuring.inputs(cell, "bshd")), peer.prepare(cell, CPU)(inputs), inputs)
+
+
+class Ticking:
+    """A stopwatch by which everything takes a second."""
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        work()
+        return 1.0
+
+    def graph(self, work: Callable[[], object]) -> Callable[[], object]:
+        return work
+
+
+@pytest.mark.usefixtures("low_cap")
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize("modifiers", [*((name,) for name in ALL), ALL], ids="-".join)
+def test_plain_pytorch_has_them_and_what_forgets_them_gets_no_time(modifiers: tuple[str, ...], operation: str) -> None:
+    class Forgetful(Eager):
+        def bind(self, cell: Cell, device: torch.device) -> Call:
+            call = super().bind(replace(cell, problem=replace(cell.problem, modifiers=())), device)
+            return lambda q, k, v, *others: call(q, k, v)
+
+    cell = cell_of(*modifiers, operation=operation)
+    assert fault_of(Eager(), cell) == ""
+    assert fault_of(Forgetful(), cell).startswith("wrong: ")
+    if {*modifiers} <= {*EagerFp16.modifiers}:
+        assert fault_of(EagerFp16(), cell) == ""
+
+
+class Meant(Flashgen):
+    """With what `flashgen.attention` means in place of what it runs."""
+
+    def __init__(self) -> None:
+        self._attention = self._meant  # type: ignore[assignment]
+
+    @staticmethod
+    def _meant(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool, layout: str, deterministic: bool | None, return_lse: bool = False, **more: Any
+    ) -> Any:
+        assert (layout, deterministic) == ("bshd", None)
+        softcap, slopes, window, links = more["softcap"], more["alibi_slopes"], more["window"], list[Link]()
+        if softcap is not None:
+            links.append(SoftcapLink(softcap))
+        if slopes is not None:
+            links.append(AlibiLink(slopes))
+        if window is not None:
+            links.append(WindowLink(*(OPEN if end is None else end for end in window)))
+        both = plain(q, k, v, causal=causal, scale=q.shape[3] ** -0.5, links=links)
+        return both if return_lse else both[0]
+
+
+@pytest.mark.usefixtures("low_cap")
+@pytest.mark.parametrize("modifiers", [*((name,) for name in ALL), ALL], ids="-".join)
+def test_flashgen_is_asked_for_them(modifiers: tuple[str, ...]) -> None:
+    assert fault_of(Meant(), cell_of(*modifiers)) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_flashgen_has_them(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    assert fault_of(Flashgen(), cell_of(*ALL, operation=operation)) == ""
+
+
+@pytest.mark.usefixtures("low_cap")
+def test_flex_has_them_and_is_compiled_once_for_all_inputs() -> None:
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
+        compiled.append(1)
+        return graph.forward
+
+    class Traced(Flex):
+        def __init__(self) -> None:
+            self._attention = torch.compile(changed_attention, dynamic=False, backend=backend)
+
+    torch.compiler.reset()
+    cell = cell_of(*ALL)
+    result = Runner({"flex": Traced()}, CPU, cell.io_bytes, 1, Ticking()).measure("grid", cell)
+    assert (list(result.times), result.errors) == (["flex"], {})
+    assert len(compiled) == 1
+    assert fault_of(Traced(), cell_of("alibi")) == ""
+
+
+def test_fa4_is_told_the_cap() -> None:
+    asked: list[dict[str, object]] = []
+
+    class Told(Fa4):
+        def __init__(self) -> None:
+            self._attention = lambda q, k, v, **options: asked.append(options)
+
+    for cell in (cell_of("softcap"), cell_of("softcap", "window"), cell_of()):
+        Told().bind(cell, CPU)(None, None, None)
+    cap = {"softcap": USUAL_CAP}
+    assert asked == [{"causal": True, **cap}, {"causal": False, "window_size": (9, 3), **cap}, {"causal": True}]
+
+
+def test_what_a_peer_has_not_is_all_that_is_said() -> None:
+    class Explaining(SdpaMath):
+        def explain(self, cell: Cell, inputs: object) -> list[str]:
+            return ["FlashAttention takes no mask"]
+
+    with sdpa_settings_kept():
+        result = Runner({"math": Explaining()}, CPU, 0, 1, Ticking()).measure("grid", cell_of("softcap", "window"))
+    assert result.errors == {"math": "math has no softcap"}
+    having = {name for name, peer in PEERS.items() if issubclass(peer, AttentionPeer) and {*ALL} <= {*peer.modifiers}}
+    assert having == {"flashgen", "flashgen_deterministic", "flex", "flex_flash", "eager"}
