@@ -30,6 +30,8 @@ def locked(path: Path, what: str, seconds: float, say: Callable[[str], object] =
         _acquire(handle, what, seconds, say)
         yield
     finally:
+        with suppress(OSError):  # a child that was forked meanwhile has the handle, too: it would keep what is only closed here
+            fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -121,3 +122,17 @@ def test_without_a_cache_folder_nothing_is_locked(monkeypatch: pytest.MonkeyPatc
     heard = Heard()
     with tuning_lock.exclusive("GPU-1", heard):
         assert heard.lines[0].startswith("no lock against a second run on this GPU: ")
+
+
+def test_a_child_that_is_forked_meanwhile_keeps_no_lock(tmp_path: Path) -> None:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's, of forks beside threads
+        with locked(tmp_path, "it", 1):
+            child.start()
+    try:
+        with locked(tmp_path, "it", 1):
+            pass
+    finally:
+        child.kill()
+        child.join()
