@@ -47,6 +47,19 @@ def specs(problems: int) -> list[KernelSpec]:
     return found
 
 
+def modified_specs() -> list[KernelSpec]:
+    """Of each family the first problem with each of its modifiers, and with all of them."""
+    found = []
+    for family in families().values():
+        problem, _, target = examples(family)[0]
+        kinds = dict.fromkeys((*((name,) for name in family.modifiers), family.modifiers)) if family.modifiers else ()
+        for kind in kinds:
+            modified = dataclasses.replace(problem, modifiers=kind)
+            if not family.refusals(modified, target):
+                found.append(KernelSpec(family, modified, family.default(modified, target), target))
+    return found
+
+
 SPECS = specs(4)
 some_specs = pytest.mark.parametrize("spec", SPECS[::7], ids=lambda s: s.name)
 rendered = functools.cache(render)  # of many tests
@@ -184,7 +197,7 @@ def test_every_line_of_every_file_is_used_by_a_kernel() -> None:
     unused = {
         path: dict.fromkeys(line for line in templates.read(path).splitlines() if line and not line.startswith("//%")) for path in files
     }
-    found = specs(8)
+    found = specs(8) + modified_specs()
     random.Random(1).shuffle(found)  # soon all lines have been seen, and the other texts need not be rendered
     found.sort(key=lambda spec: not spec.problem.modifiers)  # of which there are few
     apart_from_kernels = [emulator_runtime().text, render_program(SPECS[0]).text, traced(rendered(SPECS[0], Atoms.EMULATED)).text]
