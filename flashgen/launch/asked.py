@@ -114,6 +114,14 @@ def _without_gradient(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def addresses_of_tensors(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Where they lie. Raises ArgumentError for one whose storage is gone, which a kernel would read all the same."""
+    found = [tensor.data_ptr() for tensor in tensors]
+    if not all(found):
+        raise ArgumentError("tensors of modifiers must have storages that hold their elements; got one without")
+    return found
+
+
 def signature_of(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """What of them decides a plan."""
     return tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors)

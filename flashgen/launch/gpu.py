@@ -24,7 +24,7 @@ from flashgen.codegen.workload import Workload
 from ..selection import loaded
 from ..selection.families import NO_FAMILY, excluded_families, families_for
 from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, require_memory, workload_of
-from .asked import tensor_strides
+from .asked import addresses_of_tensors, tensor_strides
 from .bound import BoundCall
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -148,7 +148,7 @@ def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall 
                 require_memory(q, k, v)
             at_lse = 0 if lse is None else lse.data_ptr()
             if tensors:
-                enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), at_lse, *[tensor.data_ptr() for tensor in tensors])
+                enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), at_lse, *addresses_of_tensors(tensors))
             else:
                 enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), at_lse)
         return out, lse

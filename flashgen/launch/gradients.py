@@ -27,7 +27,7 @@ from .arguments import (
     require_dense,
     require_memory,
 )
-from .asked import tensor_strides
+from .asked import addresses_of_tensors, tensor_strides
 from .bound import BoundCall
 from .gpu import bind_chosen, current_device, current_stream, empty_strided, require_context, untraced
 
@@ -180,6 +180,6 @@ class GradientPlan:
         self.bound.enqueue(
             current_stream(self.index),
             *(at_q, at_k, at_v, at_out, lse.data_ptr(), at_d_out, 0 if d_lse is None else d_lse.data_ptr()),
-            *(d_q.data_ptr(), d_k.data_ptr(), d_v.data_ptr(), *(tensor.data_ptr() for tensor in tensors)),
+            *(d_q.data_ptr(), d_k.data_ptr(), d_v.data_ptr(), *addresses_of_tensors(tensors)),
         )
         return d_q, d_k, d_v

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
+from flashgen.codegen.errors import ArgumentError
+
 from ..launch.asked import asked
 from ..launch.gpu import Plan, untraced
 from ..launch.gradients import Gradients
@@ -175,9 +177,11 @@ class _PastDispatcher(torch.autograd.Function):
 
 @untraced
 def _autograd(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    tensors = arguments[:3]
-    if getattr(forward_ad, "_current_level", 0) >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    tensors, others = arguments[:3], flat(arguments, _OPTIONS)[_OPTIONS:]
+    if getattr(forward_ad, "_current_level", 0) >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in (*tensors, *others)):
         raise NoDerivativeError(_NO_TANGENTS)  # PyTorch would drop them without a word
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in others):
+        raise ArgumentError("tensors of modifiers must not require grad, as they have no gradients: detach them")
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return _with_list(*arguments)  # type: ignore[no-any-return]
     if is_transformed():

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import flashgen
-from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +114,16 @@ def test_operators_keep_their_contracts() -> None:
     torch.library.opcheck(operators.attention_forward.default, (q, q, q, False, None, "bshd", *modified))
     leaf = q.clone().requires_grad_()
     torch.library.opcheck(operators.attention.default, (leaf, q, q, True, None, "bshd", None, *modified))
+
+
+def test_derivatives_that_slopes_do_not_have_are_refused() -> None:
+    q, own = stacked(1, 16, 2, 16), slopes(2)
+    with forward_ad.dual_level(), pytest.raises(FlashgenError, match="no forward-mode derivative"):
+        flashgen.attention(q, q, q, alibi_slopes=forward_ad.make_dual(own, torch.ones(2)))
+    with pytest.raises(ArgumentError, match=r"^alibi_slopes must not require grad"):
+        torch.func.grad(lambda own: flashgen.attention(q, q, q, alibi_slopes=own).float().sum())(own)
+    with pytest.raises(ArgumentError, match=r"^tensors of modifiers must not require grad"):
+        torch.ops.flashgen.attention(q, q, q, False, None, "bshd", None, "alibi", [], [], [own.requires_grad_()])
 
 
 def test_operators_want_all_values_of_modifiers() -> None:
