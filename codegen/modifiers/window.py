@@ -95,12 +95,6 @@ class Seen(NamedTuple):
         return cls(Mask.FULL, (MODIFIER.name,), (left, right))
 
 
-def window_modifier(causal: Causal, window: Ends | None, top_left: int = 0) -> tuple[bool, str, tuple[int, ...]]:
-    """`causal`, `modifiers` and `sizes` as PyTorch's operators take them. Arguments and errors are those of `Seen.of`."""
-    seen = Seen.of(causal, window, top_left)
-    return seen.mask is Mask.CAUSAL, *((MODIFIER.name, seen.ends) if seen.modifiers else ("", ()))
-
-
 def _checked(window: Ends) -> tuple[int, int]:
     if not isinstance(window, tuple) or len(window) != 2:
         raise ArgumentError(f"window must be a tuple (left, right), each a number of keys or None; got {shown(window)}")

@@ -74,7 +74,7 @@ def _allowed(operand: Operand, sizes: tuple[int, ...]) -> str:
     return f"({names}) = {sizes}, or one that broadcasts to it by its leading dimensions"
 
 
-def tensor_strides(problem: Problem, workload: Workload, tensors: Sequence[torch.Tensor]) -> dict[str, tuple[int, ...]]:
+def tensor_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[str, tuple[int, ...]]:
     """Strides of operands whose tensors have passed `check_tensors`, by name: 0 along what a tensor lacks."""
     found = {}
     for operand, tensor in zip(modifier_operands(problem), tensors, strict=True):
@@ -96,7 +96,7 @@ def modified_of_call(
     """Whether the mask is causal, and what operators are told of modifiers. `top_left`: see `Seen.of`. Raises ArgumentError."""
     seen = Seen.of(causal, window, top_left)
     names, sizes = (["window"], seen.ends) if seen.modifiers else ([], ())
-    numbers, tensors = [], []
+    numbers, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
     if softcap is not None:
         names.append("softcap")
         numbers.append(checked_softcap(softcap))

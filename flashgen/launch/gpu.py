@@ -88,7 +88,7 @@ class Plan:
         of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
         strides = {"q": of_q, "k": of_k, "v": of_v, "out": self.outputs.strides_by_axis, "lse": self.outputs.lse_strides}
         if tensors:
-            strides |= tensor_strides(problem, workload, tensors)
+            strides |= tensor_strides(problem, tensors)
         self.call = call = attention_call(problem, workload, strides, scale, modifiers.numbers)
         self.bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
         self.run = _runner(self.index, self.dtype, self.outputs, self.bound)

@@ -108,7 +108,7 @@ def gradient_call(
     given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out}
     strides = {name: axis_strides(tensor, layout) for name, tensor in given.items()}
     strides |= {f"d_{name}": ordered_strides(given[name].shape, dense(tuple(given[name].shape)), layout) for name in ("q", "k", "v")}
-    strides |= tensor_strides(problem, workload, tensors)
+    strides |= tensor_strides(problem, tensors)
     return attention_call(problem, workload, strides, scale, modifiers.numbers)
 
 

@@ -17,13 +17,14 @@ from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import families, find_family
 from flashgen.codegen.modifier import given_modifiers, with_sizes_to_verify
-from flashgen.codegen.modifiers.window import Seen, window_modifier
+from flashgen.codegen.modifiers.window import Seen
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.plain import from_plain, to_plain
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import OPEN, Workload
+from flashgen.launch.asked import modified_of_call
 from flashgen.records.choice import bucket, distance
 from flashgen.records.record import BENCHMARK_VERSION, Record, RecordKey, Timing
 from flashgen.records.store import Records
@@ -57,8 +58,9 @@ def test_what_queries_see(causal: bool, window: Any, seen: Seen) -> None:
 
 
 def test_what_operators_are_told() -> None:
-    assert window_modifier(True, (1024, None)) == (False, "window", (1024, 0))
-    assert window_modifier(False, (None, 0)) == (True, "", ())
+    assert modified_of_call(True, (1024, None), None, None, 0) == (False, ("window", (1024, 0), [], []))
+    assert modified_of_call(False, (None, 0), None, None, 0) == (True, ())
+    assert modified_of_call(True, (5, None), 30.0, None, 0) == (False, ("window,softcap", (5, 0), [30.0], []))
 
 
 def test_pairs_against_counting() -> None:
