@@ -6,9 +6,9 @@ link of the chain that kernels ask: templates/tile/common/score_chain.cuh.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import ClassVar, NamedTuple
 
@@ -20,36 +20,66 @@ from .problem import Problem
 from .workload import Workload
 
 
+@dataclass(frozen=True)
+class GradientKernel:
+    """A kernel for gradients of a modifier's tensors.
+
+    function:   what computes them, in the file of the modifier: a template of the block's threads, given the kernel's parameters
+    title:      what the text says above it
+    threads:    of a block
+    """
+
+    parameters: ParameterBlock
+    suffix: str
+    struct: str
+    function: str
+    title: str
+    threads: int
+
+
 class Modifier(ABC):
     """A file in `codegen/modifiers` defines a subclass and one instance of it named `MODIFIER`.
 
     name:       that of its file, and of the file of its link in `templates/tile/modifiers`
     rank:       its place in the composition, from 0: those that change scores come before those that hide keys
-    link:       the C++ struct that is its link of the chain, with a function `of(parameters, len_q, len_kv)`
+    link:       the C++ struct that is its link of the chain, with a function `of(parameters, len_q, len_kv)`; empty for one that acts
+                behind the chain, whose file comes behind `common/lse`
     words:      what it is called in the header of a kernel
     parameters: the fields that every kernel which asks the chain has for it
     sizes:      names of its values that are sizes of a workload
     numbers:    names of its values that are other numbers
     tensors:    names of its `operands`
+    gradient:   the kernel that the backward pass has for gradients of `tensors`; None where these have none
     maps_scores, adds_to_scores, has_heads: what its link does: kMapsScores, kAddsToScores, kHasHeads in
                 templates/tile/common/score_changes.cuh
+    joins_sums: whether it adds to the row sums: templates/tile/modifiers/sinks.cuh
     """
 
     name: ClassVar[str]
     rank: ClassVar[int]
-    link: ClassVar[str]
+    link: ClassVar[str] = ""
     words: ClassVar[str]
     parameters: ClassVar[tuple[Parameter, ...]]
     sizes: ClassVar[tuple[str, ...]] = ()
     numbers: ClassVar[tuple[str, ...]] = ()
     tensors: ClassVar[tuple[str, ...]] = ()
+    gradient: ClassVar[GradientKernel | None] = None
     maps_scores: ClassVar[bool] = False
     adds_to_scores: ClassVar[bool] = False
     has_heads: ClassVar[bool] = False
+    joins_sums: ClassVar[bool] = False
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Its tensors, which are operands of every call that has it, behind those of the operation."""
         return ()
+
+    def gradients(self, problem: Problem) -> tuple[Operand, ...]:
+        """Outputs of the backward pass, which a call may leave out: d_<name> of those of its tensors that have gradients."""
+        return ()
+
+    def gradient_values(self, call: Call, rows: int) -> tuple[int, Mapping[str, int | float]]:
+        """Of the launch of `gradient`: its blocks, and the kernel's parameters that are numbers. `rows`: see `gradient_launches`."""
+        raise NotImplementedError(f"{self.name} has no gradient")
 
     def unit(self, call: Call) -> float | None:
         """What a score that its link has changed must be multiplied by for the softmax; None where that is as it was before."""
@@ -165,7 +195,7 @@ def modified_example(problem: Problem, workload: Workload) -> tuple[Problem, Wor
 def with_sizes_to_verify(problem: Problem, workload: Workload, number: int | None) -> Workload:
     """The workload with `Modifier.sizes_to_verify` of the problem's modifiers."""
     sizes = {name: size for modifier in modifiers_of(problem) for name, size in modifier.sizes_to_verify(workload, number).items()}
-    return dataclasses.replace(workload, **sizes) if sizes else workload
+    return replace(workload, **sizes) if sizes else workload
 
 
 def modifier_scalars(problem: Problem, workload: Workload) -> dict[str, float]:
@@ -176,6 +206,11 @@ def modifier_scalars(problem: Problem, workload: Workload) -> dict[str, float]:
 def modifier_operands(problem: Problem) -> tuple[Operand, ...]:
     """`Modifier.operands` of all of a problem's, in the order of their names."""
     return tuple(operand for name in problem.modifiers for operand in modifiers()[name].operands(problem))
+
+
+def modifier_gradients(problem: Problem) -> tuple[Operand, ...]:
+    """`Modifier.gradients` of all of a problem's, in the order of their names."""
+    return tuple(operand for name in problem.modifiers for operand in modifiers()[name].gradients(problem))
 
 
 def modifier_values(call: Call) -> dict[str, int | float]:

@@ -38,7 +38,8 @@ _WITH_BODIES = (
 )
 _RUNNING = ("isolate", "residents")  # what runs the kernels, of the same folder
 _CHAIN = "common/score_chain"  # of the tile operations: every link comes after it
-_CONDITIONS = ("modifiers", "maps", "folds", "adds", "changes", "heads")  # that lines of tile operations depend on: see `conditions`
+_BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
+_CONDITIONS = ("links", "maps", "folds", "adds", "changes", "heads", "joins")  # that lines of tile operations depend on: see `conditions`
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label
@@ -179,7 +180,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         config=spec.config,
         parameters=kernels[""].parameters.fields,
         kernels=kernels,
-        links=", ".join(modifier.link for modifier in modifiers),
+        tensor_gradients=[one.gradient for one in modifiers if one.gradient and one.gradient.suffix in kernels],
         chain=partial(_chain, modifiers),
         **conditions(modifiers),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers)],
@@ -198,12 +199,15 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
 def conditions(modifiers: Sequence[Modifier]) -> dict[str, object]:
     """What texts say on behalf of modifiers: see templates/tile/common/score_changes.cuh.
 
-    maps: a link maps scores; adds: links add to them; changes: one of the two; folds: a link maps, and nothing else changes scores, so that
-    the map may be a part of the exponential; heads: links know heads
+    links: those of the chain, with commas between them; maps: a link maps scores; adds: links add to them; changes: one of the two;
+    folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
+    joins: a modifier joins row sums
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
-    heads = any(one.has_heads for one in modifiers)
-    return {"modifiers": modifiers, "maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds, "heads": heads}
+    heads, joins = any(one.has_heads for one in modifiers), any(one.joins_sums for one in modifiers)
+    links = ", ".join(one.link for one in modifiers if one.link)
+    found = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds, "heads": heads}
+    return {"links": links, "joins": joins, **found}
 
 
 def _chain(modifiers: Sequence[Modifier], sizes: str, head: str = "") -> str:
@@ -211,24 +215,22 @@ def _chain(modifiers: Sequence[Modifier], sizes: str, head: str = "") -> str:
 
     sizes: len_q and len_kv, head: entry of the batch and head, as they are called there
     """
-    if not modifiers:
+    links = [modifier.link for modifier in modifiers if modifier.link]
+    if not links:
         return f"make_chain<kCausal>({sizes})"
-    made = f"modified_chain<{', '.join(('kCausal', *(modifier.link for modifier in modifiers)))}>(p, {sizes})"
+    made = f"modified_chain<{', '.join(('kCausal', *links))}>(p, {sizes})"
     return f"of_head({made}, {head})" if head and any(modifier.has_heads for modifier in modifiers) else made
 
 
 def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier]) -> list[str]:
-    """Files of tile operations, and behind the chain's those of these modifiers, which are links of it."""
-    if not modifiers:
-        return list(tiles)
-    after = tiles.index(_CHAIN) + 1
-    return [
-        *tiles[:after],
-        "common/score_changes",
-        *(modifier.tile_file for modifier in modifiers),
-        "common/modified_chain",
-        *tiles[after:],
-    ]
+    """Files of tile operations, and those of these modifiers: behind the chain's those that are links of it."""
+    files, links = list(tiles), [modifier.tile_file for modifier in modifiers if modifier.link]
+    if others := [modifier.tile_file for modifier in modifiers if not modifier.link]:
+        files[files.index(_BEHIND_CHAIN) + 1 :] = [*others, *files[files.index(_BEHIND_CHAIN) + 1 :]]
+    if links:
+        after = files.index(_CHAIN) + 1
+        files[after:] = ["common/score_changes", *links, "common/modified_chain", *files[after:]]
+    return files
 
 
 def _kernel_table(spec: KernelSpec, text: str) -> str:

@@ -54,6 +54,7 @@ def attention(
     window: Ends | None = ...,
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
+    sinks: torch.Tensor | None = ...,
 ) -> torch.Tensor: ...
 @overload
 def attention(
@@ -69,6 +70,7 @@ def attention(
     window: Ends | None = ...,
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
+    sinks: torch.Tensor | None = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def attention(
     q: torch.Tensor,
@@ -83,6 +85,7 @@ def attention(
     window: Ends | None = None,
     softcap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale * q k^T) v, on the GPU that holds the tensors and in its current stream.
 
@@ -98,6 +101,9 @@ def attention(
        len_q + len_kv must be below 2^29 then.
     softcap: a scaled score s becomes softcap * tanh(s / softcap)
     alibi_slopes: fp32, [heads_q] or [batch, heads_q]: a score loses slope * |i + len_kv - len_q - j|, after the softcap. No gradient.
+    sinks: [heads_q], fp32 or 16 bits: a score of each query head that joins the softmax of its rows, unscaled, with a value of 0. So P of
+       a row has a sum below 1, and lse includes the sink: it is the sink where a row sees no key. They have gradients, which
+       `deterministic` need not ask for, and which err by up to |lse| * 2^-24 of themselves. Finite, or -inf for none.
     Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
     fp32 [batch, heads_q, len_q].
 
@@ -113,8 +119,8 @@ def attention(
     FlashgenError.
     """
     modified: tuple[Any, ...] = ()  # what operators are told of modifiers
-    if window is not None or softcap is not None or alibi_slopes is not None or isinstance(causal, str):
-        causal, modified = modified_of_call(causal, window, softcap, alibi_slopes, _queries_beyond_keys(q, k, layout))
+    if window is not None or softcap is not None or alibi_slopes is not None or sinks is not None or isinstance(causal, str):
+        causal, modified = modified_of_call(causal, window, softcap, alibi_slopes, sinks, _queries_beyond_keys(q, k, layout))
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())
         run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers, tensors)
@@ -123,7 +129,7 @@ def attention(
             return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
     try:
         check_types(q, k, v, causal, scale, layout, return_lse, deterministic)
-        differentiated = is_differentiated(q, k, v)
+        differentiated = is_differentiated(q, k, v, *(modified[3] if modified else ()))
         if differentiated:
             given = differentiable_attention(q, k, v, causal, scale, layout, deterministic, *modified)
         else:
@@ -220,7 +226,7 @@ def warm(
     passes: "forward", "backward" or "both", of which the backward kernel is returned.
     deterministic: of the backward kernel, whether its gradients are the same to the bit in every run.
     window: as `attention` has it.
-    modifiers: names of others, whose values calls may change: softcap, alibi.
+    modifiers: names of others, whose values calls may change: softcap, alibi, sinks.
     """
     on = _gpu(device)
     name = str(dtype).removeprefix("torch.")

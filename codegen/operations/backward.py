@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-from flashgen.codegen.modifier import modified_example, modifier_operands, modifier_scalars, modifiers
+from flashgen.codegen.modifier import modified_example, modifier_gradients, modifier_operands, modifier_scalars, modifiers
 from flashgen.codegen.operands import Axis, Element, Operand, Role
 from flashgen.codegen.operation import Operation
 from flashgen.codegen.operations.forward import OPERATION as FORWARD
@@ -29,7 +29,7 @@ class Backward(Operation):
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """See Operation."""
-        return (*_OPERANDS, *modifier_operands(problem)) if problem.modifiers else _OPERANDS
+        return (*_OPERANDS, *modifier_operands(problem), *modifier_gradients(problem)) if problem.modifiers else _OPERANDS
 
     def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
         """See Operation. `scale`: of the scores before the softmax, that of the forward pass."""

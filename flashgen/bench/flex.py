@@ -20,7 +20,7 @@ class Flex(AttentionPeer):
 
     name = "flex"
     layout = "bhsd"
-    modifiers = ("alibi", "softcap", "window")
+    modifiers = ("alibi", "sinks", "softcap", "window")
     packages: ClassVar[tuple[str, ...]] = ("triton",)
     options: ClassVar[flex.FlexKernelOptions | None] = None
 
@@ -46,7 +46,7 @@ class Flex(AttentionPeer):
             mask = flex.create_block_mask(seen, None, None, w.len_q, w.len_kv, device=device)
         elif cell.problem.mask is Mask.CAUSAL:
             mask = flex.create_block_mask(lambda b, h, i, j: i + offset >= j, None, None, w.len_q, w.len_kv, device=device)
-        return lambda q, k, v, slopes=None: attention(q, k, v, slopes, cap, mask, gqa, options)
+        return lambda q, k, v, alibi_slopes=None, sinks=None: attention(q, k, v, alibi_slopes, sinks, cap, mask, gqa, options)
 
 
 class FlexFlash(Flex):
@@ -67,12 +67,16 @@ def changed_attention(
     k: Tensor,
     v: Tensor,
     slopes: Tensor | None,
+    sinks: Tensor | None,
     cap: float | None,
     mask: flex.BlockMask | None,
     gqa: bool,
     options: flex.FlexKernelOptions | None,
 ) -> Tensor:
-    """FlexAttention with scores that a softcap and ALiBi change. Slopes are its argument: code compiled for some is right for others."""
+    """FlexAttention with scores that a softcap and ALiBi change. Tensors are its arguments: code compiled for some is right for others.
+
+    Sinks come behind it, as PyTorch's own examples have them: by the log-sum-exp, out has to lose what a row's sink takes of it.
+    """
     offset = k.shape[2] - q.shape[2]
 
     def changed(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -83,5 +87,10 @@ def changed_attention(
         return score
 
     score_mod = None if cap is None and slopes is None else changed
-    out: Tensor = flex.flex_attention(q, k, v, score_mod, mask, enable_gqa=gqa, kernel_options=options)
-    return out
+    if sinks is None:
+        out: Tensor = flex.flex_attention(q, k, v, score_mod, mask, enable_gqa=gqa, kernel_options=options)
+        return out
+    aux = flex.AuxRequest(lse=True)
+    plain, more = flex.flex_attention(q, k, v, score_mod, mask, enable_gqa=gqa, kernel_options=options, return_aux=aux)
+    assert more.lse is not None
+    return plain * torch.sigmoid(more.lse - sinks[:, None])[..., None].to(plain.dtype)

@@ -24,7 +24,7 @@ from ..numerics.link import Rows, hidden_keys, hiding_links
 from .check import CellCheck
 from .work import Given, Inputs, Run, prepare
 
-Call = Callable[..., Tensor]  # of q, k and v, and behind them the tensors of a cell's modifiers
+Call = Callable[..., Tensor]  # of q, k and v, and by name the tensors of a cell's modifiers
 _REASON_LENGTH = 300
 
 
@@ -62,7 +62,9 @@ class Peer(ABC):
     def _bshd(self, given: Given) -> Given:
         if self.layout == "bshd":
             return given
-        return given.transpose(1, 2) if isinstance(given, Tensor) else tuple(tensor.transpose(1, 2) for tensor in given)
+        if isinstance(given, Tensor):
+            return given.transpose(1, 2)
+        return tuple(tensor.transpose(1, 2) if tensor.ndim == 4 else tensor for tensor in given)
 
 
 class AttentionPeer(Peer):
@@ -75,7 +77,7 @@ class AttentionPeer(Peer):
 
     @abstractmethod
     def bind(self, cell: Cell, device: torch.device) -> Call:
-        """The call (q, k, v, and the tensors of the cell's modifiers) -> out for a cell, tensors and out in `layout`."""
+        """The call (q, k, v, and by name the tensors of the cell's modifiers) -> out for a cell, tensors and out in `layout`."""
 
     def prepare(self, cell: Cell, device: torch.device) -> Callable[[Inputs], Run]:
         """See Peer."""

@@ -40,7 +40,7 @@ class Flashgen(AttentionPeer):
     """flashgen, as its user calls it."""
 
     name = "flashgen"
-    modifiers = ("alibi", "softcap", "window")
+    modifiers = ("alibi", "sinks", "softcap", "window")
     deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
@@ -54,9 +54,7 @@ class Flashgen(AttentionPeer):
 
     def _call(self, cell: Cell, attention: Callable[..., Any]) -> Callable[..., Any]:
         causal, deterministic, window, softcap = cell.problem.mask is Mask.CAUSAL, self.deterministic, window_of(cell), softcap_of(cell)
-        return lambda q, k, v, slopes=None: attention(
-            q, k, v, causal=causal, layout="bshd", deterministic=deterministic, window=window, softcap=softcap, alibi_slopes=slopes
-        )
+        return partial(attention, causal=causal, layout="bshd", deterministic=deterministic, window=window, softcap=softcap)
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """The kernel that the calls of this cell run."""
@@ -81,7 +79,7 @@ class Fa4(AttentionPeer):
     """FlashAttention-4, from its own package."""
 
     name = "fa4"
-    modifiers = ("softcap", "window")
+    modifiers = ("sinks", "softcap", "window")
     packages = ("flash-attn-4", "flash-attn")
 
     def __init__(self) -> None:
@@ -93,8 +91,8 @@ class Fa4(AttentionPeer):
         given = {"window_size": window_of(cell), "softcap": softcap_of(cell)}
         more = {name: value for name, value in given.items() if value is not None}
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            result = attention(q, k, v, causal=causal, **more)
+        def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+            result = attention(q, k, v, causal=causal, **more, **({} if sinks is None else {"learnable_sink": sinks}))
             out: Tensor = result[0] if isinstance(result, tuple | list) else result  # with the log-sum-exp or without, by version
             return out
 
@@ -139,7 +137,7 @@ class Eager(AttentionPeer):
     """Attention in plain PyTorch as it is written down: S in fp32, P in the inputs' type, both in memory whole."""
 
     name = "eager"
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "softcap", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "sinks", "softcap", "window")
     layout = "bhsd"
     usual = False
 
@@ -153,15 +151,15 @@ class Eager(AttentionPeer):
             queries, keys = (torch.arange(length, device=device, dtype=torch.float32) for length in (w.len_q, w.len_kv))
             distance = (queries[:, None] + (w.len_kv - w.len_q) - keys).abs()
 
-        def call(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None = None) -> Tensor:
+        def call(q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
             if group > 1:
                 k, v = (t.repeat_interleave(group, 1) for t in (k, v))
             s = scaled(q @ k.mT, scale)
             if cap is not None:
                 s = cap * torch.tanh(s / cap)
-            if slopes is not None:
-                s = s - slopes[:, :, None, None] * distance
-            return softmax(s, hidden).to(q.dtype) @ v
+            if alibi_slopes is not None:
+                s = s - alibi_slopes[:, :, None, None] * distance
+            return softmax(s, hidden, sinks).to(q.dtype) @ v
 
         return call
 
@@ -172,17 +170,19 @@ class Eager(AttentionPeer):
     def _scaled(self, s: Tensor, scale: float) -> Tensor:
         return s.float() * scale
 
-    def _softmax(self, s: Tensor, hidden: Tensor | None) -> Tensor:
+    def _softmax(self, s: Tensor, hidden: Tensor | None, sinks: Tensor | None) -> Tensor:
         if hidden is not None:
             s = s.masked_fill(hidden, -torch.inf)
-        return torch.softmax(s, -1)
+        if sinks is None:
+            return torch.softmax(s, -1)
+        return torch.softmax(torch.cat([s, sinks[:, None, None].expand(*s.shape[:3], 1)], -1), -1)[..., :-1]
 
 
 class EagerFp16(Eager):
     """Attention in plain PyTorch as articles have it: S in the inputs' type with an additive mask, softmax in fp32."""
 
     name = "eager_fp16"
-    modifiers = ("softcap", "window")  # slopes are fp32
+    modifiers = ("softcap", "window")  # slopes and sinks are fp32
 
     def _hidden(self, hidden: Tensor, cell: Cell) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=TORCH_DTYPES[cell.problem.dtype], device=hidden.device)
@@ -191,7 +191,7 @@ class EagerFp16(Eager):
     def _scaled(self, s: Tensor, scale: float) -> Tensor:
         return s * scale
 
-    def _softmax(self, s: Tensor, hidden: Tensor | None) -> Tensor:
+    def _softmax(self, s: Tensor, hidden: Tensor | None, sinks: Tensor | None) -> Tensor:
         if hidden is not None:
             s = s + hidden
         return torch.softmax(s, -1, dtype=torch.float32)

@@ -22,7 +22,6 @@ from flashgen.timing.spread import ROUNDS
 
 from .options import (
     INTEGER,
-    Alibi,
     Batch,
     CausalOrBoth,
     DtypeName,
@@ -30,6 +29,7 @@ from .options import (
     Heads,
     Json,
     KvHeads,
+    Modifiers,
     OnePass,
     Seqlen,
     SeqlenKv,
@@ -66,7 +66,7 @@ def bench(
     kv_heads: KvHeads = None,
     window: Window = None,
     softcap: Softcap = None,
-    alibi: Alibi = False,
+    modifiers: Modifiers = None,
     peers: Annotated[
         str | None,
         typer.Option("--peers", help="Separated by commas; kernel families, too. Default: all but the slow efficient, math and eager."),
@@ -94,7 +94,7 @@ def bench(
     """Time attention implementations side by side on this GPU. Exit code 1 if flashgen failed in a cell, or nothing was timed."""
     workload = _given(
         {"seqlen": seqlen, "seqlen-kv": seqlen_kv, "batch": batch, "heads": heads, "kv-heads": kv_heads, "head-dim-v": head_dim_v or None}
-        | {"causal": causal is not None, "dtype": dtype != "bf16", "window": window, "softcap": softcap, "alibi": alibi}
+        | {"causal": causal is not None, "dtype": dtype != "bf16", "window": window, "softcap": softcap, "modifiers": modifiers}
     )
     if source is not None:
         measuring = {
@@ -120,7 +120,7 @@ def bench(
         if grid is not None:
             raise ArgumentError(f"grid must stand without head_dim; got grid {grid} and head_dim {head_dim}")
         sizes = (tuple(seqlen or SEQLENS), seqlen_kv, batch, heads, kv_heads)
-        modified = parse_window(window), named_modifiers(softcap, alibi)
+        modified = parse_window(window), named_modifiers(softcap, modifiers)
         cells = {bench_cells.BY_HAND: cells_of(head_dim, head_dim_v or None, dtype, causal, *sizes, operation, False, *modified)}
     elif workload:
         raise ArgumentError(f"head_dim must be given with options of one workload; got {', '.join(workload)} without it")

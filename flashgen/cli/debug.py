@@ -15,7 +15,6 @@ from flashgen.codegen.workload import Workload
 
 from .options import (
     INTEGER,
-    Alibi,
     Arch,
     Causal,
     Deterministic,
@@ -24,6 +23,7 @@ from .options import (
     HeadDim,
     HeadDimV,
     Json,
+    Modifiers,
     OnePass,
     Settings,
     Softcap,
@@ -62,7 +62,7 @@ def debug(
     deterministic: Deterministic = False,
     window: Window = None,
     softcap: Softcap = None,
-    alibi: Alibi = False,
+    modifiers: Modifiers = None,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -93,7 +93,7 @@ def debug(
     for name, size in (("batch", batch), ("heads", heads), ("seqlen", seqlen)):
         require_int(name, size, 1)
     require_int("seed", seed, 0, 2**63 - 1)
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, alibi))
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers))
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     sizes = (batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
     workload = Workload(*sizes, *Seen.of(causal, parse_window(window)).ends)

@@ -16,7 +16,6 @@ from flashgen.codegen.target import find_target
 
 from .options import (
     INTEGER,
-    Alibi,
     Arch,
     Batch,
     Causal,
@@ -29,6 +28,7 @@ from .options import (
     Heads,
     Json,
     KvHeads,
+    Modifiers,
     OnePass,
     Passes,
     SeqlenKv,
@@ -66,7 +66,7 @@ def generate(
     deterministic: Deterministic = False,
     window: Window = None,
     softcap: Softcap = None,
-    alibi: Alibi = False,
+    modifiers: Modifiers = None,
     seqlen: Annotated[
         list[int] | None,
         typer.Option(
@@ -96,7 +96,7 @@ def generate(
 
     bundle.require_replaceable(out)  # before minutes of compiling
     kernels = generation.generate(
-        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, alibi)),
+        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers)),
         list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),
         generation.asked_workload(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes, causal, parse_window(window)),
         find_device(device) if device is not None else None,
@@ -122,7 +122,7 @@ def compile_(
     deterministic: Deterministic = False,
     window: Window = None,
     softcap: Softcap = None,
-    alibi: Alibi = False,
+    modifiers: Modifiers = None,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -131,7 +131,7 @@ def compile_(
     """Compile one kernel and print the compiler's report. Exit code 1 if it spills or a directive was ignored. Needs no GPU."""
     from flashgen.selection import compilation
 
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, alibi))
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers))
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     artifact = compilation.compile_spec(spec)
     report, block = artifact.report, spec.largest_block
@@ -168,13 +168,13 @@ def show(
     deterministic: Deterministic = False,
     window: Window = None,
     softcap: Softcap = None,
-    alibi: Alibi = False,
+    modifiers: Modifiers = None,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
 ) -> None:
     """Print the CUDA source of one kernel: self-contained, as it is compiled."""
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, alibi))
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers))
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     print(render(spec).text, end="")
 
@@ -182,7 +182,7 @@ def show(
 def verify(
     head_dim: HeadDim = None, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None,
     passes: Passes = "forward", deterministic: Deterministic = False, window: Window = None,
-    softcap: Softcap = None, alibi: Alibi = False,
+    softcap: Softcap = None, modifiers: Modifiers = None,
     family: FamilyName = None, settings: Settings = None,
     device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on emulated atoms.")] = "0",
     arch: Arch = None, json: Json = False,
@@ -191,7 +191,7 @@ def verify(
     from flashgen.verification.screen import verify_kernel
 
     load, target = _loader(device, arch)
-    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, alibi))
+    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers))
     specs = [spec_for(asked, target, parse_settings(settings), family) for asked in every]
     results = [(spec, case) for spec in specs for case in verify_kernel(load(spec))]
     wrong = [case for _, case in results if not case.verdict.ok]

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from flashgen.cells import problems_of
 from flashgen.codegen.errors import ArgumentError, choice_error, shown
+from flashgen.codegen.modifier import modifiers as known_modifiers
 from flashgen.codegen.modifiers.softcap import checked_softcap
 from flashgen.codegen.modifiers.window import Ends
 from flashgen.codegen.operations import BOTH, operation_names
@@ -76,7 +77,12 @@ Softcap = Annotated[
     float | None,
     typer.Option("--softcap", **NUMBER, help="A cap of scores, as in softcap * tanh(s / softcap). Kernels are the same for every cap."),
 ]
-Alibi = Annotated[bool, typer.Option("--alibi", help="ALiBi: scores lose slope * distance. Kernels are the same for all slopes.")]
+Modifiers = Annotated[
+    str | None,
+    typer.Option(
+        "--modifiers", metavar="NAMES", help="Others, with commas between them: alibi, sinks. Kernels are the same for all their values."
+    ),
+]
 FamilyName = Annotated[
     str | None, typer.Option("--family", help="Kernel family, for example attention_forward; default: the preferred one that can.")
 ]
@@ -112,11 +118,16 @@ def parse_window(text: str | None) -> Ends | None:
     return left, right
 
 
-def named_modifiers(softcap: float | None, alibi: bool) -> tuple[str, ...]:
-    """Names of the modifiers that these options stand for. Raises ArgumentError for a cap that no call could have."""
+def named_modifiers(softcap: float | None, others: str | None) -> tuple[str, ...]:
+    """Names of the modifiers that these options stand for. Raises ArgumentError for a cap that no call could have, and unknown names."""
     if softcap is not None:
         checked_softcap(softcap)
-    return (*["softcap"] * (softcap is not None), *["alibi"] * alibi)
+    names = [name.strip() for name in others.split(",")] if others is not None else []
+    allowed = [name for name, modifier in known_modifiers().items() if not modifier.sizes]  # sizes have options of their own
+    for name in names:
+        if name not in allowed:
+            raise choice_error("modifiers", name, allowed)
+    return (*["softcap"] * (softcap is not None), *names)
 
 
 def problems(

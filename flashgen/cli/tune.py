@@ -20,7 +20,6 @@ from flashgen.tuning_page.page import require_page_place, tune_page, write_tune_
 from .options import (
     INTEGER,
     NUMBER,
-    Alibi,
     Arch,
     Batch,
     CausalOrBoth,
@@ -32,6 +31,7 @@ from .options import (
     Heads,
     Json,
     KvHeads,
+    Modifiers,
     Passes,
     Seqlen,
     SeqlenKv,
@@ -64,7 +64,7 @@ def tune(
     deterministic: Deterministic = False,
     window: Window = None,
     softcap: Softcap = None,
-    alibi: Alibi = False,
+    modifiers: Modifiers = None,
     seqlen: Seqlen = None,
     seqlen_kv: SeqlenKv = None,
     batch: Batch = None,
@@ -91,7 +91,7 @@ def tune(
     json: Json = False,
 ) -> None:
     """Find the fastest kernels for your GPU and shapes, and remember them."""
-    modified = parse_window(window), named_modifiers(softcap, alibi)
+    modified = parse_window(window), named_modifiers(softcap, modifiers)
     lengths, sizes = tuple(seqlen or SEQLENS), (seqlen_kv, batch, heads, kv_heads)
     request = Request(
         cells_of(head_dim, head_dim_v or None, dtype, causal, lengths, *sizes, passes, deterministic, *modified),

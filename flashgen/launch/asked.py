@@ -24,6 +24,8 @@ from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import torch_dtype
 
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
 Modified = tuple[str, Sequence[int], Sequence[float], Sequence[torch.Tensor]]
 """What operators are told of modifiers: names, sizes, numbers, tensors. An empty tuple stands for none."""
 
@@ -46,6 +48,24 @@ def asked(
 def tensor_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """The operands of these modifiers."""
     return tuple(tensor for name in names for tensor in modifiers()[name].tensors)
+
+
+@lru_cache(maxsize=2**10)
+def have_gradients(names: tuple[str, ...]) -> tuple[bool, ...]:
+    """Of each of `tensor_names`, whether the backward pass has a gradient of it."""
+    return tuple(modifiers()[name].gradient is not None for name in names for _ in modifiers()[name].tensors)
+
+
+def require_gradients(names: tuple[str, ...], tensors: Sequence[torch.Tensor]) -> None:
+    """Raises ArgumentError if one of these requires grad, but has no gradient."""
+    for name, has, tensor in zip(tensor_names(names), have_gradients(names), tensors, strict=True):
+        if not has:
+            _require_no_gradient(name, tensor)
+
+
+def _require_no_gradient(name: str, tensor: torch.Tensor) -> None:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(f"{name} must not require grad, as it has no gradient: detach it; got requires_grad=True")
 
 
 def check_tensors(problem: Problem, known: Mapping[str, int], q: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
@@ -91,7 +111,12 @@ def expanded(problem: Problem, workload: Workload, tensors: Sequence[torch.Tenso
 
 
 def modified_of_call(
-    causal: Causal, window: Ends | None, softcap: float | None, alibi_slopes: torch.Tensor | None, top_left: int
+    causal: Causal,
+    window: Ends | None,
+    softcap: float | None,
+    alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    top_left: int,
 ) -> tuple[bool, Modified | tuple[()]]:
     """Whether the mask is causal, and what operators are told of modifiers. `top_left`: see `Seen.of`. Raises ArgumentError."""
     seen = Seen.of(causal, window, top_left)
@@ -102,15 +127,18 @@ def modified_of_call(
         numbers.append(checked_softcap(softcap))
     if alibi_slopes is not None:
         names.append("alibi")
-        tensors.append(_without_gradient("alibi_slopes", alibi_slopes))
+        tensors.append(_tensor("alibi_slopes", alibi_slopes))
+        _require_no_gradient("alibi_slopes", alibi_slopes)
+    if sinks is not None:
+        names.append("sinks")
+        given = _tensor("sinks", sinks)
+        tensors.append(given.float() if given.dtype in _SIXTEEN_BITS else given)
     return seen.mask is Mask.CAUSAL, (",".join(names), sizes, numbers, tensors) if names else ()
 
 
-def _without_gradient(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         require_type(name, tensor, torch.Tensor)
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(f"{name} must not require grad, as it has no gradient: detach it; got requires_grad=True")
     return tensor
 
 

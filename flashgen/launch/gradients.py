@@ -10,12 +10,12 @@ import torch
 from flashgen.build.gpu.driver import gpu
 from flashgen.codegen.attention import attention_call
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.modifier import NO_MODIFIERS, Given
+from flashgen.codegen.modifier import NO_MODIFIERS, Given, modifier_gradients
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Pass, Problem
-from flashgen.codegen.workload import Workload
 
+from ..numerics.oracle import torch_dtype
 from .arguments import (
     ALIGNMENT,
     LAYOUTS,
@@ -34,7 +34,7 @@ from .gpu import bind_chosen, current_device, current_stream, empty_strided, req
 logger = logging.getLogger("flashgen")
 _said: set[str] = set()
 
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Gradients = tuple[torch.Tensor, ...]  # d_q, d_k, d_v; where they are asked for, those of modifiers' tensors behind them
 
 
 def check_gradient_call(
@@ -112,9 +112,10 @@ def gradient_call(
     return attention_call(problem, workload, strides, scale, modifiers.numbers)
 
 
-def is_trivial(workload: Workload) -> bool:
-    """Whether all gradients are 0, because no query meets a key."""
-    return not (workload.batch and workload.heads_q and workload.len_q and workload.len_kv)
+def is_trivial(call: Call) -> bool:
+    """Whether all gradients are 0, because no query meets a key, or anything else that has a gradient."""
+    w = call.workload
+    return not (w.batch and w.heads_q and w.len_q and (w.len_kv or modifier_gradients(call.problem)))
 
 
 class GradientPlan:
@@ -143,8 +144,13 @@ class GradientPlan:
         call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, tensors)
         self.index = q.device.index
         self.shapes = tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in (q, k, v))
+        others = modifier_gradients(call.problem)
+        sizes = [operand.sizes(call.problem, call.workload) for operand in others]
+        self.shapes_of_others = tuple(
+            (size, dense(size), torch_dtype(operand, call.problem)) for size, operand in zip(sizes, others, strict=True)
+        )
         self.bound: BoundCall | None = None
-        if not is_trivial(call.workload):
+        if not is_trivial(call):
             self.bound = bind_chosen(call, gpu(self.index))
             require_context(self.index)
 
@@ -164,15 +170,17 @@ class GradientPlan:
         d_out: torch.Tensor,
         d_lse: torch.Tensor | None,
         *tensors: torch.Tensor,
+        of_tensors: bool = False,
     ) -> Gradients:
-        """Allocates the gradients, dense, and enqueues the kernels on the current stream."""
+        """Allocates the gradients, dense, and enqueues the kernels on the current stream. of_tensors: whether also those of modifiers'."""
         if current_device() != self.index:
             with torch.cuda.device(self.index):
-                return self(q, k, v, out, lse, d_out, d_lse, *tensors)
+                return self(q, k, v, out, lse, d_out, d_lse, *tensors, of_tensors=of_tensors)
+        shapes = self.shapes + self.shapes_of_others if of_tensors else self.shapes
         if self.bound is None:
-            d_q, d_k, d_v = (torch.zeros(shape, dtype=dtype, device="cuda") for shape, _, dtype in self.shapes)
-            return d_q, d_k, d_v
-        d_q, d_k, d_v = (empty_strided(*each) for each in self.shapes)
+            return tuple(torch.zeros(shape, dtype=dtype, device="cuda") for shape, _, dtype in shapes)
+        d_q, d_k, d_v, *others = found = tuple(empty_strided(*each) for each in shapes)
+        at_others = [other.data_ptr() for other in others] if of_tensors else [0] * len(self.shapes_of_others)
         addresses = [t.data_ptr() for t in (q, k, v, out, d_out)]
         if any(address % ALIGNMENT or not address for address in addresses):
             require_memory(q, k, v, out=out, d_out=d_out)
@@ -180,6 +188,6 @@ class GradientPlan:
         self.bound.enqueue(
             current_stream(self.index),
             *(at_q, at_k, at_v, at_out, lse.data_ptr(), at_d_out, 0 if d_lse is None else d_lse.data_ptr()),
-            *(d_q.data_ptr(), d_k.data_ptr(), d_v.data_ptr(), *addresses_of_tensors(tensors)),
+            *(d_q.data_ptr(), d_k.data_ptr(), d_v.data_ptr(), *addresses_of_tensors(tensors), *at_others),
         )
-        return d_q, d_k, d_v
+        return found

@@ -2,61 +2,78 @@
 
 Tensors are those of forward.py, with gradients of the same shapes. Of a row that sees no key, and of a key that no row sees, gradients
 are 0. A sample's row r of a query head stands for query r, and for key r of the head's key/value head, as far as there are so many.
+
+A gradient of a modifier's operand may be a sum over all rows of a head. What plain PyTorch happens to err by in one such number says
+little, as its rows' errors cancel by chance: in its place stand three standard deviations of it, by the rounding of dP in each row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from flashgen.codegen.modifier import modifier_gradients
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
 from .forward import exact_attention, product_in_fp32, sample_rows, slices, softmax
-from .link import Link, Rows, changed_scores, hidden_keys, hiding_links, links_of
+from .link import Link, Rows, changed_scores, hidden_keys, hiding_links, joined_scores, links_of
 from .oracle import Oracle, Sample
 
 _SCORES_AT_ONCE = 2**25  # elements: 256 MiB in float64, of which there are up to five
+_DEVIATIONS = 3  # of a sum over rows that plain PyTorch may be off by
 
-# Of scaled scores [rows, keys]: P, and the derivative of what links made of the scores, None for 1.
-_Softmax = Callable[[Tensor], tuple[Tensor, Tensor | None]]
-# (q [rows, d], k [keys, d], v [keys, d_v], d_out [rows, d_v], d_lse [rows], softmax_of, scale) -> d_q, d_k, d_v.
-_Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, _Softmax, float], tuple[Tensor, Tensor, Tensor]]
-
-
-def _softmax_of(s: Tensor, rows: Rows, causal: bool, links: Sequence[Link]) -> tuple[Tensor, Tensor | None]:
-    changed, derivative = changed_scores(s[None], rows, links)
-    p, _ = softmax(changed, hidden_keys(rows, causal, links))
-    return p[0], None if derivative is None else derivative[0]
+# (q [rows, d], k [keys, d], v [keys, d_v], d_out [rows, d_v], d_lse [rows], chain, scale) -> d_q, d_k, d_v.
+_Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, "_Chain", float], tuple[Tensor, Tensor, Tensor]]
 
 
-def _exact(
-    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, softmax_of: _Softmax, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+@dataclass(frozen=True)
+class _Chain:
+    """What comes between the products, of these rows.
+
+    sums:    gradients of links' operands, by name, to which those of the rows are added
+    squares: the same of the squares of what the rounding of dP changes in them, where it is rounded
+    """
+
+    rows: Rows
+    causal: bool
+    links: Sequence[Link]
+    sums: Mapping[str, Tensor]
+    squares: Mapping[str, Tensor]
+
+    def d_scores(self, s: Tensor, d_p: Tensor, d_lse: Tensor, scale: float, rounded_off: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """P of scaled scores `s` [rows, keys], in their place, and dS in the place of dP. rounded_off: what dP has lost."""
+        joined = joined_scores(self.rows, self.links)
+        changed, derivative = changed_scores(s[None], self.rows, self.links)
+        p, lse = softmax(changed, hidden_keys(self.rows, self.causal, self.links), joined)
+        delta = (p[0] * d_p).sum(-1, keepdim=True).sub_(d_lse[:, None])
+        if joined is not None:
+            of_joined = (joined.to(lse.dtype) - lse).exp()  # P
+            rounding = (p[0] * rounded_off).sum(-1) if rounded_off is not None else torch.zeros_like(delta[:, 0])
+            for link in self.links:
+                link.add_gradients(self.sums, -of_joined * (delta[:, 0] + rounding), self.rows)
+                link.add_gradients(self.squares, (of_joined * rounding).square(), self.rows)
+        d_p.sub_(delta).mul_(p[0])
+        if derivative is not None:
+            d_p.mul_(derivative[0])
+        return p[0], d_p.mul_(scale)
+
+
+def _exact(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, chain: _Chain, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, d_out = q.double(), k.double(), v.double(), d_out.double()
-    p, derivative = softmax_of((q @ k.mT).mul_(scale))
-    d_s = _differentiated(d_out @ v.mT, p, derivative, d_lse.double(), scale)
+    p, d_s = chain.d_scores((q @ k.mT).mul_(scale), d_out @ v.mT, d_lse.double(), scale)
     return d_s @ k, d_s.mT @ q, p.mT @ d_out
 
 
-def _differentiated(d_p: Tensor, p: Tensor, derivative: Tensor | None, d_lse: Tensor, scale: float) -> Tensor:
-    """DS in the place of dP."""
-    d_p.sub_((p * d_p).sum(-1, keepdim=True)).add_(d_lse[:, None]).mul_(p)
-    if derivative is not None:
-        d_p.mul_(derivative)
-    return d_p.mul_(scale)
-
-
-def _plain(
-    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, softmax_of: _Softmax, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _plain(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, chain: _Chain, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Autograd of `plain` in forward.py: what enters or leaves a matrix product has the element type, the softmax is in fp32."""
-    p, derivative = softmax_of(_product(q, k.mT).mul_(scale))
-    d_s = _differentiated(_product(d_out, v.mT).to(q.dtype).float(), p, derivative, d_lse, scale)
+    product = _product(d_out, v.mT)
+    d_p = product.to(q.dtype).float()
+    p, d_s = chain.d_scores(_product(q, k.mT).mul_(scale), d_p, d_lse, scale, product.sub_(d_p))
     rounded, p = d_s.to(q.dtype), p.to(q.dtype)
     return tuple(_product(*factors) for factors in ((rounded, k), (rounded.mT, q), (p.mT, d_out)))  # type: ignore[return-value]
 
@@ -74,10 +91,13 @@ def _head(
     batch: int,
     head: int,
     rounded: torch.dtype | None,
+    sums: Mapping[str, Tensor],
+    squares: Mapping[str, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """d_q [group, len_q, d], d_k [len_kv, d] and d_v [len_kv, d_v] of one key/value head, summed up in float64.
 
     rounded: the element type that each query head's d_k and d_v have before they are summed up in fp32, None where they are exact
+    sums, squares: see `_Chain`
     """
     q, d_out, lse_like = tensors["q"][batch], tensors["d_out"][batch], tensors["lse"][batch]
     k, v = tensors["k"][batch, :, head], tensors["v"][batch, :, head]
@@ -92,8 +112,8 @@ def _head(
         for some in slices(len_q, max(1, _SCORES_AT_ONCE // max(1, len_kv))):
             queries = torch.arange(some.start, some.stop, device=q.device)
             rows = Rows(queries, len_q, len_kv, batch, torch.full_like(queries, at)[None])
-            given = partial(_softmax_of, rows=rows, causal=causal, links=links)
-            d_q[member, some], of_k, of_v = gradients(q[some, at], k, v, d_out[some, at], d_lse[at, some], given, scale)
+            chain = _Chain(rows, causal, links, sums, squares)
+            d_q[member, some], of_k, of_v = gradients(q[some, at], k, v, d_out[some, at], d_lse[at, some], chain, scale)
             part_k += of_k
             part_v += of_v
         d_k += part_k if rounded is None else part_k.to(rounded).float()
@@ -136,14 +156,19 @@ class BackwardOracle(Oracle):
         (batch, _, heads_q, _), heads_kv = tensors["q"].shape, tensors["k"].shape[2]
         group, element = heads_q // max(1, heads_kv), rounded or torch.float64
         whole = {f"d_{name}": tensors[name].new_empty(tensors[name].shape, dtype=element) for name in ("q", "k", "v")}
+        wide = torch.float64 if rounded is None else torch.float32
+        like = {one.name: tensors[one.name.removeprefix("d_")] for one in modifier_gradients(problem)}
+        sums, squares = ({name: operand.new_zeros(operand.shape, dtype=wide) for name, operand in like.items()} for _ in range(2))
         heads = [(b, h) for b in range(batch) for h in range(heads_kv)]
         if sample is not None:
-            heads = sorted({(b, h // group) for b, h, _ in sample.tolist()})
+            of_batches = range(batch) if sums else None  # over which gradients of modifiers' operands are sums
+            heads = sorted({(b, h // group) for entry, h, _ in sample.tolist() for b in of_batches or (entry,)})
         causal, links, scale = problem.mask is Mask.CAUSAL, links_of(problem, tensors, scalars), scalars["scale"]
         for b, h in heads:
-            d_q, d_k, d_v = _head(gradients, tensors, causal, links, scale, b, h, rounded)
+            d_q, d_k, d_v = _head(gradients, tensors, causal, links, scale, b, h, rounded, sums, squares)
             whole["d_q"][b, :, h * group : (h + 1) * group] = d_q.transpose(0, 1)
             whole["d_k"][b, :, h], whole["d_v"][b, :, h] = d_k, d_v
+        whole |= {name: total + _DEVIATIONS * squares[name].sqrt() for name, total in sums.items()}
         return whole if sample is None else self.sampled(whole, sample)
 
     def sample(self, problem: Problem, workload: Workload, count: int, seed: int) -> Sample:
@@ -164,17 +189,20 @@ class BackwardOracle(Oracle):
         for name, heads in (("d_q", head), ("d_k", head // max(1, group)), ("d_v", head // max(1, group))):
             there = row < outputs[name].shape[1]
             found[name] = outputs[name][batch[there], row[there], heads[there]]
-        return found
+        return {**found, **{name: outputs[name][head.unique()] for name in outputs.keys() - found.keys()}}
 
     def rows_of(self, touched: Mapping[str, Tensor]) -> Sample:
         """See Oracle."""
-        rows = {name: mask.any(-1).transpose(1, 2) for name, mask in touched.items()}
+        rows = {name: mask.any(-1).transpose(1, 2) for name, mask in touched.items() if mask.ndim == 4}
         group = rows["d_q"].shape[1] // max(1, rows["d_k"].shape[1])
         found = [rows["d_q"].nonzero()]
         for name in ("d_k", "d_v"):
             of_keys = rows[name].nonzero()
             of_keys[:, 1] *= group
             found.append(of_keys)
+        for name in touched.keys() - rows.keys():  # of a modifier: a number for each head
+            of_heads = touched[name].nonzero()
+            found.append(torch.nn.functional.pad(of_heads, (1, 1)))
         rows_of_any: Tensor = torch.cat(found).unique(dim=0)
         return rows_of_any
 

@@ -18,7 +18,7 @@ from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
-from .link import Link, Rows, changed_scores, hidden_keys, links_of
+from .link import Link, Rows, changed_scores, hidden_keys, joined_scores, links_of
 from .oracle import Oracle, Sample
 
 _MATRIX_UNIT = 64  # rows and columns
@@ -51,7 +51,7 @@ class _Masks:
     def softmax(self, rows: Rows, s: Tensor) -> tuple[Tensor, Tensor]:
         """P, and the log-sum-exp, of scaled scores [n, rows, len_kv], whose memory P takes."""
         s, _ = changed_scores(s, rows, self.links)
-        return softmax(s, hidden_keys(rows, self.causal, self.links))
+        return softmax(s, hidden_keys(rows, self.causal, self.links), joined_scores(rows, self.links))
 
 
 def exact_attention(
@@ -169,17 +169,24 @@ def product_in_fp32(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b.expand(len(a), -1, -1), out_dtype=torch.float32)[:, :rows, :columns]
 
 
-def softmax(s: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def softmax(s: Tensor, hidden: Tensor, joined: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """P, in the place of the scores `s`, and the log-sum-exp. `hidden` [rows, keys]: which keys a row does not see.
+
+    joined: a score that each row has beside those of its keys, [n, rows]
 
     Each row's maximum comes off first: the log-sum-exp of huge scores would be too coarse for that.
     """
     s.masked_fill_(hidden, -torch.inf)
     nothing = s.new_full((*s.shape[:-1], 1), -torch.inf)
     row_max = s.amax(dim=-1, keepdim=True) if s.shape[-1] else nothing
+    if joined is not None:
+        joined = joined.to(s.dtype)[..., None]
+        row_max = torch.maximum(row_max, joined)
     # A row without keys: -inf - (-inf) would be NaN, -inf - 0 gives probability 0.
     s.sub_(row_max.masked_fill(row_max == -torch.inf, 0.0)).exp_()
     row_sum = s.sum(dim=-1, keepdim=True)
+    if joined is not None:
+        row_sum = row_sum + (joined - row_max).exp()
     lse = (row_max + row_sum.log())[..., 0]
     return s.div_(row_sum.masked_fill(row_sum == 0, 1.0)), lse
 

@@ -66,6 +66,13 @@ class Link(ABC):
         """Of `changed` by what came of it; None for 1."""
         return None
 
+    def joined(self, rows: Rows) -> Tensor | None:
+        """A score without a value that joins the softmax of each row: [n, rows]; None for none."""
+        return None
+
+    def add_gradients(self, sums: Mapping[str, Tensor], d_joined: Tensor, rows: Rows) -> None:  # noqa: B027  # most have none
+        """Adds what these rows give to the gradients of its operands, by name; d_joined: the gradient of `joined`, [n, rows]."""
+
 
 def links_of(problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> tuple[Link, ...]:
     """The links of a problem's modifiers, in the order of composition."""
@@ -103,6 +110,12 @@ def hidden_keys(rows: Rows, causal: bool, links: Sequence[Link] = ()) -> Tensor:
         own = link.hidden(rows)
         hidden = hidden if own is None else hidden | own
     return hidden
+
+
+def joined_scores(rows: Rows, links: Sequence[Link]) -> Tensor | None:
+    """The score that joins each row, [n, rows]. One link at most has one."""
+    found = [own for own in (link.joined(rows) for link in links) if own is not None]
+    return found[0] if found else None
 
 
 def changed_scores(s: Tensor, rows: Rows, links: Sequence[Link]) -> tuple[Tensor, Tensor | None]:

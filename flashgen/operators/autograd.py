@@ -13,14 +13,20 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from flashgen.codegen.errors import ArgumentError
-
-from ..launch.asked import asked
+from ..launch.asked import asked, have_gradients, require_gradients
 from ..launch.gpu import Plan, untraced
 from ..launch.gradients import Gradients
 from . import plans
-from .batching import batched
-from .gradients import NO_SECOND, NoDerivativeError, attention_backward, backward_on_gpu, flat, listed
+from .batching import batched, refuse_mapped_gradients
+from .gradients import (
+    NO_SECOND,
+    NoDerivativeError,
+    attention_backward,
+    attention_tensors_backward,
+    backward_on_gpu,
+    flat,
+    listed,
+)
 from .registration import LIBRARY, attention_forward, without_deterministic
 
 _NO_TANGENTS = "flashgen.attention has no forward-mode derivative: call it with the primals of its inputs"
@@ -34,14 +40,14 @@ _NOT_THE_OPERATOR = "torch.ops.flashgen.attention has no gradients for torch.fun
 is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
-def is_differentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def is_differentiated(*tensors: torch.Tensor) -> bool:
     """Whether derivatives of a call may be asked for."""
     level = getattr(forward_ad, "_current_level", None)  # a private name: without it every call is looked at
     if level is None or level >= 0:
         if level is not None and torch.compiler.is_compiling():
             raise NoDerivativeError(_NO_TANGENTS)  # tangents cannot be seen here, and the compiled call would drop them
         return True
-    return is_transformed() or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+    return is_transformed() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -50,7 +56,7 @@ class _NoSecondDerivative(torch.autograd.Function):
     @staticmethod
     @untraced
     def forward(*arguments: Any) -> Gradients:
-        return attention_backward(*listed(arguments, 14))  # type: ignore[no-any-return]
+        return _backward(False, *arguments)
 
     @staticmethod
     @untraced
@@ -72,6 +78,25 @@ class _NoSecondDerivative(torch.autograd.Function):
         return batched(_NoSecondDerivative.apply, 7, 14)(info, in_dims, *arguments)
 
 
+class _NoSecondDerivativeOfTensors(_NoSecondDerivative):
+    """The same with gradients of modifiers' tensors."""
+
+    @staticmethod
+    @untraced
+    def forward(*arguments: Any) -> Gradients:
+        return _backward(True, *arguments)
+
+    @staticmethod
+    @untraced
+    def vmap(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> NoReturn:
+        refuse_mapped_gradients()
+
+
+def _without_second(of_tensors: bool, *arguments: Any) -> Gradients:
+    function = _NoSecondDerivativeOfTensors if of_tensors else _NoSecondDerivative
+    return function.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def _keep(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     """`inputs`: q, k, v, seven options, the modifiers' tensors."""
     ctx.save_for_backward(*inputs[:3], *output, *inputs[_OPTIONS:])
@@ -80,18 +105,29 @@ def _keep(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tensor, torch.Ten
 
 
 def _gradients(compute: Any, ctx: Any, d_out: torch.Tensor | None, d_lse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Those of the inputs that need one, None for the others. `compute` takes the modifiers' tensors one by one."""
+    """Those of the inputs that need one, None for the others.
+
+    `compute` is told whether gradients of modifiers' tensors are wanted, and takes these tensors one by one.
+    """
     q, k, v, out, lse, *tensors = ctx.saved_tensors
-    others = (None,) * (len(ctx.options) + len(tensors))
+    of_options, needed = (None,) * len(ctx.options), ctx.needs_input_grad
+    needed_of_tensors = needed[len(needed) - len(tensors) :]
     if d_out is None and d_lse is None:
-        return (None,) * 3 + others
-    found = compute(q, k, v, out, lse, torch.zeros_like(out) if d_out is None else d_out, d_lse, *ctx.options, *tensors)
-    wanted = (gradient if needed else None for gradient, needed in zip(found, ctx.needs_input_grad, strict=False))
-    return (*wanted, *others)
+        return (None,) * 3 + of_options + (None,) * len(tensors)
+    d_out = torch.zeros_like(out) if d_out is None else d_out
+    d_q, d_k, d_v, *others = compute(any(needed_of_tensors), q, k, v, out, lse, d_out, d_lse, *ctx.options, *tensors)
+    of_tensors: list[torch.Tensor | None] = [None] * len(tensors)
+    if others:
+        *_, names, sizes, numbers = ctx.options
+        having = [i for i, has in enumerate(have_gradients(asked(names, sizes, numbers, tensors)[0].names)) if has]
+        for i, gradient in zip(having, others, strict=True):
+            of_tensors[i] = gradient if needed_of_tensors[i] else None
+    wanted = (gradient if need else None for gradient, need in zip((d_q, d_k, d_v), needed, strict=False))
+    return (*wanted, *of_options, *of_tensors)
 
 
-def _backward(*arguments: Any) -> Gradients:
-    return attention_backward(*listed(arguments, 14))  # type: ignore[no-any-return]
+def _backward(of_tensors: bool, *arguments: Any) -> Gradients:
+    return tuple((attention_tensors_backward if of_tensors else attention_backward)(*listed(arguments, 14)))
 
 
 _OPTIONS = 10  # arguments of `attention` before its modifiers' tensors
@@ -137,7 +173,7 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     @untraced
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
-        return _gradients(_NoSecondDerivative.apply, ctx, *gradients)
+        return _gradients(_without_second, ctx, *gradients)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
@@ -149,8 +185,8 @@ class _Transformed(torch.autograd.Function):
         return batched(_Transformed.apply, 3, _OPTIONS)(info, in_dims, *arguments)
 
 
-def _backward_alone(*arguments: Any) -> Gradients:
-    return backward_on_gpu(*listed(arguments, 14))
+def _backward_alone(of_tensors: bool, *arguments: Any) -> Gradients:
+    return backward_on_gpu(*listed(arguments, 14), of_tensors=of_tensors)
 
 
 class _PastDispatcher(torch.autograd.Function):
@@ -180,10 +216,11 @@ def _autograd(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     tensors, others = arguments[:3], flat(arguments, _OPTIONS)[_OPTIONS:]
     if getattr(forward_ad, "_current_level", 0) >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in (*tensors, *others)):
         raise NoDerivativeError(_NO_TANGENTS)  # PyTorch would drop them without a word
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in others):
-        raise ArgumentError("tensors of modifiers must not require grad, as they have no gradients: detach them")
-    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *others))):
         return _with_list(*arguments)  # type: ignore[no-any-return]
+    if others:
+        names, sizes, numbers = flat(arguments, _OPTIONS)[7:_OPTIONS]
+        require_gradients(asked(names, sizes, numbers, others)[0].names, others)
     if is_transformed():
         raise NoDerivativeError(_NOT_COMPILED if torch.compiler.is_compiling() else _NOT_THE_OPERATOR)
     return _Traced.apply(*flat(arguments, _OPTIONS))  # type: ignore[no-any-return, no-untyped-call]

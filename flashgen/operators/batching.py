@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ..launch.arguments import TracedArgumentError, check_traced
 from ..launch.gpu import untraced
+
+
+def refuse_mapped_gradients(*_: Any) -> NoReturn:
+    """Raises TracedArgumentError: gradients of modifiers' tensors are sums over the whole batch."""
+    raise TracedArgumentError(
+        "gradients of modifiers' tensors must not be mapped by torch.vmap, as they are sums over the batch: use a loop"
+    )
 
 
 def batched(operator: Any, tensors: int, options: int) -> Callable[..., Any]:

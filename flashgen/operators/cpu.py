@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel
-from flashgen.codegen.modifier import NO_MODIFIERS, Given
+from flashgen.codegen.modifier import NO_MODIFIERS, Given, modifier_gradients
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import find_target
 
@@ -16,6 +16,7 @@ from ..launch import arguments, cpu
 from ..launch.asked import expanded
 from ..launch.gradients import Gradients, gradient_call, is_trivial
 from ..launch.tensors import Tensors
+from ..numerics.oracle import torch_dtype
 from ..selection.families import default_spec, excluded_families
 
 
@@ -61,20 +62,24 @@ def gradients_on_cpu(
     modifiers: Given = NO_MODIFIERS,
     others: Sequence[torch.Tensor] = (),
 ) -> Gradients:
-    """Gradients of CPU tensors that have passed `check_gradient_call`, by the default kernel."""
+    """Gradients of CPU tensors that have passed `check_gradient_call`, of modifiers' as well, by the default kernel."""
     arguments.require_memory(q, k, v, out=out, d_out=d_out)
     call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, others)
     d_q, d_k, d_v = (torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
-    if not is_trivial(call.workload):
+    of_others = {
+        operand.name: torch.zeros(operand.sizes(call.problem, call.workload), dtype=torch_dtype(operand, call.problem))
+        for operand in modifier_gradients(call.problem)
+    }
+    if not is_trivial(call):
         given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out, "d_q": d_q, "d_k": d_k, "d_v": d_v}
         by_name = {name: t.transpose(1, 2) if layout == "bhsd" else t for name, t in given.items()} | {"lse": lse}
-        by_name |= expanded(call.problem, call.workload, others)
+        by_name |= expanded(call.problem, call.workload, others) | of_others
         if d_lse is not None:
             by_name["d_lse"] = d_lse
         tensors = Tensors(call.problem, call.workload, by_name)
         excluded = excluded_families(call, find_target(cpu.ARCHITECTURE))
         cpu.run_on_cpu(_default_kernel(call.problem, excluded), tensors, call.scalars)
-    return d_q, d_k, d_v
+    return d_q, d_k, d_v, *of_others.values()
 
 
 @cache

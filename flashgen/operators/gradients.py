@@ -1,4 +1,6 @@
-"""Gradients: the operator `flashgen::attention_backward`, which refuses to be differentiated.
+"""Gradients: the operators `flashgen::attention_backward` and `attention_tensors_backward`, which refuse to be differentiated.
+
+The second one gives those of modifiers' tensors as well.
 
 Whether gradients are deterministic where nobody says so is asked of PyTorch where they are computed, as its own operators do: in the
 backward pass, by the operator itself, so that compiled and exported programs follow the setting of the process that runs them.
@@ -14,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from flashgen.codegen.errors import FlashgenError
 
-from ..launch.asked import asked
+from ..launch.asked import asked, have_gradients
 from ..launch.gpu import untraced
 from ..launch.gradients import Gradients, check_gradient_call, usable
 from . import plans
@@ -27,30 +29,42 @@ class NoDerivativeError(FlashgenError, NotImplementedError):
     """A derivative is asked for. As a NotImplementedError it makes torch.compile leave the call to Python, which says the same."""
 
 
-LIBRARY.define(
-    "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor d_out, Tensor? d_lse, "
+_ARGUMENTS = (
+    "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor d_out, Tensor? d_lse, "
     'bool causal, float? scale, str layout, bool? deterministic=None, str modifiers="", SymInt[] sizes=[], float[] numbers=[], '
-    "Tensor[]? tensors=None) "
-    "-> (Tensor d_q, Tensor d_k, Tensor d_v)"
+    "Tensor[]? tensors=None)"
 )
+LIBRARY.define(f"attention_backward{_ARGUMENTS} -> (Tensor d_q, Tensor d_k, Tensor d_v)")
+LIBRARY.define(f"attention_tensors_backward{_ARGUMENTS} -> Tensor[] gradients")
 attention_backward = torch.ops.flashgen.attention_backward.default
+attention_tensors_backward = torch.ops.flashgen.attention_tensors_backward.default
 
 
 @untraced
-def backward_on_gpu(*arguments: Any) -> Gradients:
-    """The operator on a GPU."""
+def backward_on_gpu(*arguments: Any, of_tensors: bool = False) -> Gradients:
+    """The operators on a GPU. of_tensors: whether gradients of modifiers' tensors are asked for, behind the others."""
     tensors, (*options, modifiers, others) = _usable(*arguments[:7]), _decided(*arguments[7:])
-    return plans.gradient_plan_for(*tensors, *options, modifiers, others)(*tensors, *others)
+    return plans.gradient_plan_for(*tensors, *options, modifiers, others)(*tensors, *others, of_tensors=of_tensors)
 
 
 @untraced
-def _backward_elsewhere(*arguments: Any) -> Gradients:
+def _tensors_backward_on_gpu(*arguments: Any) -> list[torch.Tensor]:
+    return list(backward_on_gpu(*arguments, of_tensors=True))
+
+
+@untraced
+def _tensors_backward_elsewhere(*arguments: Any) -> list[torch.Tensor]:
     options = _decided(*arguments[7:])
     check_gradient_call(*arguments[:7], *options)
     cpu_is_allowed(arguments[0])
     from . import cpu
 
-    return cpu.gradients_on_cpu(*_usable(*arguments[:7]), *options)
+    return list(cpu.gradients_on_cpu(*_usable(*arguments[:7]), *options))
+
+
+@untraced
+def _backward_elsewhere(*arguments: Any) -> Gradients:
+    return tuple(_tensors_backward_elsewhere(*arguments)[:3])
 
 
 def _decided(causal: bool, scale: float | None, layout: str, deterministic: bool | None = None, *modified: Any) -> tuple[Any, ...]:
@@ -69,11 +83,16 @@ def _usable(
 
 def _backward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Gradients:
     check_gradient_call(q, k, v, *rest[:4], *_decided(*rest[4:]))
-    d_q, d_k, d_v = (tensor.new_empty(tensor.shape) for tensor in (q, k, v))
-    return d_q, d_k, d_v
+    return tuple(tensor.new_empty(tensor.shape) for tensor in (q, k, v))
 
 
-@register_flop_formula(torch.ops.flashgen.attention_backward)
+def _tensors_backward_fake(*arguments: Any) -> list[torch.Tensor]:
+    *_, modifiers, tensors = _decided(*arguments[7:])
+    having = (tensor for tensor, has in zip(tensors, have_gradients(modifiers.names), strict=True) if has)
+    return [*_backward_fake(*arguments), *(tensor.new_empty(tensor.shape) for tensor in having)]
+
+
+@register_flop_formula([torch.ops.flashgen.attention_backward, torch.ops.flashgen.attention_tensors_backward])
 def _flops(
     q: Sequence[int], k: Sequence[int], v: Sequence[int], out: Sequence[int], lse: Sequence[int], d_out: Sequence[int], d_lse: Any,
     causal: bool, scale: float | None, layout: str, deterministic: bool | None = None, *modified: Any, **_: Any,
@@ -82,9 +101,13 @@ def _flops(
     return flops_of("backward", q, k, v, causal, layout, *modified)
 
 
-LIBRARY.impl("attention_backward", backward_on_gpu, "CUDA")
-register_for_all_others("attention_backward", _backward_elsewhere)
-torch.library.register_fake("flashgen::attention_backward", _backward_fake, lib=LIBRARY)
+for _name, _cuda, _elsewhere, _fake in (
+    ("attention_backward", backward_on_gpu, _backward_elsewhere, _backward_fake),
+    ("attention_tensors_backward", _tensors_backward_on_gpu, _tensors_backward_elsewhere, _tensors_backward_fake),
+):
+    LIBRARY.impl(_name, _cuda, "CUDA")
+    register_for_all_others(_name, _elsewhere)
+    torch.library.register_fake(f"flashgen::{_name}", _fake, lib=LIBRARY)
 
 
 def flat(arguments: Sequence[Any], options: int) -> tuple[Any, ...]:
@@ -106,11 +129,11 @@ _LEFT_OUT = (None, "", (), (), None)  # the last arguments of operators where th
 
 
 @untraced
-def _second_autograd(*arguments: Any) -> Gradients:
+def _second_autograd(operator: Any, *arguments: Any) -> Any:
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:7])):
         with torch._C._AutoDispatchBelowAutograd():
-            return attention_backward(*arguments)  # type: ignore[no-any-return]
-    return _BelowAutograd.apply(*flat(arguments, 14))  # type: ignore[no-any-return, no-untyped-call]
+            return operator(*arguments)
+    return _BelowAutograd.apply(operator, *flat(arguments, 14))  # type: ignore[no-untyped-call]
 
 
 class _BelowAutograd(torch.autograd.Function):
@@ -118,9 +141,9 @@ class _BelowAutograd(torch.autograd.Function):
 
     @staticmethod
     @untraced
-    def forward(ctx: Any, *arguments: Any) -> Gradients:
+    def forward(ctx: Any, operator: Any, *arguments: Any) -> Gradients:
         with torch._C._AutoDispatchBelowAutograd():
-            return attention_backward(*listed(arguments, 14))  # type: ignore[no-any-return]
+            return tuple(operator(*listed(arguments, 14)))
 
     @staticmethod
     @untraced
@@ -128,4 +151,15 @@ class _BelowAutograd(torch.autograd.Function):
         raise NoDerivativeError(NO_SECOND)
 
 
-LIBRARY.impl("attention_backward", _second_autograd, "Autograd")
+@untraced
+def _autograd(*arguments: Any) -> Gradients:
+    return _second_autograd(attention_backward, *arguments)  # type: ignore[no-any-return]
+
+
+@untraced
+def _tensors_autograd(*arguments: Any) -> list[torch.Tensor]:
+    return list(_second_autograd(attention_tensors_backward, *arguments))
+
+
+LIBRARY.impl("attention_backward", _autograd, "Autograd")
+LIBRARY.impl("attention_tensors_backward", _tensors_autograd, "Autograd")

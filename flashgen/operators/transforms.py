@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from .autograd import attention
-from .batching import batched
-from .gradients import attention_backward
+from .batching import batched, refuse_mapped_gradients
+from .gradients import attention_backward, attention_tensors_backward
 from .registration import LIBRARY, attention_forward, attention_output
 
 for _operator, _tensors in ((attention_output, 3), (attention_forward, 3), (attention, 3), (attention_backward, 7)):
     torch.library.register_vmap(_operator, batched(_operator, _tensors, 0), lib=LIBRARY)
+torch.library.register_vmap(attention_tensors_backward, refuse_mapped_gradients, lib=LIBRARY)

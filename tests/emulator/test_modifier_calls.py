@@ -1,4 +1,4 @@
-"""`flashgen.attention` with a softcap and ALiBi, on CPU tensors: results and gradients, PyTorch's ways to ask for them, what is refused.
+"""`flashgen.attention` with a softcap, ALiBi and sinks, on CPU tensors: results and gradients, PyTorch's ways to ask for them, refusals.
 Windows: test_window_calls.py."""
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def exact(
     softcap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
     window: tuple[int, int] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """In the tensors' own type, which autograd differentiates."""
     scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * q.shape[3] ** -0.5
@@ -46,7 +47,10 @@ def exact(
     hidden = distance < 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
     if window is not None:
         hidden = hidden | (distance > window[0]) | (distance < -window[1])
-    p = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)], -1)
+    p = scores.softmax(-1).nan_to_num(0.0)[..., : k.shape[1]]
     return torch.einsum("bhij,bjhd->bihd", p, v.repeat_interleave(q.shape[2] // k.shape[2], 2))
 
 
@@ -61,6 +65,8 @@ SLOW = pytest.mark.slow
     "options",
     [
         {"softcap": 2.0, "alibi_slopes": slopes(4)},
+        {"sinks": torch.tensor([3.0, -2.0, 5.0, 0.0]), "causal": True},
+        pytest.param({"sinks": torch.tensor([3.0, -2.0, 5.0, 0.0], dtype=torch.bfloat16), "window": (9, 3)}, marks=SLOW),
         pytest.param({"softcap": 30.0, "causal": True}, marks=SLOW),
         pytest.param({"alibi_slopes": slopes(2, 4), "causal": True}, marks=SLOW),
         pytest.param({"alibi_slopes": slopes(1, 4), "window": (9, 3)}, marks=SLOW),
@@ -70,12 +76,17 @@ SLOW = pytest.mark.slow
 )
 def test_results_and_gradients_are_those_of_float64(options: dict[str, Any]) -> None:
     leaves = [t.requires_grad_() for t in (stacked(2, 33, 4, 16), stacked(2, 40, 2, 16, seed=1), stacked(2, 40, 2, 16, seed=2))]
+    if "sinks" in options:
+        options = {**options, "sinks": options["sinks"].clone().requires_grad_()}
+        leaves.append(options["sinks"])
     doubles = [t.detach().double().requires_grad_() for t in leaves]
-    out, wanted = flashgen.attention(*leaves, **options), exact(doubles[0], doubles[1], doubles[2], **options)
+    of_doubles = {**options, "sinks": doubles[3]} if "sinks" in options else options
+    out, wanted = flashgen.attention(*leaves[:3], **options), exact(doubles[0], doubles[1], doubles[2], **of_doubles)
     assert close(out, wanted)
     into = torch.randn_like(out)
     found, right = torch.autograd.grad(out, leaves, into), torch.autograd.grad(wanted, doubles, into.double())
-    assert [close(*both) for both in zip(found, right, strict=True)] == [True] * 3
+    assert [close(*both) for both in zip(found, right, strict=True)] == [True] * len(leaves)
+    assert [gradient.dtype for gradient in found] == [leaf.dtype for leaf in leaves]
 
 
 def gradient_of(q: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -106,10 +117,50 @@ def test_pytorchs_ways_to_ask_for_it() -> None:
         torch.vmap(call)(q[:, None], slopes(2, 4))
 
 
+def test_sinks_have_gradients_in_all_of_pytorchs_ways() -> None:
+    q, sinks = stacked(2, 33, 4, 16), torch.tensor([3.0, -2.0, 5.0, 0.0])
+
+    def call(sinks: torch.Tensor) -> torch.Tensor:
+        return flashgen.attention(q, q, q, causal=True, sinks=sinks)
+
+    leaf = sinks.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(call(leaf).float().sum(), leaf)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(torch.autograd.grad(compiled(leaf).float().sum(), leaf)[0], wanted)
+    assert torch.equal(torch.func.grad(lambda sinks: call(sinks).float().sum())(sinks), wanted)
+    again = torch.utils.checkpoint.checkpoint(call, leaf, use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(again.float().sum(), leaf)[0], wanted)
+    with pytest.raises(FlashgenError, match="no second derivative"):
+        torch.autograd.grad(torch.autograd.grad(call(leaf).float().sum(), leaf, create_graph=True)[0].sum(), leaf)
+
+    def of_one(q: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.func.grad(lambda sinks: flashgen.attention(q, q, q, sinks=sinks).float().sum())(sinks)
+        return found
+
+    with pytest.raises(ArgumentError, match=r"^gradients of modifiers' tensors must not be mapped by torch\.vmap"):
+        torch.vmap(of_one)(q[:, None])
+
+
+def test_a_row_without_keys_is_its_sink() -> None:
+    q, none, sinks = stacked(2, 5, 2, 16), stacked(2, 0, 2, 16), torch.tensor([1.0, -3.0], requires_grad=True)
+    for k, options in ((none, {}), (stacked(2, 3, 2, 16), {"window": (-9, 9)})):
+        out, lse = flashgen.attention(q, k, k, sinks=sinks, return_lse=True, **options)  # type: ignore[call-overload]
+        assert not out.any()
+        assert torch.equal(lse, sinks[None, :, None].expand(2, 2, 5))
+        (found,) = torch.autograd.grad(lse.sum(), sinks)
+        assert found.tolist() == [10.0, 10.0]
+    minus_infinity = torch.full((2,), -torch.inf)
+    assert torch.equal(flashgen.attention(q, q, q, sinks=minus_infinity), flashgen.attention(q, q, q))
+
+
 @pytest.mark.slow
 def test_operators_keep_their_contracts() -> None:
     q = stacked(1, 16, 2, 16)
-    modified: tuple[Any, ...] = ("alibi,softcap", [], [2.0], [slopes(2)])
+    modified: tuple[Any, ...] = ("alibi,sinks,softcap", [], [2.0], [slopes(2), slopes(2).requires_grad_()])
+    out, lse = torch.ops.flashgen.attention_forward(q, q, q, False, None, "bshd", *modified)
+    given = (q, q, q, out.detach(), lse.detach(), out.detach(), None, False, None, "bshd", None)
+    of_tensors = (*modified[:3], [tensor.detach() for tensor in modified[3]])
+    torch.library.opcheck(torch.ops.flashgen.attention_tensors_backward.default, (*given, *of_tensors))
     operators = torch.ops.flashgen
     torch.library.opcheck(operators.attention_forward.default, (q, q, q, False, None, "bshd", *modified))
     leaf = q.clone().requires_grad_()
@@ -122,7 +173,7 @@ def test_derivatives_that_slopes_do_not_have_are_refused() -> None:
         flashgen.attention(q, q, q, alibi_slopes=forward_ad.make_dual(own, torch.ones(2)))
     with pytest.raises(ArgumentError, match=r"^alibi_slopes must not require grad"):
         torch.func.grad(lambda own: flashgen.attention(q, q, q, alibi_slopes=own).float().sum())(own)
-    with pytest.raises(ArgumentError, match=r"^tensors of modifiers must not require grad"):
+    with pytest.raises(ArgumentError, match=r"^alibi_slopes must not require grad"):
         torch.ops.flashgen.attention(q, q, q, False, None, "bshd", None, "alibi", [], [], [own.requires_grad_()])
 
 
@@ -151,6 +202,10 @@ def test_operators_want_all_values_of_modifiers() -> None:
         ({"alibi_slopes": slopes(2).to("meta")}, "alibi_slopes must be on q's device cpu; got meta"),
         ({"alibi_slopes": slopes(4)[::2]}, r"alibi_slopes must be contiguous in its last dimension \(stride 1\); got stride 2"),
         ({"alibi_slopes": slopes(2).requires_grad_()}, "alibi_slopes must not require grad, as it has no gradient: detach it; got"),
+        ({"sinks": [1.0, 2.0]}, "sinks must be of type Tensor; got"),
+        ({"sinks": slopes(3)}, r"sinks must have the shape \(heads_q\) = \(2,\), or one that .*; got \(3,\)"),
+        ({"sinks": slopes(1, 2)}, r"sinks must have the shape .*; got \(1, 2\)"),
+        ({"sinks": slopes(2).double()}, r"sinks must be torch\.float32; got torch\.float64"),
         ({"alibi_slopes": slopes(2), "scale": 1e-30}, r"scale, or softcap, must be at least .* with alibi_slopes; got 1e-30"),
     ],
 )

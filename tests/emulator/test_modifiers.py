@@ -1,5 +1,5 @@
-"""Softcap and ALiBi in the emulator, alone, together and with windows: kernels of every family that has them, by the numerics rule, and
-faults that show. Windows alone: test_window.py."""
+"""Softcap, ALiBi and sinks in the emulator, alone, together and with windows: kernels of every family that has them, by the numerics
+rule, and faults that show. Windows alone: test_window.py."""
 
 from __future__ import annotations
 
@@ -24,39 +24,42 @@ from tests.support.fault import Fault, Setting
 from tests.support.plan import planned, to_run
 from tests.support.runs import LIMITS, compile_ahead, emulated_kernel, emulated_text
 
+PACKED = AttentionForwardSm90Config(1, 64, 2, 2, 1, ping_pong=False, pack_gqa=16)
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] = {
     "softcap": ("attention_forward", 64, Mask.CAUSAL, False, ("softcap",), None),
     "softcap-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("softcap",), AttentionForwardSm90Config(2, 64, 2, 2, 1)),
     "alibi": ("attention_forward", 64, Mask.FULL, False, ("alibi",), None),
     "alibi-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi",), AttentionForwardSm90Config(2, 64, 2, 2, 1)),
-    "alibi-packed": (
-        "attention_forward_sm90",
-        64,
-        Mask.CAUSAL,
-        False,
-        ("alibi",),
-        AttentionForwardSm90Config(1, 64, 2, 2, 1, ping_pong=False, pack_gqa=16),
-    ),
+    "alibi-packed": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("alibi",), PACKED),
     "alibi-softcap-sm90": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("alibi", "softcap"), None),
     "softcap-window-sm90": ("attention_forward_sm90", 128, Mask.FULL, False, ("softcap", "window"), None),
-    "all": ("attention_forward", 64, Mask.FULL, False, ("alibi", "softcap", "window"), None),
-    "all-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "softcap", "window"), None),
+    "sinks": ("attention_forward", 64, Mask.CAUSAL, False, ("sinks",), None),
+    "sinks-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("sinks",), None),
+    "sinks-packed": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("sinks",), PACKED),
+    "all": ("attention_forward", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
+    "all-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
     "backward-softcap": ("attention_backward", 64, Mask.FULL, False, ("softcap",), None),
     "backward-alibi": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi",), None),
-    "backward-all": ("attention_backward", 64, Mask.FULL, False, ("alibi", "softcap", "window"), None),
+    "backward-all": ("attention_backward", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
     "backward-softcap-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("softcap",), None),
     "backward-alibi-sm90": ("attention_backward_sm90", 64, Mask.FULL, True, ("alibi",), None),
     "backward-alibi-window-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("alibi", "window"), None),
-    "backward-all-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("alibi", "softcap", "window"), None),
+    "backward-all-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
     "backward-softcap-persistent": ("attention_backward_persistent_sm90", 64, Mask.FULL, False, ("softcap",), None),
     "backward-alibi-persistent": ("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("alibi",), None),
     "backward-alibi-softcap-persistent": ("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("alibi", "softcap"), None),
+    "backward-sinks": ("attention_backward", 64, Mask.CAUSAL, True, ("sinks",), None),
+    "backward-sinks-sm90": ("attention_backward_sm90", 64, Mask.FULL, True, ("sinks",), None),
+    "backward-sinks-window-sm90": ("attention_backward_sm90", 128, Mask.FULL, False, ("sinks", "window"), None),
+    "backward-sinks-persistent": ("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("sinks",), None),
+    "backward-sinks-wide": ("attention_backward_wide_sm90", 256, Mask.FULL, False, ("sinks",), None),
+    "backward-sinks-pair": ("attention_backward_pair_sm90", 256, Mask.CAUSAL, False, ("sinks",), None),
     "backward-alibi-wide": ("attention_backward_wide_sm90", 256, Mask.CAUSAL, False, ("alibi",), None),
     "backward-alibi-window-wide": ("attention_backward_wide_sm90", 256, Mask.FULL, False, ("alibi", "window"), None),
 }
-# The cap, what q is multiplied by, and what slopes are: scores far below a cap, about as high, and far above; slopes of either sign. The
-# last ones have rows whose scores are shifted before they are scaled (softmax_rows.cuh).
+# The cap, what q and sinks are multiplied by, and what slopes are: scores far below a cap, about as high, and far above; slopes of either
+# sign. The last ones have rows whose scores are shifted before they are scaled (softmax_rows.cuh).
 VALUES = {"far-below": (50.0, 1.0, 1.0), "near": (15.0, 4.0, -0.2), "above": (1.0, 4.0, 0.0), "huge": (2.0**14, 3000.0, 1.0)}
 LENGTHS = ((90, 170), (140, 40))
 CASES = [case for case in itertools.product(KERNELS, VALUES, LENGTHS) if case[1] != "huge" or "backward" not in case[0]]
@@ -79,6 +82,8 @@ def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int], values: tup
     tensors["q"].mul_(magnitude)
     if "alibi_slopes" in tensors:
         tensors["alibi_slopes"].mul_(slopes)
+    if "sinks" in tensors:
+        tensors["sinks"].mul_(magnitude)
     tensors.derive(scalars)
     run_on_cpu(emulated_kernel(spec, text), tensors, scalars, limits=LIMITS)
     return Expected.of(tensors, scalars).judge(tensors)
@@ -133,6 +138,13 @@ FAULTS = [
         "{-row_max[0], -row_max[1]}",
         "alibi-sm90",
     ),
+    fault("left-out-of-the-sum", "factor * normaliser(fmaf(total, factor, ex2_approx_ftz(height - rise)))", "normaliser(total)", "sinks"),
+    fault("left-out-of-lse", "lse = lse_with_sink(lse, p.sinks[head]);", "", "sinks-sm90"),
+    fault("scaled", "fmaf(-origin.row_max, ln2_hi, sink)", "fmaf(-origin.row_max, ln2_hi, sink * unit)", "sinks-sm90"),
+    fault("wrong-heads-sink", "sinks[(row + 8) % kPackGqa]", "sinks[row % kPackGqa]", "sinks-packed"),
+    fault("wrong-heads-sink", "(batch) * p.heads_q + head", "(batch) * p.heads_q", "backward-sinks"),
+    fault("no-probability", "fmaf(-probability, row_delta[row], -compensation)", "-row_delta[row] - compensation", "backward-sinks-sm90"),
+    fault("one-row-left-out", "row < p.len_q; row += kThreads", "row < p.len_q - 1; row += kThreads", "backward-sinks-persistent"),
     fault("no-offset", "offset_log2[i][e / 2] - lse[e % 2]", "-lse[e % 2]", "backward-alibi-sm90"),
 ]
 

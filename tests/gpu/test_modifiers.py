@@ -29,7 +29,7 @@ from tests.support.plan import to_run
 pytestmark = pytest.mark.gpu
 
 CASES = 200  # of each family
-KERNELS = 25  # of each family, at most
+KERNELS = 21  # of each family, at most
 GROUPS = 8  # tests, each of so many of a family's cases
 WIDTHS = ((64, 64), (128, 128), (192, 128), (72, 40), (256, 256), (96, 96))
 MOST_SCORES = 2**23  # of a case, so that float64 references take no minutes
@@ -55,6 +55,8 @@ class Case:
         tensors["q"].mul_(self.magnitude)
         if "alibi_slopes" in tensors:
             tensors["alibi_slopes"].mul_(self.slopes)
+        if "sinks" in tensors:
+            tensors["sinks"].mul_(self.magnitude)
         tensors.derive(self.scalars)
         tensors = tensors.apart() if self.apart else tensors.without_optional_inputs()
         run_once(loaded.kernels.load(self.spec, gpu(0)), tensors, self.scalars)
@@ -142,7 +144,8 @@ OTHER_VALUES: dict[str, Callable[[int], dict[str, Any]]] = {
     "window": lambda i: {"window": ((900, 0), (899, 0), (70, None), (-5, 300))[i]},
     "softcap": lambda i: {"softcap": (50.0, 30.0, 1.0, 1e4)[i]},
     "alibi": lambda i: {"alibi_slopes": slopes(seed=i)},
-    "all": lambda i: {"window": (900, i), "softcap": 20.0 + i, "alibi_slopes": slopes(seed=i)},
+    "sinks": lambda i: {"sinks": slopes(seed=i).mul_(8).requires_grad_()},
+    "all": lambda i: {"window": (900, i), "softcap": 20.0 + i, "alibi_slopes": slopes(seed=i), "sinks": slopes(seed=i)},
 }
 
 

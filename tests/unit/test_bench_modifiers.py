@@ -23,11 +23,12 @@ from flashgen.codegen.workload import OPEN, Workload
 from flashgen.numerics.forward import plain
 from flashgen.numerics.link import Link
 from flashgen.numerics.modifiers.alibi import AlibiLink
+from flashgen.numerics.modifiers.sinks import SinksLink
 from flashgen.numerics.modifiers.softcap import SoftcapLink
 from flashgen.numerics.modifiers.window import WindowLink
 
 CPU = torch.device("cpu")
-ALL = ("alibi", "softcap", "window")
+ALL = ("alibi", "sinks", "softcap", "window")
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_plain_pytorch_has_them_and_what_forgets_them_gets_no_time(modifiers: tu
     class Forgetful(Eager):
         def bind(self, cell: Cell, device: torch.device) -> Call:
             call = super().bind(replace(cell, problem=replace(cell.problem, modifiers=())), device)
-            return lambda q, k, v, *others: call(q, k, v)
+            return lambda q, k, v, **others: call(q, k, v) + 0 * sum(other.sum() for other in others.values())
 
     cell = cell_of(*modifiers, operation=operation)
     assert fault_of(Eager(), cell) == ""
@@ -87,11 +88,14 @@ class Meant(Flashgen):
         q: Tensor, k: Tensor, v: Tensor, *, causal: bool, layout: str, deterministic: bool | None, return_lse: bool = False, **more: Any
     ) -> Any:
         assert (layout, deterministic) == ("bshd", None)
-        softcap, slopes, window, links = more["softcap"], more["alibi_slopes"], more["window"], list[Link]()
+        softcap, window, links = more["softcap"], more["window"], list[Link]()
+        slopes, sinks = more.get("alibi_slopes"), more.get("sinks")
         if softcap is not None:
             links.append(SoftcapLink(softcap))
         if slopes is not None:
             links.append(AlibiLink(slopes))
+        if sinks is not None:
+            links.append(SinksLink(sinks))
         if window is not None:
             links.append(WindowLink(*(OPEN if end is None else end for end in window)))
         both = plain(q, k, v, causal=causal, scale=q.shape[3] ** -0.5, links=links)

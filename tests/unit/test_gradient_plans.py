@@ -144,7 +144,7 @@ def test_a_negated_gradient_goes_through_the_dispatcher(negated: bool, monkeypat
     """Which negates it: memory holds the numbers with the other sign."""
     taken: list[str] = []
 
-    def note(name: str, *arguments: Any) -> tuple[Any, ...]:
+    def note(name: str, *arguments: Any, of_tensors: bool = False) -> tuple[Any, ...]:
         taken.append(name)
         return arguments[:3]
 

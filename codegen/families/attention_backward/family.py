@@ -18,6 +18,7 @@ from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, KernelText, Program, Waits
 from flashgen.codegen.semaphores import files_with_semaphores, semaphores, with_semaphores
 from flashgen.codegen.target import Target
+from flashgen.codegen.tensor_gradients import gradient_kernels, gradient_resources
 from flashgen.codegen.workload import Workload
 
 from . import model
@@ -74,7 +75,7 @@ class AttentionBackward(Family):
     name = "attention_backward"
     revision = 8
     operation = "backward"
-    modifiers = ("alibi", "softcap", "window")
+    modifiers = ("alibi", "sinks", "softcap", "window")
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
     parameters = ParameterBlock(_MAIN)
@@ -177,6 +178,7 @@ class AttentionBackward(Family):
             KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
             KernelText(with_modifiers(with_semaphores(self.parameters, problem), problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
+            *gradient_kernels(problem),
         )
 
     def resources(self, problem: Problem, config: AttentionBackwardConfig) -> Mapping[str, BlockResources]:
@@ -185,6 +187,7 @@ class AttentionBackward(Family):
             "_preprocess": BlockResources(ROW_THREADS, 0),
             "": BlockResources(config.warps * 32, self.shared_bytes(problem, config)),
             "_postprocess": BlockResources(config.block_q * 2, self.sum_bytes(problem, config)),
+            **gradient_resources(problem),
         }
 
     def shared_bytes(self, problem: Problem, config: AttentionBackwardConfig) -> int:

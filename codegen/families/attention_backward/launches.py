@@ -8,6 +8,7 @@ from flashgen.codegen.attention import float32, padded, reciprocal, scale_values
 from flashgen.codegen.modifier import modifier_values, score_unit
 from flashgen.codegen.operands import Call
 from flashgen.codegen.program import Buffer, KernelLaunch, KernelText, Program, Waits
+from flashgen.codegen.tensor_gradients import gradient_kernels, gradient_launches
 
 STRIDED = ("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v")
 
@@ -36,6 +37,7 @@ def gradient_program(
         batch, row, head, _ = call.views[name].strides
         known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
     tiles = w.batch * w.heads_q * counts["query_tiles"]
+    of_modifiers = gradient_kernels(problem)
     launches = (
         KernelLaunch(
             tiles if kernel.suffix else blocks,
@@ -44,8 +46,10 @@ def gradient_program(
             waits=Waits.NOBODY if kernel.suffix else waits,
         )
         for kernel in kernels
+        if kernel not in of_modifiers
     )
     rows = 4 * tiles * block_q  # bytes of one number for each
     sizes = dict.fromkeys(("row_lse", "row_delta", "row_shift"), rows)
     sizes |= {"huge_tiles": 4 * tiles, "d_q_sum": rows * padded(problem.head_dim)}
-    return Program(tuple(launches), (*(Buffer(name, size) for name, size in sizes.items()), *more))
+    buffers = (*(Buffer(name, size) for name, size in sizes.items()), *more)
+    return Program((*launches, *gradient_launches(call, buffers)), buffers)

@@ -33,7 +33,7 @@ class AttentionBackwardPairSm90(AttentionBackwardWideSm90):
     revision = 9
     preference = 2
     cluster: ClassVar[int] = PAIR
-    modifiers = ()
+    modifiers = ("sinks",)
     template = "kernels/attention_backward_pair_sm90.cu.j2"
     config_type = AttentionBackwardPairSm90Config
     atoms = (*AttentionBackwardWideSm90.atoms, "cluster", "barrier_cluster", "mbarrier_cluster", "cp_async_bulk_send")

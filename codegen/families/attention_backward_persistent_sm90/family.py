@@ -25,6 +25,7 @@ from flashgen.codegen.parameters import Parameter
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelText, Waits
 from flashgen.codegen.target import Target
+from flashgen.codegen.tensor_gradients import gradient_kernels, gradient_resources
 from flashgen.codegen.workload import Workload
 
 from .config import AttentionBackwardPersistentSm90Config
@@ -43,7 +44,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     revision = 6
     preference = 4
     persistent = True
-    modifiers = ("alibi", "softcap")
+    modifiers = ("alibi", "sinks", "softcap")
     template = "kernels/attention_backward_persistent_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardPersistentSm90Config
     row_parameters = AttentionBackwardSm90.row_parameters.with_fields(PROGRESS, Parameter("int", "progress_counters"))
@@ -91,11 +92,13 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         return (
             KernelText(with_modifiers(self.row_parameters, problem), "_preprocess", "RowParameters"),
             KernelText(with_modifiers(self.parameters, problem)),
+            *gradient_kernels(problem),
         )
 
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
         """See Family."""
-        return {"_preprocess": BlockResources(ROW_THREADS, 0), "": BlockResources(THREADS, self.shared_bytes(problem, config))}
+        own = {"_preprocess": BlockResources(ROW_THREADS, 0), "": BlockResources(THREADS, self.shared_bytes(problem, config))}
+        return {**own, **gradient_resources(problem)}
 
     def waits(self, problem: Problem) -> Waits:
         """See AttentionBackwardSm90. For the sums of heads, before they round dQ."""

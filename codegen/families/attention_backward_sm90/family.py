@@ -26,6 +26,7 @@ from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
 from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
+from flashgen.codegen.tensor_gradients import gradient_kernels, gradient_launches, gradient_resources
 from flashgen.codegen.tensor_map import STRIDE_END
 from flashgen.codegen.workload import Workload
 
@@ -62,7 +63,7 @@ class AttentionBackwardSm90(Family):
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "softcap", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "sinks", "softcap", "window")
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
@@ -124,6 +125,7 @@ class AttentionBackwardSm90(Family):
             KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
             KernelText(with_modifiers(with_semaphores(self.parameters, problem), problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
+            *gradient_kernels(problem),
         )
 
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
@@ -132,6 +134,7 @@ class AttentionBackwardSm90(Family):
             "_preprocess": BlockResources(ROW_THREADS, 0),
             "": BlockResources(THREADS, self.shared_bytes(problem, config)),
             "_postprocess": BlockResources(self.postprocess_threads(problem, config), self.postprocess_bytes(problem, config)),
+            **gradient_resources(problem),
         }
 
     def postprocess_threads(self, problem: Problem, config: Any) -> int:
@@ -170,8 +173,10 @@ class AttentionBackwardSm90(Family):
                 overlaps=kernel.suffix != "_preprocess",
             )
             for kernel in self.kernels(problem, config)
+            if kernel.suffix in grids
         ]
-        return Program(tuple(launches), self.buffers(config, call))
+        buffers = self.buffers(config, call)
+        return Program((*launches, *gradient_launches(call, buffers)), buffers)
 
     def tiles_of_head(self, config: Any, w: Workload) -> tuple[int, int]:
         """Query tiles of a query head, and work tiles of a key/value head."""
@@ -182,7 +187,7 @@ class AttentionBackwardSm90(Family):
         return Waits.EARLIER if problem.deterministic else Waits.NOBODY
 
     def grids(self, config: Any, w: Workload, device: Device) -> dict[str, int]:
-        """Blocks of each kernel, by its suffix."""
+        """Blocks of each kernel but those of `gradient_kernels`, by its suffix."""
         query_tiles, key_tiles = self.tiles_of_head(config, w)
         tiles = w.batch * w.heads_q * query_tiles
         return {"_preprocess": tiles, "": key_tiles * self.cluster * w.heads_kv * w.batch, "_postprocess": tiles}

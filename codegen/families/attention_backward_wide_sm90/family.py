@@ -21,6 +21,7 @@ from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, pane
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import BlockResources
 from flashgen.codegen.target import Target
+from flashgen.codegen.tensor_gradients import gradient_resources
 
 from .config import AttentionBackwardWideSm90Config
 
@@ -35,7 +36,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     revision = 11
     preference = 1
     block_kv = 64
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "sinks", "window")
     template = "kernels/attention_backward_wide_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardWideSm90Config
     atoms: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.atoms, "named_barrier_unaligned", "ldmatrix")
@@ -81,6 +82,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
             "_preprocess": BlockResources(ROW_THREADS, 0),
             "": BlockResources(THREADS, self.shared_bytes(problem, config), self.cluster),
             "_postprocess": BlockResources(self.postprocess_threads(problem, config), self.postprocess_bytes(problem, config)),
+            **gradient_resources(problem),
         }
 
     def postprocess_threads(self, problem: Problem, config: Any) -> int:

@@ -157,9 +157,19 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
         const RowSum own = lane_index() < 4 ? sums[0] : sums[1];
         const int row = first + lane_index() % 4 * 2 + lane_index() / 4;
         const i64 index = sequences.lse_offset(batch, head) + first_query + row;
+//% if joins
+        // A row that sees no key, but has a huge sink, needs no shift.
+        const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[index]) && own.maximum != -infinity();
+        const float above = fmaf(-own.maximum, p.sinks_unit, p.sinks[head]);  // the maximum, in the sink's units
+        row_shift[row] = huge_row ? own.maximum : 0.0f;
+        if (huge_row) row_lse[row] = lse_with_sink(log_sum_exp(0.0f, own.row_sum, {1.0f, 0.0f}), above) * 1.44269504f;
+        const float inverse = normaliser_with_sink(own.row_sum, above > 1.0e3f ? 1.0e3f : above * 1.44269504f);
+        if (exists) row_delta[row] = own.d_p * inverse - (p.d_lse == nullptr ? 0.0f : p.d_lse[index]);
+//% else
         const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[index]);
         row_shift[row] = huge_row ? own.maximum : 0.0f;
         if (huge_row) row_lse[row] = log_sum_exp(0.0f, own.row_sum, {1.0f, 0.0f}) * 1.44269504f;
         if (exists) row_delta[row] = own.d_p * normaliser(own.row_sum) - (p.d_lse == nullptr ? 0.0f : p.d_lse[index]);
+//% endif
     }
 }

@@ -173,8 +173,14 @@ struct OnlineSoftmax {
 
     // Normalises O, and returns lse of one row: lane t of a quad computes that of row [t / 2][t % 2], if there is one. ln2_hi + ln2_lo is
     // scale / scale_log2, about ln 2. A row that sees no key gets O = 0 and lse = -inf.
+//% if joins
+    // With a sink lse of such a row is the sink.
+    template <int kOutTiles>
+    __device__ __forceinline__ float finish(float (&O)[kRowTiles][kOutTiles][4], float ln2_lo, float sink, float unit) {
+//% else
     template <int kOutTiles>
     __device__ __forceinline__ float finish(float (&O)[kRowTiles][kOutTiles][4], float ln2_lo) {
+//% endif
         add_partial();
         const int own = lane_index() % (kRowTiles * 2);
         float own_total = 0.0f;
@@ -184,7 +190,13 @@ struct OnlineSoftmax {
             const LaneSums row = LaneSums::load(slot(i));
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
+//% if joins
+                const float total = quad_sum(row.row_sum[h] + row.compensation[h]);
+                const float height = height_of_sink(sink, {shift[i][h], row_max[i][h]}, unit, ln2_hi, ln2_lo);
+                const float inverse = normaliser_with_sink(total, height);
+//% else
                 const float total = quad_sum(row.row_sum[h] + row.compensation[h]), inverse = normaliser(total);
+//% endif
                 if (own == i * 2 + h) {
                     own_total = total;
                     own_origin = {shift[i][h], row_max[i][h]};
@@ -195,6 +207,10 @@ struct OnlineSoftmax {
                     for (int e = h * 2; e < h * 2 + 2; ++e) O[i][j][e] *= inverse;
             }
         }
+//% if joins
+        return lse_with_sink(log_sum_exp(own_origin, own_total, scale_log2, ln2_hi, ln2_lo), sink);
+//% else
         return log_sum_exp(own_origin, own_total, scale_log2, ln2_hi, ln2_lo);
+//% endif
     }
 };

@@ -200,7 +200,14 @@ struct ForwardConsumer {
         own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
     }
     __device__ __forceinline__ void finish_tile() {
+//% if joins
+        const float* sinks = p.sinks + Work::load(current).first_head;
+        const int row = lane_index() / 4;
+        const float of_rows[2] = {sinks[row % kPackGqa], sinks[(row + 8) % kPackGqa]};
+        const PairStatistics statistics = softmax.finish(normalisers, of_rows, p.sinks_unit, p.ln2_lo);
+//% else
         const PairStatistics statistics = softmax.finish(normalisers);
+//% endif
         if (p.lse != nullptr) hand_statistics_over(statistics);
         finished = current;
         store_pending = true;

@@ -23,8 +23,14 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int row = consumer * 64 + PairStatistics::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
+//% if joins
+            float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
+            const int head = work.first_head + row % kPackGqa;
+            lse = lse_with_sink(lse, p.sinks[head]);
+//% else
             const float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
             const int head = work.first_head + row % kPackGqa;
+//% endif
             if (query < sequences.len_q(work.batch)) p.lse[sequences.lse_offset(work.batch, head) + query] = lse;
         }
     }

@@ -18,7 +18,7 @@ struct WorkTileInfo {
     template <class Parameters>
     __device__ __forceinline__ auto chain(const Parameters& p) const {
         const auto sequences = Traits::sequences(p);
-//% if modifiers
+//% if links
         return Traits::make_chain(p, sequences.len_q(batch), sequences.len_kv(batch));
 //% else
         return make_chain<Traits::kCausal>(sequences.len_q(batch), sequences.len_kv(batch));

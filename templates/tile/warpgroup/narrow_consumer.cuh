@@ -39,7 +39,7 @@ struct NarrowConsumer {
     __device__ __forceinline__ void walk(const KeyWork& work, float (&dK)[kColumns / 8][4], float (&dV)[kColumnsV / 8][4]) {
 //% if heads
         auto chain = Traits::make_chain(p, p.len_q, p.len_kv);
-//% elif modifiers
+//% elif links
         const auto chain = Traits::make_chain(p, p.len_q, p.len_kv);
 //% else
         const auto chain = Traits::make_chain(p.len_q, p.len_kv);

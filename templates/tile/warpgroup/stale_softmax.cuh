@@ -227,12 +227,22 @@ struct OnlineSoftmax {
     }
 
     // The factors that normalise O, and the row statistics from which the LSE writer computes lse.
+//% if joins
+    // `sinks`: of the two rows.
+    __device__ __forceinline__ PairStatistics finish(float (&normalisers)[2], const float (&sinks)[2], float unit, float ln2_lo) const {
+//% else
     __device__ __forceinline__ PairStatistics finish(float (&normalisers)[2]) const {
+//% endif
         PairStatistics statistics;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             statistics.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
+//% if joins
+            const Origin origin{unlikely(huge) ? shift[h] : 0.0f, row_max[h]};
+            normalisers[h] = normaliser_with_sink(statistics.rows[h].total, height_of_sink(sinks[h], origin, unit, ln2_hi, ln2_lo));
+//% else
             normalisers[h] = normaliser(statistics.rows[h].total);
+//% endif
             if (unlikely(huge) && shift[h] != 0.0f) statistics.rows[h] = {-statistics.rows[h].total, shift[h]};
         }
         return statistics;

@@ -40,7 +40,7 @@ struct WideConsumer {
         round_probabilities<Element, kBlockQ>(P, S, p, stages, state.stage, work.tiles, next, work.first_key + warp * 16,
 //% if heads
                                               of_head(Traits::make_chain(p, p.len_q, p.len_kv), work.batch, next.head(work, p)));
-//% elif modifiers
+//% elif links
                                               Traits::make_chain(p, p.len_q, p.len_kv));
 //% else
                                               Traits::make_chain(p.len_q, p.len_kv));
