@@ -23,6 +23,7 @@ from flashgen.verification.expected import Expected
 from tests.support.fault import Fault, Setting
 from tests.support.plan import planned, to_run
 from tests.support.runs import LIMITS, compile_ahead, emulated_kernel, emulated_text
+from tests.support.sinks import put_near_scores
 
 PACKED = AttentionForwardSm90Config(1, 64, 2, 2, 1, ping_pong=False, pack_gqa=16)
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
@@ -83,7 +84,7 @@ def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int], values: tup
     if "alibi_slopes" in tensors:
         tensors["alibi_slopes"].mul_(slopes)
     if "sinks" in tensors:
-        tensors["sinks"].mul_(magnitude)
+        put_near_scores(tensors["sinks"], magnitude)
     tensors.derive(scalars)
     run_on_cpu(emulated_kernel(spec, text), tensors, scalars, limits=LIMITS)
     return Expected.of(tensors, scalars).judge(tensors)

@@ -48,6 +48,7 @@ WINDOWS = {
     "left-open-earlier": (OPEN, -130),
     "empty": (40, -60),
     "beyond-all": (1000, -1000),
+    "empty-past-a-tile": (-125, 0),
     "far-later": (-200, 300),
 }
 LENGTHS = ((150, 300), (200, 90), (70, 70))

@@ -25,6 +25,7 @@ from flashgen.launch.tensors import Tensors
 from flashgen.selection import compilation, loaded
 from flashgen.verification.expected import Expected
 from tests.support.plan import to_run
+from tests.support.sinks import put_near_scores
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +57,7 @@ class Case:
         if "alibi_slopes" in tensors:
             tensors["alibi_slopes"].mul_(self.slopes)
         if "sinks" in tensors:
-            tensors["sinks"].mul_(self.magnitude)
+            put_near_scores(tensors["sinks"], self.magnitude)
         tensors.derive(self.scalars)
         tensors = tensors.apart() if self.apart else tensors.without_optional_inputs()
         run_once(loaded.kernels.load(self.spec, gpu(0)), tensors, self.scalars)

@@ -1,0 +1,111 @@
+"""What modifiers cost: the time of a call with each of them over that of the plain call, by turns.
+
+    python tools/modifier_cost.py
+    python tools/modifier_cost.py --kinds sinks,alibi --head-dim 64 --pass backward
+
+Needs a GPU. bf16, causal, batch * length = 16384, heads * head_dim = 2048, inputs from N(0, 1). In each round every call runs in turn, back
+to back for some milliseconds; a ratio is that of one round, and the table has their median. Gradients are those of q, k and v, and of what
+else has some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import flashgen
+
+TOKENS, MODEL_DIM = 16384, 2048
+ROUNDS, MILLISECONDS = 9, 8.0
+
+
+def alibi_slopes(heads: int) -> torch.Tensor:
+    """Those of Press et al. 2022, from 2^-(8 / heads) to 2^-8."""
+    return torch.exp2(-8 * torch.arange(1, heads + 1, device="cuda", dtype=torch.float32) / heads)
+
+
+KINDS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "window": lambda heads: {"window": (1024, None)},
+    "softcap": lambda heads: {"softcap": 50.0},
+    "alibi": lambda heads: {"alibi_slopes": alibi_slopes(heads)},
+    "sinks": lambda heads: {"sinks": torch.randn(heads, device="cuda").requires_grad_()},
+    "sinks-window": lambda heads: {"sinks": torch.randn(heads, device="cuda").requires_grad_(), "window": (1024, None)},
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=[*KINDS])
+    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--seqlen", type=int, nargs="+", default=[4096, 16384])
+    parser.add_argument("--pass", dest="operation", choices=("forward", "backward"), nargs="+", default=["forward", "backward"])
+    options = parser.parse_args(argv)
+    if unknown := [kind for kind in options.kinds if kind not in KINDS]:
+        parser.error(f"kinds must be of {', '.join(KINDS)}; got {', '.join(unknown)}")
+    if not torch.cuda.is_available():
+        sys.exit("error: a GPU is needed; got none")
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, bf16, causal; ms plain, and times that of the others")
+    for operation in options.operation:
+        for head_dim in options.head_dim:
+            for seqlen in options.seqlen:
+                plain, others = measured(operation, head_dim, seqlen, options.kinds)
+                told = "  ".join(f"{kind} {ratio:.3f}" for kind, ratio in others.items())
+                print(f"{operation:8} head_dim {head_dim:3} length {seqlen:5}  {plain:7.3f}  {told}", flush=True)
+
+
+def measured(operation: str, head_dim: int, seqlen: int, kinds: Sequence[str]) -> tuple[float, dict[str, float]]:
+    """Milliseconds of the plain call, and the median ratio of each kind."""
+    heads = MODEL_DIM // head_dim
+    shape = (max(1, TOKENS // seqlen), seqlen, heads, head_dim)
+    given = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+    calls = {kind: call(operation, given, KINDS[kind](heads) if kind else {}) for kind in ("", *kinds)}
+    times: dict[str, list[float]] = {kind: [] for kind in calls}
+    count = max(3, round(MILLISECONDS / milliseconds(calls[""], 3)))
+    for _ in range(ROUNDS):
+        for kind, one in calls.items():
+            times[kind].append(milliseconds(one, count))
+    ratios = {kind: statistics.median(a / b for a, b in zip(times[kind], times[""], strict=True)) for kind in kinds}
+    return statistics.median(times[""]), ratios
+
+
+def call(operation: str, given: Sequence[torch.Tensor], options: dict[str, Any]) -> Callable[[], object]:
+    """What is timed, after it has run twice."""
+    q, k, v, d_out = given
+    if operation == "forward":
+        fixed: dict[str, Any] = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+
+        def run() -> object:
+            return flashgen.attention(q, k, v, causal=True, **fixed)
+
+    else:
+        leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+        learnable = [value for value in options.values() if isinstance(value, torch.Tensor) and value.requires_grad]
+        out = flashgen.attention(leaves[0], leaves[1], leaves[2], causal=True, **options)
+
+        def run() -> object:
+            return torch.autograd.grad(out, [*leaves, *learnable], d_out, retain_graph=True)
+
+    run(), run()
+    return run
+
+
+def milliseconds(run: Callable[[], object], count: int) -> float:
+    """Of one of so many calls in a row."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    elapsed: float = begin.elapsed_time(end)
+    return elapsed / count
+
+
+if __name__ == "__main__":
+    main()
