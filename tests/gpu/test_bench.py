@@ -37,7 +37,7 @@ def runner(**made: Peer) -> Runner:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    options = ["--peers", "flashgen,flash", "--head-dim", "64", "--seqlen", "1024", "--causal", "--rounds", "3", "--host"]
+    options = ["--peers", "flashgen,flash", "--head-dim", "64", "--seqlen", "1024", "--causal", "--rounds", "3", "--call-overhead"]
     done = subprocess.run(
         [sys.executable, "-m", "flashgen", "bench", *options, "--out", str(tmp_path), "--json"], capture_output=True, text=True, timeout=300
     )
@@ -52,7 +52,7 @@ def test_the_command(tmp_path: Path) -> None:
         assert len(times["rounds_ms"]) == 3
         assert 1 < times["speed"]["median"] < 5000
     assert 0.1 < cell["peers"]["flashgen"]["ratio_to_baseline"]["median"] < 10
-    assert all(1 < cost["us"] < 1000 and 1 < cost["us_grad"] < 1000 for cost in found["host"].values())
+    assert all(1 < cost["us"] < 1000 and 1 < cost["us_grad"] < 1000 for cost in found["call_overhead"].values())
     environment = found["environment"]
     assert environment["device"] == torch.cuda.get_device_name()
     assert environment["torch"] == torch.__version__
@@ -71,7 +71,7 @@ def test_the_command_backward() -> None:
     assert (found["pass"], found["complete"]) == ("backward", True)
     (cell,) = found["cells"]
     assert (cell["problem"]["pass"], cell["errors"]) == ("backward", {})
-    assert re.match("kernel attention_backward(_sm90)?_bf16_d64_causal", cell["notes"]["flashgen"])
+    assert re.match("kernel attention_backward(_persistent_sm90|_sm90)?_bf16_d64_causal", cell["notes"]["flashgen"])
     assert re.match("kernel attention_backward_bf16_d64_causal", cell["notes"]["attention_backward"])
     for times in cell["peers"].values():
         assert len(times["rounds_ms"]) == 3

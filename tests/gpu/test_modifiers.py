@@ -101,7 +101,9 @@ def cases(family: Family) -> list[Case]:
         ends = (end(draw, len_kv), end(draw, len_kv)) if "window" in problem.modifiers else (OPEN, OPEN)
         scalars = {"softcap": draw.choice(CAPS)} if "softcap" in problem.modifiers else {}
         # Logits of up to four times a cap. Gradients of such as are much higher are left of nearly equal numbers, with a cap and without.
-        most = 16.0 if problem.operation == "backward" else 50.0
+        # Rows that one key shares with a sink are so from lower ones on: their delta comes from the rounded out.
+        of_gradients = 4.0 if "sinks" in problem.modifiers else 16.0
+        most = of_gradients if problem.operation == "backward" else 50.0
         magnitudes = (1.0, 1.0, 3.0, *(min(cap, most) for cap in scalars.values()))
         workload = Workload(batch, kv_heads * group, kv_heads, len_q, len_kv, *ends)
         spec = KernelSpec(family, problem, family.default(problem, target), target)
