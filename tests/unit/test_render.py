@@ -210,7 +210,10 @@ def test_every_line_of_every_file_is_used_by_a_kernel() -> None:
         if not unused:
             break
     assert {path: list(lines) for path, lines in unused.items()} == {}
-    assert sorted(f.template for f in families().values()) == [p for p in templates.paths() if p.endswith(".j2")]
+    of_families = sorted(f.template for f in families().values())
+    assert of_families == [p for p in templates.paths() if p.endswith(".cu.j2")]
+    for path in (p for p in templates.paths() if p.endswith(".j2") and p not in of_families):
+        assert any(f'include "{path}"' in templates.read(template) for template in of_families), path
 
 
 @every_spec
