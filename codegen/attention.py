@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from .errors import ArgumentError, shown
 from .family import Traffic
+from .modifier import modifier_operands
 from .operands import Call, View
 from .operation import operation_of
 from .problem import Dtype, Mask, Problem
@@ -190,6 +192,9 @@ def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (
         if width % 8 or not 8 <= width <= 256:
             nearest = min(max(8, -(-width // 8) * 8), 256)
             reasons.append(f"{name} must be a multiple of 8 from 8 to 256; got {width} (nearest: {nearest})")
+    shared = Counter(operand.name for operand in modifier_operands(problem))
+    if twice := [name for name, count in shared.items() if count > 1]:
+        reasons.append(f"modifiers must have {', '.join(twice)} once; got {', '.join(problem.modifiers)}")
     if others := [name for name in problem.modifiers if name not in taken]:
         allowed = f"of {', '.join(taken)}" if taken else "none"
         reasons.append(f"modifiers must be {allowed} in these kernels; got {', '.join(others)}")

@@ -17,6 +17,7 @@ from .errors import ArgumentError, choice_error, shown
 from .operands import Call, Operand
 from .parameters import Parameter, ParameterBlock
 from .problem import Problem
+from .program import Buffer
 from .workload import Workload
 
 
@@ -49,10 +50,14 @@ class Modifier(ABC):
     sizes:      names of its values that are sizes of a workload
     numbers:    names of its values that are other numbers
     tensors:    names of its `operands`
+    tiles:      files of tile operations that its link needs beside its own
     gradient:   the kernel that the backward pass has for gradients of `tensors`; None where these have none
+    sum_parameters, sum_tiles: further fields, and files of tile operations, of the other kernels of the backward pass where these sum
+                gradients up
     maps_scores, adds_to_scores, has_heads: what its link does: kMapsScores, kAddsToScores, kHasHeads in
                 templates/tile/common/score_changes.cuh
     joins_sums: whether it adds to the row sums: templates/tile/modifiers/sinks.cuh
+    reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh
     """
 
     name: ClassVar[str]
@@ -63,11 +68,15 @@ class Modifier(ABC):
     sizes: ClassVar[tuple[str, ...]] = ()
     numbers: ClassVar[tuple[str, ...]] = ()
     tensors: ClassVar[tuple[str, ...]] = ()
+    tiles: ClassVar[tuple[str, ...]] = ()
     gradient: ClassVar[GradientKernel | None] = None
+    sum_parameters: ClassVar[tuple[Parameter, ...]] = ()
+    sum_tiles: ClassVar[tuple[str, ...]] = ()
     maps_scores: ClassVar[bool] = False
     adds_to_scores: ClassVar[bool] = False
     has_heads: ClassVar[bool] = False
     joins_sums: ClassVar[bool] = False
+    reads_scores: ClassVar[bool] = False
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Its tensors, which are operands of every call that has it, behind those of the operation."""
@@ -75,6 +84,10 @@ class Modifier(ABC):
 
     def gradients(self, problem: Problem) -> tuple[Operand, ...]:
         """Outputs of the backward pass, which a call may leave out: d_<name> of those of its tensors that have gradients."""
+        return ()
+
+    def gradient_buffers(self, call: Call) -> tuple[Buffer, ...]:
+        """Memory that the backward pass needs for them."""
         return ()
 
     def gradient_values(self, call: Call, rows: int) -> tuple[int, Mapping[str, int | float]]:
@@ -179,12 +192,13 @@ def _named(names: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...
 
 def with_modifiers(block: ParameterBlock, problem: Problem) -> ParameterBlock:
     """The parameters of a kernel that asks the chain: with those of the problem's modifiers."""
-    return _with_modifiers(block, problem.modifiers) if problem.modifiers else block
+    return _with_modifiers(block, problem.modifiers, collects_gradients(problem)) if problem.modifiers else block
 
 
 @cache
-def _with_modifiers(block: ParameterBlock, names: tuple[str, ...]) -> ParameterBlock:
-    return block.with_fields(*(field for name in names for field in modifiers()[name].parameters))
+def _with_modifiers(block: ParameterBlock, names: tuple[str, ...], collects: bool) -> ParameterBlock:
+    each = [modifiers()[name] for name in names]
+    return block.with_fields(*(field for one in each for field in (*one.parameters, *(one.sum_parameters if collects else ()))))
 
 
 def modified_example(problem: Problem, workload: Workload) -> tuple[Problem, Workload]:
@@ -211,6 +225,18 @@ def modifier_operands(problem: Problem) -> tuple[Operand, ...]:
 def modifier_gradients(problem: Problem) -> tuple[Operand, ...]:
     """`Modifier.gradients` of all of a problem's, in the order of their names."""
     return tuple(operand for name in problem.modifiers for operand in modifiers()[name].gradients(problem))
+
+
+@cache
+def reads_scores(problem: Problem) -> bool:
+    """Whether a modifier has a tensor of which each score has an element."""
+    return any(one.reads_scores for one in modifiers_of(problem))
+
+
+@cache
+def collects_gradients(problem: Problem) -> bool:
+    """Whether the main kernel sums up gradients of a modifier's tensors. Those of scores that are mapped are another's."""
+    return problem.operation == "backward" and not maps_scores(problem) and any(one.sum_parameters for one in modifiers_of(problem))
 
 
 def modifier_values(call: Call) -> dict[str, int | float]:

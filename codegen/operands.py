@@ -30,6 +30,7 @@ class Element(enum.Enum):
 
     INPUT = "input"
     F32 = "f32"
+    BOOL = "bool"
 
 
 class Role(enum.Enum):
@@ -57,7 +58,7 @@ class Operand:
 
     def bytes(self, problem: Problem) -> int:
         """Size of one element."""
-        return problem.dtype.bytes if self.element is Element.INPUT else 4
+        return {Element.INPUT: problem.dtype.bytes, Element.F32: 4, Element.BOOL: 1}[self.element]
 
     def sizes(self, problem: Problem, workload: Workload) -> tuple[int, ...]:
         """How many elements it has along each axis."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from .discovery import discovered
 from .errors import ArgumentError, choice_error, shown
+from .modifier import modifier_operands
 from .operands import Call, Operand, View
 from .problem import Problem
 from .workload import Workload
@@ -37,8 +38,12 @@ class Operation(ABC):
         """Floating-point operations by the field's convention."""
 
     def io_bytes(self, problem: Problem, workload: Workload) -> int:
-        """Bytes of the operands, each once, without optional ones: what the memory must move at least."""
-        required = (operand for operand in self.operands(problem) if not operand.optional)
+        """Bytes of the operands, each once, without optional ones: what the memory must move at least.
+
+        Those of modifiers do not count: what they take depends on how much of them is the same.
+        """
+        of_modifiers = modifier_operands(problem)
+        required = (operand for operand in self.operands(problem) if not operand.optional and operand not in of_modifiers)
         return sum(math.prod(operand.sizes(problem, workload)) * operand.bytes(problem) for operand in required)
 
     @abstractmethod

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from flashgen import templates
 
 from .errors import ArgumentError
-from .modifier import Modifier, modifiers_of
+from .modifier import Modifier, collects_gradients, modifiers_of
 from .prune import END, MARK, parts, pruned
 from .spec import KernelSpec
 
@@ -39,7 +39,8 @@ _WITH_BODIES = (
 _RUNNING = ("isolate", "residents")  # what runs the kernels, of the same folder
 _CHAIN = "common/score_chain"  # of the tile operations: every link comes after it
 _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
-_CONDITIONS = ("links", "maps", "folds", "adds", "changes", "heads", "joins")  # that lines of tile operations depend on: see `conditions`
+# That lines of tile operations depend on: see `conditions`.
+_CONDITIONS = ("links", "maps", "folds", "adds", "changes", "heads", "joins", "tensors", "collects")
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label
@@ -170,7 +171,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     context = spec.family.context(spec.problem, spec.config, spec.target)
     used_atoms, used_tiles = spec.family.files(spec.problem)
     modifiers = modifiers_of(spec.problem)
-    tiles = [f"tile/{name}.cuh" for name in _with_modifiers(used_tiles, modifiers)]
+    tiles = [f"tile/{name}.cuh" for name in _with_modifiers(used_tiles, modifiers, collects_gradients(spec.problem))]
     written = spec.family.instructions(spec.problem, spec.config) if atoms is Atoms.PTX else ""
     if written:
         written = "// ---- shapes of instructions that these kernels use ".ljust(_COLUMNS, "-") + f"\n\n{written}"
@@ -182,7 +183,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         kernels=kernels,
         tensor_gradients=[one.gradient for one in modifiers if one.gradient and one.gradient.suffix in kernels],
         chain=partial(_chain, modifiers),
-        **conditions(modifiers),
+        **conditions(modifiers, spec.problem.operation),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers)],
         atoms=atom_files(used_atoms, atoms),
         tiles=tiles,
@@ -196,18 +197,20 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     return Source(spec.name, text.replace(_CONTENTS, _contents(parts(text)), 1))
 
 
-def conditions(modifiers: Sequence[Modifier]) -> dict[str, object]:
+def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, object]:
     """What texts say on behalf of modifiers: see templates/tile/common/score_changes.cuh.
 
     links: those of the chain, with commas between them; maps: a link maps scores; adds: links add to them; changes: one of the two;
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
-    joins: a modifier joins row sums
+    joins: a modifier joins row sums; tensors: see `reads_scores`; collects: see `collects_gradients`
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
     heads, joins = any(one.has_heads for one in modifiers), any(one.joins_sums for one in modifiers)
     links = ", ".join(one.link for one in modifiers if one.link)
     found = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds, "heads": heads}
-    return {"links": links, "joins": joins, **found}
+    tensors = any(one.reads_scores for one in modifiers)
+    collects = operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)
+    return {"links": links, "joins": joins, "tensors": tensors, "collects": collects, **found}
 
 
 def _chain(modifiers: Sequence[Modifier], sizes: str, head: str = "") -> str:
@@ -222,14 +225,16 @@ def _chain(modifiers: Sequence[Modifier], sizes: str, head: str = "") -> str:
     return f"of_head({made}, {head})" if head and any(modifier.has_heads for modifier in modifiers) else made
 
 
-def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier]) -> list[str]:
+def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier], collects: bool) -> list[str]:
     """Files of tile operations, and those of these modifiers: behind the chain's those that are links of it."""
-    files, links = list(tiles), [modifier.tile_file for modifier in modifiers if modifier.link]
+    files, with_links = list(tiles), [modifier for modifier in modifiers if modifier.link]
     if others := [modifier.tile_file for modifier in modifiers if not modifier.link]:
         files[files.index(_BEHIND_CHAIN) + 1 :] = [*others, *files[files.index(_BEHIND_CHAIN) + 1 :]]
-    if links:
+    if with_links:
         after = files.index(_CHAIN) + 1
-        files[after:] = ["common/score_changes", *links, "common/modified_chain", *files[after:]]
+        needed = dict.fromkeys(name for modifier in with_links for name in (*modifier.tiles, *(modifier.sum_tiles if collects else ())))
+        links = [modifier.tile_file for modifier in with_links]
+        files[after:] = ["common/score_changes", *needed, *links, "common/modified_chain", *files[after:]]
     return files
 
 

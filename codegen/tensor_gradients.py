@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .modifier import GradientKernel, modifiers
+from .modifier import GradientKernel, collects_gradients, modifiers
 from .operands import Call
 from .problem import Problem
 from .program import BlockResources, Buffer, KernelLaunch, KernelText
 
 
 def _with_gradients(problem: Problem) -> list[tuple[str, GradientKernel]]:
-    found = ((name, modifiers()[name].gradient) for name in problem.modifiers)
+    collects = collects_gradients(problem)
+    found = [(name, modifiers()[name].gradient) for name in problem.modifiers if collects or not modifiers()[name].sum_parameters]
     return [(name, kernel) for name, kernel in found if kernel is not None]
 
 
@@ -26,10 +27,22 @@ def gradient_resources(problem: Problem) -> Mapping[str, BlockResources]:
 
 
 def gradient_launches(call: Call, buffers: tuple[Buffer, ...]) -> tuple[KernelLaunch, ...]:
-    """Their launches. They read row_delta, one of the program's buffers, in which each head has `rows`, whole query tiles."""
+    """Their launches, of those whose gradients the call has. They may read row_delta, one of the program's buffers.
+
+    rows: that each head has in it, whole query tiles
+    """
     w, launches = call.workload, []
     for name, kernel in _with_gradients(call.problem):
+        if not all(operand.name in call.views for operand in modifiers()[name].gradients(call.problem)):
+            continue
         rows = next(buffer.bytes for buffer in buffers if buffer.name == "row_delta") // (4 * w.batch * w.heads_q)
         blocks, values = modifiers()[name].gradient_values(call, rows)
-        launches.append(KernelLaunch(blocks, values, suffix=kernel.suffix))
+        launches.append(KernelLaunch(max(1, blocks), values, suffix=kernel.suffix))
     return tuple(launches)
+
+
+def gradient_buffers(call: Call) -> tuple[Buffer, ...]:
+    """`Modifier.gradient_buffers` of those whose gradients the call has."""
+    each = [modifiers()[name] for name, _ in _with_gradients(call.problem)]
+    having = [one for one in each if all(operand.name in call.views for operand in one.gradients(call.problem))]
+    return tuple(buffer for one in having for buffer in one.gradient_buffers(call))

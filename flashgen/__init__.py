@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from flashgen.codegen.problem import Dtype, Mask, Pass, Problem
     from flashgen.codegen.workload import Workload
 
-    from .api import CaptureError, attention, compile, load, tune, unload, verify, warm
+    from .ahead import compile, load, tune, unload, verify, warm
+    from .api import CaptureError, attention
     from .codegen.errors import ArgumentError, FlashgenError, IllegalConfigError
     from .codegen.spec import KernelSpec
     from .codegen.target import Target, find_target
 
 _HOMES = {
-    **dict.fromkeys(("CaptureError", "attention", "compile", "load", "tune", "unload", "verify", "warm"), ".api"),
+    **dict.fromkeys(("CaptureError", "attention"), ".api"),
+    **dict.fromkeys(("compile", "load", "tune", "unload", "verify", "warm"), ".ahead"),
     **dict.fromkeys(("Device", "find_device"), ".codegen.devices"),
     **dict.fromkeys(("ArgumentError", "FlashgenError", "IllegalConfigError"), ".codegen.errors"),
     **dict.fromkeys(("Dtype", "Mask", "Pass", "Problem"), ".codegen.problem"),

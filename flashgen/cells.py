@@ -99,7 +99,8 @@ def cells_of(
     passes: an operation's name, or "both" for forward and backward.
     deterministic: whether the gradients of backward cells are the same to the bit in every run.
     window: (left, right) of a sliding window, as `flashgen.attention` has it.
-    modifiers: names of others, whose values are known where `flashgen.attention` is called: softcap, alibi.
+    modifiers: names of others, whose values are known where `flashgen.attention` is called: softcap, alibi, bias, bias_fp32,
+        boolean_mask, sinks.
     Raises ArgumentError for sizes that no workload has.
     """
     if head_dim is not None:

@@ -29,19 +29,36 @@ def alibi_slopes(heads: int) -> torch.Tensor:
     return torch.exp2(-8 * torch.arange(1, heads + 1, device="cuda", dtype=torch.float32) / heads)
 
 
-KINDS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "window": lambda heads: {"window": (1024, None)},
-    "softcap": lambda heads: {"softcap": 50.0},
-    "alibi": lambda heads: {"alibi_slopes": alibi_slopes(heads)},
-    "sinks": lambda heads: {"sinks": torch.randn(heads, device="cuda").requires_grad_()},
-    "sinks-window": lambda heads: {"sinks": torch.randn(heads, device="cuda").requires_grad_(), "window": (1024, None)},
+def sinks(heads: int) -> torch.Tensor:
+    """Of N(0, 1)."""
+    return torch.randn(heads, device="cuda").requires_grad_()
+
+
+def bias(heads: int, len_q: int, len_kv: int) -> torch.Tensor:
+    """Of N(0, 1), the same for the whole batch."""
+    return torch.randn(1, heads, len_q, len_kv, dtype=torch.bfloat16, device="cuda").requires_grad_()
+
+
+KINDS: dict[str, Callable[[int, int], dict[str, Any]]] = {  # by heads and length
+    "window": lambda heads, length: {"window": (1024, None)},
+    "softcap": lambda heads, length: {"softcap": 50.0},
+    "alibi": lambda heads, length: {"alibi_slopes": alibi_slopes(heads)},
+    "sinks": lambda heads, length: {"sinks": sinks(heads)},
+    "sinks-window": lambda heads, length: {"sinks": sinks(heads), "window": (1024, None)},
+    "key-padding": lambda heads, length: {
+        "key_padding_mask": torch.ones(max(1, TOKENS // length), length, dtype=torch.bool, device="cuda")
+    },
+    "mask": lambda heads, length: {"mask": torch.rand(length, length, device="cuda") < 0.9},
+    "bias": lambda heads, length: {"bias": bias(heads, length, length)},
+    "key-bias": lambda heads, length: {"bias": bias(heads, 1, length)},
+    "constant-bias": lambda heads, length: {"bias": bias(heads, length, length).detach()},
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=[*KINDS])
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=[*KINDS][:6])
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--seqlen", type=int, nargs="+", default=[4096, 16384])
     parser.add_argument("--pass", dest="operation", choices=("forward", "backward"), nargs="+", default=["forward", "backward"])
@@ -64,7 +81,7 @@ def measured(operation: str, head_dim: int, seqlen: int, kinds: Sequence[str]) -
     heads = MODEL_DIM // head_dim
     shape = (max(1, TOKENS // seqlen), seqlen, heads, head_dim)
     given = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
-    calls = {kind: call(operation, given, KINDS[kind](heads) if kind else {}) for kind in ("", *kinds)}
+    calls = {kind: call(operation, given, KINDS[kind](heads, seqlen) if kind else {}) for kind in ("", *kinds)}
     times: dict[str, list[float]] = {kind: [] for kind in calls}
     count = max(3, round(MILLISECONDS / milliseconds(calls[""], 3)))
     for _ in range(ROUNDS):

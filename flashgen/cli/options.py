@@ -80,7 +80,9 @@ Softcap = Annotated[
 Modifiers = Annotated[
     str | None,
     typer.Option(
-        "--modifiers", metavar="NAMES", help="Others, with commas between them: alibi, sinks. Kernels are the same for all their values."
+        "--modifiers",
+        metavar="NAMES",
+        help="Others, with commas between them: alibi, bias, boolean_mask, sinks. Kernels are the same for all their values.",
     ),
 ]
 FamilyName = Annotated[

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_operands, modifiers
+from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_operands, modifiers
 from flashgen.codegen.modifiers.softcap import checked_softcap
 from flashgen.codegen.modifiers.window import Causal, Ends, Seen
 from flashgen.codegen.operands import Operand
+from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
@@ -52,8 +53,9 @@ def tensor_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2**10)
 def have_gradients(names: tuple[str, ...]) -> tuple[bool, ...]:
-    """Of each of `tensor_names`, whether the backward pass has a gradient of it."""
-    return tuple(modifiers()[name].gradient is not None for name in names for _ in modifiers()[name].tensors)
+    """Of each of `tensor_names`, whether the backward pass has a gradient of it: not of what is added to scores that are mapped."""
+    each, maps = [modifiers()[name] for name in names], any(modifiers()[name].maps_scores for name in names)
+    return tuple(one.gradient is not None and not (maps and one.sum_parameters) for one in each for _ in one.tensors)
 
 
 def require_gradients(names: tuple[str, ...], tensors: Sequence[torch.Tensor]) -> None:
@@ -65,7 +67,7 @@ def require_gradients(names: tuple[str, ...], tensors: Sequence[torch.Tensor]) -
 
 def _require_no_gradient(name: str, tensor: torch.Tensor) -> None:
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(f"{name} must not require grad, as it has no gradient: detach it; got requires_grad=True")
+        raise ArgumentError(f"{name} must not require grad, as it has no gradient here: detach it; got requires_grad=True")
 
 
 def check_tensors(problem: Problem, known: Mapping[str, int], q: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
@@ -83,15 +85,15 @@ def check_tensors(problem: Problem, known: Mapping[str, int], q: torch.Tensor, t
             raise ArgumentError(f"{operand.name} must be on q's device {q.device}; got {tensor.device}")
         shape = tuple(tensor.shape)
         fits = 1 <= len(shape) <= len(sizes) and all(own in (1, size) for own, size in zip(shape[::-1], sizes[::-1], strict=False))
-        if not fits or shape[-1] != sizes[-1]:
+        if not fits or (shape[-1] != sizes[-1] and not operand.is_strided):
             raise ArgumentError(f"{operand.name} must have the shape {_allowed(operand, sizes)}; got {shape}")
-        if sizes[-1] > 1 and tensor.stride(-1) != 1:
+        if sizes[-1] > 1 and tensor.stride(-1) != 1 and not operand.is_strided:
             raise ArgumentError(f"{operand.name} must be contiguous in its last dimension (stride 1); got stride {tensor.stride(-1)}")
 
 
 def _allowed(operand: Operand, sizes: tuple[int, ...]) -> str:
     names = ", ".join(axis.value for axis in operand.axes)
-    return f"({names}) = {sizes}, or one that broadcasts to it by its leading dimensions"
+    return f"({names}) = {sizes}, or one that broadcasts to it{'' if operand.is_strided else ' by its leading dimensions'}"
 
 
 def tensor_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[str, tuple[int, ...]]:
@@ -100,13 +102,24 @@ def tensor_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[st
     for operand, tensor in zip(modifier_operands(problem), tensors, strict=True):
         missing = len(operand.axes) - tensor.ndim
         own = [step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
-        found[operand.name] = (*(0,) * missing, *own[:-1], 1)
+        found[operand.name] = (*(0,) * missing, *own[:-1], own[-1] if operand.is_strided else 1)
     return found
 
 
-def expanded(problem: Problem, workload: Workload, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Views of the operands' whole sizes, by name."""
-    pairs = zip(modifier_operands(problem), tensors, strict=True)
+def gradient_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    """Strides of gradients of operands of which each score has an element: dense, 0 along what a tensor lacks."""
+    found = {}
+    given = {f"d_{operand.name}": tensor for operand, tensor in zip(modifier_operands(problem), tensors, strict=True)}
+    for operand in modifier_gradients(problem):
+        if operand.is_strided:
+            sizes = (*(1,) * (4 - given[operand.name].ndim), *given[operand.name].shape)
+            found[operand.name] = tuple(step if size > 1 else 0 for size, step in zip(sizes, dense(sizes), strict=True))
+    return found
+
+
+def expanded(operands: Sequence[Operand], problem: Problem, workload: Workload, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Views of the operands' whole sizes, by name; `operands`: those of modifiers, or their gradients."""
+    pairs = zip(operands, tensors, strict=True)
     return {operand.name: tensor.expand(operand.sizes(problem, workload)) for operand, tensor in pairs}
 
 
@@ -116,6 +129,10 @@ def modified_of_call(
     softcap: float | None,
     alibi_slopes: torch.Tensor | None,
     sinks: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    key_padding_mask: torch.Tensor | None = None,
+    *,
     top_left: int,
 ) -> tuple[bool, Modified | tuple[()]]:
     """Whether the mask is causal, and what operators are told of modifiers. `top_left`: see `Seen.of`. Raises ArgumentError."""
@@ -129,11 +146,27 @@ def modified_of_call(
         names.append("alibi")
         tensors.append(_tensor("alibi_slopes", alibi_slopes))
         _require_no_gradient("alibi_slopes", alibi_slopes)
+    if bias is not None:
+        names.append("bias_fp32" if _tensor("bias", bias).dtype == torch.float32 else "bias")
+        tensors.append(bias)
+    if key_padding_mask is not None:
+        of_keys = _of_keys(key_padding_mask)
+        mask = of_keys if mask is None else _tensor("mask", mask) & of_keys
+    if mask is not None:
+        names.append("boolean_mask")
+        tensors.append(_tensor("mask", mask))
     if sinks is not None:
         names.append("sinks")
         given = _tensor("sinks", sinks)
         tensors.append(given.float() if given.dtype in _SIXTEEN_BITS else given)
     return seen.mask is Mask.CAUSAL, (",".join(names), sizes, numbers, tensors) if names else ()
+
+
+def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:
+    """As a mask. Raises ArgumentError."""
+    if _tensor("key_padding_mask", key_padding_mask).ndim != 2:
+        raise ArgumentError(f"key_padding_mask must have the shape (batch, len_kv); got {tuple(key_padding_mask.shape)}")
+    return key_padding_mask[:, None, None]
 
 
 def _tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,6 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Pass, Problem
 
-from ..numerics.oracle import torch_dtype
 from .arguments import (
     ALIGNMENT,
     LAYOUTS,
@@ -27,7 +26,7 @@ from .arguments import (
     require_dense,
     require_memory,
 )
-from .asked import addresses_of_tensors, tensor_strides
+from .asked import addresses_of_tensors, gradient_strides, have_gradients, tensor_strides
 from .bound import BoundCall
 from .gpu import bind_chosen, current_device, current_stream, empty_strided, require_context, untraced
 
@@ -102,14 +101,22 @@ def gradient_call(
     deterministic: bool,
     modifiers: Given = NO_MODIFIERS,
     tensors: Sequence[torch.Tensor] = (),
+    of_tensors: bool = False,
 ) -> Call:
-    """The call of these tensors, which have passed `check_gradient_call`; gradients are dense in their layout."""
+    """The call of these tensors, which have passed `check_gradient_call`; gradients are dense in their layout.
+
+    of_tensors: whether it has gradients of modifiers' tensors, too
+    """
     problem, workload = problem_and_workload(q, k, v, causal, layout, Pass.BACKWARD.value, deterministic, modifiers)
     given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out}
     strides = {name: axis_strides(tensor, layout) for name, tensor in given.items()}
     strides |= {f"d_{name}": ordered_strides(given[name].shape, dense(tuple(given[name].shape)), layout) for name in ("q", "k", "v")}
-    strides |= tensor_strides(problem, tensors)
-    return attention_call(problem, workload, strides, scale, modifiers.numbers)
+    strides |= tensor_strides(problem, tensors) | gradient_strides(problem, tensors)
+    call = attention_call(problem, workload, strides, scale, modifiers.numbers)
+    if of_tensors or not tensors:
+        return call
+    absent = {operand.name for operand in modifier_gradients(problem)}
+    return call._replace(views={name: view for name, view in call.views.items() if name not in absent})
 
 
 def is_trivial(call: Call) -> bool:
@@ -136,19 +143,19 @@ class GradientPlan:
         deterministic: bool,
         modifiers: Given = NO_MODIFIERS,
         tensors: Sequence[torch.Tensor] = (),
+        of_tensors: bool = False,
     ) -> None:
         """Checks the arguments and binds the selection's kernel."""
         check_gradient_call(q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, modifiers, tensors)
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
-        call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, tensors)
+        call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, tensors, of_tensors)
         self.index = q.device.index
         self.shapes = tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in (q, k, v))
-        others = modifier_gradients(call.problem)
-        sizes = [operand.sizes(call.problem, call.workload) for operand in others]
-        self.shapes_of_others = tuple(
-            (size, dense(size), torch_dtype(operand, call.problem)) for size, operand in zip(sizes, others, strict=True)
-        )
+        having = [tensor for tensor, has in zip(tensors, have_gradients(modifiers.names), strict=True) if has]
+        if of_tensors:
+            self.shapes += tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in having)
+        self.absent = 0 if of_tensors else len(having)
         self.bound: BoundCall | None = None
         if not is_trivial(call):
             self.bound = bind_chosen(call, gpu(self.index))
@@ -170,17 +177,15 @@ class GradientPlan:
         d_out: torch.Tensor,
         d_lse: torch.Tensor | None,
         *tensors: torch.Tensor,
-        of_tensors: bool = False,
     ) -> Gradients:
-        """Allocates the gradients, dense, and enqueues the kernels on the current stream. of_tensors: whether also those of modifiers'."""
+        """Allocates the gradients, dense, and enqueues the kernels on the current stream."""
         if current_device() != self.index:
             with torch.cuda.device(self.index):
-                return self(q, k, v, out, lse, d_out, d_lse, *tensors, of_tensors=of_tensors)
-        shapes = self.shapes + self.shapes_of_others if of_tensors else self.shapes
+                return self(q, k, v, out, lse, d_out, d_lse, *tensors)
         if self.bound is None:
-            return tuple(torch.zeros(shape, dtype=dtype, device="cuda") for shape, _, dtype in shapes)
-        d_q, d_k, d_v, *others = found = tuple(empty_strided(*each) for each in shapes)
-        at_others = [other.data_ptr() for other in others] if of_tensors else [0] * len(self.shapes_of_others)
+            return tuple(torch.zeros(shape, dtype=dtype, device="cuda") for shape, _, dtype in self.shapes)
+        d_q, d_k, d_v, *others = found = tuple(empty_strided(*each) for each in self.shapes)
+        at_others = [other.data_ptr() for other in others] or [0] * self.absent
         addresses = [t.data_ptr() for t in (q, k, v, out, d_out)]
         if any(address % ALIGNMENT or not address for address in addresses):
             require_memory(q, k, v, out=out, d_out=d_out)

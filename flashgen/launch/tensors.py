@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.modifier import modifier_gradients, modifier_operands
 from flashgen.codegen.operands import Call, Operand, Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
@@ -76,7 +77,9 @@ class Tensors(Mapping[str, torch.Tensor]):
 
     def call(self, scalars: Mapping[str, float] | None = None) -> Call:
         """The call of these tensors; `scalars`: those that are not as usual."""
-        strides = {operand.name: _strides(self[operand.name]) for operand in self.operands}
+        of_modifiers = (*modifier_operands(self.problem), *modifier_gradients(self.problem))
+        own = {operand.name for operand in of_modifiers if operand.is_strided}  # with any strides
+        strides = {name: _strides(tensor, name in own) for name, tensor in self.items()}
         return operation_of(self.problem).call(self.problem, self.workload, strides, scalars)
 
     def replacing(self, **others: torch.Tensor) -> Tensors:
@@ -89,7 +92,8 @@ class Tensors(Mapping[str, torch.Tensor]):
         Operands that are always dense stay so, and on a GPU outputs, as launches know no others there. What lies between rows is NaN.
         """
         on_cpu = next(iter(self.values())).device.type == "cpu"
-        strided = [operand for operand in self.operands if operand.is_strided and (on_cpu or operand.role is Role.IN)]
+        dense = modifier_gradients(self.problem)
+        strided = [o for o in self.operands if o.is_strided and (on_cpu or o.role is Role.IN) and o not in dense]
         laid = {operand.name: _laid_apart(self[operand.name], _ORDERS[i % len(_ORDERS)], 8 * (i + 1)) for i, operand in enumerate(strided)}
         return self.replacing(**laid)
 
@@ -98,7 +102,8 @@ class Tensors(Mapping[str, torch.Tensor]):
 
         Raises ArgumentError if all operands are dense: none could be laid so.
         """
-        strided = [operand.name for operand in self.operands if operand.is_strided]
+        dense = (*modifier_operands(self.problem), *modifier_gradients(self.problem))  # whose strides are bounded
+        strided = [operand.name for operand in self.operands if operand.is_strided and operand not in dense]
         if not strided:
             raise ArgumentError(f"operands must have one whose strides a caller chooses; got {', '.join(self)}, which are dense")
         laid = {name: _laid_apart(self[name], (1, 0, 2), _FAR + 8 * (i + 1)) for i, name in enumerate(strided)}
@@ -107,13 +112,14 @@ class Tensors(Mapping[str, torch.Tensor]):
     def poison(self) -> None:
         """Fills the outputs with NaN: what a kernel does not write shows."""
         for tensor in self.outputs.values():
-            tensor.fill_(math.nan)
+            in_memory = tuple(slice(None) if step else slice(1) for step in tensor.stride())  # a gradient may be the same along an axis
+            tensor[in_memory].fill_(math.nan)
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """In elements; 0 where the size is 1, so that a stride that is never used cannot overflow. The last one is 1."""
-    *outer, _ = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (*outer, 1)
+def _strides(tensor: torch.Tensor, any_last: bool = False) -> tuple[int, ...]:
+    """In elements; 0 where the size is 1, so that a stride that is never used cannot overflow. The last one is 1, unless `any_last`."""
+    *outer, last = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (*outer, last if any_last else 1)
 
 
 def _laid_apart(tensor: torch.Tensor, dims: tuple[int, int, int], gap: int) -> torch.Tensor:

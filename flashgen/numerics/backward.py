@@ -5,6 +5,9 @@ are 0. A sample's row r of a query head stands for query r, and for key r of the
 
 A gradient of a modifier's operand may be a sum over all rows of a head. What plain PyTorch happens to err by in one such number says
 little, as its rows' errors cancel by chance: in its place stand three standard deviations of it, by the rounding of dP in each row.
+
+A gradient of which each score has an element is dS itself. Plain PyTorch has it in the element type, in which dS enters products, whatever
+the type of the operand: delta, which kernels have from the rounded out, is no more exact where one key has nearly all of a row.
 """
 
 from __future__ import annotations
@@ -55,9 +58,11 @@ class _Chain:
             of_joined = (joined.to(lse.dtype) - lse).exp()  # P
             rounding = (p[0] * rounded_off).sum(-1) if rounded_off is not None else torch.zeros_like(delta[:, 0])
             for link in self.links:
-                link.add_gradients(self.sums, -of_joined * (delta[:, 0] + rounding), self.rows)
-                link.add_gradients(self.squares, (of_joined * rounding).square(), self.rows)
+                link.add_joined(self.sums, -of_joined * (delta[:, 0] + rounding), self.rows)
+                link.add_joined(self.squares, (of_joined * rounding).square(), self.rows)
         d_p.sub_(delta).mul_(p[0])
+        for link in self.links:
+            link.add_gradients(self.sums, d_p, self.rows)
         if derivative is not None:
             d_p.mul_(derivative[0])
         return p[0], d_p.mul_(scale)
@@ -168,7 +173,9 @@ class BackwardOracle(Oracle):
             d_q, d_k, d_v = _head(gradients, tensors, causal, links, scale, b, h, rounded, sums, squares)
             whole["d_q"][b, :, h * group : (h + 1) * group] = d_q.transpose(0, 1)
             whole["d_k"][b, :, h], whole["d_v"][b, :, h] = d_k, d_v
-        whole |= {name: total + _DEVIATIONS * squares[name].sqrt() for name, total in sums.items()}
+        for one in modifier_gradients(problem):
+            total = sums[one.name] + _DEVIATIONS * squares[one.name].sqrt()
+            whole[one.name] = total.to(rounded) if one.is_strided and rounded is not None else total
         return whole if sample is None else self.sampled(whole, sample)
 
     def sample(self, problem: Problem, workload: Workload, count: int, seed: int) -> Sample:
@@ -189,20 +196,24 @@ class BackwardOracle(Oracle):
         for name, heads in (("d_q", head), ("d_k", head // max(1, group)), ("d_v", head // max(1, group))):
             there = row < outputs[name].shape[1]
             found[name] = outputs[name][batch[there], row[there], heads[there]]
-        return {**found, **{name: outputs[name][head.unique()] for name in outputs.keys() - found.keys()}}
+        for name in outputs.keys() - found.keys():
+            there = row < outputs["d_q"].shape[1]
+            of_scores = outputs[name].ndim == 4
+            found[name] = outputs[name][batch[there], head[there], row[there]] if of_scores else outputs[name][head.unique()]
+        return found
 
     def rows_of(self, touched: Mapping[str, Tensor]) -> Sample:
         """See Oracle."""
-        rows = {name: mask.any(-1).transpose(1, 2) for name, mask in touched.items() if mask.ndim == 4}
+        rows = {name: touched[name].any(-1).transpose(1, 2) for name in ("d_q", "d_k", "d_v")}
         group = rows["d_q"].shape[1] // max(1, rows["d_k"].shape[1])
         found = [rows["d_q"].nonzero()]
         for name in ("d_k", "d_v"):
             of_keys = rows[name].nonzero()
             of_keys[:, 1] *= group
             found.append(of_keys)
-        for name in touched.keys() - rows.keys():  # of a modifier: a number for each head
-            of_heads = touched[name].nonzero()
-            found.append(torch.nn.functional.pad(of_heads, (1, 1)))
+        for name in touched.keys() - rows.keys():  # of a modifier: a number for each score, or for each head
+            mask = touched[name]
+            found.append(mask.any(-1).nonzero() if mask.ndim == 4 else torch.nn.functional.pad(mask.nonzero(), (1, 1)))
         rows_of_any: Tensor = torch.cat(found).unique(dim=0)
         return rows_of_any
 

@@ -70,8 +70,11 @@ class Link(ABC):
         """A score without a value that joins the softmax of each row: [n, rows]; None for none."""
         return None
 
-    def add_gradients(self, sums: Mapping[str, Tensor], d_joined: Tensor, rows: Rows) -> None:  # noqa: B027  # most have none
-        """Adds what these rows give to the gradients of its operands, by name; d_joined: the gradient of `joined`, [n, rows]."""
+    def add_gradients(self, sums: Mapping[str, Tensor], d_scores: Tensor, rows: Rows) -> None:  # noqa: B027  # most have none
+        """Adds what rows of a head give to gradients of its operands, by name. d_scores: of `changed` by all links, [rows, len_kv]."""
+
+    def add_joined(self, sums: Mapping[str, Tensor], d_joined: Tensor, rows: Rows) -> None:  # noqa: B027  # most have none
+        """The same, where `joined` has a gradient, d_joined, [n, rows]."""
 
 
 def links_of(problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> tuple[Link, ...]:

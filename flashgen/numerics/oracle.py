@@ -19,6 +19,8 @@ from .link import drawn_operands
 
 TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
 
+_FIXED = {Element.F32: torch.float32, Element.BOOL: torch.bool}  # whatever the problem's
+
 Sample = Tensor
 """Which rows of a workload are judged where all of them are too many: int64 [n, 3] of (batch, query head, query)."""
 
@@ -40,7 +42,8 @@ class Oracle(ABC):
             for operand in read
             if operand not in of_modifiers
         }
-        return {**drawn, **drawn_operands(problem, workload, generator)}
+        of_links = drawn_operands(problem, workload, generator)
+        return {**drawn, **{one.name: of_links[one.name].to(torch_dtype(one, problem)) for one in of_modifiers}}
 
     def derive(self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:  # noqa: B027  # most have none
         """Fills in place the inputs that follow from the others. Whoever changes an input asks for this again."""
@@ -76,7 +79,7 @@ class Oracle(ABC):
 
 def torch_dtype(operand: Operand, problem: Problem) -> torch.dtype:
     """The element type of an operand."""
-    return torch.float32 if operand.element is Element.F32 else TORCH_DTYPES[problem.dtype]
+    return _FIXED.get(operand.element) or TORCH_DTYPES[problem.dtype]
 
 
 def oracle_of(problem: Problem) -> Oracle:

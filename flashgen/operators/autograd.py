@@ -40,14 +40,17 @@ _NOT_THE_OPERATOR = "torch.ops.flashgen.attention has no gradients for torch.fun
 is_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
-def is_differentiated(*tensors: torch.Tensor) -> bool:
+def is_differentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether derivatives of a call may be asked for."""
     level = getattr(forward_ad, "_current_level", None)  # a private name: without it every call is looked at
     if level is None or level >= 0:
         if level is not None and torch.compiler.is_compiling():
             raise NoDerivativeError(_NO_TANGENTS)  # tangents cannot be seen here, and the compiled call would drop them
         return True
-    return is_transformed() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+    if is_transformed():
+        return True
+    needed = q.requires_grad or k.requires_grad or v.requires_grad or any(tensor.requires_grad for tensor in others)
+    return needed and torch.is_grad_enabled()
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -239,6 +242,8 @@ def differentiable_attention(*arguments: Any) -> tuple[torch.Tensor, torch.Tenso
         return _Transformed.apply(*flat(arguments, _OPTIONS))  # type: ignore[no-any-return, no-untyped-call]
     q, k, v, *options = flat(arguments, _OPTIONS)
     tensors = options[_OPTIONS - 3 :]
+    if tensors and not torch.compiler.is_compiling():  # there the operator says it
+        require_gradients(asked(options[4], options[5], options[6], tensors)[0].names, tensors)
     if not torch.compiler.is_compiling() and plans.only_the_kernel(q, k, v, *tensors):
         options = options[: _OPTIONS - 3]
         causal, scale, layout, deterministic, names, sizes, numbers = options

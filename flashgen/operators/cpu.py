@@ -8,15 +8,14 @@ from functools import cache
 import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel
-from flashgen.codegen.modifier import NO_MODIFIERS, Given, modifier_gradients
+from flashgen.codegen.modifier import NO_MODIFIERS, Given, modifier_gradients, modifier_operands
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.target import find_target
 
 from ..launch import arguments, cpu
-from ..launch.asked import expanded
+from ..launch.asked import expanded, have_gradients
 from ..launch.gradients import Gradients, gradient_call, is_trivial
 from ..launch.tensors import Tensors
-from ..numerics.oracle import torch_dtype
 from ..selection.families import default_spec, excluded_families
 
 
@@ -40,7 +39,11 @@ def attention_on_cpu(
     lse = q.new_empty((workload.batch, workload.heads_q, workload.len_q), dtype=torch.float32)
     if lse.numel():
         q, k, v, written = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v, out))
-        tensors = Tensors(problem, workload, {"q": q, "k": k, "v": v, "out": written, "lse": lse, **expanded(problem, workload, others)})
+        tensors = Tensors(
+            problem,
+            workload,
+            {"q": q, "k": k, "v": v, "out": written, "lse": lse, **expanded(modifier_operands(problem), problem, workload, others)},
+        )
         scalars = {**({} if scale is None else {"scale": scale}), **dict(modifiers.numbers)}
         excluded = excluded_families(tensors.call(scalars), find_target(cpu.ARCHITECTURE))
         cpu.run_on_cpu(_default_kernel(problem, excluded), tensors, scalars)
@@ -61,25 +64,26 @@ def gradients_on_cpu(
     deterministic: bool,
     modifiers: Given = NO_MODIFIERS,
     others: Sequence[torch.Tensor] = (),
+    of_tensors: bool = False,
 ) -> Gradients:
-    """Gradients of CPU tensors that have passed `check_gradient_call`, of modifiers' as well, by the default kernel."""
+    """Gradients of CPU tensors that have passed `check_gradient_call`, by the default kernel. of_tensors: of modifiers' as well."""
     arguments.require_memory(q, k, v, out=out, d_out=d_out)
-    call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, others)
+    call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, others, of_tensors)
     d_q, d_k, d_v = (torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
-    of_others = {
-        operand.name: torch.zeros(operand.sizes(call.problem, call.workload), dtype=torch_dtype(operand, call.problem))
-        for operand in modifier_gradients(call.problem)
-    }
+    having = (tensor for tensor, has in zip(others, have_gradients(modifiers.names), strict=True) if has)
+    of_others = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in having] if of_tensors else []
     if not is_trivial(call):
         given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out, "d_q": d_q, "d_k": d_k, "d_v": d_v}
         by_name = {name: t.transpose(1, 2) if layout == "bhsd" else t for name, t in given.items()} | {"lse": lse}
-        by_name |= expanded(call.problem, call.workload, others) | of_others
+        by_name |= expanded(modifier_operands(call.problem), call.problem, call.workload, others)
+        if of_tensors:
+            by_name |= expanded(modifier_gradients(call.problem), call.problem, call.workload, of_others)
         if d_lse is not None:
             by_name["d_lse"] = d_lse
         tensors = Tensors(call.problem, call.workload, by_name)
         excluded = excluded_families(call, find_target(cpu.ARCHITECTURE))
         cpu.run_on_cpu(_default_kernel(call.problem, excluded), tensors, call.scalars)
-    return d_q, d_k, d_v, *of_others.values()
+    return d_q, d_k, d_v, *of_others
 
 
 @cache

@@ -44,7 +44,7 @@ attention_tensors_backward = torch.ops.flashgen.attention_tensors_backward.defau
 def backward_on_gpu(*arguments: Any, of_tensors: bool = False) -> Gradients:
     """The operators on a GPU. of_tensors: whether gradients of modifiers' tensors are asked for, behind the others."""
     tensors, (*options, modifiers, others) = _usable(*arguments[:7]), _decided(*arguments[7:])
-    return plans.gradient_plan_for(*tensors, *options, modifiers, others)(*tensors, *others, of_tensors=of_tensors)
+    return plans.gradient_plan_for(*tensors, *options, modifiers, others, of_tensors)(*tensors, *others)
 
 
 @untraced
@@ -53,18 +53,19 @@ def _tensors_backward_on_gpu(*arguments: Any) -> list[torch.Tensor]:
 
 
 @untraced
-def _tensors_backward_elsewhere(*arguments: Any) -> list[torch.Tensor]:
+def _backward_elsewhere(*arguments: Any, of_tensors: bool = False) -> Gradients:
     options = _decided(*arguments[7:])
     check_gradient_call(*arguments[:7], *options)
     cpu_is_allowed(arguments[0])
     from . import cpu
 
-    return list(cpu.gradients_on_cpu(*_usable(*arguments[:7]), *options))
+    given = (*_usable(*arguments[:7]), *options, of_tensors)
+    return cpu.gradients_on_cpu(*given)
 
 
 @untraced
-def _backward_elsewhere(*arguments: Any) -> Gradients:
-    return tuple(_tensors_backward_elsewhere(*arguments)[:3])
+def _tensors_backward_elsewhere(*arguments: Any) -> list[torch.Tensor]:
+    return list(_backward_elsewhere(*arguments, of_tensors=True))
 
 
 def _decided(causal: bool, scale: float | None, layout: str, deterministic: bool | None = None, *modified: Any) -> tuple[Any, ...]:

@@ -248,12 +248,12 @@ def plan_for(*arguments: Any) -> Plan:
 def gradient_plan_for(*arguments: Any) -> GradientPlan:
     """This thread's plan for a call of the backward pass: see `GradientPlan`."""
     plans: dict[tuple[Any, ...], GradientPlan] = _LOCAL.__dict__.setdefault("gradient_plans", {})
-    q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, *modifiers = arguments
+    q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, *modified = arguments
     of_out = (out.shape, out.stride(), lse.shape, lse.stride(), d_out.shape, d_out.stride(), out.dtype, lse.dtype, d_out.dtype)
     of_lse = None if d_lse is None else (d_lse.shape, d_lse.stride(), d_lse.dtype, d_lse.device)
-    key = (*_signature(q, k, v, causal, scale, layout, *modifiers), deterministic, *of_out, out.device, lse.device, d_out.device, of_lse)
-    plan = plans.get(key)
-    return _kept(plans, key, GradientPlan(*arguments)) if plan is None else plan
+    of_call = (*_signature(q, k, v, causal, scale, layout, *modified[:2]), deterministic, *modified[2:])
+    key = (*of_call, *of_out, out.device, lse.device, d_out.device, of_lse)
+    return plans.get(key) or _kept(plans, key, GradientPlan(*arguments))
 
 
 def _new_plan(

@@ -358,7 +358,7 @@ def test_deterministic_gradients(how: str, asked: bool | None, setting: bool, mo
     told, made = [], gradients.gradient_call
 
     def noted(*arguments: Any) -> Any:
-        told.append(arguments[-3])  # before modifiers and their tensors
+        told.append(arguments[-4])  # before modifiers, their tensors, and whether gradients of these are wanted
         return made(*arguments)
 
     def asking(x: torch.Tensor) -> torch.Tensor:

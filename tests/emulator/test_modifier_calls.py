@@ -1,4 +1,4 @@
-"""`flashgen.attention` with a softcap, ALiBi and sinks, on CPU tensors: results and gradients, PyTorch's ways to ask for them, refusals.
+"""`flashgen.attention` with modifiers, on CPU tensors: results and gradients, PyTorch's ways to ask for them, refusals.
 Windows: test_window_calls.py."""
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def exact(
     alibi_slopes: torch.Tensor | None = None,
     window: tuple[int, int] | None = None,
     sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """In the tensors' own type, which autograd differentiates."""
     scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * q.shape[3] ** -0.5
@@ -47,6 +49,10 @@ def exact(
     hidden = distance < 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
     if window is not None:
         hidden = hidden | (distance > window[0]) | (distance < -window[1])
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
+    if mask is not None:
+        hidden = hidden | ~mask
     scores = scores.masked_fill(hidden, -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)], -1)
@@ -59,6 +65,19 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 SLOW = pytest.mark.slow
+# All that a bias may be: of both types, the same along some axes, and with any strides.
+BIASES = {
+    "full": stacked(2, 4, 33, 40),
+    "fp32": stacked(2, 4, 33, 40).float(),
+    "of-batch": stacked(2, 1, 33, 40),
+    "of-heads": stacked(4, 33, 40),
+    "of-keys": stacked(2, 4, 1, 40).float(),
+    "of-queries": stacked(33, 1),
+    "one": stacked(1),
+    "turned": stacked(40, 33, 4, 2).permute(3, 2, 1, 0),
+    "every-other": stacked(2, 4, 33, 80).float()[..., ::2],
+    "expanded": stacked(4, 1, 1).expand(4, 33, 40),
+}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +85,10 @@ SLOW = pytest.mark.slow
     [
         {"softcap": 2.0, "alibi_slopes": slopes(4)},
         {"sinks": torch.tensor([3.0, -2.0, 5.0, 0.0]), "causal": True},
+        {"bias": stacked(4, 33, 40), "mask": stacked(2, 1, 1, 40) > -1},
+        *(pytest.param({"bias": bias}, marks=SLOW, id=f"bias-{name}") for name, bias in BIASES.items()),
+        *(pytest.param({"mask": bias > -1, "causal": True}, marks=SLOW, id=f"mask-{name}") for name, bias in BIASES.items()),
+        pytest.param({"bias": stacked(33, 40), "sinks": slopes(4), "window": (9, 3), "alibi_slopes": slopes(4)}, marks=SLOW),
         pytest.param({"sinks": torch.tensor([3.0, -2.0, 5.0, 0.0], dtype=torch.bfloat16), "window": (9, 3)}, marks=SLOW),
         pytest.param({"softcap": 30.0, "causal": True}, marks=SLOW),
         pytest.param({"alibi_slopes": slopes(2, 4), "causal": True}, marks=SLOW),
@@ -76,11 +99,11 @@ SLOW = pytest.mark.slow
 )
 def test_results_and_gradients_are_those_of_float64(options: dict[str, Any]) -> None:
     leaves = [t.requires_grad_() for t in (stacked(2, 33, 4, 16), stacked(2, 40, 2, 16, seed=1), stacked(2, 40, 2, 16, seed=2))]
-    if "sinks" in options:
-        options = {**options, "sinks": options["sinks"].clone().requires_grad_()}
-        leaves.append(options["sinks"])
+    learnable = [name for name in ("sinks", "bias") if name in options]
+    options = {**options, **{name: options[name].detach().requires_grad_() for name in learnable}}
+    leaves += [options[name] for name in learnable]
     doubles = [t.detach().double().requires_grad_() for t in leaves]
-    of_doubles = {**options, "sinks": doubles[3]} if "sinks" in options else options
+    of_doubles: dict[str, Any] = {**options, **{name: double for name, double in zip(learnable, doubles[3:], strict=True)}}  # noqa: C416
     out, wanted = flashgen.attention(*leaves[:3], **options), exact(doubles[0], doubles[1], doubles[2], **of_doubles)
     assert close(out, wanted)
     into = torch.randn_like(out)
@@ -141,6 +164,24 @@ def test_sinks_have_gradients_in_all_of_pytorchs_ways() -> None:
         torch.vmap(of_one)(q[:, None])
 
 
+def test_a_mask_and_padding_are_taken_together() -> None:
+    q, valid, mask = stacked(2, 16, 2, 16), stacked(2, 16) > -1, stacked(16, 16) > -1
+    both = flashgen.attention(q, q, q, mask=mask, key_padding_mask=valid)
+    assert torch.equal(both, flashgen.attention(q, q, q, mask=mask & valid[:, None, None]))
+    assert torch.equal(flashgen.attention(q, q, q, key_padding_mask=torch.ones_like(valid)), flashgen.attention(q, q, q))
+    assert not flashgen.attention(q, q, q, mask=torch.zeros(1, dtype=torch.bool)).any()
+
+
+def test_ordered_gradients_of_a_bias_that_is_the_same_for_many_scores_are_refused() -> None:
+    q, bias = stacked(2, 16, 2, 16), stacked(16, 16).requires_grad_()
+    out = flashgen.attention(q, q, q, bias=bias, deterministic=True)
+    with pytest.raises(ArgumentError, match=r"deterministic must be False for the gradient of a bias that is the same for many scores"):
+        out.sum().backward()
+    own = stacked(2, 2, 16, 16).requires_grad_()
+    flashgen.attention(q, q, q, bias=own, deterministic=True).sum().backward()
+    assert own.grad is not None
+
+
 def test_a_row_without_keys_is_its_sink() -> None:
     q, none, sinks = stacked(2, 5, 2, 16), stacked(2, 0, 2, 16), torch.tensor([1.0, -3.0], requires_grad=True)
     for k, options in ((none, {}), (stacked(2, 3, 2, 16), {"window": (-9, 9)})):
@@ -165,6 +206,8 @@ def test_operators_keep_their_contracts() -> None:
     torch.library.opcheck(operators.attention_forward.default, (q, q, q, False, None, "bshd", *modified))
     leaf = q.clone().requires_grad_()
     torch.library.opcheck(operators.attention.default, (leaf, q, q, True, None, "bshd", None, *modified))
+    with_bias: tuple[Any, ...] = ("bias", [], [], [stacked(2, 16, 16, seed=3).requires_grad_()])
+    torch.library.opcheck(operators.attention.default, (leaf, q, q, True, None, "bshd", None, *with_bias))
 
 
 def test_derivatives_that_slopes_do_not_have_are_refused() -> None:
@@ -201,7 +244,15 @@ def test_operators_want_all_values_of_modifiers() -> None:
         ({"alibi_slopes": slopes(2).double()}, r"alibi_slopes must be torch\.float32; got torch\.float64"),
         ({"alibi_slopes": slopes(2).to("meta")}, "alibi_slopes must be on q's device cpu; got meta"),
         ({"alibi_slopes": slopes(4)[::2]}, r"alibi_slopes must be contiguous in its last dimension \(stride 1\); got stride 2"),
-        ({"alibi_slopes": slopes(2).requires_grad_()}, "alibi_slopes must not require grad, as it has no gradient: detach it; got"),
+        ({"alibi_slopes": slopes(2).requires_grad_()}, "alibi_slopes must not require grad, as it has no gradient here: detach it; got"),
+        ({"bias": 1.0}, "bias must be of type Tensor; got"),
+        ({"bias": stacked(15, 16)}, r"bias must have the shape \(batch, heads_q, len_q, len_kv\) = .*, or one that broadcasts to it; got"),
+        ({"bias": stacked(1, 1, 1, 16, 16)}, r"bias must have the shape .*; got \(1, 1, 1, 16, 16\)"),
+        ({"bias": slopes(16, 16).half()}, r"bias must be torch\.bfloat16; got torch\.float16"),
+        ({"bias": stacked(16, 16).requires_grad_(), "softcap": 5.0}, "bias must not require grad, as it has no gradient here: detach it"),
+        ({"mask": slopes(16, 16)}, r"mask must be torch\.bool; got torch\.float32"),
+        ({"mask": stacked(3, 1, 16, 16) > 0}, r"mask must have the shape .*; got \(3, 1, 16, 16\)"),
+        ({"key_padding_mask": stacked(16) > 0}, r"key_padding_mask must have the shape \(batch, len_kv\); got \(16,\)"),
         ({"sinks": [1.0, 2.0]}, "sinks must be of type Tensor; got"),
         ({"sinks": slopes(3)}, r"sinks must have the shape \(heads_q\) = \(2,\), or one that .*; got \(3,\)"),
         ({"sinks": slopes(1, 2)}, r"sinks must have the shape .*; got \(1, 2\)"),

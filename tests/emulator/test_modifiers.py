@@ -1,5 +1,5 @@
-"""Softcap, ALiBi and sinks in the emulator, alone, together and with windows: kernels of every family that has them, by the numerics
-rule, and faults that show. Windows alone: test_window.py."""
+"""Softcap, ALiBi, sinks, bias and masks in the emulator, alone, together and with windows: kernels of every family that has them, by the
+numerics rule, and faults that show. Windows alone: test_window.py."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "sinks": ("attention_forward", 64, Mask.CAUSAL, False, ("sinks",), None),
     "sinks-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("sinks",), None),
     "sinks-packed": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("sinks",), PACKED),
+    "mask": ("attention_forward", 64, Mask.CAUSAL, False, ("boolean_mask",), None),
+    "mask-packed": ("attention_forward_sm90", 64, Mask.FULL, False, ("boolean_mask",), PACKED),
+    "bias": ("attention_forward", 64, Mask.FULL, False, ("bias",), None),
+    "bias-sm90": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("bias",), None),
+    "bias-fp32-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("bias_fp32", "softcap"), None),
     "all": ("attention_forward", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
     "all-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
     "backward-softcap": ("attention_backward", 64, Mask.FULL, False, ("softcap",), None),
@@ -50,6 +55,13 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "backward-softcap-persistent": ("attention_backward_persistent_sm90", 64, Mask.FULL, False, ("softcap",), None),
     "backward-alibi-persistent": ("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("alibi",), None),
     "backward-alibi-softcap-persistent": ("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("alibi", "softcap"), None),
+    "backward-mask": ("attention_backward", 64, Mask.CAUSAL, True, ("boolean_mask",), None),
+    "backward-mask-wide": ("attention_backward_wide_sm90", 256, Mask.FULL, False, ("boolean_mask",), None),
+    "backward-bias": ("attention_backward", 64, Mask.FULL, True, ("bias",), None),
+    "backward-bias-softcap": ("attention_backward", 64, Mask.CAUSAL, False, ("bias", "softcap"), None),
+    "backward-bias-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("bias", "boolean_mask"), None),
+    "backward-bias-fp32-sm90": ("attention_backward_sm90", 128, Mask.FULL, True, ("bias_fp32", "window"), None),
+    "backward-bias-persistent": ("attention_backward_persistent_sm90", 64, Mask.FULL, False, ("bias",), None),
     "backward-sinks": ("attention_backward", 64, Mask.CAUSAL, True, ("sinks",), None),
     "backward-sinks-sm90": ("attention_backward_sm90", 64, Mask.FULL, True, ("sinks",), None),
     "backward-sinks-window-sm90": ("attention_backward_sm90", 128, Mask.FULL, False, ("sinks", "window"), None),
@@ -139,6 +151,19 @@ FAULTS = [
         "{-row_max[0], -row_max[1]}",
         "alibi-sm90",
     ),
+    fault("left-out", "if (!seen) s = -infinity()", "(void)seen", "backward-mask"),
+    fault("inverted", "if (!seen) s = -infinity()", "if (seen) s = -infinity()", "mask"),
+    fault("wrong-head", "of_row[1] = of_batch + second_head * head_step", "of_row[1] = of_row[0]", "mask-packed"),
+    fault("scaled", "s = fmaf(as_float(element), per_unit, s)", "s += as_float(element)", "bias-sm90"),
+    fault("one-key-off", "change(S[i][j][h * 2 + 1], own[step])", "change(S[i][j][h * 2 + 1], own[0])", "bias"),
+    fault("gradient-scaled", "red_add_f32(own, dS[i][j][h * 2]);", "red_add_f32(own, dS[i][j][h * 2] * 0.125f);", "backward-bias"),
+    fault(
+        "gradient-of-another",
+        "red_add_f32(own + query_step, dS[i][j][h * 2 + 1])",
+        "red_add_f32(own, dS[i][j][h * 2 + 1])",
+        "backward-bias-sm90",
+    ),
+    fault("last-sums-left", "if (n < p.d_bias_count) store", "if (n < p.d_bias_count - 1) store", "backward-bias-persistent"),
     fault("left-out-of-the-sum", "factor * normaliser(fmaf(total, factor, ex2_approx_ftz(height - rise)))", "normaliser(total)", "sinks"),
     fault("left-out-of-lse", "lse = lse_with_sink(lse, p.sinks[head]);", "", "sinks-sm90"),
     fault("scaled", "fmaf(-origin.row_max, ln2_hi, sink)", "fmaf(-origin.row_max, ln2_hi, sink * unit)", "sinks-sm90"),

@@ -57,7 +57,7 @@ class Case:
         if "alibi_slopes" in tensors:
             tensors["alibi_slopes"].mul_(self.slopes)
         if "sinks" in tensors:
-            put_near_scores(tensors["sinks"], self.magnitude)
+            put_near_scores(tensors["sinks"], self.magnitude, "alibi_slopes" in tensors and self.slopes > 0)
         tensors.derive(self.scalars)
         tensors = tensors.apart() if self.apart else tensors.without_optional_inputs()
         run_once(loaded.kernels.load(self.spec, gpu(0)), tensors, self.scalars)
@@ -148,6 +148,9 @@ OTHER_VALUES: dict[str, Callable[[int], dict[str, Any]]] = {
     "softcap": lambda i: {"softcap": (50.0, 30.0, 1.0, 1e4)[i]},
     "alibi": lambda i: {"alibi_slopes": slopes(seed=i)},
     "sinks": lambda i: {"sinks": slopes(seed=i).mul_(8).requires_grad_()},
+    "bias": lambda i: {"bias": slopes(4, seed=i).bfloat16()[:, None, None].requires_grad_()},
+    "bias-fp32": lambda i: {"bias": slopes(4, seed=i)[:, None, None].requires_grad_()},
+    "mask": lambda i: {"mask": slopes(4, seed=i)[:, None, None] > 0.2},
     "all": lambda i: {"window": (900, i), "softcap": 20.0 + i, "alibi_slopes": slopes(seed=i), "sinks": slopes(seed=i)},
 }
 

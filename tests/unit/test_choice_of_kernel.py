@@ -171,7 +171,7 @@ def test_warm_makes_the_bucket_ready_too(own: Records, monkeypatch: pytest.Monke
     own.put(make(3e-3, of(4096), TWO))
     kernels = FakeKernels()
     monkeypatch.setattr(loaded, "kernels", kernels)
-    monkeypatch.setattr("flashgen.api._gpu", lambda device: GPU)
+    monkeypatch.setattr("flashgen.ahead._gpu", lambda device: GPU)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
     assert flashgen.warm(head_dim=64, batch=2, heads=16, len_q=3072).spec.config == ONE
     assert all(kernels.is_chosen(PROBLEM, of(length), GPU) for length in (3072, 3000, 2049))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flashgen import api
+from flashgen import ahead
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.gpu.driver import Gpu
 from flashgen.cli.kernels import generate
@@ -186,23 +186,23 @@ def test_what_is_loaded_counts_in_its_bucket_alone(out: Path, monkeypatch: pytes
     sources.own_records().put(make(1.0, ASKED, ONE))
     mine, everywhere = written(out), out.with_name("everywhere")
     generate("sm_90a", everywhere, 64, causal=False)
-    monkeypatch.setattr(api, "_gpu", lambda device: GPU)
-    monkeypatch.setattr(api, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, gpu=gpu))
+    monkeypatch.setattr(ahead, "_gpu", lambda device: GPU)
+    monkeypatch.setattr(ahead, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, gpu=gpu))
     sources.own_records().put(make(1.0, Workload(4, 32, 32, 512, 512), TWO))
     short = Workload(4, 32, 32, 512, 512)
     try:
         kernels = FakeKernels()
-        (loaded,) = api.load(out)
+        (loaded,) = ahead.load(out)
         for workload in (ASKED, bucket(ASKED), Workload(4, 32, 32, 4000, 2049)):
             assert kernels.choose(PROBLEM, workload, GPU) is loaded
         assert kernels.choose(PROBLEM, short, GPU).spec.config == TWO, "its own record speaks for another bucket"
         assert kernels.choose(dataclasses.replace(PROBLEM, mask=Mask.CAUSAL), ASKED, GPU) is not loaded
-        (general,) = api.load(everywhere)
+        (general,) = ahead.load(everywhere)
         assert kernels.choose(PROBLEM, short, GPU) is general
         assert kernels.choose(PROBLEM, ASKED, GPU) is loaded, "of both the one for the bucket"
         assert loaded.spec == mine.spec
     finally:
-        api.unload()
+        ahead.unload()
     assert selection_loaded.imports.find(PROBLEM, ASKED, GPU) is None
 
 

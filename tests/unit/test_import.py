@@ -60,11 +60,12 @@ def test_every_public_name_is_there(tmp_path: Path) -> None:
 
 
 def test_everything_in_the_faces_list_is_at_the_top() -> None:
-    from flashgen import api
+    from flashgen import ahead, api
 
-    assert set(api.__all__) <= set(flashgen.__all__)
-    for name in api.__all__:
-        assert getattr(flashgen, name) is getattr(api, name)
+    for home in (ahead, api):
+        assert set(home.__all__) <= set(flashgen.__all__)
+        for name in home.__all__:
+            assert getattr(flashgen, name) is getattr(home, name)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ STEPS = {
         ("operators", "verification"),
         ("timing",),
         ("tuning",),
-        ("api", "doctor"),
+        ("ahead", "api", "doctor"),
         ("bench",),
         ("compare", "explain"),
         ("tuning_page",),

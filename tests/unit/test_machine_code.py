@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flashgen.api import load, unload
+from flashgen.ahead import load, unload
 from flashgen.build.artifact import Artifact
 from flashgen.build.gpu import kernel as kernel_module
 from flashgen.build.gpu.driver import DriverError, Gpu
@@ -92,7 +92,7 @@ def test_machine_code_stays_loaded_once_nobody_holds_the_kernel(driver: Driver) 
 
 
 def test_an_import_that_is_dropped_stays_loaded_and_coming_back_costs_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgen.api._gpu", lambda device: GPU)
+    monkeypatch.setattr("flashgen.ahead._gpu", lambda device: GPU)
     monkeypatch.setattr("flashgen.selection.bundle.read_bundle", lambda folder, target: [Generated(SPEC, ARTIFACT)])
     for _ in range(3):
         assert [kernel.spec for kernel in load("folder")] == [SPEC]

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import flashgen
-from flashgen import api
+from flashgen import ahead
 from flashgen.build.emulator.compiler import CxxCompilerMissingError
 from flashgen.build.gpu.driver import DriverError
 from flashgen.cells import cells_of
@@ -202,7 +202,7 @@ def test_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_gpu(device: object) -> Any:
         raise DriverError("no GPU takes part")
 
-    monkeypatch.setattr(api, "_gpu", no_gpu)
+    monkeypatch.setattr(ahead, "_gpu", no_gpu)
     config = families()["attention_forward_sm90"].default(flashgen.Problem(flashgen.Dtype.BF16, 64), flashgen.find_target("sm_90a"))
     for face, function, sound in faces(config):
         for name, value in ((name, value) for name in sound for value in ODD):
@@ -229,7 +229,7 @@ def test_folders_that_no_kernels_can_be_in(folder: str, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
-    monkeypatch.setattr(api, "_gpu", lambda device: SimpleNamespace(device=flashgen.find_device("h200")))
+    monkeypatch.setattr(ahead, "_gpu", lambda device: SimpleNamespace(device=flashgen.find_device("h200")))
     with pytest.raises(flashgen.ArgumentError, match=r"^folder "):
         flashgen.load(folder)
 

@@ -48,12 +48,13 @@ def specs(problems: int) -> list[KernelSpec]:
 
 
 def modified_specs() -> list[KernelSpec]:
-    """Of each family the first problem with each of its modifiers, and with all of them."""
+    """Of each family the first problem with each of its modifiers, and with all of them: once without those that read scores' elements."""
     found = []
     for family in families().values():
         problem, _, target = examples(family)[0]
-        kinds = dict.fromkeys((*((name,) for name in family.modifiers), family.modifiers)) if family.modifiers else ()
-        for kind in kinds:
+        without = tuple(name for name in family.modifiers if not modifiers()[name].reads_scores)
+        every = tuple(name for name in family.modifiers if name != "bias_fp32")
+        for kind in dict.fromkeys(kind for kind in (*((name,) for name in family.modifiers), without, every) if kind):
             modified = dataclasses.replace(problem, modifiers=kind)
             if not family.refusals(modified, target):
                 found.append(KernelSpec(family, modified, family.default(modified, target), target))
@@ -109,7 +110,7 @@ def test_a_file_is_short_enough_to_be_read_at_once(path: str) -> None:
     most = next(lines for start, lines in LONGEST.items() if path.startswith(start))
     if path in CONDITIONAL:
         template = jinja_environment().from_string("{{ source(path) }}")
-        plain, *others = (template.render(path=path, **conditions(kind)).split("\n\n", 1)[1].count("\n") for kind in KINDS)
+        plain, *others = (template.render(path=path, **conditions(kind, "backward")).split("\n\n", 1)[1].count("\n") for kind in KINDS)
         assert plain <= most
         assert max(others) <= most + FOR_MODIFIERS
     else:
@@ -154,7 +155,7 @@ def test_a_file_with_conditions_has_either_what_holds_for_plain_problems_or_the_
     template = jinja_environment().from_string("{{ source(path) }}")
     lines, texts = templates.read(path).splitlines(), set()
     for kind in KINDS:
-        texts.add(text := template.render(path=path, **conditions(kind)).split("\n\n", 1)[1])
+        texts.add(text := template.render(path=path, **conditions(kind, "backward")).split("\n\n", 1)[1])
         assert "//%" not in text
         assert all(line in lines for line in text.removesuffix(END).splitlines())
     assert len(texts) > 1

@@ -58,9 +58,9 @@ def test_what_queries_see(causal: bool, window: Any, seen: Seen) -> None:
 
 
 def test_what_operators_are_told() -> None:
-    assert modified_of_call(True, (1024, None), None, None, None, 0) == (False, ("window", (1024, 0), [], []))
-    assert modified_of_call(False, (None, 0), None, None, None, 0) == (True, ())
-    assert modified_of_call(True, (5, None), 30.0, None, None, 0) == (False, ("window,softcap", (5, 0), [30.0], []))
+    assert modified_of_call(True, (1024, None), None, None, None, top_left=0) == (False, ("window", (1024, 0), [], []))
+    assert modified_of_call(False, (None, 0), None, None, None, top_left=0) == (True, ())
+    assert modified_of_call(True, (5, None), 30.0, None, None, top_left=0) == (False, ("window,softcap", (5, 0), [30.0], []))
 
 
 def test_pairs_against_counting() -> None:
@@ -90,7 +90,9 @@ def test_a_workload_refuses_an_end_out_of_range(end: Any) -> None:
 
 
 def test_a_problem_refuses_unknown_modifiers_and_those_of_what_has_no_scores() -> None:
-    with pytest.raises(ArgumentError, match=r"^modifiers must be one of alibi, sinks, softcap, window; got 'windows'$"):
+    with pytest.raises(
+        ArgumentError, match=r"^modifiers must be one of alibi, bias, bias_fp32, boolean_mask, sinks, softcap, window; got 'windows'$"
+    ):
         Problem(Dtype.BF16, 64, modifiers=("windows",))
     with pytest.raises(ArgumentError, match=r"^modifiers must be none for softmax, which has no scores; got window$"):
         Problem(Dtype.BF16, operation="softmax", modifiers=("window",))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from flashgen.codegen.attention import ELEMENTS, gradient_traffic, l2_group_heads, padded, problem_reasons
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifier_refusals, with_modifiers
+from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifier_refusals, reads_scores, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -26,7 +26,9 @@ from .config import AttentionBackwardConfig, Hoisted
 from .launches import gradient_program
 
 ROW_THREADS = 256  # of a block of the first kernel
+ROW_THREADS_PER_SM = 1024  # half as many where it reads elements of scores: else it spills on older targets
 L2_GROUP_SHARE = 2  # one part in so many: blocks of neighbouring L2 groups run together
+LEAST_WITH_TENSORS = AttentionBackwardConfig(32, 64, 16, 8, 2, 16, 1)  # where each score has an element in memory less of it spills
 MAX_TILES = 2**31 - 1  # over batch and heads, of queries and of keys: blocks of a launch
 
 
@@ -75,7 +77,7 @@ class AttentionBackward(Family):
     name = "attention_backward"
     revision = 8
     operation = "backward"
-    modifiers = ("alibi", "sinks", "softcap", "window")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "sinks", "softcap", "window")
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
     parameters = ParameterBlock(_MAIN)
@@ -95,6 +97,7 @@ class AttentionBackward(Family):
 
     # Registers that a thread needs beside what it accumulates and holds, while it has S^T and dP^T, and while it has dQ.
     registers_beside_scores, registers_beside_dq = 60, 44
+    registers_of_tensors = 32  # the same, where each score has an element in memory, beside those of a step
     spare_registers = 20  # that a default config leaves: the assembler takes a few more on some targets
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
@@ -102,6 +105,10 @@ class AttentionBackward(Family):
         reasons = problem_reasons(problem, self.operation, self.modifiers)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
+        if not reasons and reads_scores(problem):
+            needed, has = self.shared_bytes(problem, LEAST_WITH_TENSORS), target.shared_memory_per_block
+            if needed > has:
+                reasons.append(f"a bias and a mask need {needed} B of shared memory at these head dims, {target.name} has {has} B a block")
         return reasons
 
     def check(self, problem: Problem, config: AttentionBackwardConfig, target: Target) -> list[str]:
@@ -169,7 +176,9 @@ class AttentionBackward(Family):
 
         sums = accumulated(row_tiles, d, c.column_groups) + accumulated(row_tiles, dv, c.column_groups)
         hoisted = {Hoisted.NONE: 0, Hoisted.VALUES: dv, Hoisted.BOTH: d + dv}[c.hoisted] // 4 * row_tiles
-        while_scores = row_tiles * c.step_q + self.registers_beside_scores
+        while_scores = (
+            row_tiles * c.step_q + self.registers_beside_scores + (row_tiles * c.step_q + self.registers_of_tensors) * reads_scores(problem)
+        )
         return sums + hoisted + max(while_scores, accumulated(c.rows_dq // 16, d, groups_dq) + self.registers_beside_dq)
 
     def kernels(self, problem: Problem, config: AttentionBackwardConfig) -> tuple[KernelText, ...]:
@@ -233,6 +242,7 @@ class AttentionBackward(Family):
             "deterministic": problem.deterministic,
             "vector_reductions": target.capability >= (9, 0),
             "row_threads": ROW_THREADS,
+            "row_threads_per_sm": ROW_THREADS_PER_SM // (1 + reads_scores(problem)),
             "shared_bytes": self.shared_bytes(problem, config),
             "sum_bytes": self.sum_bytes(problem, config),
         }
@@ -252,9 +262,10 @@ class AttentionBackward(Family):
             made(64, 128, 32, 8, 1, 16, 2),
             made(64, 128, 32, 8, 1, 16, 1),
             *(() if problem.modifiers else (made(64, 64, 32, 8, 2, 16, 2),)),  # with a window it spills on sm_87
-            made(64, 64, 32, 8, 2, 16, 1),
+            *(() if reads_scores(problem) else (made(64, 64, 32, 8, 2, 16, 1),)),  # with a mask it spills at head dim 128
             made(32, 64, 16, 8, 2, 16, 1),
             made(32, 32, 16, 4, 2, 32 if changes else 16, 1),  # where scores change it spills with 16
+            *((LEAST_WITH_TENSORS,) if reads_scores(problem) else ()),
         )
         legal: list[AttentionBackwardConfig] = [choice for choice in choices if not self.check(problem, choice, target)]
         if not legal:

@@ -8,7 +8,7 @@ from flashgen.codegen.attention import float32, padded, reciprocal, scale_values
 from flashgen.codegen.modifier import modifier_values, score_unit
 from flashgen.codegen.operands import Call
 from flashgen.codegen.program import Buffer, KernelLaunch, KernelText, Program, Waits
-from flashgen.codegen.tensor_gradients import gradient_kernels, gradient_launches
+from flashgen.codegen.tensor_gradients import gradient_buffers, gradient_kernels, gradient_launches
 
 STRIDED = ("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v")
 
@@ -51,5 +51,5 @@ def gradient_program(
     rows = 4 * tiles * block_q  # bytes of one number for each
     sizes = dict.fromkeys(("row_lse", "row_delta", "row_shift"), rows)
     sizes |= {"huge_tiles": 4 * tiles, "d_q_sum": rows * padded(problem.head_dim)}
-    buffers = (*(Buffer(name, size) for name, size in sizes.items()), *more)
+    buffers = (*(Buffer(name, size) for name, size in sizes.items()), *more, *gradient_buffers(call))
     return Program((*launches, *gradient_launches(call, buffers)), buffers)

@@ -20,13 +20,13 @@ from flashgen.codegen.attention import (
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import modifier_refusals, modifier_values, score_unit, with_modifiers
+from flashgen.codegen.modifier import maps_scores, modifier_refusals, modifier_values, reads_scores, score_unit, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
 from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
-from flashgen.codegen.tensor_gradients import gradient_kernels, gradient_launches, gradient_resources
+from flashgen.codegen.tensor_gradients import gradient_buffers, gradient_kernels, gradient_launches, gradient_resources
 from flashgen.codegen.tensor_map import STRIDE_END
 from flashgen.codegen.workload import Workload
 
@@ -46,6 +46,7 @@ SEMAPHORE_BYTES = 8  # of shared memory for each stage: SemaphoreKeeper<1>::kByt
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
 FLAG = 4  # fp32 numbers behind row_lse of a tile: RowLse in templates/tile/warpgroup/backward_beside.cuh
 ROW_THREADS = 128  # of a block of the preprocess
+ROW_THREADS_PER_SM = 1024  # half as many where it reads elements of scores
 
 
 def row_bytes(block_q: int) -> int:
@@ -63,7 +64,7 @@ class AttentionBackwardSm90(Family):
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "sinks", "softcap", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "bias", "bias_fp32", "boolean_mask", "sinks", "softcap", "window")
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
@@ -84,6 +85,8 @@ class AttentionBackwardSm90(Family):
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
         reasons = problem_reasons(problem, self.operation, self.modifiers)
+        if maps_scores(problem) and reads_scores(problem):
+            reasons.append("a softcap must be without a bias and a mask in these kernels: they spill with both")
         if (needed := accumulators(problem, AttentionBackwardSm90Config(FEWEST_QUERIES))) > ACCUMULATORS:
             tile = f"dK, dV and the accumulators of {FEWEST_QUERIES} queries"
             reasons.append(f"{tile} need {needed} registers a thread, {ACCUMULATORS} are available: lower head_dim or head_dim_v")
@@ -175,7 +178,7 @@ class AttentionBackwardSm90(Family):
             for kernel in self.kernels(problem, config)
             if kernel.suffix in grids
         ]
-        buffers = self.buffers(config, call)
+        buffers = (*self.buffers(config, call), *gradient_buffers(call))
         return Program((*launches, *gradient_launches(call, buffers)), buffers)
 
     def tiles_of_head(self, config: Any, w: Workload) -> tuple[int, int]:
@@ -226,6 +229,7 @@ class AttentionBackwardSm90(Family):
             "threads": THREADS,
             "d_scores_stages": D_SCORES_STAGES,
             "row_threads": ROW_THREADS,
+            "row_threads_per_sm": ROW_THREADS_PER_SM // (1 + reads_scores(problem)),
             "producer_registers": PRODUCER_REGISTERS,
             "consumer_registers": CONSUMER_REGISTERS,
             "shared_bytes": self.shared_bytes(problem, config),

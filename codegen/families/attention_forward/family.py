@@ -10,7 +10,7 @@ from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import modifier_refusals, modifier_values, score_unit, with_modifiers
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -30,7 +30,7 @@ class AttentionForward(Family):
 
     name = "attention_forward"
     revision = 17
-    modifiers = ("alibi", "sinks", "softcap", "window")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "sinks", "softcap", "window")
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -46,7 +46,7 @@ class AttentionForward(Family):
     )
     atoms = (
         *("types", "register", "index", "shared_memory", "barrier", "cp_async", "ldmatrix", "mma_sync"),
-        *("cvt", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
+        *("cvt", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
         *(
@@ -67,6 +67,7 @@ class AttentionForward(Family):
     # Less than what never spills: the fastest configs lie at the edge, and one in twelve of those admitted spills on sm_90a.
     registers_beside = 46
     registers_of_modifiers = 16  # more, where a problem has some: its first keys have a loop of their own
+    registers_of_tensors = 16  # still more, where each score has an element in memory, beside those of a step
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
@@ -116,7 +117,10 @@ class AttentionForward(Family):
         # Scores count twice: while those of one step are used up, those of the next one come.
         accumulators = row_tiles * (padded(problem.head_dim_v) // 2 + config.step_kv)
         query = row_tiles * padded(problem.head_dim) // 4 if config.query is QueryPlace.REGISTERS else 0
-        return accumulators + query + self.registers_beside + (self.registers_of_modifiers if problem.modifiers else 0)
+        of_modifiers = self.registers_of_modifiers * bool(problem.modifiers) + (
+            row_tiles * config.step_kv + self.registers_of_tensors
+        ) * reads_scores(problem)
+        return accumulators + query + self.registers_beside + of_modifiers
 
     def registers_cap(self, config: AttentionForwardConfig, target: Target) -> int:
         """Registers of a thread that the launch bounds leave."""
@@ -244,6 +248,6 @@ def _default(problem: Problem, target: Target) -> AttentionForwardConfig:
     def spare(config: AttentionForwardConfig) -> int:
         return FAMILY.registers_cap(config, target) - FAMILY.registers_needed(problem, config)
 
-    # Where any is legal some are left: the smallest takes the least of everything, and leaves 65 registers at least.
-    comfortable = [config for config in legal if spare(config) >= SPARE_REGISTERS]
+    enough = min(SPARE_REGISTERS, max(map(spare, legal)))  # for plain kernels the smallest leaves 65 registers at least
+    comfortable = [config for config in legal if spare(config) >= enough]
     return min(comfortable, key=lambda config: FAMILY.predict(problem, config, workload, device).seconds)

@@ -11,7 +11,7 @@ from flashgen.codegen import wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import modifier_refusals, modifier_values, score_unit, with_modifiers
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -30,6 +30,7 @@ SUM_BYTES = 8  # of shared memory for the statistics of each row: kStatisticsByt
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
 TILE_BYTES = 16  # of shared memory for the descriptor of each work tile: WorkTileInfo::kBytes in forward_storage.cuh
 WIDEST_BESIDE_ANOTHER = 192  # head_dim_v of a block that shares its SM: 96 registers of a product's 128; 256 does not compile (C7602)
+OF_BATCHES = (Parameter("int", "batches"), Parameter("u64", "batches_reciprocal"))  # further, where each score has an element in memory
 LONG = 2048  # keys from which on the K and V of an L2 group may take more of it
 L2_GROUP_BYTES, SHORT_L2_GROUP_BYTES = 32 * 2**20, 16 * 2**20
 
@@ -44,7 +45,7 @@ class AttentionForwardSm90(Family):
     name = "attention_forward_sm90"
     revision = 11
     preference = 1
-    modifiers = ("alibi", "sinks", "softcap", "window")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "sinks", "softcap", "window")
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
     parameters = ParameterBlock(
@@ -60,7 +61,7 @@ class AttentionForwardSm90(Family):
     )
     atoms = (
         *("types", "register", "index", "shared_memory", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
-        *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
+        *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
         *("common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),
@@ -127,7 +128,8 @@ class AttentionForwardSm90(Family):
 
     def kernels(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[KernelText, ...]:
         """See Family."""
-        return (KernelText(with_modifiers(self.parameters, problem)),)
+        block = self.parameters.with_fields(*OF_BATCHES) if reads_scores(problem) else self.parameters
+        return (KernelText(with_modifiers(block, problem)),)
 
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
@@ -158,6 +160,8 @@ class AttentionForwardSm90(Family):
         values = self._sizes(problem, config, call.workload)
         grid = min(int(values["tiles"]), self.blocks_per_sm(problem, config) * device.sm_count)
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
+        if reads_scores(problem):
+            values |= {"batches": call.workload.batch, "batches_reciprocal": reciprocal(call.workload.batch)}
         launch = KernelLaunch(grid, values, self._tensor_maps(config, call))
         return Program((launch,), _TILE_COUNTER if config.dynamic else ())
 

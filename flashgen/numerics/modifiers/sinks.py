@@ -32,7 +32,7 @@ class SinksLink(Link):
         assert rows.heads is not None
         return self.sinks[rows.heads]
 
-    def add_gradients(self, sums: Mapping[str, Tensor], d_joined: Tensor, rows: Rows) -> None:
+    def add_joined(self, sums: Mapping[str, Tensor], d_joined: Tensor, rows: Rows) -> None:
         """See Link."""
         assert rows.heads is not None
         sums["d_sinks"].index_add_(0, rows.heads.flatten(), d_joined.to(sums["d_sinks"].dtype).flatten())

@@ -119,7 +119,12 @@ __device__ __forceinline__ void sum_rows(RowSum (&sums)[2], const WalkedRows<Ele
 //% endif
 #pragma unroll
         for (int e = 0; e < 4; ++e)
+//% if adds
+            if (s[e] != -infinity() && chain.visible(query + e % 2, first_key + lane_index() / 4 + e / 2 * 8))
+                sums[e % 2].add({s[e], 1.0f, d_p[e]}, scale_log2);
+//% else
             if (chain.visible(query + e % 2, first_key + lane_index() / 4 + e / 2 * 8)) sums[e % 2].add({s[e], 1.0f, d_p[e]}, scale_log2);
+//% endif
     }
 #pragma unroll
     for (int distance = 4; distance < 32; distance *= 2)

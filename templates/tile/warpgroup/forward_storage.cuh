@@ -10,7 +10,13 @@ struct WorkTileInfo {
 
     template <class Parameters>
     __device__ __forceinline__ static WorkTileInfo find(const Parameters& p, int index) {
+//% if tensors
+        // A head of all entries of the batch, and then the next one: they may share what each score has in memory.
+        const WorkTile turned = find_work_tile(index, TileScheduler::of(p, p.query_tiles), p.batches, p.batches_reciprocal);
+        const WorkTile work{turned.tile, turned.batch, turned.head};
+//% else
         const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.query_tiles), p.head_sets, p.head_sets_reciprocal);
+//% endif
         WorkTileInfo info{work.tile * Traits::kQueries, work.head * kPackGqa, work.batch, 0};
         info.end_block = max(info.blocks(p).end, 1);
         return info;

@@ -101,6 +101,11 @@ struct NarrowConsumer {
             wgmma_wait_group<0>();
             launder(dP[0]);
             differentiate(dP, S, stages.delta(state.stage));
+//% if collects
+            // A chain of its own: what this needs of it would take registers all the time.
+            const auto own = of_head(Traits::make_chain(p, p.len_q, p.len_kv), work.batch, next.head(work, p));
+            collect_gradients(dP, {work.first_key + warp * 16, next.tile * kBlockQ}, own);
+//% endif
             round_to_operand<Element>(dS, dP[0]);
             store_transposed(d_s_tile, warp * 16, dS);
 

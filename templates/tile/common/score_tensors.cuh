@@ -1,0 +1,68 @@
+// Tensors [batch, heads_q, len_q, len_kv] of which each score has an element, in memory in any way: a step is 0 where they are the same.
+
+// Two neighbouring elements as one word in memory.
+template <class T, int kBytes = sizeof(T)>
+struct ElementPair;
+template <class T>
+struct ElementPair<T, 1> {
+    u16 word;
+    __device__ __forceinline__ T get(int i) const { return static_cast<T>(word >> i * 8 & 0xff); }
+};
+template <class T>
+struct ElementPair<T, 2> {
+    u32 word;
+    __device__ __forceinline__ T get(int i) const { return {static_cast<u16>(word >> i * 16)}; }
+};
+template <class T>
+struct ElementPair<T, 4> {
+    u64 word;
+    __device__ __forceinline__ T get(int i) const { return __uint_as_float(static_cast<u32>(word >> i * 32)); }
+};
+
+template <class T>
+struct ScoreTensor {
+    const T* first;
+    i64 batch_step, head_step;
+    int query_step, key_step, len_q, len_kv;
+    const T* of_row[2];  // of the heads of a lane's rows lane/4 and lane/4 + 8
+
+    __device__ __forceinline__ void load_heads(int batch, int first_head, int second_head) {
+        const T* of_batch = first + batch * batch_step;
+        of_row[0] = of_batch + first_head * head_step, of_row[1] = of_batch + second_head * head_step;
+    }
+    // Of a query and a key; of the last ones for those past the end, which others hide.
+    __device__ __forceinline__ T at(int query, int key) const {
+        return of_row[0][static_cast<i64>(min(query, len_q - 1)) * query_step + static_cast<i64>(min(key, len_kv - 1)) * key_step];
+    }
+    // Calls change(s, element) for each score of a fragment that has an element.
+    template <class Position, int kRowTiles, int kTiles, class Change>
+    __device__ __forceinline__ void for_each(float (&S)[kRowTiles][kTiles][4], const Position& position, const Change& change) const {
+        const int row_step = Position::kRowsAreKeys ? key_step : query_step, step = Position::kRowsAreKeys ? query_step : key_step;
+        const int rows = Position::kRowsAreKeys ? len_kv : len_q;
+        const int column = position.first_column + lane_index() % 4 * 2, columns = (Position::kRowsAreKeys ? len_q : len_kv) - column;
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const i64 row = min(position.row(i, h), rows - 1);
+                const T* own = of_row[Position::kTwoHeads * h] + row * row_step + static_cast<i64>(column) * step;
+                const bool aligned = reinterpret_cast<u64>(own) % sizeof(ElementPair<T>) == 0;
+                if (!Position::kRowsAreKeys && step == 1 && aligned && columns > kTiles * 8 - 7) {
+                    const auto* pairs = reinterpret_cast<const ElementPair<T>*>(own);
+#pragma unroll
+                    for (int j = 0; j < kTiles; ++j) {
+                        const ElementPair<T> pair = pairs[j * 4];
+                        change(S[i][j][h * 2], pair.get(0)), change(S[i][j][h * 2 + 1], pair.get(1));
+                    }
+                    continue;
+                }
+#pragma unroll
+                for (int j = 0; j < kTiles; ++j) {
+                    if (j * 8 < columns) change(S[i][j][h * 2], own[0]);
+                    if (j * 8 + 1 < columns) change(S[i][j][h * 2 + 1], own[step]);
+                    own += 8 * step;
+                    launder(own);  // else the compiler would keep the distances of all columns in registers
+                }
+            }
+    }
+};
