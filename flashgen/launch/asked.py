@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import NoneType
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_operands, modifiers
@@ -25,6 +27,7 @@ from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import torch_dtype
 
+_PLAIN, _ENDS = {int}, {int, NoneType}  # types of sizes, and of a window's ends
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 Modified = tuple[str, Sequence[int], Sequence[float], Sequence[torch.Tensor]]
@@ -35,14 +38,18 @@ def asked(
     names: str = "", sizes: Sequence[int] = (), numbers: Sequence[float] = (), tensors: Sequence[torch.Tensor] | None = None
 ) -> tuple[Given, tuple[torch.Tensor, ...]]:
     """What operators are told, in the types of `codegen`. Raises ArgumentError as `given_modifiers`, and for more or fewer tensors."""
-    if not names and not tensors:
-        return (given_modifiers(names, sizes, numbers) if sizes or numbers else NO_MODIFIERS), ()
-    given = given_modifiers(names, sizes, numbers)
+    if not names and not tensors and not sizes and not numbers:
+        return NO_MODIFIERS, ()
+    known = {*map(type, sizes)} <= _PLAIN  # else a tracer's symbol is among them
+    given = (_given if known else given_modifiers)(names, tuple(sizes), tuple(numbers))
     wanted = tensor_names(given.names)
     found = tuple(tensors or ())
     if len(found) != len(wanted):
         raise ArgumentError(f"tensors must be those of {names or 'no modifiers'}: {', '.join(wanted) or 'none'}; got {len(found)}")
     return given, found
+
+
+_given = lru_cache(maxsize=2**10)(given_modifiers)  # each call asks
 
 
 @lru_cache(maxsize=2**10)
@@ -136,7 +143,7 @@ def modified_of_call(
     top_left: int,
 ) -> tuple[bool, Modified | tuple[()]]:
     """Whether the mask is causal, and what operators are told of modifiers. `top_left`: see `Seen.of`. Raises ArgumentError."""
-    seen = Seen.of(causal, window, top_left)
+    seen = _seen(causal, window, top_left)
     names, sizes = (["window"], seen.ends) if seen.modifiers else ([], ())
     numbers, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
     if softcap is not None:
@@ -162,11 +169,27 @@ def modified_of_call(
     return seen.mask is Mask.CAUSAL, (",".join(names), sizes, numbers, tensors) if names else ()
 
 
+def _seen(causal: Causal, window: Ends | None, top_left: int) -> Seen:
+    """`Seen.of`, which remembers what it was asked in the usual types. torch.compile looks into no memory."""
+    if type(causal) in (bool, str) and not is_dynamo_compiling():
+        top_left = top_left if type(causal) is str else 0  # it says nothing else
+        if window is None:
+            return _remembered(causal, None, None, top_left)
+        if type(window) is tuple and len(window) == 2 and {*map(type, window)} <= _ENDS:
+            return _remembered(causal, *window, top_left)
+    return Seen.of(causal, window, top_left)
+
+
+@lru_cache(maxsize=2**10)
+def _remembered(causal: Causal, left: int | None, right: int | None, top_left: int) -> Seen:
+    return Seen.of(causal, (left, right), top_left)
+
+
 def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:
     """As a mask. Raises ArgumentError."""
     if _tensor("key_padding_mask", key_padding_mask).ndim != 2:
         raise ArgumentError(f"key_padding_mask must have the shape (batch, len_kv); got {tuple(key_padding_mask.shape)}")
-    return key_padding_mask[:, None, None]
+    return key_padding_mask.unsqueeze(1).unsqueeze(1)  # in half the time of an index
 
 
 def _tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
