@@ -264,7 +264,7 @@ class AttentionBackward(Family):
             *(() if problem.modifiers else (made(64, 64, 32, 8, 2, 16, 2),)),  # with a window it spills on sm_87
             *(() if reads_scores(problem) else (made(64, 64, 32, 8, 2, 16, 1),)),  # with a mask it spills at head dim 128
             made(32, 64, 16, 8, 2, 16, 1),
-            made(32, 32, 16, 4, 2, 32 if changes else 16, 1),  # where scores change it spills with 16
+            made(32, 32, 16, 4, 2, 32 if changes and target.capability < (12, 0) else 16, 1),  # the other one spills where scores change
             *((LEAST_WITH_TENSORS,) if reads_scores(problem) else ()),
         )
         legal: list[AttentionBackwardConfig] = [choice for choice in choices if not self.check(problem, choice, target)]

@@ -20,13 +20,15 @@ SPLIT = 16  # of those, that are lost if the product of dV is under way beside d
 def accumulators(problem: Problem, config: Any) -> int:
     """Registers a thread of dK and dV, with S and dP beside them or, if that is more, with dQ and dS, and P if it is still needed.
 
-    Where a modifier maps scores, P is rounded while S and dP are still there. By experiment, the widest tiles then need a few more, as
-    wide gradients leave too few where a modifier adds to scores.
+    Where a modifier maps scores, P is rounded while S and dP are still there. By experiment, the widest tiles then need a few more, the
+    more the wider gradients are, as wide gradients leave too few where a modifier adds to scores.
     """
     operand: int = config.block_q // 4  # of P or dS, as wgmma takes it
     score_registers: int = config.block_q + maps_scores(problem) * (operand + 4 * (config.block_q > 96))
     beside_d_q = max(operand, FEWEST_BESIDE_D_Q) + (operand + SPLIT if config.split else 0)
     gradients = (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
+    if gradients > WIDE // 2 and config.block_q > 80:
+        score_registers += 12 * maps_scores(problem)
     if gradients > WIDE:
         score_registers += 4 * adds_to_scores(problem)
     return gradients + max(score_registers, d_q_registers(problem, config) + beside_d_q)
