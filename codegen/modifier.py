@@ -45,7 +45,7 @@ class Modifier(ABC):
     rank:       its place in the composition, from 0: those that change scores come before those that hide keys
     link:       the C++ struct that is its link of the chain, with a function `of(parameters, len_q, len_kv)`; empty for one that acts
                 behind the chain, whose file comes behind `common/lse`
-    words:      what it is called in the header of a kernel
+    words:      what it is called in the formula in the header of a kernel, which has those with a link
     parameters: the fields that every kernel which asks the chain has for it
     sizes:      names of its values that are sizes of a workload
     numbers:    names of its values that are other numbers

@@ -184,7 +184,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         tensor_gradients=[one.gradient for one in modifiers if one.gradient and one.gradient.suffix in kernels],
         chain=partial(_chain, modifiers),
         **conditions(modifiers, spec.problem.operation),
-        masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers)],
+        masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),
         tiles=tiles,
         contents=_CONTENTS,
