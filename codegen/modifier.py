@@ -57,6 +57,7 @@ class Modifier(ABC):
     maps_scores, adds_to_scores, has_heads: what its link does: kMapsScores, kAddsToScores, kHasHeads in
                 templates/tile/common/score_changes.cuh
     joins_sums: whether it adds to the row sums: templates/tile/modifiers/sinks.cuh
+    drops: whether it drops elements of P: templates/tile/modifiers/dropout.cuh
     reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh
     """
 
@@ -76,6 +77,7 @@ class Modifier(ABC):
     adds_to_scores: ClassVar[bool] = False
     has_heads: ClassVar[bool] = False
     joins_sums: ClassVar[bool] = False
+    drops: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = False
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
@@ -225,6 +227,12 @@ def modifier_operands(problem: Problem) -> tuple[Operand, ...]:
 def modifier_gradients(problem: Problem) -> tuple[Operand, ...]:
     """`Modifier.gradients` of all of a problem's, in the order of their names."""
     return tuple(operand for name in problem.modifiers for operand in modifiers()[name].gradients(problem))
+
+
+@cache
+def drops(problem: Problem) -> bool:
+    """Whether a modifier drops elements of P."""
+    return any(one.drops for one in modifiers_of(problem))
 
 
 @cache

@@ -30,6 +30,7 @@ class Element(enum.Enum):
 
     INPUT = "input"
     F32 = "f32"
+    I64 = "i64"
     BOOL = "bool"
 
 
@@ -43,7 +44,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of an operation. `optional`: a call may leave it out; its address is 0 then."""
+    """A tensor of an operation, of no axes for one number. `optional`: a call may leave it out; its address is 0 then."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -58,7 +59,7 @@ class Operand:
 
     def bytes(self, problem: Problem) -> int:
         """Size of one element."""
-        return {Element.INPUT: problem.dtype.bytes, Element.F32: 4, Element.BOOL: 1}[self.element]
+        return {Element.INPUT: problem.dtype.bytes, Element.F32: 4, Element.I64: 8, Element.BOOL: 1}[self.element]
 
     def sizes(self, problem: Problem, workload: Workload) -> tuple[int, ...]:
         """How many elements it has along each axis."""
@@ -68,8 +69,8 @@ class Operand:
     def sizes_in(self) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:
         """`sizes` where all fields of problem and workload are together: each call of a new length asks for every operand's."""
         names = [axis.value for axis in self.axes]
-        if len(names) == 1:  # of one name, an itemgetter gives no tuple
-            return lambda known: (known[names[0]],)
+        if len(names) < 2:  # of one name, an itemgetter gives no tuple
+            return lambda known: tuple(known[name] for name in names)
         return operator.itemgetter(*names)
 
 

@@ -85,7 +85,7 @@ def dense(sizes: tuple[int, ...]) -> tuple[int, ...]:
     steps = [1]
     for size in sizes[:0:-1]:
         steps.append(steps[-1] * size)
-    return tuple(steps[::-1])
+    return tuple(steps[::-1]) if sizes else ()
 
 
 @cache

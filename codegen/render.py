@@ -40,7 +40,7 @@ _RUNNING = ("isolate", "residents")  # what runs the kernels, of the same folder
 _CHAIN = "common/score_chain"  # of the tile operations: every link comes after it
 _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 # That lines of tile operations depend on: see `conditions`.
-_CONDITIONS = ("links", "maps", "folds", "adds", "changes", "heads", "joins", "tensors", "collects")
+_CONDITIONS = ("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects")
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label
@@ -202,15 +202,15 @@ def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, objec
 
     links: those of the chain, with commas between them; maps: a link maps scores; adds: links add to them; changes: one of the two;
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
-    joins: a modifier joins row sums; tensors: see `reads_scores`; collects: see `collects_gradients`
+    joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
-    heads, joins = any(one.has_heads for one in modifiers), any(one.joins_sums for one in modifiers)
+    heads, joins, drops = (any(getattr(one, name) for one in modifiers) for name in ("has_heads", "joins_sums", "drops"))
     links = ", ".join(one.link for one in modifiers if one.link)
     found = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds, "heads": heads}
     tensors = any(one.reads_scores for one in modifiers)
     collects = operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)
-    return {"links": links, "joins": joins, "tensors": tensors, "collects": collects, **found}
+    return {"links": links, "joins": joins, "drops": drops, "tensors": tensors, "collects": collects, **found}
 
 
 def _chain(modifiers: Sequence[Modifier], sizes: str, head: str = "") -> str:

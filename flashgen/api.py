@@ -11,8 +11,9 @@ from flashgen.codegen.modifier import NO_MODIFIERS
 from flashgen.codegen.modifiers.window import Causal, Ends
 
 from .launch.arguments import LAYOUTS, check_types, require_together
-from .launch.asked import asked, modified_of_call
+from .launch.asked import asked, modified_of_call, seed_of
 from .launch.gpu import CaptureError
+from .numerics.modifiers.dropout import dropout_mask
 from .operators.autograd import differentiable_attention, is_differentiated
 from .operators.plans import nobody_listens, run_at_hand
 from .operators.registration import attention_forward, attention_output
@@ -38,6 +39,8 @@ def attention(
     bias: torch.Tensor | None = ...,
     mask: torch.Tensor | None = ...,
     key_padding_mask: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    return_dropout_mask: Literal[False] = ...,
 ) -> torch.Tensor: ...
 @overload
 def attention(
@@ -57,7 +60,30 @@ def attention(
     bias: torch.Tensor | None = ...,
     mask: torch.Tensor | None = ...,
     key_padding_mask: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    return_dropout_mask: Literal[False] = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: Causal = ...,
+    scale: float | None = ...,
+    layout: str = ...,
+    return_lse: bool = ...,
+    deterministic: bool | None = ...,
+    window: Ends | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    sinks: torch.Tensor | None = ...,
+    bias: torch.Tensor | None = ...,
+    mask: torch.Tensor | None = ...,
+    key_padding_mask: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    return_dropout_mask: Literal[True],
+) -> tuple[torch.Tensor, ...]: ...
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -75,7 +101,9 @@ def attention(
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     key_padding_mask: torch.Tensor | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    dropout_p: float = 0.0,
+    return_dropout_mask: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """softmax(scale * q k^T) v, on the GPU that holds the tensors and in its current stream.
 
     q: [batch, len_q, heads_q, head_dim] for layout "bshd", [batch, heads_q, len_q, head_dim] for "bhsd"; bf16 or fp16
@@ -99,8 +127,13 @@ def attention(
     mask: bool, of a shape that broadcasts to [batch, heads_q, len_q, len_kv], any strides: a query sees keys where it is True, of those
        that all other masks let it see. Tiles of keys that nobody sees take as long as others.
     key_padding_mask: bool, [batch, len_kv], True where a key is none of padding: the same as mask=key_padding_mask[:, None, None].
+    dropout_p: probability, from 0 to 1 and met to 2^-16, of each element of P to be dropped; the others are divided by 1 - dropout_p. Lse
+       is what it is without. A seed comes from PyTorch's generator of the device, so that torch.manual_seed repeats a call, each replay of
+       a CUDA graph drops other elements, and gradients know the same ones. What is dropped depends on no kernel, nor on other modifiers.
+    return_dropout_mask: also return which elements are kept: bool, [batch, heads_q, len_q, len_kv]. For tests: PyTorch computes it, in time
+       and memory that grow with len_q * len_kv.
     Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
-    fp32 [batch, heads_q, len_q].
+    fp32 [batch, heads_q, len_q]; then the dropout mask, if asked for.
 
     Every row whose scores, scaled and unscaled, are finite in fp32 is right; beyond that rows are NaN, and a NaN score gives NaN. A row
     that sees no key, or whose scores are all -inf, gives 0 and an lse of -inf, where plain PyTorch gives NaN. On Hopper, bf16 values of v
@@ -122,16 +155,18 @@ def attention(
         or bias is not None
         or mask is not None
         or key_padding_mask is not None
+        or dropout_p != 0.0
         or isinstance(causal, str)
     ):
-        given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask)
-        causal, modified = modified_of_call(causal, *given, top_left=_queries_beyond_keys(q, k, layout))
+        given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, dropout_p)
+        causal, modified = modified_of_call(causal, *given, top_left=_queries_beyond_keys(q, k, layout), device=getattr(q, "device", None))
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())
         run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers, tensors)
         if run is not None:
             both = run(q, k, v, return_lse, *tensors)
-            return both if return_lse else both[0]  # type: ignore[return-value]  # lse is there if it is wanted
+            only = both if return_lse else both[0]
+            return _beside_mask(only, q, k, layout, dropout_p, modified) if return_dropout_mask else only  # type: ignore[return-value]  # lse is there if it is wanted
     try:
         check_types(q, k, v, causal, scale, layout, return_lse, deterministic)
         differentiated = is_differentiated(q, k, v, *(modified[3] if modified else ()))
@@ -143,7 +178,17 @@ def attention(
         if not is_compiling():
             require_together(q, k, v, error, in_mode=not nobody_listens())
         raise
-    return found[0] if differentiated and not return_lse else found
+    wanted = found[0] if differentiated and not return_lse else found
+    return _beside_mask(wanted, q, k, layout, dropout_p, modified) if return_dropout_mask else wanted
+
+
+def _beside_mask(
+    found: Any, q: torch.Tensor, k: torch.Tensor, layout: str, dropout_p: float, modified: tuple[Any, ...]
+) -> tuple[torch.Tensor, ...]:
+    """What a call gives, and which elements of P it keeps."""
+    row, head, *_ = LAYOUTS[layout]
+    mask = dropout_mask(seed_of(*modified), dropout_p, q.shape[0], q.shape[head], q.shape[row], k.shape[row], q.device)
+    return (*(found if isinstance(found, tuple) else (found,)), mask)
 
 
 def _queries_beyond_keys(q: torch.Tensor, k: torch.Tensor, layout: str) -> int:

@@ -60,13 +60,7 @@ def flex_attention(kind: str) -> Attention:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--pass", dest="operation", choices=("forward", "backward"), nargs="+", default=["forward", "backward"])
-    options = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        sys.exit("error: a GPU is needed; got none")
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; ms")
+    options = asked(__doc__, argv)
     for head_dim in options.head_dim:
         for kind, sizes in SIZES.items():
             given = [torch.randn(BATCH, HEADS, LENGTH, head_dim, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
@@ -84,6 +78,18 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(f"bias of {kind:6} head_dim {head_dim:3} {operation:8}  {told}  {best / times['flashgen']:.3f}", flush=True)
                 for name, why in failed.items():
                     print(f"  {name}: {why}")
+
+
+def asked(doc: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Head dims and passes. Says what is measured on; exits without a GPU."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--pass", dest="operation", choices=("forward", "backward"), nargs="+", default=["forward", "backward"])
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        sys.exit("error: a GPU is needed; got none")
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; ms")
+    return options
 
 
 def call(operation: str, attention: Attention, given: Sequence[torch.Tensor], bias: torch.Tensor) -> Callable[[], Any]:

@@ -17,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_operands, modifiers
+from flashgen.codegen.modifiers.dropout import checked_dropout
 from flashgen.codegen.modifiers.softcap import checked_softcap
 from flashgen.codegen.modifiers.window import Causal, Ends, Seen
 from flashgen.codegen.operands import Operand
@@ -91,6 +92,10 @@ def check_tensors(problem: Problem, known: Mapping[str, int], q: torch.Tensor, t
         if tensor.device != q.device:
             raise ArgumentError(f"{operand.name} must be on q's device {q.device}; got {tensor.device}")
         shape = tuple(tensor.shape)
+        if not sizes:
+            if shape:
+                raise ArgumentError(f"{operand.name} must be one number, of no dimensions; got the shape {shape}")
+            continue
         fits = 1 <= len(shape) <= len(sizes) and all(own in (1, size) for own, size in zip(shape[::-1], sizes[::-1], strict=False))
         if not fits or (shape[-1] != sizes[-1] and not operand.is_strided):
             raise ArgumentError(f"{operand.name} must have the shape {_allowed(operand, sizes)}; got {shape}")
@@ -109,7 +114,8 @@ def tensor_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[st
     for operand, tensor in zip(modifier_operands(problem), tensors, strict=True):
         missing = len(operand.axes) - tensor.ndim
         own = [step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
-        found[operand.name] = (*(0,) * missing, *own[:-1], own[-1] if operand.is_strided else 1)
+        last = own[-1:] if operand.is_strided else [1] * len(own[-1:])
+        found[operand.name] = (*(0,) * missing, *own[:-1], *last)
     return found
 
 
@@ -139,13 +145,22 @@ def modified_of_call(
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     key_padding_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
     *,
     top_left: int,
+    device: torch.device | None = None,
 ) -> tuple[bool, Modified | tuple[()]]:
-    """Whether the mask is causal, and what operators are told of modifiers. `top_left`: see `Seen.of`. Raises ArgumentError."""
+    """Whether the mask is causal, and what operators are told of modifiers. Raises ArgumentError.
+
+    top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator
+    """
     seen = _seen(causal, window, top_left)
     names, sizes = (["window"], seen.ends) if seen.modifiers else ([], ())
     numbers, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
+    dropped = checked_dropout(dropout_p)
+    if dropped:
+        names.append("dropout")
+        numbers.append(dropped)
     if softcap is not None:
         names.append("softcap")
         numbers.append(checked_softcap(softcap))
@@ -162,11 +177,18 @@ def modified_of_call(
     if mask is not None:
         names.append("boolean_mask")
         tensors.append(_tensor("mask", mask))
+    if dropped:
+        tensors.append(torch.randint(2**63 - 1, (), device=device))  # of the device: a graph draws another one in each replay
     if sinks is not None:
         names.append("sinks")
         given = _tensor("sinks", sinks)
         tensors.append(given.float() if given.dtype in _SIXTEEN_BITS else given)
     return seen.mask is Mask.CAUSAL, (",".join(names), sizes, numbers, tensors) if names else ()
+
+
+def seed_of(names: str = "", sizes: Any = (), numbers: Any = (), tensors: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
+    """Of the dropout that operators are told of: the only tensor of its dtype. None without. torch.compile traces this."""
+    return next((tensor for tensor in tensors if tensor.dtype == torch.int64), None)
 
 
 def _seen(causal: Causal, window: Ends | None, top_left: int) -> Seen:

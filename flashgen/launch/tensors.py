@@ -118,6 +118,8 @@ class Tensors(Mapping[str, torch.Tensor]):
 
 def _strides(tensor: torch.Tensor, any_last: bool = False) -> tuple[int, ...]:
     """In elements; 0 where the size is 1, so that a stride that is never used cannot overflow. The last one is 1, unless `any_last`."""
+    if not tensor.ndim:
+        return ()
     *outer, last = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (*outer, last if any_last else 1)
 

@@ -24,7 +24,7 @@ from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
 from .forward import exact_attention, product_in_fp32, sample_rows, slices, softmax
-from .link import Link, Rows, changed_scores, hidden_keys, hiding_links, joined_scores, links_of
+from .link import Link, Rows, changed_scores, hidden_keys, hiding_links, joined_scores, kept_factors, links_of
 from .oracle import Oracle, Sample
 
 _SCORES_AT_ONCE = 2**25  # elements: 256 MiB in float64, of which there are up to five
@@ -49,10 +49,17 @@ class _Chain:
     squares: Mapping[str, Tensor]
 
     def d_scores(self, s: Tensor, d_p: Tensor, d_lse: Tensor, scale: float, rounded_off: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """P of scaled scores `s` [rows, keys], in their place, and dS in the place of dP. rounded_off: what dP has lost."""
+        """P of scaled scores `s` [rows, keys], as links leave it, in their place, and dS in that of what they leave of dP.
+
+        rounded_off: what dP has lost
+        """
         joined = joined_scores(self.rows, self.links)
         changed, derivative = changed_scores(s[None], self.rows, self.links)
         p, lse = softmax(changed, hidden_keys(self.rows, self.causal, self.links), joined)
+        kept = kept_factors(self.rows, self.links)
+        if kept is not None:
+            d_p.mul_(kept[0])
+            rounded_off = None if rounded_off is None else rounded_off.mul_(kept[0])
         delta = (p[0] * d_p).sum(-1, keepdim=True).sub_(d_lse[:, None])
         if joined is not None:
             of_joined = (joined.to(lse.dtype) - lse).exp()  # P
@@ -65,7 +72,7 @@ class _Chain:
             link.add_gradients(self.sums, d_p, self.rows)
         if derivative is not None:
             d_p.mul_(derivative[0])
-        return p[0], d_p.mul_(scale)
+        return p[0] if kept is None else p[0].mul_(kept[0]), d_p.mul_(scale)
 
 
 def _exact(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, d_lse: Tensor, chain: _Chain, scale: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,7 +123,7 @@ def _head(
         part_k, part_v = torch.zeros_like(d_k), torch.zeros_like(d_v)
         for some in slices(len_q, max(1, _SCORES_AT_ONCE // max(1, len_kv))):
             queries = torch.arange(some.start, some.stop, device=q.device)
-            rows = Rows(queries, len_q, len_kv, batch, torch.full_like(queries, at)[None])
+            rows = Rows(queries, len_q, len_kv, batch, torch.full_like(queries, at)[None], q.shape[1])
             chain = _Chain(rows, causal, links, sums, squares)
             d_q[member, some], of_k, of_v = gradients(q[some, at], k, v, d_out[some, at], d_lse[at, some], chain, scale)
             part_k += of_k

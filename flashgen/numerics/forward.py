@@ -18,7 +18,7 @@ from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
-from .link import Link, Rows, changed_scores, hidden_keys, joined_scores, links_of
+from .link import Link, Rows, changed_scores, hidden_keys, joined_scores, kept_factors, links_of
 from .oracle import Oracle, Sample
 
 _MATRIX_UNIT = 64  # rows and columns
@@ -49,9 +49,11 @@ class _Masks:
     links: Sequence[Link]
 
     def softmax(self, rows: Rows, s: Tensor) -> tuple[Tensor, Tensor]:
-        """P, and the log-sum-exp, of scaled scores [n, rows, len_kv], whose memory P takes."""
+        """P, as links leave it, and the log-sum-exp, of scaled scores [n, rows, len_kv], whose memory P takes."""
         s, _ = changed_scores(s, rows, self.links)
-        return softmax(s, hidden_keys(rows, self.causal, self.links), joined_scores(rows, self.links))
+        p, lse = softmax(s, hidden_keys(rows, self.causal, self.links), joined_scores(rows, self.links))
+        kept = kept_factors(rows, self.links)
+        return p if kept is None else p.mul_(kept), lse
 
 
 def exact_attention(
@@ -119,7 +121,7 @@ def _attention_whole(method: _Method, q: Tensor, k: Tensor, v: Tensor, masks: _M
             for some in slices(len_q, at_once):
                 queries = torch.arange(some.start, some.stop, device=q.device)
                 members = torch.arange(mine.start, mine.stop, device=q.device).reshape(kv.stop - kv.start, group)
-                of = Rows(queries.repeat(group), len_q, len_kv, b, members.repeat_interleave(len(queries), 1))
+                of = Rows(queries.repeat(group), len_q, len_kv, b, members.repeat_interleave(len(queries), 1), heads_q)
                 # The queries of a group, one head after the other, are rows of one product with their common keys.
                 rows = q[b, some, mine].transpose(0, 1).reshape(kv.stop - kv.start, -1, q.shape[3])
                 part, part_lse = method.attend(rows, keys, values, partial(masks.softmax, of), scale)
@@ -138,7 +140,7 @@ def _attention_rows(method: _Method, q: Tensor, k: Tensor, v: Tensor, masks: _Ma
         for some in slices(len(where), max(1, _SCORES_AT_ONCE // max(1, len_kv))):
             index = where[some]
             mine = q[b, rows[index, 2], rows[index, 1]]
-            of = Rows(rows[index, 2], q.shape[1], len_kv, b, rows[index, 1][None])
+            of = Rows(rows[index, 2], q.shape[1], len_kv, b, rows[index, 1][None], q.shape[2])
             part, part_lse = method.attend(mine[None], k[b, :, head][None], v[b, :, head][None], partial(masks.softmax, of), scale)
             out[index], lse[index] = part[0], part_lse[0]
     return out, lse

@@ -21,7 +21,8 @@ from flashgen.codegen.workload import Workload
 class Rows:
     """Rows of scores: `queries`, int64 [rows], of a sequence of len_q, against all len_kv keys.
 
-    batch, heads: the entry of the batch, and the query head of each row, int64 [n, rows], for links that change scores [n, rows, len_kv]
+    batch, heads: the entry of the batch, and the query head of each row, int64 [n, rows], for links that change scores [n, rows, len_kv];
+    heads_q: how many heads there are
     """
 
     queries: Tensor
@@ -29,6 +30,7 @@ class Rows:
     len_kv: int
     batch: int = 0
     heads: Tensor | None = None
+    heads_q: int = 0
 
     @property
     def keys(self) -> Tensor:
@@ -68,6 +70,10 @@ class Link(ABC):
 
     def joined(self, rows: Rows) -> Tensor | None:
         """A score without a value that joins the softmax of each row: [n, rows]; None for none."""
+        return None
+
+    def kept(self, rows: Rows) -> Tensor | None:
+        """What it multiplies P by, [n, rows, len_kv]; None for 1."""
         return None
 
     def add_gradients(self, sums: Mapping[str, Tensor], d_scores: Tensor, rows: Rows) -> None:  # noqa: B027  # most have none
@@ -118,6 +124,12 @@ def hidden_keys(rows: Rows, causal: bool, links: Sequence[Link] = ()) -> Tensor:
 def joined_scores(rows: Rows, links: Sequence[Link]) -> Tensor | None:
     """The score that joins each row, [n, rows]. One link at most has one."""
     found = [own for own in (link.joined(rows) for link in links) if own is not None]
+    return found[0] if found else None
+
+
+def kept_factors(rows: Rows, links: Sequence[Link]) -> Tensor | None:
+    """What P is multiplied by, [n, rows, len_kv]; None for 1. One link at most has such."""
+    found = [own for own in (link.kept(rows) for link in links) if own is not None]
     return found[0] if found else None
 
 

@@ -69,6 +69,11 @@ def halves(count: int) -> Words:
     return np.arange(count, dtype=np.uint32) * 2 | (np.arange(count, dtype=np.uint32) * 2 + 1) << 16
 
 
+def any_words() -> Words:
+    """Of any bits: as fp16 numbers some are NaN, infinite or subnormal."""
+    return np.random.default_rng(3).integers(0, 2**32, 4096, dtype=np.uint32)
+
+
 def fragments(kind: torch.dtype) -> Words:
     """For each of 64 lanes: a (4 words), b (2 words) of normal elements, d (4 words) in fp32."""
     generator = torch.Generator().manual_seed(3)
@@ -155,6 +160,12 @@ PROBES = [
         4,
         96,
         3,
+    ),
+    Probe(
+        "set-f16",
+        "out[0] = (set_lt_f16x2(in[t], in[t ^ 1]) & 0xff00ff) | (set_lt_f16x2(in[t], 0x7c00fc00u) & 0xff00ff00);",
+        any_words,
+        blocks=64,
     ),
     Probe("infinity", "out[0] = __float_as_uint(infinity());", lambda: halves(4)),
     *(

@@ -1,5 +1,5 @@
-"""Softcap, ALiBi, sinks, bias and masks in the emulator, alone, together and with windows: kernels of every family that has them, by the
-numerics rule, and faults that show. Windows alone: test_window.py."""
+"""Softcap, ALiBi, sinks, bias, masks and dropout in the emulator, alone, together and with windows: kernels of every family that has them,
+by the numerics rule, and faults that show. Windows alone: test_window.py."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "bias": ("attention_forward", 64, Mask.FULL, False, ("bias",), None),
     "bias-sm90": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("bias",), None),
     "bias-fp32-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("bias_fp32", "softcap"), None),
-    "all": ("attention_forward", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
+    "dropout": ("attention_forward", 64, Mask.CAUSAL, False, ("dropout",), None),
+    "dropout-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("dropout",), None),
+    "dropout-packed": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("dropout",), PACKED),
+    "dropout-softcap-sm90": ("attention_forward_sm90", 128, Mask.FULL, False, ("dropout", "sinks", "softcap"), None),
+    "all": ("attention_forward", 64, Mask.FULL, False, ("alibi", "dropout", "sinks", "softcap", "window"), None),
     "all-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
     "backward-softcap": ("attention_backward", 64, Mask.FULL, False, ("softcap",), None),
     "backward-alibi": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi",), None),
@@ -62,6 +66,10 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "backward-bias-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("bias", "boolean_mask"), None),
     "backward-bias-fp32-sm90": ("attention_backward_sm90", 128, Mask.FULL, True, ("bias_fp32", "window"), None),
     "backward-bias-persistent": ("attention_backward_persistent_sm90", 64, Mask.FULL, False, ("bias",), None),
+    "backward-dropout": ("attention_backward", 64, Mask.CAUSAL, True, ("dropout",), None),
+    "backward-dropout-softcap": ("attention_backward", 64, Mask.FULL, False, ("dropout", "softcap"), None),
+    "backward-dropout-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("dropout",), None),
+    "backward-dropout-bias-sm90": ("attention_backward_sm90", 128, Mask.CAUSAL, True, ("bias", "dropout", "sinks"), None),
     "backward-sinks": ("attention_backward", 64, Mask.CAUSAL, True, ("sinks",), None),
     "backward-sinks-sm90": ("attention_backward_sm90", 64, Mask.FULL, True, ("sinks",), None),
     "backward-sinks-window-sm90": ("attention_backward_sm90", 128, Mask.FULL, False, ("sinks", "window"), None),
@@ -92,6 +100,8 @@ def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int], values: tup
     heads = HEADS if getattr(spec.config, "pack_gqa", 1) > 1 else (2, 1)
     tensors = Tensors.random(spec.problem, Workload(1, *heads, *lengths, *ends), torch.Generator().manual_seed(5))
     scalars = {"softcap": cap} if "softcap" in spec.problem.modifiers else {}
+    if "dropout" in spec.problem.modifiers:
+        scalars["dropout_p"] = 0.97 if cap == 1.0 else 0.3  # those above 0.9688 are compared the other way round
     tensors["q"].mul_(magnitude)
     if "alibi_slopes" in tensors:
         tensors["alibi_slopes"].mul_(slopes)
@@ -167,10 +177,19 @@ FAULTS = [
     fault("left-out-of-the-sum", "factor * normaliser(fmaf(total, factor, ex2_approx_ftz(height - rise)))", "normaliser(total)", "sinks"),
     fault("left-out-of-lse", "lse = lse_with_sink(lse, p.sinks[head]);", "", "sinks-sm90"),
     fault("scaled", "fmaf(-origin.row_max, ln2_hi, sink)", "fmaf(-origin.row_max, ln2_hi, sink * unit)", "sinks-sm90"),
-    fault("wrong-heads-sink", "sinks[(row + 8) % kPackGqa]", "sinks[row % kPackGqa]", "sinks-packed"),
+    fault("wrong-heads-sink", "sinks[head + (row + 8) % kPackGqa]", "sinks[head + row % kPackGqa]", "sinks-packed"),
     fault("wrong-heads-sink", "(batch) * p.heads_q + head", "(batch) * p.heads_q", "backward-sinks"),
     fault("no-probability", "fmaf(-probability, row_delta[row], -compensation)", "-row_delta[row] - compensation", "backward-sinks-sm90"),
     fault("one-row-left-out", "row < p.len_q; row += kThreads", "row < p.len_q - 1; row += kThreads", "backward-sinks-persistent"),
+    fault("other-keys", "first_key / 4u + lane_index() % 4;", "first_key / 4u + (lane_index() + 1) % 4;", "dropout"),
+    fault("kept-for-dropped", "(set_lt_f16x2(word, limits) ^ inverted)", "set_lt_f16x2(word, limits)", "dropout", "above"),
+    fault("not-divided", "O[i][j][e] *= dropout.scale", "(void)dropout", "dropout"),
+    fault("not-divided", "normalisers[1] *= p.dropout_scale", "normalisers[1] *= 1.0f", "dropout-sm90"),
+    fault("heads-alike", "{keys, queries, head + next_heads, 0}", "{keys, queries, next_heads, 0}", "dropout-sm90"),
+    fault("wrong-head", "(row + h * 8) % kPackGqa);", "0u);", "dropout-packed"),
+    fault("other-queries", "lane % 4 * 2 + odd", "lane % 4 * 2 + !odd", "backward-dropout"),
+    fault("d-v-not-divided", "dV, p.dropout_scale,", "dV, 1.0f,", "backward-dropout-sm90"),
+    fault("d-p-not-dropped", "drop(dP, kept, 1.0f);", "", "backward-dropout-bias-sm90"),
     fault("no-offset", "offset_log2[i][e / 2] - lse[e % 2]", "-lse[e % 2]", "backward-alibi-sm90"),
 ]
 

@@ -100,11 +100,14 @@ def cases(family: Family) -> list[Case]:
             continue
         ends = (end(draw, len_kv), end(draw, len_kv)) if "window" in problem.modifiers else (OPEN, OPEN)
         scalars = {"softcap": draw.choice(CAPS)} if "softcap" in problem.modifiers else {}
+        caps = (*scalars.values(),)
+        if "dropout" in problem.modifiers:
+            scalars["dropout_p"] = draw.choice((0.1, 0.5, 0.97, 2.0**-9))
         # Logits of up to four times a cap. Gradients of such as are much higher are left of nearly equal numbers, with a cap and without.
         # Rows that one key shares with a sink are so from lower ones on: their delta comes from the rounded out.
         of_gradients = 4.0 if "sinks" in problem.modifiers else 16.0
         most = of_gradients if problem.operation == "backward" else 50.0
-        magnitudes = (1.0, 1.0, 3.0, *(min(cap, most) for cap in scalars.values()))
+        magnitudes = (1.0, 1.0, 3.0, *(min(cap, most) for cap in caps))
         workload = Workload(batch, kv_heads * group, kv_heads, len_q, len_kv, *ends)
         spec = KernelSpec(family, problem, family.default(problem, target), target)
         slopes = draw.choice((1.0, 1.0, -0.1, 0.0))
@@ -151,11 +154,12 @@ OTHER_VALUES: dict[str, Callable[[int], dict[str, Any]]] = {
     "bias": lambda i: {"bias": slopes(4, seed=i).bfloat16()[:, None, None].requires_grad_()},
     "bias-fp32": lambda i: {"bias": slopes(4, seed=i)[:, None, None].requires_grad_()},
     "mask": lambda i: {"mask": slopes(4, seed=i)[:, None, None] > 0.2},
+    "dropout": lambda i: {"dropout_p": (0.1, 0.2, 0.5, 0.99)[i]},
     "all": lambda i: {"window": (900, i), "softcap": 20.0 + i, "alibi_slopes": slopes(seed=i), "sinks": slopes(seed=i)},
 }
 
 
-@pytest.mark.parametrize("kind", OTHER_VALUES)
+@pytest.mark.parametrize("kind", OTHER_VALUES.keys() - {"dropout"})
 def test_a_call_in_a_graph_is_the_eager_one(kind: str) -> None:
     q = torch.randn(2, 1000, 4, 64, device="cuda", dtype=torch.bfloat16)
     given = [OTHER_VALUES[kind](i) for i in (0, 1)]
@@ -180,6 +184,40 @@ def test_another_value_compiles_nothing(kind: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(compilation, "compile_spec", compiled)
     for i in (1, 2, 3):
         flashgen.attention(q, q, q, **OTHER_VALUES[kind](i)).sum().backward()
+
+
+def attention_with_mask(q: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
+    heads = q.float().transpose(1, 2)
+    left = (heads @ heads.mT * q.shape[3] ** -0.5).softmax(-1) * kept / (1 - p)
+    out: torch.Tensor = (left @ heads).transpose(1, 2)
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_dropout_mask_is_that_of_both_passes(head_dim: int, dtype: torch.dtype) -> None:
+    q = torch.randn(2, 700, 4, head_dim, device="cuda", dtype=dtype).requires_grad_()
+    out, kept = flashgen.attention(q, q, q, dropout_p=0.2, return_dropout_mask=True)
+    wanted = attention_with_mask(q, kept, 0.2)
+    into = torch.randn_like(out)
+    found, right = (torch.autograd.grad(one, q, into.to(one.dtype), retain_graph=True)[0] for one in (out, wanted))
+    assert float((out - wanted).detach().abs().max()) < 0.02
+    assert float((found - right).norm() / right.float().norm()) < 0.01
+
+
+def test_each_replay_drops_other_elements() -> None:
+    q = torch.randn(1, 500, 4, 64, device="cuda", dtype=torch.bfloat16)
+    flashgen.attention(q, q, q, dropout_p=0.3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, kept = flashgen.attention(q, q, q, dropout_p=0.3, return_dropout_mask=True)
+    found = []
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert float((out - attention_with_mask(q, kept, 0.3)).abs().max()) < 0.02
+        found.append(kept.clone())
+    assert len({int(mask.sum()) for mask in found}) > 1
 
 
 @pytest.mark.parametrize("heads", [(4,), (2, 4)])

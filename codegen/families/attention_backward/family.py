@@ -77,7 +77,7 @@ class AttentionBackward(Family):
     name = "attention_backward"
     revision = 8
     operation = "backward"
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "sinks", "softcap", "window")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "window")
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
     parameters = ParameterBlock(_MAIN)
@@ -86,7 +86,7 @@ class AttentionBackward(Family):
     files = files_with_semaphores
     atoms = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "cp_async", "ldmatrix", "mma_sync"),
-        *("cvt", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync", "red"),
+        *("cvt", "set_f16", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync", "red"),
     )
     tiles = (
         *("warp/shared_tile", "common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),

@@ -20,7 +20,7 @@ from flashgen.codegen.attention import (
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import maps_scores, modifier_refusals, modifier_values, reads_scores, score_unit, with_modifiers
+from flashgen.codegen.modifier import drops, maps_scores, modifier_refusals, modifier_values, reads_scores, score_unit, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
@@ -64,15 +64,15 @@ class AttentionBackwardSm90(Family):
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "bias", "bias_fp32", "boolean_mask", "sinks", "softcap", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "window")
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
     files = files_with_keeper
     atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
-        *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "cvt_f32", "ex2", "rcp"),
-        *("mul", "shfl_sync", "vote_sync", "mma_sync", "griddepcontrol"),
+        *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "set_f16", "cvt_f32"),
+        *("ex2", "rcp", "mul", "shfl_sync", "vote_sync", "mma_sync", "griddepcontrol"),
     )
     tiles: ClassVar[tuple[str, ...]] = (
         *("common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain", "common/softmax_rows"),
@@ -87,6 +87,8 @@ class AttentionBackwardSm90(Family):
         reasons = problem_reasons(problem, self.operation, self.modifiers)
         if maps_scores(problem) and reads_scores(problem):
             reasons.append("a softcap must be without a bias and a mask in these kernels: they spill with both")
+        if maps_scores(problem) and drops(problem):
+            reasons.append("a softcap must be without dropout in these kernels, which round P before dP is there")
         if (needed := accumulators(problem, AttentionBackwardSm90Config(FEWEST_QUERIES))) > ACCUMULATORS:
             tile = f"dK, dV and the accumulators of {FEWEST_QUERIES} queries"
             reasons.append(f"{tile} need {needed} registers a thread, {ACCUMULATORS} are available: lower head_dim or head_dim_v")

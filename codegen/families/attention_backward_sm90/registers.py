@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.codegen.attention import padded
-from flashgen.codegen.modifier import adds_to_scores, maps_scores
+from flashgen.codegen.modifier import adds_to_scores, drops, maps_scores
 from flashgen.codegen.problem import Problem
 
 from .launch import panels
@@ -21,12 +21,14 @@ def accumulators(problem: Problem, config: Any) -> int:
     """Registers a thread of dK and dV, with S and dP beside them or, if that is more, with dQ and dS, and P if it is still needed.
 
     Where a modifier maps scores, P is rounded while S and dP are still there. By experiment, the widest tiles then need a few more, the
-    more the wider gradients are, as wide gradients leave too few where a modifier adds to scores.
+    more the wider gradients are, as wide gradients leave too few where a modifier adds to scores, and the widest tiles where one also drops
+    elements of P.
     """
     operand: int = config.block_q // 4  # of P or dS, as wgmma takes it
     score_registers: int = config.block_q + maps_scores(problem) * (operand + 4 * (config.block_q > 96))
     beside_d_q = max(operand, FEWEST_BESIDE_D_Q) + (operand + SPLIT if config.split else 0)
     gradients = (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
+    score_registers += 20 * (drops(problem) and adds_to_scores(problem) and config.block_q > 96)
     if gradients > WIDE // 2 and config.block_q > 80:
         score_registers += 12 * maps_scores(problem)
     if gradients > WIDE:

@@ -30,7 +30,7 @@ class AttentionForward(Family):
 
     name = "attention_forward"
     revision = 17
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "sinks", "softcap", "window")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "window")
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -46,7 +46,7 @@ class AttentionForward(Family):
     )
     atoms = (
         *("types", "register", "index", "shared_memory", "barrier", "cp_async", "ldmatrix", "mma_sync"),
-        *("cvt", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
+        *("cvt", "set_f16", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
         *(

@@ -45,7 +45,7 @@ class AttentionForwardSm90(Family):
     name = "attention_forward_sm90"
     revision = 11
     preference = 1
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "sinks", "softcap", "window")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "window")
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
     parameters = ParameterBlock(
@@ -61,7 +61,7 @@ class AttentionForwardSm90(Family):
     )
     atoms = (
         *("types", "register", "index", "shared_memory", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
-        *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
+        *("setmaxnreg", "wgmma", "stmatrix", "atomic", "cvt", "set_f16", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
         *("common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),

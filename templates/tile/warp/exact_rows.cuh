@@ -105,7 +105,11 @@ WalkedRows(Rows<Element>, Rows<Element>, Rows<Element>, Rows<Element>) -> Walked
 // The sums of 8 rows of a tile from `first` on, of which this lane has first + lane % 4 * 2 and the next one.
 template <int kHeadDim, int kHeadDimV, class Chain, class Element>
 __device__ __forceinline__ void sum_rows(RowSum (&sums)[2], const WalkedRows<Element>& rows, int first, int first_query, float scale_log2,
+//% if drops
+                                         const Chain& chain, const Dropout& dropout) {
+//% else
                                          const Chain& chain) {
+//% endif
     const int query = first_query + first + lane_index() % 4 * 2;
     sums[0] = sums[1] = {-infinity(), 0.0f, 0.0f};
 #pragma unroll 1
@@ -113,6 +117,10 @@ __device__ __forceinline__ void sum_rows(RowSum (&sums)[2], const WalkedRows<Ele
         float s[4], d_p[4];
         multiply_rows<kHeadDim>(s, rows.k, first_key, rows.q, first);
         multiply_rows<kHeadDimV>(d_p, rows.v, first_key, rows.d_out, first);
+//% if drops
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d_p[e] *= keep_factor(dropout, query + e % 2, first_key + lane_index() / 4 + e / 2 * 8);
+//% endif
 //% if changes
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[e] = changed_score(s[e], query + e % 2, first_key + lane_index() / 4 + e / 2 * 8, chain);
@@ -153,7 +161,12 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
 #pragma unroll 1
     for (int first = warp_index() * 8; first < (huge ? kRows : min(kRows, queries)); first += kThreads / 4) {
         RowSum sums[2];
-//% if heads
+//% if heads and drops
+        const auto of_this = of_head(chain, batch, head);
+        sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, of_this, Dropout::of(p, batch, head));
+//% elif drops
+        sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, chain, Dropout::of(p, batch, head));
+//% elif heads
         sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, of_head(chain, batch, head));
 //% else
         sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, chain);

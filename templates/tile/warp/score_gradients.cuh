@@ -64,9 +64,16 @@ __device__ __forceinline__ void exponentiate(float (&s)[kRowTiles][kTiles][4], f
 
 //% endif
 // dS = P * (dP - row_delta), in the place of dP. Not scaled: the sums over dS are, once.
+//% if drops
+// scale: of dP.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4], const float (&P)[kRowTiles][kTiles][4],
+                                              SharedAddress row_delta, float scale) {
+//% else
 template <int kRowTiles, int kTiles>
 __device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4], const float (&P)[kRowTiles][kTiles][4],
                                               SharedAddress row_delta) {
+//% endif
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
         float delta[2];
@@ -74,7 +81,11 @@ __device__ __forceinline__ void differentiate(float (&dp)[kRowTiles][kTiles][4],
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
+//% if drops
+            for (int e = 0; e < 4; ++e) dp[i][j][e] = P[i][j][e] * fmaf(dp[i][j][e], scale, -delta[e % 2]);
+//% else
             for (int e = 0; e < 4; ++e) dp[i][j][e] = P[i][j][e] * (dp[i][j][e] - delta[e % 2]);
+//% endif
     }
 }
 

@@ -31,6 +31,9 @@ struct ForwardConsumer {
     SharedAddress current = 0, finished = 0;  // slots of the current work tile, and of the one whose O is to be stored
     int first_query, k_block, lowest_block;   // of the current work tile
     Chain chain;                              // of its sequence
+//% if drops
+    Dropout dropout;                          // of its head, the first one under PackGQA
+//% endif
     // K blocks that this consumer's rows see, for the mask alone: every consumer visits all blocks of the work tile, as the turns of
     // ping-pong scheduling and the releases of K and V must match in number.
     Blocks own_blocks;
@@ -149,6 +152,9 @@ struct ForwardConsumer {
 //% else
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
 //% endif
+//% if drops
+        drop<kPackGqa>(P_made, dropout, first_query * kPackGqa + warp_row(), k_block * kBlockKv);
+//% endif
     }
 //% if changes
     using Position = ScorePosition<false, kPackGqa>;
@@ -197,16 +203,21 @@ struct ForwardConsumer {
 //% else
         chain = work.chain(p);
 //% endif
+//% if drops
+        dropout = Dropout::of(p, work.batch, work.first_head);
+//% endif
         own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
     }
     __device__ __forceinline__ void finish_tile() {
 //% if joins
-        const float* sinks = p.sinks + Work::load(current).first_head;
-        const int row = lane_index() / 4;
-        const float of_rows[2] = {sinks[row % kPackGqa], sinks[(row + 8) % kPackGqa]};
+        const int row = lane_index() / 4, head = Work::load(current).first_head;
+        const float of_rows[2] = {p.sinks[head + row % kPackGqa], p.sinks[head + (row + 8) % kPackGqa]};
         const PairStatistics statistics = softmax.finish(normalisers, of_rows, p.sinks_unit, p.ln2_lo);
 //% else
         const PairStatistics statistics = softmax.finish(normalisers);
+//% endif
+//% if drops
+        normalisers[0] *= p.dropout_scale, normalisers[1] *= p.dropout_scale;
 //% endif
         if (p.lse != nullptr) hand_statistics_over(statistics);
         finished = current;

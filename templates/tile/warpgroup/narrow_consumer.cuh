@@ -56,6 +56,14 @@ struct NarrowConsumer {
 //% if heads
         if (next.left > 0) chain = of_head(chain, work.batch, next.head(work, p));
 //% endif
+//% if drops
+        using Kept = KeptElements<1, kBlockQ / 8>;
+        Kept kept{};  // of the tile that is next
+        auto find_kept = [&] {
+            return Kept::of(Dropout::of(p, work.batch, next.head(work, p)), work.first_key + warp * 16, next.tile * kBlockQ);
+        };
+        if (next.left > 0) kept = find_kept();
+//% endif
         if (next.left > 0) consumer_wait(state);
 #pragma unroll 1
         while (next.left > 0) {
@@ -96,11 +104,21 @@ struct NarrowConsumer {
 //% else
             exponentiate(S, p.scale_log2, stages.lse(state.stage));
 //% endif
+//% if drops
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) round_kept<Element>(P[step], S, 0, step, kept);
+//% else
             round_to_operand<Element>(P, S[0]);
+//% endif
 //% endif
             wgmma_wait_group<0>();
             launder(dP[0]);
+//% if drops
+            drop(dP, kept, 1.0f);  // differentiate scales it
+            differentiate(dP, S, stages.delta(state.stage), p.dropout_scale);
+//% else
             differentiate(dP, S, stages.delta(state.stage));
+//% endif
 //% if collects
             // A chain of its own: what this needs of it would take registers all the time.
             const auto own = of_head(Traits::make_chain(p, p.len_q, p.len_kv), work.batch, next.head(work, p));
@@ -148,6 +166,9 @@ struct NarrowConsumer {
             next.advance(work, p);
 //% if heads
             if (next.left > 0) chain = of_head(chain, work.batch, next.head(work, p));
+//% endif
+//% if drops
+            if (next.left > 0) kept = find_kept();  // while the product of dK is under way
 //% endif
             if (next.left > 0) consumer_wait(following);
             wgmma_wait_group<0>();

@@ -1,0 +1,81 @@
+"""Dropout: see flashgen/codegen/modifiers/dropout.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from flashgen.codegen.modifiers.dropout import keep_scale, limit_of
+
+from ..link import Link, Rows
+
+_WORD = 2**32 - 1
+_MULTIPLIERS, _INCREMENTS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)  # of Philox4x32
+_ROUNDS = 7
+
+
+class DropoutLink(Link):
+    """Zeroes elements of P, and divides the others by the probability that they are left. `seed`: int64, of no dimensions."""
+
+    def __init__(self, seed: Tensor, p: float) -> None:
+        self.seed, self.p = seed, p
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> Self:
+        """See Link."""
+        return cls(tensors["dropout_seed"], scalars["dropout_p"])
+
+    @classmethod
+    def drawn(cls, name: str, sizes: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """See Link."""
+        return torch.randint(-(2**63), 2**63 - 1, sizes, generator=generator, device=generator.device)
+
+    def kept(self, rows: Rows) -> Tensor | None:
+        """See Link."""
+        assert rows.heads is not None
+        heads = rows.batch * rows.heads_q + rows.heads
+        return kept_elements(self.seed, self.p, heads, rows.queries[:, None], rows.keys).float() * keep_scale(self.p)
+
+
+def kept_elements(seed: Tensor, p: float, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Which elements of P a dropout keeps: bool [n, rows, keys]. The arguments are those of `random_bits`."""
+    (limit, inverted), bits = limit_of(p), random_bits(seed, heads, queries, keys).to(torch.int16).view(torch.float16)
+    less = bits < torch.tensor(limit, device=bits.device).to(torch.int16).view(torch.float16)
+    return less if inverted else ~less
+
+
+def dropout_mask(seed: Tensor | None, p: float, batch: int, heads: int, len_q: int, len_kv: int, device: torch.device) -> Tensor:
+    """Which elements of P a call keeps: bool [batch, heads, len_q, len_kv]. All of them without a seed."""
+    kept = torch.ones(batch, heads, len_q, len_kv, dtype=torch.bool, device=device)
+    if seed is None:
+        return kept
+    queries, keys = torch.arange(len_q, device=device)[:, None], torch.arange(len_kv, device=device)[None]
+    for head, of_head in enumerate(kept.flatten(0, 1)):  # all at once would take many times the memory
+        of_head.copy_(kept_elements(seed, p, torch.full((1, 1), head, device=device), queries, keys)[0])
+    return kept
+
+
+def random_bits(seed: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """The 16 random bits of each element of P: int64 [n, rows, keys].
+
+    They are of Philox4x32 (Salmon et al. 2011) with 7 rounds. Its key is the seed, its counter tells elements apart by eights.
+
+    heads: [n, rows], counted over the whole batch; queries: [rows, 1]; keys: [1, keys]
+    """
+    counter = [keys // 16 * 4 + keys % 8 // 2, queries // 16 * 8 + queries % 8, heads[..., None], torch.zeros_like(keys)]
+    key = [seed & _WORD, seed >> 32 & _WORD]
+    for _ in range(_ROUNDS):
+        (high, low), (other_high, other_low) = (
+            ((product := counter[2 * i] * _MULTIPLIERS[i]) >> 32 & _WORD, product & _WORD) for i in range(2)
+        )
+        counter = [other_high ^ counter[1] ^ key[0], other_low, high ^ counter[3] ^ key[1], low]
+        key = [(part + more) & _WORD for part, more in zip(key, _INCREMENTS, strict=True)]
+    words = torch.stack(torch.broadcast_tensors(*counter))
+    which = (queries // 8 % 2 + keys // 8 % 2 * 2).expand(words.shape[1:])
+    return words.gather(0, which[None])[0] >> keys % 2 * 16 & 0xFFFF
+
+
+LINK = DropoutLink
