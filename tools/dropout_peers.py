@@ -5,8 +5,8 @@
 
 Needs a GPU. bf16, batch * length = 16384, length 4096, heads * head_dim = 2048, dropout_p 0.1, inputs from N(0, 1); gradients are those of
 q, k and v. A peer gets no time unless it drops as it should: where all P are the same and v is 1, out has a mean of 1 and a variance of
-p / (1 - p) / length. Milliseconds, medians of 9 rounds; the last columns are the best peer's time over flashgen's, and flashgen's over its
-own without dropout.
+p / (1 - p) / length, to 20 %, as some meet p to 2^-8. Milliseconds, medians of 9 rounds; the last columns are the best peer's time over
+flashgen's, and flashgen's over its own without dropout.
 """
 
 from __future__ import annotations
@@ -91,10 +91,11 @@ def measured(operation: str, head_dim: int, causal: bool) -> tuple[dict[str, flo
 
 def fault_of(attention: Attention, like: torch.Tensor) -> str:
     """What is wrong with how it drops; empty if nothing."""
-    out = attention(torch.zeros_like(like), torch.zeros_like(like), torch.ones_like(like), causal=False)[..., 0].float()
+    zeros, ones = (torch.full_like(like, value, dtype=torch.float16) for value in (0.0, 1.0))  # bf16 is too coarse beside 1
+    out = attention(zeros, zeros, ones, causal=False)[..., 0].float()
     mean, variance = float(out.mean()), float((out - 1).square().mean())
     wanted = P / (1 - P) / LENGTH
-    right = abs(mean - 1) < 0.002 and abs(variance / wanted - 1) < 0.1
+    right = abs(mean - 1) < 0.005 and abs(variance / wanted - 1) < 0.2
     return "" if right else f"out has a mean of {mean:.4f} and a variance of {variance:.3g}, not {wanted:.3g}"
 
 

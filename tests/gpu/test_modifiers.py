@@ -159,7 +159,7 @@ OTHER_VALUES: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", OTHER_VALUES.keys() - {"dropout"})
+@pytest.mark.parametrize("kind", [kind for kind in OTHER_VALUES if kind != "dropout"])
 def test_a_call_in_a_graph_is_the_eager_one(kind: str) -> None:
     q = torch.randn(2, 1000, 4, 64, device="cuda", dtype=torch.bfloat16)
     given = [OTHER_VALUES[kind](i) for i in (0, 1)]
@@ -193,6 +193,10 @@ def attention_with_mask(q: torch.Tensor, kept: torch.Tensor, p: float) -> torch.
     return out
 
 
+def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.float() - wanted.float()).detach().norm() / wanted.float().detach().norm())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_dropout_mask_is_that_of_both_passes(head_dim: int, dtype: torch.dtype) -> None:
@@ -201,8 +205,8 @@ def test_the_dropout_mask_is_that_of_both_passes(head_dim: int, dtype: torch.dty
     wanted = attention_with_mask(q, kept, 0.2)
     into = torch.randn_like(out)
     found, right = (torch.autograd.grad(one, q, into.to(one.dtype), retain_graph=True)[0] for one in (out, wanted))
-    assert float((out - wanted).detach().abs().max()) < 0.02
-    assert float((found - right).norm() / right.float().norm()) < 0.01
+    assert apart(out, wanted) < 0.01
+    assert apart(found, right) < 0.01
 
 
 def test_each_replay_drops_other_elements() -> None:
@@ -215,7 +219,7 @@ def test_each_replay_drops_other_elements() -> None:
     for _ in range(3):
         graph.replay()
         torch.cuda.synchronize()
-        assert float((out - attention_with_mask(q, kept, 0.3)).abs().max()) < 0.02
+        assert apart(out, attention_with_mask(q, kept, 0.3)) < 0.01
         found.append(kept.clone())
     assert len({int(mask.sum()) for mask in found}) > 1
 

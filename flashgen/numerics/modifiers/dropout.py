@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Self
 
@@ -43,7 +44,8 @@ class DropoutLink(Link):
 def kept_elements(seed: Tensor, p: float, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """Which elements of P a dropout keeps: bool [n, rows, keys]. The arguments are those of `random_bits`."""
     (limit, inverted), bits = limit_of(p), random_bits(seed, heads, queries, keys).to(torch.int16).view(torch.float16)
-    less = bits < torch.tensor(limit, device=bits.device).to(torch.int16).view(torch.float16)
+    (number,) = struct.unpack("e", struct.pack("H", limit))  # a tensor would have to be copied to the device, which no graph captures
+    less = bits < number
     return less if inverted else ~less
 
 
