@@ -252,7 +252,9 @@ def _pow(type: ScalarType, a: Expression, b: Expression) -> Expression | None:
         return square if exponent == 2 else apply("mul", square, a) if exponent == 3 else apply("div", one, square)
     if exponent in (0.5, -0.5):
         return apply("sqrt" if exponent > 0 else "rsqrt", a)
-    return {0: one, 1: a, -1: apply("div", one, a)}.get(exponent) if exponent is not None else None
+    if exponent in (0, 1):
+        return a if exponent == 1 else one
+    return apply("div", one, a) if exponent == -1 else None
 
 
 def _whole(type: ScalarType, a: Expression) -> Expression | None:

@@ -20,7 +20,9 @@ _LEAST = 2.0**-60  # constants that are multiplied with each other beforehand ar
 
 
 def derivative(tree: Expression, by: Expression) -> Expression:
-    """The derivative d tree / d by, an fp32 expression that shares its parts with the tree. `by`: SCORE, or a load of a floating-point tensor.
+    """The derivative d tree / d by, an fp32 expression that shares its parts with the tree.
+
+    by: SCORE, or a load of a floating-point tensor
 
     All loads of the same element are one node. Raises ArgumentError where one of both is not fp32, or `by` is neither score nor load.
     """
