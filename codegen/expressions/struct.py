@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .cxx import CXX_TYPES, printed
-from .tree import BOOL, INPUTS, Expression, loads_of, numbers_of
+from .tree import BOOL, INPUTS, Expression, depends_on, loads_of, numbers_of
 
 _ELEMENTS = {
     **{"bf16": "Bf16", "fp16": "Fp16", "fp32": "float", "int8": "signed char", "uint8": "unsigned char", "int16": "short"},
@@ -14,7 +14,7 @@ _ELEMENTS = {
 
 
 def struct_of(name: str, functions: Mapping[str, Expression]) -> str:
-    """A struct with a member function for each expression, of (score, batch, head, query, key), and without the score for a bool.
+    """A struct with a member function for each expression, of (score, batch, head, query, key), and without the score for a condition.
 
     Its fields are the numbers and the captured tensors, sorted by name; those of tensors are of CapturedTensor in
     templates/tile/common/expressions.cuh.
@@ -34,8 +34,13 @@ def by_number(name: str) -> tuple[str, int]:
     return name[:1], int(name[1:])
 
 
+def parameters_of(tree: Expression) -> list[str]:
+    """What the function of an expression is given: the inputs, a condition the score only if it asks for it."""
+    return [each for each in INPUTS if each != "score" or tree.type is not BOOL or each in depends_on(tree)]
+
+
 def _function(name: str, tree: Expression) -> list[str]:
-    inputs = [each for each in INPUTS if each != "score" or tree.type is not BOOL]
+    inputs = parameters_of(tree)
     parameters = ", ".join(f"{CXX_TYPES[INPUTS[each]]} {each}" for each in inputs)
     body = printed([tree])
     return [

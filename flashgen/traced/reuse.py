@@ -65,10 +65,9 @@ class _KeptTrace:
     def numbers_in(self, values: Sequence[Any]) -> dict[str, int | float] | None:
         """The numbers of slots with these values; None where one has another type than in the trace, or is too large."""
         numbers: dict[str, int | float] = {}
-        value: Any
         for name, formula, kind, is_int in self.numbers:
             try:
-                value = value_of(formula, values)
+                value: Any = value_of(formula, values)
             except ArithmeticError:
                 return None
             if type(value) is not kind or (is_int and not -NUMBER_LIMIT <= value <= NUMBER_LIMIT):
