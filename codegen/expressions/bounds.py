@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .tree import BITS, BOOL, INT32, LOADED_AS, Expression, ScalarType, nodes_of
 
-POSITION_LIMIT = 2**29
-"""Batches, heads, queries and keys are below this."""
+INPUT_LIMITS = {"batch": 2**24, "head": 2**24, "query": 2**29, "key": 2**29}
+"""Batches, heads, queries and keys are below these, or a kernel may compute something else."""
 NUMBER_LIMIT = 2**30
 """Run-time integers are from -NUMBER_LIMIT to NUMBER_LIMIT: others are constants."""
 
@@ -37,7 +37,7 @@ def exact_range(node: Expression, ranges: dict[Expression, Range]) -> Range:
     operands = [ranges.get(operand, whole) for operand in node.operands]
     match node.operation:
         case "input":
-            return 0, POSITION_LIMIT - 1
+            return 0, INPUT_LIMITS[node.value] - 1
         case "constant":
             return node.value, node.value
         case "number":

@@ -233,6 +233,10 @@ def _where(type: ScalarType, condition: Expression, a: Expression, b: Expression
         return b
     if condition.operation == "not":
         return apply("where", condition.operands[0], b, a)
+    if condition.operation in ("eq", "ne", "le", "lt") and (condition.operands[0].type is not FLOAT32 or condition.operation == "ne"):
+        opposite = apply("not", condition)
+        if (opposite.operation, opposite.sort_key) < (condition.operation, condition.sort_key):
+            return apply("where", opposite, b, a)
     if type is BOOL:
         both = apply("and", condition, a), apply("and", apply("not", condition), b)
         return apply("or", *both) if _value(a) is not None or _value(b) is not None else None

@@ -16,7 +16,21 @@ from typing import NoReturn
 from flashgen.codegen.errors import ArgumentError, shown
 
 from .build import apply
-from .tree import BOOL, FLOAT32, INPUTS, INT32, INT64, Expression, ScalarType, constant, input_node, load, nodes_of, number, to_float32
+from .tree import (
+    BOOL,
+    FLOAT32,
+    INPUTS,
+    INT32,
+    INT64,
+    Expression,
+    ScalarType,
+    constant,
+    input_node,
+    load_node,
+    nodes_of,
+    number_node,
+    to_float32,
+)
 
 _DEEPEST = 40  # levels of parentheses
 
@@ -144,9 +158,9 @@ class _Parser:
         if self._peek() == ":":
             kind = self._suffix()
             if self._peek() != "[":
-                return number(word, ScalarType(kind))
+                return number_node(word, ScalarType(kind))
             self._next()
-            return load(word, kind, self._list("]"))
+            return load_node(word, kind, self._list("]"))
         self._expect("(")
         return apply(word, *self._list(")"))
 

@@ -146,14 +146,14 @@ def constant(value: bool | int | float, type: ScalarType) -> Expression:
     return node("constant", type, (), int(value))
 
 
-def number(name: str, type: ScalarType) -> Expression:
+def number_node(name: str, type: ScalarType) -> Expression:
     """A number that is known when a kernel is launched: fp32, or int32 from -NUMBER_LIMIT to NUMBER_LIMIT."""
     if type not in (INT32, FLOAT32):
         raise choice_error("type of a number", type, (INT32, FLOAT32))
     return node("number", type, (), name)
 
 
-def load(tensor: str, dtype: str, indices: tuple[Expression, ...]) -> Expression:
+def load_node(tensor: str, dtype: str, indices: tuple[Expression, ...]) -> Expression:
     """An element of a captured tensor of a dtype of LOADED_AS. A negative index counts from the end, as in PyTorch.
 
     Raises ArgumentError for more than MAX_RANK indices, or one that is no integer.
@@ -218,5 +218,5 @@ def rewritten(trees: Iterable[Expression], change: Callable[[Expression, tuple[E
 def renamed_leaf(leaf: Expression, names: Mapping[str, str], operands: tuple[Expression, ...]) -> Expression:
     """A number or a load with another name, and with other indices."""
     if leaf.operation == "number":
-        return number(names.get(leaf.value, leaf.value), leaf.type)
-    return load(names.get(leaf.value.tensor, leaf.value.tensor), leaf.value.dtype, operands)
+        return number_node(names.get(leaf.value, leaf.value), leaf.type)
+    return load_node(names.get(leaf.value.tensor, leaf.value.tensor), leaf.value.dtype, operands)

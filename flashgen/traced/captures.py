@@ -41,6 +41,7 @@ class Captures:
         self.wants_restart = False
         self._paths: list[Path] = []
         self._stand_ins: list[Any] = []
+        self._containers: list[tuple[int, Any, Any]] = []
         self._known: dict[tuple[int, Reader, Any], Any] = {}
 
     def root(self, function: Callable[..., Any]) -> Any:
@@ -76,6 +77,13 @@ class Captures:
         """The function changes what it captures."""
         self.has_effects = True
         self._refuse("not change what it captures", f"a change of an object of type {type(self.values[slot]).__qualname__}")
+
+    def require_unchanged(self) -> None:
+        """Refuses a function that has changed a captured list or dict, of which it has had a copy."""
+        for slot, now, before in self._containers:
+            pairs = (now.items(), before.items()) if type(now) is dict else (enumerate(now), enumerate(before))
+            if len(now) != len(before) or any(a[0] != b[0] or a[1] is not b[1] for a, b in zip(*pairs, strict=True)):
+                self.refuse_change(slot)
 
     def make_opaque(self, slot: int) -> NoReturn:
         """Something is done with this value that its stand-in cannot do."""
@@ -177,12 +185,16 @@ class Captures:
             keys = list(value)
             return (
                 lambda new, slots: type(new) is dict and list(new) == keys,
-                lambda index: {key: self.captured(index, read_item, key) for key in keys},
+                lambda index: self._container(index, {key: self.captured(index, read_item, key) for key in keys}),
             )
         return (
             lambda new, slots: type(new) is kind and len(new) == length,
-            lambda index: kind(self.captured(index, read_item, item) for item in range(length)),
+            lambda index: self._container(index, kind(self.captured(index, read_item, item) for item in range(length))),
         )
+
+    def _container(self, index: int, made: Any) -> Any:
+        self._containers.append((index, made, made.copy() if type(made) is dict else tuple(made)))
+        return made
 
     def _function_kind(self, value: FunctionType) -> tuple[Guard, Callable[[int], Any] | None]:
         code, scan = value.__code__, scanned(value.__code__)

@@ -39,7 +39,7 @@ class _KeptTrace:
     tree: Expression
     steps: tuple[tuple[int, Callable[[Any, Any], Any], Any, Callable[[Any, Sequence[Any]], bool]], ...]
     tensors: tuple[tuple[str, int], ...]
-    numbers: tuple[tuple[str, Any, type, bool], ...]  # name, formula, the type of what it gives, whether the tree has it as an integer
+    numbers: tuple[tuple[str, Any, type[Any], bool], ...]  # name, formula, the type of what it gives, whether the tree has it as an integer
 
     @classmethod
     def of(cls, made: Trace) -> _KeptTrace:
@@ -70,7 +70,8 @@ class _KeptTrace:
                 value: Any = value_of(formula, values)
             except ArithmeticError:
                 return None
-            if type(value) is not kind or (is_int and not -NUMBER_LIMIT <= value <= NUMBER_LIMIT):
+            fits = not is_int or -NUMBER_LIMIT <= value <= NUMBER_LIMIT
+            if not fits or type(value) is not kind:
                 return None
             numbers[name] = value if is_int else to_float32(value)
         return numbers

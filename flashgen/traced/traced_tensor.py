@@ -58,6 +58,9 @@ class TracedTensor(torch.Tensor):
         made.traced = traced
         return made
 
+    def __iter__(self) -> Any:
+        return iter(self.unbind())
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         raise ArgumentError("score_mod and mask_mod must not keep their arguments: they stand for tensors in the call alone")

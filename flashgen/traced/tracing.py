@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -11,7 +13,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from flashgen.codegen.errors import ArgumentError, choice_error, shown
-from flashgen.codegen.expressions.bounds import NUMBER_LIMIT
+from flashgen.codegen.expressions.bounds import NUMBER_LIMIT, ranges_of
+from flashgen.codegen.expressions.build import apply, less
+from flashgen.codegen.expressions.linear import is_exact
 from flashgen.codegen.expressions.tree import (
     FLOAT32,
     INPUTS,
@@ -22,8 +26,8 @@ from flashgen.codegen.expressions.tree import (
     ScalarType,
     constant,
     input_node,
-    load,
-    number,
+    load_node,
+    number_node,
 )
 
 from .captured_number import CapturedNumber, Formula, is_captured, parts_of, slots_of
@@ -40,14 +44,16 @@ _MOST_TRACES = 200
 _CURES = {
     "bool": "branch on a tensor in Python, by if, and, or, not, min or a chain of comparisons: use torch.where, &, |, ~ or torch.minimum",
     "index": "use a tensor as a Python integer, as range or a list's index do: capture a tensor and index it, or use a captured number",
-    "iter": "loop over a tensor",
+    "iter": "loop over a tensor: loop over a range of captured numbers, and index",
     "array": "give tensors to NumPy: use the functions of torch",
     "item": "read a tensor's value by item() or tolist(): compute with the tensor itself",
 }
+_SUMS = {operator.neg: "neg", operator.add: "add", operator.sub: "add"}
+_log = logging.getLogger("flashgen")
 _CURES |= dict.fromkeys(
     ("int", "float", "complex"), "make a Python number of a tensor, as math and int() do: use torch's functions, or .to(dtype)"
 )
-_CURES |= {"tolist": _CURES["item"], "numpy": _CURES["array"], "len": _CURES["iter"], "contains": _CURES["bool"]}
+_CURES |= {"tolist": _CURES["item"], "numpy": _CURES["array"], "len": _CURES["iter"], "contains": _CURES["bool"], "unbind": _CURES["iter"]}
 
 
 @dataclass(frozen=True)
@@ -87,10 +93,11 @@ def trace(function: Callable[..., Any], argument: str) -> Trace:
                 return done
         except Restart:
             continue
-        except Exception:
+        except Exception as error:
             if treatment.all_opaque or run.captures.has_effects:
                 raise
             # Stand-ins of captured values may be to blame: they are given up one after the other.
+            _log.debug("%s is traced again with fewer stand-ins: %r", argument, error)
             treatment = replace(treatment, all_constants=True, all_opaque=treatment.all_constants)
     raise ArgumentError(f"{argument} must read the same captured values whenever it is called; got {shown(function)}, which does not")
 
@@ -116,6 +123,7 @@ class _Run(TorchFunctionMode):
         with self:
             returned = stand_in(*given)
             tree = self._result(returned)
+        self.captures.require_unchanged()
         slots, values = tuple(self.captures.slots), tuple(self.captures.values)
         numbers = {name: formula for (formula, _), name in self._numbers.items()}
         return Trace(tree, slots, values, self._tensors, numbers, self.captures.is_open, self._met)
@@ -127,11 +135,31 @@ class _Run(TorchFunctionMode):
     def number(self, given: CapturedNumber, type: ScalarType) -> Expression:
         """See Context. An integer that is too large for a number is a constant from the next trace on."""
         formula, value = parts_of(given)
+        if type is INT32:
+            written = self._written(formula)
+            if written is not None and is_exact(written, ranges_of(written)):
+                return written
+        return self._leaf(formula, value, type)
+
+    def _written(self, formula: Formula) -> Expression | None:
+        """A sum of integers as an expression: so `-n` and `n + 1` are no other numbers, and `q - k >= -n` is `k - q <= n`."""
+        head, *rest = formula
+        if head == "slot":
+            value = self.captures.values[rest[0]]
+            return self._leaf(formula, value, INT32) if type(value) is int else None
+        if head == "constant":
+            return constant(rest[0], INT32) if type(rest[0]) is int and abs(rest[0]) <= NUMBER_LIMIT else None
+        parts = [self._written(each) for each in rest]
+        if head in _SUMS and None not in parts:
+            return apply(_SUMS[head], *parts) if head is not operator.sub else less(*parts)  # type: ignore[arg-type]
+        return None
+
+    def _leaf(self, formula: Formula, value: Any, type: ScalarType) -> Expression:
         if type is INT32 and not -NUMBER_LIMIT <= value <= NUMBER_LIMIT:
             self.captures.make_constant(slots_of(formula))
             raise Restart
         name = self._numbers.setdefault((formula, type), f"{self._argument}.n{len(self._numbers)}")
-        return number(name, type)
+        return number_node(name, type)
 
     def tensor(self, tensor: torch.Tensor, slot: int) -> TracedTensor:
         """See TensorStandIns."""
@@ -152,7 +180,7 @@ class _Run(TorchFunctionMode):
             return partial
         stored = STORED[partial.dtype]
         dtype = torch.float32 if LOADED_AS[stored] is FLOAT32 else partial.dtype
-        return Scalar(load(partial.name, stored, partial.indices), dtype)
+        return Scalar(load_node(partial.name, stored, partial.indices), dtype)
 
     def _check_signature(self, function: Callable[..., Any]) -> None:
         wanted = ARGUMENTS[self._argument]
@@ -189,7 +217,7 @@ class _Run(TorchFunctionMode):
             return TracedTensor(self._indexed(*args))
         if plain in ("size", "dim", "ndimension", "numel", "is_floating_point", "len") and isinstance(args[0], torch.Tensor):
             return self._about(plain, *args, **kwargs)
-        if (name.startswith("__") and plain in _CURES) or name in ("item", "tolist", "numpy"):
+        if (name.startswith("__") and plain in _CURES) or name in ("item", "tolist", "numpy", "unbind"):
             self.refuse(f"not {_CURES[plain]}", f"a call of {name}")
         if name == "__repr__" or name == "__format__":
             return "a tensor of a traced function"

@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 
 from flashgen.codegen.expressions.build import apply
-from flashgen.codegen.expressions.tree import BOOL, FLOAT32, INT32, INT64, INPUTS, Expression, ScalarType, constant, input_node, load, number
+from flashgen.codegen.expressions.tree import (
+    BOOL,
+    FLOAT32,
+    INPUTS,
+    INT32,
+    INT64,
+    Expression,
+    ScalarType,
+    constant,
+    input_node,
+    load_node,
+    number_node,
+)
 from flashgen.traced.evaluation import evaluated
 
 TENSORS = {"t0": ("fp32", 7), "t1": ("int32", 5), "t2": ("int64", 6), "t3": ("bool", 4), "t4": ("uint8", 3), "t5": ("bf16", 5)}
@@ -53,16 +65,22 @@ class RandomTrees:
                 forms = [("and", BOOL, BOOL), ("or", BOOL, BOOL), ("xor", BOOL, BOOL), ("not", BOOL), ("where", BOOL, BOOL, BOOL)]
                 name, *kinds = self._random.choice([*forms, (self._random.choice(names), kind, kind)])
             case ScalarType.FLOAT32:
-                pairs = [(each, type, type) for each in ("add", "mul", "div", "min", "max", "floor_div", "mod", "add", "mul")]
-                single = [(each, type) for each in ("neg", "abs", "sign", "floor", "ceil", "round", "trunc", "neg", "sqrt")]
-                casts = [("float32", each) for each in (BOOL, INT32, INT64)]
+                pairs: list[tuple[str, ...]] = [
+                    (each, type, type) for each in ("add", "mul", "div", "min", "max", "floor_div", "mod", "add", "mul")
+                ]
+                single: list[tuple[str, ...]] = [
+                    (each, type) for each in ("neg", "abs", "sign", "floor", "ceil", "round", "trunc", "neg", "sqrt")
+                ]
+                casts: list[tuple[str, ...]] = [("float32", each) for each in (BOOL, INT32, INT64)]
                 name, *kinds = self._random.choice([*pairs, *single, *casts, ("where", BOOL, type, type)])
             case _:
                 if self._random.random() < 0.2:
                     divisor = Written(constant(self._random.choice(_DIVISORS), type))
                     return self._applied(self._random.choice(("floor_div", "mod")), same(), divisor)
                 if self._random.random() < 0.1:
-                    return self._applied(self._random.choice(("shift_left", "shift_right")), same(), Written(constant(self._random.choice((0, 3, 31)), type)))
+                    return self._applied(
+                        self._random.choice(("shift_left", "shift_right")), same(), Written(constant(self._random.choice((0, 3, 31)), type))
+                    )
                 pairs = [(each, type, type) for each in ("add", "mul", "min", "max", "and", "or", "xor", "add", "mul")]
                 single = [(each, type) for each in ("neg", "abs", "sign", "not", "neg")]
                 casts = [(type.value, each) for each in (BOOL, INT64 if type is INT32 else INT32)]
@@ -78,12 +96,12 @@ class RandomTrees:
             value = self._random.choice(_FLOATS) if type is FLOAT32 else self._random.choice(_INTEGERS)
             return constant(bool(value) if type is BOOL else value, type)
         if choice < 0.5 and type in NUMBERS.values():
-            return number(next(name for name, kind in NUMBERS.items() if kind is type), type)
+            return number_node(next(name for name, kind in NUMBERS.items() if kind is type), type)
         if choice < 0.65 or type in (BOOL, INT64):
             name = self._random.choice(_LOADED[type])
             dtype, size = TENSORS[name]
             position = input_node(self._random.choice(("batch", "head", "query", "key")))
-            return load(name, dtype, (apply("mod", position, constant(size, INT32)),))
+            return load_node(name, dtype, (apply("mod", position, constant(size, INT32)),))
         names = [name for name, kind in INPUTS.items() if kind is type]
         return input_node(self._random.choice(names))
 

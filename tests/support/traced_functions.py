@@ -220,7 +220,9 @@ def ends(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
 
 @_score
 def remainders(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-    return score + (q - k) % 5 + (q - k) // 3 + torch.remainder(q - k, -4) + torch.floor_divide(k, 6) + (score % 1.75) + q / 7 + 3 // (k + 1)
+    return (
+        score + (q - k) % 5 + (q - k) // 3 + torch.remainder(q - k, -4) + torch.floor_divide(k, 6) + (score % 1.75) + q / 7 + 3 // (k + 1)
+    )
 
 
 @_rough

@@ -69,14 +69,17 @@ class CxxValues:
             lines.append(f"s.{tensor}.first = reinterpret_cast<decltype(s.{tensor}.first)>(tensors[{i}]);")
             lines += [f"s.{tensor}.sizes[{d}] = sizes[{i * 4 + d}], s.{tensor}.strides[{d}] = strides[{i * 4 + d}];" for d in range(rank)]
         given = [f"{each}[i]" for each in parameters_of(tree)]
-        return f"""extern "C" void {name}_{function}(const float* score, const int* batch, const int* head, const int* query, const int* key,
+        return f"""extern "C" void {name}_{function}(
+    const float* score, const int* batch, const int* head, const int* query, const int* key,
     const double* numbers, void* const* tensors, const i64* sizes, const i64* strides, double* result, int count) {{
     Struct_{name} s;
     {" ".join(lines)}
     for (int i = 0; i < count; ++i) result[i] = s.{function}({", ".join(given)});
 }}"""
 
-    def __call__(self, name: str, function: str, inputs: Mapping[str, Tensor], tensors: Sequence[Tensor], numbers: Sequence[float]) -> Tensor:
+    def __call__(
+        self, name: str, function: str, inputs: Mapping[str, Tensor], tensors: Sequence[Tensor], numbers: Sequence[float]
+    ) -> Tensor:
         """The values; `tensors` and `numbers` in the order of their names."""
         arrays = [np.ascontiguousarray(inputs[each].numpy()) for each in INPUTS]
         tensors = [tensor.detach() for tensor in tensors]

@@ -50,6 +50,7 @@ __device__ __forceinline__ float floor_div(float a, float b) {
     const float rest = fmodf(a, b);
     float quotient = (a - rest) / b;
     if (rest != 0.0f && (rest < 0.0f) != (b < 0.0f)) quotient -= 1.0f;
+    if (quotient == 0.0f) return copysignf(0.0f, a / b);
     const float floored = floorf(quotient);
     return quotient - floored > 0.5f ? floored + 1.0f : floored;
 }
