@@ -124,10 +124,13 @@ def input_node(name: str) -> Expression:
 SCORE, BATCH, HEAD, QUERY, KEY = map(input_node, INPUTS)
 
 
+_FP32 = struct.Struct("f")
+
+
 def to_float32(value: float) -> float:
     """Rounded to fp32: what is too large becomes infinite, as in PyTorch."""
     try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
+        return _FP32.unpack(_FP32.pack(value))[0]  # type: ignore[no-any-return]
     except OverflowError:
         return math.inf if value > 0 else -math.inf
 

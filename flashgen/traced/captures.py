@@ -41,12 +41,18 @@ class Captures:
         self.wants_restart = False
         self._paths: list[Path] = []
         self._stand_ins: list[Any] = []
+        self._tensor_slots: dict[int, int] = {}
         self._containers: list[tuple[int, Any, Any]] = []
         self._known: dict[tuple[int, Reader, Any], Any] = {}
 
     def root(self, function: Callable[..., Any]) -> Any:
         """The stand-in of the function that is traced."""
-        return self._stand_in(function, -1, read_attribute, None)
+        if not self.treatment.is_opaque:
+            return self._stand_in(function, -1, read_attribute, None)
+        self.is_open = True
+        self.slots.append(Slot(-1, read_attribute, None, lambda new, slots: False))
+        self.values.append(function)
+        return function
 
     def captured(self, owner: int, read: Reader, key: Any) -> Any:
         """The stand-in of what is read of a slot's value. Of a cell, global or attribute that is not there, MISSING."""
@@ -85,17 +91,16 @@ class Captures:
             if len(now) != len(before) or any(a[0] != b[0] or a[1] is not b[1] for a, b in zip(*pairs, strict=True)):
                 self.refuse_change(slot)
 
-    def make_opaque(self, slot: int) -> NoReturn:
-        """Something is done with this value that its stand-in cannot do."""
-        self.treatment.opaque.add(self._paths[slot])
+    def make_opaque(self) -> NoReturn:
+        """Something is done with a captured value that no stand-in can do."""
+        self.treatment.is_opaque = True
         self.restart()
 
     def _stand_in(self, value: Any, parent: int, read: Reader, key: Any) -> Any:
         path = () if parent < 0 else (*self._paths[parent], (read, key))
         index = len(self.slots)
         if index >= _MOST_SLOTS:
-            self.treatment.all_opaque = True
-            self.restart()
+            self.make_opaque()
         self.slots.append(Slot(parent, read, key, lambda value, slots: True))
         self.values.append(value)
         self._paths.append(path)
@@ -112,19 +117,15 @@ class Captures:
         kind = type(value)
         if kind in (int, float):
             return self._number_kind(value, path)
-        if isinstance(value, torch.Tensor) and not self.treatment.all_opaque:
-            return self._tensor_kind(value, path)
+        if isinstance(value, torch.Tensor):
+            return self._tensor_kind(value, index, path)
         if value is MISSING or value is None or kind in (bool, str, bytes, torch.dtype, torch.device, type(...)):
             return (lambda new, slots: type(new) is kind and new == value), None
         if isinstance(value, (enum.Enum, enum.EnumMeta)) or is_library_function(value):
             return (lambda new, slots: new is value), None
-        if isinstance(value, BuiltinFunctionType):
-            return self._open(), None  # such as time.time, or a method of an object
-        if self.treatment.all_opaque or path in self.treatment.opaque:
-            return self._open(), None
         before = self._ancestor(value, index)
-        if before is not None and kind in (tuple, list, dict):
-            return self._open(), None
+        if isinstance(value, BuiltinFunctionType) or (before is not None and kind in (tuple, list, dict)):
+            self.make_opaque()  # such as time.time, or a method of an object; a list that has itself
         if before is not None:
             return (lambda new, slots: new is slots[before]), lambda index: self._stand_ins[before]
         if kind in (tuple, list, dict):
@@ -140,10 +141,6 @@ class Captures:
             return (lambda new, slots: new is value), self._object
         return (lambda new, slots: type(new) is kind), self._object
 
-    def _open(self) -> Guard:
-        self.is_open = True
-        return lambda new, slots: False
-
     def _ancestor(self, value: Any, index: int) -> int | None:
         """The slot of the same object on the way here: a function that names itself, the object of a method."""
         parent = self.slots[index].parent
@@ -156,7 +153,7 @@ class Captures:
     def _number_kind(self, value: int | float, path: Path) -> tuple[Guard, Callable[[int], Any] | None]:
         kind, treatment = type(value), self.treatment
         fits = kind is float or -NUMBER_LIMIT <= value <= NUMBER_LIMIT
-        if not fits or treatment.all_constants or treatment.all_opaque or path in treatment.constants:
+        if not fits or treatment.all_constants or path in treatment.constants:
             sign = math.copysign(1.0, value) if kind is float else 0.0
             if value != value:
                 return (lambda new, slots: type(new) is float and new != new), None
@@ -166,7 +163,10 @@ class Captures:
             return (lambda new, slots: type(new) is float), make
         return (lambda new, slots: type(new) is int and -NUMBER_LIMIT <= new <= NUMBER_LIMIT), make
 
-    def _tensor_kind(self, value: torch.Tensor, path: Path) -> tuple[Guard, Callable[[int], Any]]:
+    def _tensor_kind(self, value: torch.Tensor, index: int, path: Path) -> tuple[Guard, Callable[[int], Any]]:
+        same = self._tensor_slots.setdefault(id(value), index)
+        if same != index:  # of two functions that use one tensor, say
+            return (lambda new, slots: new is slots[same]), lambda index: self._stand_ins[same]
         kind, dtype, dimensions = type(value), value.dtype, value.dim()
 
         def guard(new: Any, slots: Sequence[Any]) -> bool:
@@ -180,7 +180,7 @@ class Captures:
     def _container_kind(self, value: Any) -> tuple[Guard, Callable[[int], Any] | None]:
         kind, length = type(value), len(value)
         if length > _MOST_ITEMS or (kind is dict and not all(type(key) in (str, int) for key in value)):
-            return self._open(), None
+            self.make_opaque()
         if kind is dict:
             keys = list(value)
             return (
@@ -202,13 +202,7 @@ class Captures:
             self.has_effects = True
             self._refuse("not assign to variables that it captures", f"{value.__qualname__}, which assigns to {', '.join(scan.assigned)}")
         if scan.opaque:
-            return self._open(), None
-        if value.__defaults__ is None and value.__kwdefaults__ is None:
-            return (
-                lambda new, slots: (
-                    type(new) is FunctionType and new.__code__ is code and new.__defaults__ is None and new.__kwdefaults__ is None
-                )
-            ), self._function
+            self.make_opaque()
         return (lambda new, slots: type(new) is FunctionType and new.__code__ is code), self._function
 
     def _function(self, index: int) -> FunctionType:

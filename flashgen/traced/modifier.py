@@ -98,13 +98,22 @@ class ModifierInCall(NamedTuple):
 _SCORES, _MASKS = TraceCache("score_mod"), TraceCache("mask_mod")
 
 
+class _Joined(NamedTuple):
+    """A modifier, and where its tensors and numbers are among those of its functions, one function's after the other's."""
+
+    modifier: TracedModifier
+    tensors: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
 @lru_cache(maxsize=2**10)
-def _numbered(score: Expression | None, mask: Expression | None) -> tuple[TracedModifier, tuple[str, ...], tuple[str, ...]]:
-    """The modifier of two trees, and the former names of its numbers and tensors."""
+def _joined(score: Expression | None, mask: Expression | None, tensor_names: tuple[str, ...], number_names: tuple[str, ...]) -> _Joined:
+    """The modifier of two trees, whose tensors and numbers have these names."""
     done = numbered([tree for tree in (score, mask) if tree is not None])
     trees = iter(done.trees)
     modifier = TracedModifier(None if score is None else next(trees), None if mask is None else next(trees))
-    return _kept(modifier), done.numbers, done.tensors
+    indices = tuple(tensor_names.index(name) for name in done.tensors), tuple(number_names.index(name) for name in done.numbers)
+    return _Joined(_kept(modifier), *indices)
 
 
 @lru_cache(maxsize=2**10)
@@ -127,14 +136,15 @@ def modifier_in_call(score_mod: ModFunction | CompiledModifier | None = None, ma
     mask = None if mask_mod is None else _MASKS.read(mask_mod)
     if score is None and mask is None:
         raise ArgumentError("score_mod must be a function where mask_mod is None; got None")
-    modifier, numbers, tensors = _numbered(score and score.tree, mask and mask.tree)
-    given_tensors: dict[str, Tensor] = {}
-    given_numbers: dict[str, int | float] = {}
-    for reading in (score, mask):
-        if reading is not None:
-            given_tensors |= reading.tensors
-            given_numbers |= reading.numbers
-    return ModifierInCall(modifier, tuple([given_tensors[name] for name in tensors]), tuple([given_numbers[name] for name in numbers]))
+    if score is None or mask is None:
+        tree, tensor_names, number_names, tensors, numbers = score or mask  # type: ignore[misc]
+        joined = _joined(*((None, tree) if score is None else (tree, None)), tensor_names, number_names)
+    else:
+        tensors, numbers = score.tensors + mask.tensors, score.numbers + mask.numbers
+        tensor_names, number_names = score.tensor_names + mask.tensor_names, score.number_names + mask.number_names
+        joined = _joined(score.tree, mask.tree, tensor_names, number_names)
+    modifier, of_tensors, of_numbers = joined
+    return ModifierInCall(modifier, tuple([tensors[i] for i in of_tensors]), tuple([numbers[i] for i in of_numbers]))
 
 
 class CompiledModifier:

@@ -18,7 +18,7 @@ class ReadsSlots(Protocol):
     def captured(self, owner: int, read: Reader, key: Any) -> Any:
         """The stand-in of what is read of a slot's value."""
 
-    def make_opaque(self, slot: int) -> NoReturn:
+    def make_opaque(self) -> NoReturn:
         """The value itself is needed."""
 
     def refuse_change(self, slot: int) -> NoReturn:
@@ -39,7 +39,7 @@ class ObjectStandIn:
         if name == "__class__":
             return type(captures.values[slot])
         found = captures.captured(slot, read_attribute, name)
-        return captures.make_opaque(slot) if found is MISSING else found
+        return captures.make_opaque() if found is MISSING else found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """By the `__call__` of its class, if that is a function."""
@@ -47,7 +47,7 @@ class ObjectStandIn:
         value = captures.values[slot]
         is_library = isinstance(value, (type, ModuleType, torch.nn.Module))
         if is_library or type(getattr(type(value), "__call__", None)) is not FunctionType:  # noqa: B004 (which function it is)
-            captures.make_opaque(slot)
+            captures.make_opaque()
         return captures.captured(slot, read_call, None)(self, *args, **kwargs)
 
 
@@ -56,8 +56,7 @@ def _fields(stand_in: ObjectStandIn) -> tuple[ReadsSlots, int]:
 
 
 def _needs_object(self: ObjectStandIn, *args: Any) -> NoReturn:
-    captures, slot = _fields(self)
-    captures.make_opaque(slot)
+    _fields(self)[0].make_opaque()
 
 
 def _changes_object(self: ObjectStandIn, *args: Any) -> NoReturn:

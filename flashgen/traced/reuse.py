@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from flashgen.codegen.expressions.bounds import NUMBER_LIMIT
-from flashgen.codegen.expressions.tree import INT32, Expression, numbers_of, to_float32
+from flashgen.codegen.expressions.tree import INT32, Expression, loads_of, numbers_of, to_float32
 
-from .captured_number import value_of
+from .captured_number import Formula, value_of
+from .slots import Guard, Reader
 from .tracing import Trace, trace
 
 _MOST_OF_ONE_CODE = 32
@@ -25,31 +26,43 @@ _MOST_CODES = 2**12
 
 
 class Reading(NamedTuple):
-    """A function in one call: its tree, and by their names in it the tensors and numbers that it has captured."""
+    """A function in one call: its tree, the names of tensors and numbers in it, and those that the function has captured."""
 
     tree: Expression
-    tensors: dict[str, torch.Tensor]
-    numbers: dict[str, int | float]
+    tensor_names: tuple[str, ...]
+    number_names: tuple[str, ...]
+    tensors: tuple[torch.Tensor, ...]
+    numbers: tuple[int | float, ...]
 
 
 @dataclass
 class _KeptTrace:
-    """A trace without the values that were read for it, which must not be kept alive."""
+    """A trace without the values that were read for it, which must not be kept alive.
+
+    steps:   its slots but the first: parent, reader, key, guard
+    tensors: slots of the tensors in the tree
+    numbers: of each number in the tree the formula, its slot if the formula is no more than that or else -1, the type of what it gives, and
+             whether the tree has it as an integer
+    """
 
     tree: Expression
-    steps: tuple[tuple[int, Callable[[Any, Any], Any], Any, Callable[[Any, Sequence[Any]], bool]], ...]
-    tensors: tuple[tuple[str, int], ...]
-    numbers: tuple[tuple[str, Any, type[Any], bool], ...]  # name, formula, the type of what it gives, whether the tree has it as an integer
+    steps: tuple[tuple[int, Reader, Any, Guard], ...]
+    tensor_names: tuple[str, ...]
+    tensors: tuple[int, ...]
+    number_names: tuple[str, ...]
+    numbers: tuple[tuple[Formula, int, type[Any], bool], ...]
 
     @classmethod
     def of(cls, made: Trace) -> _KeptTrace:
         whole = {each.value: each.type is INT32 for each in numbers_of(made.tree)}
-        return cls(
-            made.tree,
-            tuple((slot.parent, slot.read, slot.key, slot.guard) for slot in made.slots[1:]),
-            tuple((name, slot) for name, slot in made.tensors.items()),
-            tuple((name, made.numbers[name], type(value_of(made.numbers[name], made.values)), is_int) for name, is_int in whole.items()),
-        )
+        loaded = tuple(dict.fromkeys(each.value.tensor for each in loads_of(made.tree) if each.value.tensor in made.tensors))
+        numbers = []
+        for name, is_int in whole.items():
+            formula = made.numbers[name]
+            slot = formula[1] if formula[0] == "slot" else -1
+            numbers.append((formula, slot, type(value_of(formula, made.values)), is_int))
+        steps = tuple((slot.parent, slot.read, slot.key, slot.guard) for slot in made.slots[1:])
+        return cls(made.tree, steps, loaded, tuple(made.tensors[name] for name in loaded), tuple(whole), tuple(numbers))
 
     def read(self, function: Any) -> Reading | None:
         """The function's captured values, read anew; None if a guard says that it must be traced."""
@@ -59,22 +72,22 @@ class _KeptTrace:
             if not guard(value, values):
                 return None
             values.append(value)
-        numbers = self.numbers_in(values)
-        return None if numbers is None else Reading(self.tree, {name: values[slot] for name, slot in self.tensors}, numbers)
+        return self.reading(values)
 
-    def numbers_in(self, values: Sequence[Any]) -> dict[str, int | float] | None:
-        """The numbers of slots with these values; None where one has another type than in the trace, or is too large."""
-        numbers: dict[str, int | float] = {}
-        for name, formula, kind, is_int in self.numbers:
+    def reading(self, values: Sequence[Any]) -> Reading | None:
+        """The trace with these values in its slots; None where a number has another type than in the trace, or is too large."""
+        numbers: list[int | float] = []
+        for formula, slot, kind, is_int in self.numbers:
             try:
-                value: Any = value_of(formula, values)
+                value: Any = value_of(formula, values) if slot < 0 else values[slot]
             except ArithmeticError:
                 return None
             fits = not is_int or -NUMBER_LIMIT <= value <= NUMBER_LIMIT
             if not fits or type(value) is not kind:
                 return None
-            numbers[name] = value if is_int else to_float32(value)
-        return numbers
+            numbers.append(value if is_int else to_float32(value))
+        tensors = tuple([values[slot] for slot in self.tensors])
+        return Reading(self.tree, self.tensor_names, self.number_names, tensors, tuple(numbers))
 
 
 @dataclass
@@ -96,10 +109,11 @@ class TraceCache:
         self.traces += 1
         made = trace(function, self.argument)
         kept = _KeptTrace.of(made)
-        tensors = {name: made.values[slot] for name, slot in made.tensors.items()} | dict(made.met)
-        reading = Reading(made.tree, tensors, kept.numbers_in(made.values) or {})
+        reading = kept.reading(made.values)
+        assert reading is not None  # these are the values that it was made of
         if made.is_open:
-            return reading
+            names, tensors = (*reading.tensor_names, *made.met), (*reading.tensors, *made.met.values())
+            return reading._replace(tensor_names=names, tensors=tensors)
         if len(self._kept) >= _MOST_CODES:
             self._kept.clear()
         others = self._kept.setdefault(key, [])

@@ -63,13 +63,12 @@ Path = tuple[tuple[Reader, Any], ...]
 class Treatment:
     """What traces of a function have found out, by the paths of captured values.
 
-    constants: numbers that are needed as they are. opaque: values that must be taken as they are, and read by who knows what.
+    constants: numbers that are needed as they are; all_constants: all are
     shapes:    tensors whose sizes matter
-    all_constants, all_opaque: the same for all numbers, and for all values
+    is_opaque: nothing can stand for what it captures, which it may look into: it is called as it is, on each call
     """
 
     constants: set[Path] = field(default_factory=set)
-    opaque: set[Path] = field(default_factory=set)
     shapes: set[Path] = field(default_factory=set)
     all_constants: bool = False
-    all_opaque: bool = False
+    is_opaque: bool = False

@@ -64,9 +64,10 @@ def _add(p: Promotion, input: Any, other: Any, *, alpha: Any = 1) -> Scalar:
 
 def _sub(p: Promotion, input: Any, other: Any, *, alpha: Any = 1) -> Scalar:
     scaled = other if type(alpha) is int and alpha == 1 else _mul(p, other, alpha)
-    (a, b), dtype = p.together(input, scaled)
-    if dtype is torch.bool:
+    values = p.value(input), p.value(scaled)
+    if any(isinstance(value, Scalar) and value.dtype is torch.bool for value in values):
         _refuse_bool(p)
+    (a, b), dtype = p.together(*values)
     return Scalar(p.wrapped(less(a, b), dtype), dtype)
 
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from flashgen.codegen.errors import ArgumentError, choice_error, shown
 from flashgen.codegen.expressions.bounds import NUMBER_LIMIT, ranges_of
-from flashgen.codegen.expressions.build import apply, less
+from flashgen.codegen.expressions.build import apply, less, negative
 from flashgen.codegen.expressions.linear import is_exact
 from flashgen.codegen.expressions.tree import (
     FLOAT32,
@@ -94,11 +94,11 @@ def trace(function: Callable[..., Any], argument: str) -> Trace:
         except Restart:
             continue
         except Exception as error:
-            if treatment.all_opaque or run.captures.has_effects:
+            if treatment.is_opaque or run.captures.has_effects:
                 raise
             # Stand-ins of captured values may be to blame: they are given up one after the other.
             _log.debug("%s is traced again with fewer stand-ins: %r", argument, error)
-            treatment = replace(treatment, all_constants=True, all_opaque=treatment.all_constants)
+            treatment = replace(treatment, all_constants=True, is_opaque=treatment.all_constants)
     raise ArgumentError(f"{argument} must read the same captured values whenever it is called; got {shown(function)}, which does not")
 
 
@@ -139,6 +139,8 @@ class _Run(TorchFunctionMode):
             written = self._written(formula)
             if written is not None and is_exact(written, ranges_of(written)):
                 return written
+        if formula[0] is operator.neg and type is FLOAT32:
+            return negative(self._leaf(formula[1], -value, type))
         return self._leaf(formula, value, type)
 
     def _written(self, formula: Formula) -> Expression | None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.expressions.bounds import NUMBER_LIMIT
 from flashgen.codegen.expressions.build import apply, less
 from flashgen.codegen.expressions.canonical_text import parse_tree, text_of
 from flashgen.codegen.expressions.cxx import printed
@@ -31,11 +32,13 @@ from flashgen.codegen.expressions.tree import (
     load_node,
     number_node,
 )
+from flashgen.traced.evaluation import evaluated
 from flashgen.traced.modifier import modifier_in_call
 
 SLOPES, BATCH_SLOPES, HALVES = torch.rand(4), torch.rand(2, 4), torch.rand(4, dtype=torch.bfloat16)
 IDS = torch.zeros(8, dtype=torch.int32)
-W = 7
+BYTES = torch.zeros(8, dtype=torch.uint8)
+W, SCALE = 7, 0.3
 Function = Callable[..., Any]
 
 
@@ -123,6 +126,18 @@ def test_masks_of_one_text(functions: tuple[Function, ...]) -> None:
 @pytest.mark.parametrize("pair", DIFFERENT)
 def test_what_may_differ_is_another_text(pair: tuple[Function, Function]) -> None:
     assert text_of(score(pair[0])) != text_of(score(pair[1]))
+
+
+def test_comparisons_that_may_wrap_stay_as_they_are() -> None:
+    """Where a sum of 32 bits may wrap, moving terms to the other side changes what it says."""
+    least = load_node("t0", "int32", ())
+    first, second = number_node("n0", INT32), number_node("n1", INT32)
+    below = apply("le", less(QUERY, least), KEY)
+    assert text_of(below) == "le(add(query, neg(t0:int32[])), key)"
+    values = {"query": torch.tensor(5), "key": torch.tensor(7)}
+    assert evaluated(below, values, {"t0": torch.tensor(-(2**31))}).item() is True
+    sums = apply("le", less(QUERY, first), less(second, KEY))
+    assert evaluated(sums, values, None, {"n0": NUMBER_LIMIT, "n1": NUMBER_LIMIT}).item() is True
 
 
 def test_rows_are_not_dropped() -> None:
@@ -352,6 +367,14 @@ def test_statements_are_shared() -> None:
             lambda s, b, h, q, k: torch.where((q > 1) & ((k > 2) | (h == 1)), s, -float("inf")),
             "2 <= query && (head == 1 || 3 <= key) ? score : -infinity()",
         ),
+        (
+            lambda s, b, h, q, k: s / (s * (s + 2)) - (s - q) % 3,
+            "score / (score * (score + 2.0f)) - floor_mod(score - static_cast<float>(query), 3.0f)",
+        ),
+        (lambda s, b, h, q, k: s + BYTES[q].int() * 2**20, "score + static_cast<float>(t0.at(query) * 1048576)"),
+        (lambda s, b, h, q, k: s + BYTES[q].int() * 2**24, "score + static_cast<float>(wrapped_mul(t0.at(query), 16777216))"),
+        (lambda s, b, h, q, k: s - W * s, "score - score * n0"),
+        (lambda s, b, h, q, k: s + -SCALE * s, "score - score * n0"),
         (lambda s, b, h, q, k: s + q * q, "score + static_cast<float>(wrapped_mul(query, query))"),
         (lambda s, b, h, q, k: s + (h * 8 & 6 | 1), "score + static_cast<float>(head * 8 & 6 | 1)"),
         (lambda s, b, h, q, k: s + (q - k) // 2 % 4, "score + static_cast<float>(floor_mod(floor_div(query - key, 2), 4))"),

@@ -70,6 +70,9 @@ def test_names_follow_from_the_tree() -> None:
         same += done[0].trees == done[1].trees
         for each in done:
             assert numbered(each.trees).trees == each.trees, seed
+        for given, each in ((tree, done[0]), (swapped[0], done[1])):
+            names = {former: f"t{i}" for i, former in enumerate(each.tensors)} | {former: f"n{i}" for i, former in enumerate(each.numbers)}
+            assert with_names([given], names) == [*each.trees], seed
     assert same >= 0.9 * len(SEEDS)
 
 

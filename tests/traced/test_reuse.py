@@ -7,6 +7,7 @@ import gc
 import itertools
 import sys
 import threading
+import time
 import timeit
 import types
 import weakref
@@ -179,8 +180,16 @@ def structure_of_attributes() -> Change:
     def change(name: str, value: Any) -> Callable[[], None]:
         return lambda: setattr(owner, name, value)
 
-    steps = [change("causal", True), change("number", 3), change("scaled", lambda x: x - 1), change("causal", False)]
-    return Change(owner.score_mod, steps, 4)
+    other = Owner()
+    other.number = 17.0
+    steps = [
+        change("causal", True),
+        change("number", 3),
+        change("scaled", lambda x: x - 1),
+        change("causal", False),
+        change("scaled", other.scaled),
+    ]
+    return Change(owner.score_mod, steps, 5)
 
 
 def method_of_class() -> Change:
@@ -255,7 +264,7 @@ def same_tensor_twice() -> Change:
         nonlocal second
         second = torch.rand(4)
 
-    return Change(lambda s, b, h, q, k: s * first[h] - second[h], [part])
+    return Change(lambda s, b, h, q, k: s * first[h] - second[h], [part], 1)
 
 
 def shape() -> Change:
@@ -277,7 +286,7 @@ def formula() -> Change:
         power = new
 
     steps = [lambda: change(3), lambda: change(-1), lambda: change(2), lambda: change(19), lambda: change(25)]
-    return Change(lambda s, b, h, q, k: s + (q + base**power) // 2, steps[:3], 1)
+    return Change(lambda s, b, h, q, k: s * (10 - power) / (7 / base) + (q + base**power) // 2 - 2**power % 5, steps[:3], 1)
 
 
 def large_formula() -> Change:
@@ -290,6 +299,47 @@ def large_formula() -> Change:
     return Change(
         lambda s, b, h, q, k: torch.where(q < base * base * 7, s, 0), [lambda: change(5), lambda: change(17000), lambda: change(3)], 1
     )
+
+
+def sum_of_numbers() -> Change:
+    first = second = 5
+
+    def change(new: int, other: int) -> None:
+        nonlocal first, second
+        first, second = new, other
+
+    steps = [lambda: change(-7, 2), lambda: change(2**30, -4), lambda: change(2**30, 2**30 - 5)]
+    return Change(lambda s, b, h, q, k: s + (q < first + second) + (q + 1 - first < -second), steps, 1)
+
+
+def shared_tensor() -> Change:
+    def helper(h: Any) -> Any:
+        return GLOBAL_TENSOR[h]
+
+    return Change(lambda s, b, h, q, k: s + helper(h) * GLOBAL_TENSOR[h], [set_global("GLOBAL_TENSOR", torch.rand(4))])
+
+
+def library_tensor() -> Change:
+    torch.flashgen_table = torch.rand(4)  # type: ignore[attr-defined]
+    step = lambda: setattr(torch, "flashgen_table", torch.rand(4))  # noqa: E731
+    return Change(lambda s, b, h, q, k: s + torch.flashgen_table[h], [step], None)  # type: ignore[attr-defined]
+
+
+def opaque_helper() -> Change:
+    value: Any = 2
+
+    def helper(x: Any, n: Any) -> Any:
+        return x * n if type(n) is int else x - n
+
+    def change(new: Any) -> None:
+        nonlocal value
+        value = new
+
+    return Change(lambda s, b, h, q, k: helper(s, value), [lambda: change(3), lambda: change(0.5)], None)
+
+
+def clock() -> Change:
+    return Change(lambda s, b, h, q, k: s + 0 * time.time() + (time.time() < 0), [lambda: None], None)
 
 
 def sign_of_zero() -> Change:
@@ -348,7 +398,7 @@ MAKERS: dict[str, Callable[[], Change]] = {
     for make in (
         *(number_in_cell, type_in_cell, global_number, global_tensor, dtype_and_rank, global_function, builtin, items, attributes),
         *(structure_of_attributes, method_of_class, defaults, code, structure, optional, module, same_tensor_twice, shape, formula),
-        *(large_formula, sign_of_zero, counted),
+        *(large_formula, sum_of_numbers, shared_tensor, library_tensor, opaque_helper, clock, sign_of_zero, counted),
     )
 } | {f"seen_through_{kind}": functools.partial(seen_through, kind) for kind in ("type", "error", "name", "class", "set")}
 
@@ -359,6 +409,7 @@ def _restored() -> Iterator[None]:
     yield
     globals().update(before)
     globals().pop("abs", None)
+    vars(torch).pop("flashgen_table", None)
     Owner.class_number = 1.5
     SETTINGS.window = 4  # type: ignore[attr-defined]
 
