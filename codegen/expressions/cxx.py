@@ -87,6 +87,12 @@ def _written(node: Expression, texts: Mapping[Expression, tuple[str, int]], rang
         return f"{function}({', '.join(text(operand, 0) for operand in node.operands)})", _PRIMARY
 
     operands = node.operands
+    difference = _difference(node)
+    if difference is not None:
+        (low, high), (first, second) = range_of_type(node.type), (ranges[each] for each in difference)
+        if low <= first[0] - second[1] and first[1] - second[0] <= high:
+            return f"{text(difference[0], _SUM)} - {text(difference[1], _SUM + 1)}", _SUM
+        return f"wrapped_sub({text(difference[0], 0)}, {text(difference[1], 0)})", _PRIMARY
     match node.operation:
         case "input" | "number":
             return str(node.value), _PRIMARY
@@ -127,6 +133,16 @@ def _written(node: Expression, texts: Mapping[Expression, tuple[str, int]], rang
         case "int32" | "int64" | "float32":
             return call(f"static_cast<{CXX_TYPES[node.type]}>")
     return call(_FUNCTIONS[node.operation])
+
+
+def _difference(node: Expression) -> tuple[Expression, Expression] | None:
+    """(a, b), if the node is the integer a - b, or the opposite of b - a."""
+    if node.operation == "neg" and node.type is not FLOAT32:
+        opposite = _difference(node.operands[0])
+        return opposite and (opposite[1], opposite[0])
+    if node.operation == "add" and node.type is not FLOAT32 and node.operands[1].operation == "neg":
+        return node.operands[0], node.operands[1].operands[0]
+    return None
 
 
 def _is_exact(node: Expression, ranges: dict[Expression, Range]) -> bool:

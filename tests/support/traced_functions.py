@@ -225,6 +225,12 @@ def remainders(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
     )
 
 
+@_score
+def divisors(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    size = score.abs() + 2
+    return (q * 1.0) % size + k / size - (score - q) / (size * size) + torch.remainder(-7.5, size)
+
+
 @_rough
 def rounded(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
     steps = torch.floor(score) + score.ceil() + torch.round(score * 2) + torch.trunc(score) + torch.sign(score) + score // 0.75

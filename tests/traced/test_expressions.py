@@ -131,13 +131,16 @@ def test_what_may_differ_is_another_text(pair: tuple[Function, Function]) -> Non
 def test_comparisons_that_may_wrap_stay_as_they_are() -> None:
     """Where a sum of 32 bits may wrap, moving terms to the other side changes what it says."""
     least = load_node("t0", "int32", ())
-    first, second = number_node("n0", INT32), number_node("n1", INT32)
+    first, second, third = (number_node(f"n{i}", INT32) for i in range(3))
     below = apply("le", less(QUERY, least), KEY)
     assert text_of(below) == "le(add(query, neg(t0:int32[])), key)"
     values = {"query": torch.tensor(5), "key": torch.tensor(7)}
     assert evaluated(below, values, {"t0": torch.tensor(-(2**31))}).item() is True
     sums = apply("le", less(QUERY, first), less(second, KEY))
-    assert evaluated(sums, values, None, {"n0": NUMBER_LIMIT, "n1": NUMBER_LIMIT}).item() is True
+    numbers = {"n0": NUMBER_LIMIT, "n1": NUMBER_LIMIT, "n2": 0}
+    assert evaluated(sums, values, None, numbers).item() is True
+    wraps = apply("le", apply("add", apply("add", first, second), QUERY), apply("add", first, third))
+    assert evaluated(wraps, values, None, numbers).item() is True
 
 
 def test_rows_are_not_dropped() -> None:
@@ -373,6 +376,10 @@ def test_statements_are_shared() -> None:
         ),
         (lambda s, b, h, q, k: s + BYTES[q].int() * 2**20, "score + static_cast<float>(t0.at(query) * 1048576)"),
         (lambda s, b, h, q, k: s + BYTES[q].int() * 2**24, "score + static_cast<float>(wrapped_mul(t0.at(query), 16777216))"),
+        (lambda s, b, h, q, k: s + (SLOPES[h] + SLOPES[q % 4]), "score + (t0.at(query % 4) + t0.at(head))"),
+        (lambda s, b, h, q, k: s + (k - IDS[q]), "score + static_cast<float>(wrapped_sub(key, t0.at(query)))"),
+        (lambda s, b, h, q, k: s + k // (5 - q), "score + static_cast<float>(floor_div(key, -(query - 5)))"),
+        (lambda s, b, h, q, k: s + k // (k - q), "score + static_cast<float>(floor_div(key, key - query))"),
         (lambda s, b, h, q, k: s - W * s, "score - score * n0"),
         (lambda s, b, h, q, k: s + -SCALE * s, "score - score * n0"),
         (lambda s, b, h, q, k: s + q * q, "score + static_cast<float>(wrapped_mul(query, query))"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashgen.codegen.expressions.bounds import range_of_type, ranges_of
 from flashgen.codegen.expressions.canonical_text import parse_tree, text_of
 from flashgen.codegen.expressions.numbering import numbered, with_names
 from flashgen.codegen.expressions.tree import BOOL, FLOAT32, INT32, INT64, loads_of, numbers_of
@@ -16,7 +17,7 @@ from tests.support.traced_values import CxxValues, random_inputs, random_tensor
 TYPES = (FLOAT32, INT32, BOOL, INT64)
 COUNT, SEEDS = 40, range(200)
 COMPILED = SEEDS[::5]
-VALUES = {"n0": -1.75, "n1": 2**30 - 3}
+VALUES = {"n0": -1.75, "n1": 3 - 2**30}
 
 
 def inputs() -> dict[str, Tensor]:
@@ -50,6 +51,19 @@ def test_simpler_trees_have_the_same_value(part: int) -> None:
     for seed in SEEDS[part::4]:
         each = written(seed)
         assert not differs(evaluated(each.tree, *given), value_as_written(each, *given)), f"seed {seed}: {text_of(each.tree)}"
+
+
+def test_integers_are_in_their_ranges() -> None:
+    given = inputs(), tensors(), VALUES
+    tight = 0
+    for seed in SEEDS:
+        for node, (low, high) in ranges_of(written(seed).tree).items():
+            if node.type is not BOOL:
+                values = evaluated(node, *given)
+                assert low <= values.min().item(), (seed, text_of(node))
+                assert values.max().item() <= high, (seed, text_of(node))
+                tight += (low, high) != range_of_type(node.type)
+    assert tight > 100, "ranges say something"
 
 
 def test_texts_are_trees() -> None:

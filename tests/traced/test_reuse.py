@@ -192,6 +192,12 @@ def structure_of_attributes() -> Change:
     return Change(owner.score_mod, steps, 5)
 
 
+def method_of_another_object() -> Change:
+    owner, other = Owner(), Owner()
+    other.number = 17.0
+    return Change(owner.score_mod, [lambda: setattr(owner, "scaled", other.scaled)], 1)
+
+
 def method_of_class() -> Change:
     class Own(Owner):
         def scaled(self, x: Any) -> Any:
@@ -397,7 +403,19 @@ MAKERS: dict[str, Callable[[], Change]] = {
     make.__name__: make
     for make in (
         *(number_in_cell, type_in_cell, global_number, global_tensor, dtype_and_rank, global_function, builtin, items, attributes),
-        *(structure_of_attributes, method_of_class, defaults, code, structure, optional, module, same_tensor_twice, shape, formula),
+        *(
+            structure_of_attributes,
+            method_of_another_object,
+            method_of_class,
+            defaults,
+            code,
+            structure,
+            optional,
+            module,
+            same_tensor_twice,
+            shape,
+            formula,
+        ),
         *(large_formula, sum_of_numbers, shared_tensor, library_tensor, opaque_helper, clock, sign_of_zero, counted),
     )
 } | {f"seen_through_{kind}": functools.partial(seen_through, kind) for kind in ("type", "error", "name", "class", "set")}

@@ -3,9 +3,11 @@
 
 // Integers that may overflow wrap.
 __device__ __forceinline__ int wrapped_add(int a, int b) { return static_cast<int>(static_cast<u32>(a) + static_cast<u32>(b)); }
+__device__ __forceinline__ int wrapped_sub(int a, int b) { return static_cast<int>(static_cast<u32>(a) - static_cast<u32>(b)); }
 __device__ __forceinline__ int wrapped_mul(int a, int b) { return static_cast<int>(static_cast<u32>(a) * static_cast<u32>(b)); }
 __device__ __forceinline__ int wrapped_neg(int a) { return static_cast<int>(0u - static_cast<u32>(a)); }
 __device__ __forceinline__ i64 wrapped_add(i64 a, i64 b) { return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b)); }
+__device__ __forceinline__ i64 wrapped_sub(i64 a, i64 b) { return static_cast<i64>(static_cast<u64>(a) - static_cast<u64>(b)); }
 __device__ __forceinline__ i64 wrapped_mul(i64 a, i64 b) { return static_cast<i64>(static_cast<u64>(a) * static_cast<u64>(b)); }
 __device__ __forceinline__ i64 wrapped_neg(i64 a) { return static_cast<i64>(0ull - static_cast<u64>(a)); }
 
