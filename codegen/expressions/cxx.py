@@ -89,8 +89,8 @@ def _written(node: Expression, texts: Mapping[Expression, tuple[str, int]], rang
     operands = node.operands
     difference = _difference(node)
     if difference is not None:
-        (low, high), (first, second) = range_of_type(node.type), (ranges[each] for each in difference)
-        if low <= first[0] - second[1] and first[1] - second[0] <= high:
+        (low, high), (of_a, of_b) = range_of_type(node.type), (ranges[each] for each in difference)
+        if low <= of_a[0] - of_b[1] and of_a[1] - of_b[0] <= high:
             return f"{text(difference[0], _SUM)} - {text(difference[1], _SUM + 1)}", _SUM
         return f"wrapped_sub({text(difference[0], 0)}, {text(difference[1], 0)})", _PRIMARY
     match node.operation:
