@@ -18,7 +18,7 @@ LAYERS = ("templates", "codegen", "build", "flashgen")
 STEPS = {
     "build": (("files", "lock", "parameter_buffer"), ("own_files",), ("artifact", "cache_dir"), ("nvrtc", "emulator", "gpu"), ("store",)),
     "flashgen": (
-        ("version", "cells", "progress", "pages"),
+        ("version", "cells", "progress", "pages", "traced"),
         ("numerics", "records"),
         ("selection",),
         ("launch",),

@@ -1,0 +1,51 @@
+"""The C++ struct of a traced modifier: its numbers and tensors as fields, and a function for each expression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .cxx import CXX_TYPES, printed
+from .tree import BOOL, INPUTS, Expression, depends_on, loads_of, numbers_of
+
+_ELEMENTS = {
+    **{"bf16": "Bf16", "fp16": "Fp16", "fp32": "float", "int8": "signed char", "uint8": "unsigned char", "int16": "short"},
+    **{"int32": "int", "int64": "i64", "bool": "bool"},
+}
+
+
+def struct_of(name: str, functions: Mapping[str, Expression]) -> str:
+    """A struct with a member function for each expression, of (score, batch, head, query, key), and without the score for a condition.
+
+    Its fields are the numbers and the captured tensors, sorted by name; those of tensors are of CapturedTensor in
+    templates/tile/common/expressions.cuh.
+    """
+    trees = tuple(functions.values())
+    numbers = {each.value: CXX_TYPES[each.type] for each in numbers_of(*trees)}
+    tensors = {each.value.tensor: f"CapturedTensor<{_ELEMENTS[each.value.dtype]}, {len(each.operands)}>" for each in loads_of(*trees)}
+    fields = [(kinds[field], field) for kinds in (numbers, tensors) for field in sorted(kinds, key=by_number)]
+    lines = [f"    {kind} {field};" for kind, field in fields]
+    for function, tree in functions.items():
+        lines += ["", *_function(function, tree)] if lines else _function(function, tree)
+    return "\n".join((f"struct {name} {{", *lines, "};")) + "\n"
+
+
+def by_number(name: str) -> tuple[str, int]:
+    """The key by which n10 and t10 come behind n2 and t2."""
+    return name[:1], int(name[1:])
+
+
+def parameters_of(tree: Expression) -> list[str]:
+    """What the function of an expression is given: the inputs, a condition the score only if it asks for it."""
+    return [each for each in INPUTS if each != "score" or tree.type is not BOOL or each in depends_on(tree)]
+
+
+def _function(name: str, tree: Expression) -> list[str]:
+    inputs = parameters_of(tree)
+    parameters = ", ".join(f"{CXX_TYPES[INPUTS[each]]} {each}" for each in inputs)
+    body = printed([tree])
+    return [
+        f"    __device__ __forceinline__ {CXX_TYPES[tree.type]} {name}({parameters}) const {{",
+        *(f"        {statement}" for statement in body.statements),
+        f"        return {body.results[0]};",
+        "    }",
+    ]

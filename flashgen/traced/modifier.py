@@ -1,0 +1,197 @@
+"""What a score_mod and a mask_mod are together: `modifier_in_call`, which every call asks, and `compile_modifier`.
+
+alibi = flashgen.compile_modifier(lambda score, b, h, q, k: score - slopes[h] * (q - k).abs())
+print(alibi.source)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.expressions.canonical_text import text_of
+from flashgen.codegen.expressions.derivative import derivative
+from flashgen.codegen.expressions.numbering import numbered
+from flashgen.codegen.expressions.struct import by_number, struct_of
+from flashgen.codegen.expressions.tree import FLOAT32, SCORE, Expression, loads_of, numbers_of
+
+from .reuse import TraceCache
+
+ModFunction = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class TracedGradient:
+    """A part of the gradient of a captured tensor: its element `load` gains factor * dS for each score, dS being the changed score's."""
+
+    tensor: str
+    load: Expression
+    factor: Expression
+
+
+@dataclass(frozen=True)
+class TracedModifier:
+    """A score_mod, a mask_mod or both, as expressions whose numbers are n0, n1, ... and whose tensors are t0, t1, ...
+
+    score, mask: None where there is no such function
+    text:        decides both, and with them the C++
+    """
+
+    score: Expression | None
+    mask: Expression | None
+
+    @cached_property
+    def text(self) -> str:
+        """`score: ...`, `mask: ...`, or both with `|` between them; each as flashgen.codegen.expressions.canonical_text says."""
+        parts = {"score": self.score, "mask": self.mask}
+        return " | ".join(f"{name}: {text_of(tree)}" for name, tree in parts.items() if tree is not None)
+
+    @cached_property
+    def source(self) -> str:
+        """C++: a struct with the functions `changed`, of a score, its derivative `d_score`, and `visible`."""
+        trees = {"changed": self.score, "d_score": self.d_score, "visible": self.mask}
+        return struct_of("Traced", {name: tree for name, tree in trees.items() if tree is not None})
+
+    @cached_property
+    def trees(self) -> tuple[Expression, ...]:
+        """Those that there are."""
+        return tuple(tree for tree in (self.score, self.mask) if tree is not None)
+
+    @cached_property
+    def number_types(self) -> dict[str, str]:
+        """int32 or float32 of each number, in the order of a call's numbers."""
+        types = {each.value: str(each.type) for each in numbers_of(*self.trees)}
+        return {name: types[name] for name in sorted(types, key=by_number)}
+
+    @cached_property
+    def tensor_kinds(self) -> dict[str, tuple[str, int]]:
+        """Dtype and rank of each tensor, in the order of a call's tensors."""
+        kinds = {each.value.tensor: (each.value.dtype, len(each.operands)) for each in loads_of(*self.trees)}
+        return {name: kinds[name] for name in sorted(kinds, key=by_number)}
+
+    @cached_property
+    def d_score(self) -> Expression | None:
+        """The changed score's derivative by the score; None without a score_mod."""
+        return None if self.score is None else derivative(self.score, SCORE)
+
+    @cached_property
+    def gradients(self) -> tuple[TracedGradient, ...]:
+        """Of all captured tensors of floating-point numbers that the score depends on. A mask has no gradients."""
+        loads = [] if self.score is None else [load for load in loads_of(self.score) if load.type is FLOAT32]
+        made = (TracedGradient(load.value.tensor, load, derivative(self.score, load)) for load in loads if self.score is not None)
+        return tuple(each for each in made if each.factor.operation != "constant" or each.factor.value != 0)
+
+
+class ModifierInCall(NamedTuple):
+    """A modifier, and what its functions capture as it is now. Numbers are rounded to fp32 where they are of that type."""
+
+    modifier: TracedModifier
+    tensors: tuple[Tensor, ...]
+    numbers: tuple[int | float, ...]
+
+
+_SCORES, _MASKS = TraceCache("score_mod"), TraceCache("mask_mod")
+
+
+class _Joined(NamedTuple):
+    """A modifier, and where its tensors and numbers are among those of its functions, one function's after the other's."""
+
+    modifier: TracedModifier
+    tensors: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+@lru_cache(maxsize=2**10)
+def _joined(score: Expression | None, mask: Expression | None, tensor_names: tuple[str, ...], number_names: tuple[str, ...]) -> _Joined:
+    """The modifier of two trees, whose tensors and numbers have these names."""
+    done = numbered([tree for tree in (score, mask) if tree is not None])
+    trees = iter(done.trees)
+    modifier = TracedModifier(None if score is None else next(trees), None if mask is None else next(trees))
+    indices = tuple(tensor_names.index(name) for name in done.tensors), tuple(number_names.index(name) for name in done.numbers)
+    return _Joined(_kept(modifier), *indices)
+
+
+@lru_cache(maxsize=2**10)
+def _kept(modifier: TracedModifier) -> TracedModifier:
+    """The one of those that are equal that has already made its text."""
+    return modifier
+
+
+def modifier_in_call(score_mod: ModFunction | CompiledModifier | None = None, mask_mod: ModFunction | None = None) -> ModifierInCall:
+    """What the functions are in this call: captured values are read anew, and a trace is made only where none holds.
+
+    Raises ArgumentError where one of them cannot be traced, and where none is given.
+    """
+    if isinstance(score_mod, CompiledModifier):
+        compiled = score_mod
+        if mask_mod is not None:
+            raise ArgumentError("mask_mod must be None where score_mod is a compiled modifier, which has its own; got another one")
+        score_mod, mask_mod = compiled.score_mod, compiled.mask_mod
+    score = None if score_mod is None else _SCORES.read(score_mod)
+    mask = None if mask_mod is None else _MASKS.read(mask_mod)
+    if score is None and mask is None:
+        raise ArgumentError("score_mod must be a function where mask_mod is None; got None")
+    if score is None or mask is None:
+        tree, tensor_names, number_names, tensors, numbers = score or mask  # type: ignore[misc]
+        joined = _joined(*((None, tree) if score is None else (tree, None)), tensor_names, number_names)
+    else:
+        tensors, numbers = score.tensors + mask.tensors, score.numbers + mask.numbers
+        tensor_names, number_names = score.tensor_names + mask.tensor_names, score.number_names + mask.number_names
+        joined = _joined(score.tree, mask.tree, tensor_names, number_names)
+    modifier, of_tensors, of_numbers = joined
+    return ModifierInCall(modifier, tuple([tensors[i] for i in of_tensors]), tuple([numbers[i] for i in of_numbers]))
+
+
+class CompiledModifier:
+    """What `compile_modifier` made of functions. It can be given as score_mod; what they capture is read on each use, as theirs is.
+
+    score_mod, mask_mod: the functions
+    """
+
+    def __init__(self, score_mod: ModFunction | None, mask_mod: ModFunction | None) -> None:
+        self.score_mod, self.mask_mod = score_mod, mask_mod
+        modifier_in_call(score_mod, mask_mod)
+
+    @property
+    def modifier(self) -> TracedModifier:
+        """Its expressions."""
+        return modifier_in_call(self).modifier
+
+    @property
+    def text(self) -> str:
+        """See TracedModifier."""
+        return self.modifier.text
+
+    @property
+    def source(self) -> str:
+        """See TracedModifier."""
+        return self.modifier.source
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The captured tensors t0, t1, ..., as they are now."""
+        return modifier_in_call(self).tensors
+
+    @property
+    def numbers(self) -> tuple[int | float, ...]:
+        """The captured numbers n0, n1, ..., as they are now."""
+        return modifier_in_call(self).numbers
+
+    def __repr__(self) -> str:
+        return f"CompiledModifier({self.text!r})"
+
+
+def compile_modifier(score_mod: ModFunction | None = None, mask_mod: ModFunction | None = None) -> CompiledModifier:
+    """Traces functions with FlexAttention's signatures, without a call of attention: to see what comes of them, and errors early.
+
+    score_mod: score_mod(score, batch, head, query, key), the score that takes the place of `score`; float32
+    mask_mod:  mask_mod(batch, head, query, key), whether the query sees the key
+
+    Raises ArgumentError where one of them cannot be traced, with the line that is to blame, and where none is given.
+    """
+    return CompiledModifier(score_mod, mask_mod)
