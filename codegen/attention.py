@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from .errors import ArgumentError, shown
 from .family import Traffic
-from .modifier import modifier_operands
+from .modifier import bends_scores, modifier_operands
+from .modifiers import kind_of
 from .operands import Call, View
 from .operation import operation_of
 from .problem import Dtype, Mask, Problem
@@ -195,9 +196,13 @@ def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (
     shared = Counter(operand.name for operand in modifier_operands(problem))
     if twice := [name for name, count in shared.items() if count > 1]:
         reasons.append(f"modifiers must have {', '.join(twice)} once; got {', '.join(problem.modifiers)}")
-    if others := [name for name in problem.modifiers if name not in taken]:
+    if others := [name for name in map(kind_of, problem.modifiers) if name not in taken]:
         allowed = f"of {', '.join(taken)}" if taken else "none"
         reasons.append(f"modifiers must be {allowed} in these kernels; got {', '.join(others)}")
+    elif bends_scores(problem) and operation == "backward":
+        reasons.append("score_mod must only add to the score in the backward pass, as in score + bias[head, query - key]; got one that does more")
+    elif bends_scores(problem) and "alibi" in problem.modifiers:
+        reasons.append("score_mod must only add to the score beside alibi_slopes, which come behind it; got one that does more")
     return reasons
 
 

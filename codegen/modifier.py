@@ -10,10 +10,11 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from .discovery import discovered
 from .errors import ArgumentError, choice_error, shown
+from .modifiers import TRACED, is_modifier
 from .operands import Call, Operand
 from .parameters import Parameter, ParameterBlock
 from .problem import Problem
@@ -39,7 +40,7 @@ class GradientKernel:
 
 
 class Modifier(ABC):
-    """A file in `codegen/modifiers` defines a subclass and one instance of it named `MODIFIER`.
+    """A file in `codegen/modifiers` defines a subclass and one instance of it named `MODIFIER`; traced functions make theirs as they come.
 
     name:       that of its file, and of the file of its link in `templates/tile/modifiers`
     rank:       its place in the composition, from 0: those that change scores come before those that hide keys
@@ -56,29 +57,31 @@ class Modifier(ABC):
                 gradients up
     maps_scores, adds_to_scores, has_heads: what its link does: kMapsScores, kAddsToScores, kHasHeads in
                 templates/tile/common/score_changes.cuh
+    bends_scores: of one that adds to scores, whether what it adds depends on the score
     joins_sums: whether it adds to the row sums: templates/tile/modifiers/sinks.cuh
     drops: whether it drops elements of P: templates/tile/modifiers/dropout.cuh
     reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh
     """
 
-    name: ClassVar[str]
-    rank: ClassVar[int]
-    link: ClassVar[str] = ""
-    words: ClassVar[str]
-    parameters: ClassVar[tuple[Parameter, ...]]
-    sizes: ClassVar[tuple[str, ...]] = ()
-    numbers: ClassVar[tuple[str, ...]] = ()
-    tensors: ClassVar[tuple[str, ...]] = ()
-    tiles: ClassVar[tuple[str, ...]] = ()
-    gradient: ClassVar[GradientKernel | None] = None
-    sum_parameters: ClassVar[tuple[Parameter, ...]] = ()
-    sum_tiles: ClassVar[tuple[str, ...]] = ()
-    maps_scores: ClassVar[bool] = False
-    adds_to_scores: ClassVar[bool] = False
-    has_heads: ClassVar[bool] = False
-    joins_sums: ClassVar[bool] = False
-    drops: ClassVar[bool] = False
-    reads_scores: ClassVar[bool] = False
+    name: str
+    rank: int
+    link: str = ""
+    words: str
+    parameters: tuple[Parameter, ...]
+    sizes: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    tiles: tuple[str, ...] = ()
+    gradient: GradientKernel | None = None
+    sum_parameters: tuple[Parameter, ...] = ()
+    sum_tiles: tuple[str, ...] = ()
+    maps_scores: bool = False
+    adds_to_scores: bool = False
+    has_heads: bool = False
+    bends_scores: bool = False
+    joins_sums: bool = False
+    drops: bool = False
+    reads_scores: bool = False
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Its tensors, which are operands of every call that has it, behind those of the operation."""
@@ -135,9 +138,19 @@ def modifiers() -> dict[str, Modifier]:
 
 
 @cache
+def modifier_named(name: str) -> Modifier:
+    """The modifier of that name, also one of traced functions, which has no file."""
+    if name.startswith(TRACED):
+        from .traced import traced_modifier
+
+        return traced_modifier(name)
+    return modifiers()[name]
+
+
+@cache
 def modifiers_of(problem: Problem) -> tuple[Modifier, ...]:
     """Those of a problem, in the order of composition."""
-    return tuple(sorted((modifiers()[name] for name in problem.modifiers), key=lambda modifier: (modifier.rank, modifier.name)))
+    return tuple(sorted((modifier_named(name) for name in problem.modifiers), key=lambda modifier: (modifier.rank, modifier.name)))
 
 
 @cache
@@ -179,16 +192,27 @@ def given_modifiers(names: str = "", sizes: Sequence[int] = (), numbers: Sequenc
     return Given(known, tuple(zip(wanted[0], sizes, strict=True)), tuple(zip(wanted[1], numbers, strict=True)))
 
 
+def listed_names(names: str) -> list[str]:
+    """Names with commas between them, of which those within parentheses are parts of names."""
+    found, depth, begin = [], 0, 0
+    for i, letter in enumerate(names):
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            found.append(names[begin:i])
+            begin = i + 1
+    return [*found, names[begin:]]
+
+
 @lru_cache(maxsize=2**10)
 def _named(names: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """The names in a text, sorted, and those of all their sizes and numbers. Raises ArgumentError for an unknown name."""
-    known = tuple(sorted(names.split(","))) if names else ()
+    known = tuple(sorted(listed_names(names))) if names else ()
     for name in known:
-        if name not in modifiers():
+        if not is_modifier(name):
             raise choice_error("modifiers", name, modifiers())
     if len(set(known)) < len(known):
         raise ArgumentError(f"modifiers must name each once; got {names}")
-    each = [modifiers()[name] for name in known]
+    each = [modifier_named(name) for name in known]
     return known, tuple(size for one in each for size in one.sizes), tuple(number for one in each for number in one.numbers)
 
 
@@ -199,7 +223,7 @@ def with_modifiers(block: ParameterBlock, problem: Problem) -> ParameterBlock:
 
 @cache
 def _with_modifiers(block: ParameterBlock, names: tuple[str, ...], collects: bool) -> ParameterBlock:
-    each = [modifiers()[name] for name in names]
+    each = [modifier_named(name) for name in names]
     return block.with_fields(*(field for one in each for field in (*one.parameters, *(one.sum_parameters if collects else ()))))
 
 
@@ -221,12 +245,18 @@ def modifier_scalars(problem: Problem, workload: Workload) -> dict[str, float]:
 
 def modifier_operands(problem: Problem) -> tuple[Operand, ...]:
     """`Modifier.operands` of all of a problem's, in the order of their names."""
-    return tuple(operand for name in problem.modifiers for operand in modifiers()[name].operands(problem))
+    return tuple(operand for name in problem.modifiers for operand in modifier_named(name).operands(problem))
 
 
 def modifier_gradients(problem: Problem) -> tuple[Operand, ...]:
     """`Modifier.gradients` of all of a problem's, in the order of their names."""
-    return tuple(operand for name in problem.modifiers for operand in modifiers()[name].gradients(problem))
+    return tuple(operand for name in problem.modifiers for operand in modifier_named(name).gradients(problem))
+
+
+@cache
+def bends_scores(problem: Problem) -> bool:
+    """Whether a modifier that adds to scores does more than that: what it adds depends on the score."""
+    return any(one.bends_scores for one in modifiers_of(problem))
 
 
 @cache

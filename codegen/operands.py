@@ -31,7 +31,21 @@ class Element(enum.Enum):
     INPUT = "input"
     F32 = "f32"
     I64 = "i64"
+    I32 = "i32"
+    I16 = "i16"
+    I8 = "i8"
+    U8 = "u8"
+    BF16 = "bf16"
+    F16 = "f16"
     BOOL = "bool"
+
+
+_BYTES = {
+    **dict.fromkeys((Element.I64,), 8),
+    **dict.fromkeys((Element.F32, Element.I32), 4),
+    **dict.fromkeys((Element.I16, Element.BF16, Element.F16), 2),
+    **dict.fromkeys((Element.I8, Element.U8, Element.BOOL), 1),
+}
 
 
 class Role(enum.Enum):
@@ -44,13 +58,18 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of an operation, of no axes for one number. `optional`: a call may leave it out; its address is 0 then."""
+    """A tensor of an operation, of no axes for one number.
+
+    optional: a call may leave it out; its address is 0 then
+    free:     it may have any shape, which no workload says and no view has; kernels are told of it by other values
+    """
 
     name: str
     axes: tuple[Axis, ...]
     element: Element = Element.INPUT
     role: Role = Role.IN
     optional: bool = False
+    free: bool = False
 
     @property
     def is_strided(self) -> bool:
@@ -59,7 +78,7 @@ class Operand:
 
     def bytes(self, problem: Problem) -> int:
         """Size of one element."""
-        return {Element.INPUT: problem.dtype.bytes, Element.F32: 4, Element.I64: 8, Element.BOOL: 1}[self.element]
+        return _BYTES.get(self.element) or problem.dtype.bytes
 
     def sizes(self, problem: Problem, workload: Workload) -> tuple[int, ...]:
         """How many elements it has along each axis."""

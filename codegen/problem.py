@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from .errors import ArgumentError, choice_error, require_int
-from .modifiers import modifier_names
+from .modifiers import is_modifier, modifier_names, short_name
 from .operations import operation_names
 from .plain import ADDED_LATER, named
 from .typed import require_field_types, require_type
@@ -73,7 +73,7 @@ class Problem:
     `deterministic`: whether gradients must be the same to the bit in every run. False for every other operation, whatever is given: what it
     gives always is.
     `modifiers`: names of what changes scores, or which keys a query sees, beside the mask, sorted: those with a file in
-    `codegen/modifiers`. Their values are known at launch.
+    `codegen/modifiers`, and functions that were traced (`codegen/traced.py`). Their values are known at launch.
     What a family can do with a problem is the family's to say; here only what no attention kernel could mean is refused.
     """
 
@@ -103,7 +103,7 @@ class Problem:
 
     def _require_modifiers(self) -> None:
         for name in self.modifiers:
-            if name not in modifier_names():
+            if not is_modifier(name):
                 raise choice_error("modifiers", name, modifier_names())
         if self.operation not in tuple(Pass):
             raise ArgumentError(f"modifiers must be none for {self.operation}, which has no scores; got {', '.join(self.modifiers)}")
@@ -120,5 +120,5 @@ class Problem:
         if not self.head_dim and not self.head_dim_v and self.mask is Mask.FULL:
             return self.dtype.value
         width = f"d{self.head_dim}" + (f"x{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
-        parts = (self.dtype.value, width, self.mask.value, *self.modifiers, *(["deterministic"] if self.deterministic else []))
+        parts = (self.dtype.value, width, self.mask.value, *map(short_name, self.modifiers), *(["deterministic"] if self.deterministic else []))
         return "_".join(parts)

@@ -17,6 +17,7 @@ from .errors import ArgumentError
 from .modifier import Modifier, collects_gradients, modifiers_of
 from .prune import END, MARK, parts, pruned
 from .spec import KernelSpec
+from .traced import NOTHING_TRACED, TracedModifier
 
 if TYPE_CHECKING:
     import jinja2
@@ -40,7 +41,7 @@ _RUNNING = ("isolate", "residents")  # what runs the kernels, of the same folder
 _CHAIN = "common/score_chain"  # of the tile operations: every link comes after it
 _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 # That lines of tile operations depend on: see `conditions`.
-_CONDITIONS = ("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects")
+_CONDITIONS = ("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "traced", "traced_score", "traced_mask")
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label
@@ -202,7 +203,8 @@ def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, objec
 
     links: those of the chain, with commas between them; maps: a link maps scores; adds: links add to them; changes: one of the two;
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
-    joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`
+    joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
+    traced, traced_score, traced_mask: see `TracedModifier.conditions`
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
     heads, joins, drops = (any(getattr(one, name) for one in modifiers) for name in ("has_heads", "joins_sums", "drops"))
@@ -210,7 +212,8 @@ def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, objec
     found = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds, "heads": heads}
     tensors = any(one.reads_scores for one in modifiers)
     collects = operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)
-    return {"links": links, "joins": joins, "drops": drops, "tensors": tensors, "collects": collects, **found}
+    of_traced = next((one.conditions for one in modifiers if isinstance(one, TracedModifier)), NOTHING_TRACED)
+    return {**of_traced, "links": links, "joins": joins, "drops": drops, "tensors": tensors, "collects": collects, **found}
 
 
 def _chain(modifiers: Sequence[Modifier], sizes: str, head: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .modifier import GradientKernel, collects_gradients, modifiers
+from .modifier import GradientKernel, collects_gradients, modifier_named
 from .operands import Call
 from .problem import Problem
 from .program import BlockResources, Buffer, KernelLaunch, KernelText
@@ -12,7 +12,7 @@ from .program import BlockResources, Buffer, KernelLaunch, KernelText
 
 def _with_gradients(problem: Problem) -> list[tuple[str, GradientKernel]]:
     collects = collects_gradients(problem)
-    found = [(name, modifiers()[name].gradient) for name in problem.modifiers if collects or not modifiers()[name].sum_parameters]
+    found = [(name, modifier_named(name).gradient) for name in problem.modifiers if collects or not modifier_named(name).sum_parameters]
     return [(name, kernel) for name, kernel in found if kernel is not None]
 
 
@@ -33,16 +33,16 @@ def gradient_launches(call: Call, buffers: tuple[Buffer, ...]) -> tuple[KernelLa
     """
     w, launches = call.workload, []
     for name, kernel in _with_gradients(call.problem):
-        if not all(operand.name in call.views for operand in modifiers()[name].gradients(call.problem)):
+        if not all(operand.name in call.views for operand in modifier_named(name).gradients(call.problem)):
             continue
         rows = next(buffer.bytes for buffer in buffers if buffer.name == "row_delta") // (4 * w.batch * w.heads_q)
-        blocks, values = modifiers()[name].gradient_values(call, rows)
+        blocks, values = modifier_named(name).gradient_values(call, rows)
         launches.append(KernelLaunch(max(1, blocks), values, suffix=kernel.suffix))
     return tuple(launches)
 
 
 def gradient_buffers(call: Call) -> tuple[Buffer, ...]:
     """`Modifier.gradient_buffers` of those whose gradients the call has."""
-    each = [modifiers()[name] for name, _ in _with_gradients(call.problem)]
+    each = [modifier_named(name) for name, _ in _with_gradients(call.problem)]
     having = [one for one in each if all(operand.name in call.views for operand in one.gradients(call.problem))]
     return tuple(buffer for one in having for buffer in one.gradient_buffers(call))

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import pkgutil
 from functools import cache
+
+TRACED = "traced("  # what names of traced functions begin with
 
 
 def modifier_names() -> tuple[str, ...]:
     """The modifiers that have a file here, sorted. Nothing is imported for that."""
     return _names_in(tuple(__path__))
+
+
+def is_modifier(name: str) -> bool:
+    """Whether a problem may have a modifier of that name: one with a file here, or functions that were traced (codegen/traced.py)."""
+    return name in modifier_names() or (name.startswith(TRACED) and name.endswith(")"))
+
+
+def kind_of(name: str) -> str:
+    """What families call it among those that they have: traced functions are all of one kind."""
+    return TRACED.removesuffix("(") if name.startswith(TRACED) else name
+
+
+def short_name(name: str) -> str:
+    """For names of files and kernels: of traced functions a digest."""
+    return f"traced_{hashlib.sha256(name.encode()).hexdigest()[:12]}" if name.startswith(TRACED) else name
 
 
 @cache  # each problem that has some asks for them

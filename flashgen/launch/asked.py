@@ -16,7 +16,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_operands, modifiers
+from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_operands, modifier_named
 from flashgen.codegen.modifiers.dropout import checked_dropout
 from flashgen.codegen.modifiers.softcap import checked_softcap
 from flashgen.codegen.modifiers.window import Causal, Ends, Seen
@@ -56,13 +56,13 @@ _given = lru_cache(maxsize=2**10)(given_modifiers)  # each call asks
 @lru_cache(maxsize=2**10)
 def tensor_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """The operands of these modifiers."""
-    return tuple(tensor for name in names for tensor in modifiers()[name].tensors)
+    return tuple(tensor for name in names for tensor in modifier_named(name).tensors)
 
 
 @lru_cache(maxsize=2**10)
 def have_gradients(names: tuple[str, ...]) -> tuple[bool, ...]:
     """Of each of `tensor_names`, whether the backward pass has a gradient of it: not of what is added to scores that are mapped."""
-    each, maps = [modifiers()[name] for name in names], any(modifiers()[name].maps_scores for name in names)
+    each, maps = [modifier_named(name) for name in names], any(modifier_named(name).maps_scores for name in names)
     return tuple(one.gradient is not None and not (maps and one.sum_parameters) for one in each for _ in one.tensors)
 
 
@@ -92,6 +92,10 @@ def check_tensors(problem: Problem, known: Mapping[str, int], q: torch.Tensor, t
         if tensor.device != q.device:
             raise ArgumentError(f"{operand.name} must be on q's device {q.device}; got {tensor.device}")
         shape = tuple(tensor.shape)
+        if operand.free:
+            if not tensor.numel():
+                raise ArgumentError(f"{operand.name} must have elements, as a kernel reads one for each score; got the shape {shape}")
+            continue
         if not sizes:
             if shape:
                 raise ArgumentError(f"{operand.name} must be one number, of no dimensions; got the shape {shape}")
@@ -112,6 +116,8 @@ def tensor_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[st
     """Strides of operands whose tensors have passed `check_tensors`, by name: 0 along what a tensor lacks."""
     found = {}
     for operand, tensor in zip(modifier_operands(problem), tensors, strict=True):
+        if not operand.axes:
+            continue
         missing = len(operand.axes) - tensor.ndim
         own = [step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
         last = own[-1:] if operand.is_strided else [1] * len(own[-1:])
@@ -133,7 +139,7 @@ def gradient_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[
 def expanded(operands: Sequence[Operand], problem: Problem, workload: Workload, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Views of the operands' whole sizes, by name; `operands`: those of modifiers, or their gradients."""
     pairs = zip(operands, tensors, strict=True)
-    return {operand.name: tensor.expand(operand.sizes(problem, workload)) for operand, tensor in pairs}
+    return {operand.name: tensor if operand.free else tensor.expand(operand.sizes(problem, workload)) for operand, tensor in pairs}
 
 
 def modified_of_call(

@@ -79,7 +79,8 @@ class Tensors(Mapping[str, torch.Tensor]):
         """The call of these tensors; `scalars`: those that are not as usual."""
         of_modifiers = (*modifier_operands(self.problem), *modifier_gradients(self.problem))
         own = {operand.name for operand in of_modifiers if operand.is_strided}  # with any strides
-        strides = {name: _strides(tensor, name in own) for name, tensor in self.items()}
+        free = {operand.name for operand in of_modifiers if operand.free}
+        strides = {name: _strides(tensor, name in own) for name, tensor in self.items() if name not in free}
         return operation_of(self.problem).call(self.problem, self.workload, strides, scalars)
 
     def replacing(self, **others: torch.Tensor) -> Tensors:

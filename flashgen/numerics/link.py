@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flashgen.codegen.discovery import defined
 from flashgen.codegen.modifier import modifiers_of
+from flashgen.codegen.modifiers import TRACED
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
@@ -105,6 +106,10 @@ def drawn_operands(problem: Problem, workload: Workload, generator: torch.Genera
 
 @cache
 def _kind(name: str) -> type[Link]:
+    if name.startswith(TRACED):
+        from .traced import link_of_functions
+
+        return link_of_functions(name)
     from . import modifiers as package
 
     found: type[Link] = defined(package, name, "LINK", type)

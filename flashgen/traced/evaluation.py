@@ -24,6 +24,7 @@ def evaluated(
     tensors: Mapping[str, Tensor] | None = None,
     numbers: Mapping[str, int | float] | None = None,
     dtype: torch.dtype = torch.float32,
+    nearest: bool = False,
 ) -> Tensor:
     """The value of a tree.
 
@@ -31,7 +32,7 @@ def evaluated(
     tensors: captured tensors by name. numbers: the same
     dtype:   in which it computes with floating-point numbers
 
-    Raises IndexError for an index out of range, which a kernel does not.
+    nearest: as a kernel does, an index out of range reads the nearest element. Else it raises IndexError.
     """
     types = {FLOAT32: dtype, INT32: torch.int32, INT64: torch.int64, BOOL: torch.bool}
     device = next((each.device for each in (*inputs.values(), *(tensors or {}).values())), torch.device("cpu"))
@@ -39,7 +40,13 @@ def evaluated(
     def leaf(node: Expression, indices: tuple[Any, ...]) -> Tensor:
         if node.operation == "load":
             captured = (tensors or {})[node.value.tensor]
-            return (captured[tuple(index.long() for index in indices)] if indices else captured).to(types[node.type])
+            given = tuple(index.long() for index in indices)
+            if nearest:
+                given = tuple(
+                    torch.where(index < 0, index + size, index).clamp(0, size - 1)
+                    for index, size in zip(given, captured.shape, strict=True)
+                )
+            return (captured[given] if given else captured).to(types[node.type])
         if node.operation == "input":
             return inputs[node.value].to(types[node.type])
         value = node.value if node.operation == "constant" else (numbers or {})[node.value]

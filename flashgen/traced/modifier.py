@@ -7,90 +7,25 @@ print(alibi.source)
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.expressions.canonical_text import text_of
-from flashgen.codegen.expressions.derivative import derivative
+from flashgen.codegen.expressions.functions import TracedFunctions
 from flashgen.codegen.expressions.numbering import numbered
-from flashgen.codegen.expressions.struct import by_number, struct_of
-from flashgen.codegen.expressions.tree import FLOAT32, SCORE, Expression, loads_of, numbers_of
+from flashgen.codegen.expressions.tree import Expression
 
 from .reuse import TraceCache
 
 ModFunction = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class TracedGradient:
-    """A part of the gradient of a captured tensor: its element `load` gains factor * dS for each score, dS being the changed score's."""
-
-    tensor: str
-    load: Expression
-    factor: Expression
-
-
-@dataclass(frozen=True)
-class TracedModifier:
-    """A score_mod, a mask_mod or both, as expressions whose numbers are n0, n1, ... and whose tensors are t0, t1, ...
-
-    score, mask: None where there is no such function
-    text:        decides both, and with them the C++
-    """
-
-    score: Expression | None
-    mask: Expression | None
-
-    @cached_property
-    def text(self) -> str:
-        """`score: ...`, `mask: ...`, or both with `|` between them; each as flashgen.codegen.expressions.canonical_text says."""
-        parts = {"score": self.score, "mask": self.mask}
-        return " | ".join(f"{name}: {text_of(tree)}" for name, tree in parts.items() if tree is not None)
-
-    @cached_property
-    def source(self) -> str:
-        """C++: a struct with the functions `changed`, of a score, its derivative `d_score`, and `visible`."""
-        trees = {"changed": self.score, "d_score": self.d_score, "visible": self.mask}
-        return struct_of("Traced", {name: tree for name, tree in trees.items() if tree is not None})
-
-    @cached_property
-    def trees(self) -> tuple[Expression, ...]:
-        """Those that there are."""
-        return tuple(tree for tree in (self.score, self.mask) if tree is not None)
-
-    @cached_property
-    def number_types(self) -> dict[str, str]:
-        """int32 or float32 of each number, in the order of a call's numbers."""
-        types = {each.value: str(each.type) for each in numbers_of(*self.trees)}
-        return {name: types[name] for name in sorted(types, key=by_number)}
-
-    @cached_property
-    def tensor_kinds(self) -> dict[str, tuple[str, int]]:
-        """Dtype and rank of each tensor, in the order of a call's tensors."""
-        kinds = {each.value.tensor: (each.value.dtype, len(each.operands)) for each in loads_of(*self.trees)}
-        return {name: kinds[name] for name in sorted(kinds, key=by_number)}
-
-    @cached_property
-    def d_score(self) -> Expression | None:
-        """The changed score's derivative by the score; None without a score_mod."""
-        return None if self.score is None else derivative(self.score, SCORE)
-
-    @cached_property
-    def gradients(self) -> tuple[TracedGradient, ...]:
-        """Of all captured tensors of floating-point numbers that the score depends on. A mask has no gradients."""
-        loads = [] if self.score is None else [load for load in loads_of(self.score) if load.type is FLOAT32]
-        made = (TracedGradient(load.value.tensor, load, derivative(self.score, load)) for load in loads if self.score is not None)
-        return tuple(each for each in made if each.factor.operation != "constant" or each.factor.value != 0)
-
-
 class ModifierInCall(NamedTuple):
     """A modifier, and what its functions capture as it is now. Numbers are rounded to fp32 where they are of that type."""
 
-    modifier: TracedModifier
+    modifier: TracedFunctions
     tensors: tuple[Tensor, ...]
     numbers: tuple[int | float, ...]
 
@@ -101,7 +36,7 @@ _SCORES, _MASKS = TraceCache("score_mod"), TraceCache("mask_mod")
 class _Joined(NamedTuple):
     """A modifier, and where its tensors and numbers are among those of its functions, one function's after the other's."""
 
-    modifier: TracedModifier
+    modifier: TracedFunctions
     tensors: tuple[int, ...]
     numbers: tuple[int, ...]
 
@@ -111,13 +46,13 @@ def _joined(score: Expression | None, mask: Expression | None, tensor_names: tup
     """The modifier of two trees, whose tensors and numbers have these names."""
     done = numbered([tree for tree in (score, mask) if tree is not None])
     trees = iter(done.trees)
-    modifier = TracedModifier(None if score is None else next(trees), None if mask is None else next(trees))
+    modifier = TracedFunctions(None if score is None else next(trees), None if mask is None else next(trees))
     indices = tuple(tensor_names.index(name) for name in done.tensors), tuple(number_names.index(name) for name in done.numbers)
     return _Joined(_kept(modifier), *indices)
 
 
 @lru_cache(maxsize=2**10)
-def _kept(modifier: TracedModifier) -> TracedModifier:
+def _kept(modifier: TracedFunctions) -> TracedFunctions:
     """The one of those that are equal that has already made its text."""
     return modifier
 
@@ -158,18 +93,18 @@ class CompiledModifier:
         modifier_in_call(score_mod, mask_mod)
 
     @property
-    def modifier(self) -> TracedModifier:
+    def modifier(self) -> TracedFunctions:
         """Its expressions."""
         return modifier_in_call(self).modifier
 
     @property
     def text(self) -> str:
-        """See TracedModifier."""
+        """See TracedFunctions."""
         return self.modifier.text
 
     @property
     def source(self) -> str:
-        """See TracedModifier."""
+        """See TracedFunctions."""
         return self.modifier.source
 
     @property

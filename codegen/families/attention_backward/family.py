@@ -77,7 +77,7 @@ class AttentionBackward(Family):
     name = "attention_backward"
     revision = 8
     operation = "backward"
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "window")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "traced", "window")
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
     parameters = ParameterBlock(_MAIN)

@@ -64,7 +64,7 @@ class AttentionBackwardSm90(Family):
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "traced", "window")
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS

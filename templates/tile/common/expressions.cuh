@@ -90,19 +90,20 @@ __device__ __forceinline__ float widened(Element x) {
 template <class Element, int kRank>
 struct CapturedTensor {
     const Element* first;
-    i64 sizes[kRank == 0 ? 1 : kRank], strides[kRank == 0 ? 1 : kRank];  // in elements
+    int sizes[kRank == 0 ? 1 : kRank], strides[kRank == 0 ? 1 : kRank];  // in elements; no element is 2^31 of them away
 
     template <class... Indices>
     __device__ __forceinline__ auto at(Indices... indices) const {
         static_assert(sizeof...(indices) == kRank, "an index for each dimension");
-        i64 offset = 0;
+        int offset = 0;
         int dimension = 0;
         ((offset += in_range(indices, sizes[dimension]) * strides[dimension], ++dimension), ...);
         return widened(first[offset]);
     }
 
-    __device__ __forceinline__ static i64 in_range(i64 index, i64 size) {
-        const i64 from_start = index < 0 ? index + size : index;
-        return from_start < 0 ? 0 : from_start < size ? from_start : size - 1;
+    template <class Index>
+    __device__ __forceinline__ static int in_range(Index index, int size) {
+        const Index from_start = index < 0 ? index + size : index;
+        return from_start < 0 ? 0 : from_start < size ? static_cast<int>(from_start) : size - 1;
     }
 };

@@ -1,0 +1,44 @@
+// Functions of scores and masks that were traced, as a link of the chain. `Traced` is what came of them.
+
+<%= traced %>
+
+struct TracedLink : HidesNothing<TracedLink> {
+    static constexpr bool kAddsToScores = true, kHasHeads = true;
+    Traced functions;
+    float unit, per_unit;  // from scores as the product gives them to scaled ones, and back
+    int batch, heads[2];   // heads: of a lane's rows lane/4 and lane/4 + 8
+
+    template <class Parameters>
+    __device__ __forceinline__ static TracedLink of(const Parameters& p, int, int) {
+        return {{}, traced_of(p), p.traced_unit, p.traced_per_unit, 0, {0, 0}};
+    }
+    __device__ __forceinline__ void load_heads(int entry, int first, int second) { batch = entry, heads[0] = first, heads[1] = second; }
+
+    __device__ __forceinline__ float changed(float s, int query, int key) const { return changed(s, heads[0], query, key); }
+    __device__ __forceinline__ float changed(float s, int head, int query, int key) const {
+//% if traced_score == "added"
+        s = fmaf(functions.added(0.0f, batch, head, query, key), per_unit, s);
+//% elif traced_score == "bent"
+        s = functions.bent(s * unit, batch, head, query, key) * per_unit;
+//% endif
+//% if traced_mask
+        if (!functions.visible(batch, head, query, key)) s = -infinity();
+//% endif
+        return s;
+    }
+    template <class Position, int kRowTiles, int kTiles>
+    __device__ __forceinline__ void add(float (&S)[kRowTiles][kTiles][4], RowOffset (&)[kRowTiles][2], const Position& position) const {
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+            if (j % 2 == 0) barrier_warp_sync();  // else the compiler would load elements of all columns at once, into too many registers
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int row = position.row(i, e / 2), column = position.first_column + lane_index() % 4 * 2 + j * 8 + e % 2;
+                    const int query = Position::kRowsAreKeys ? column : row, key = Position::kRowsAreKeys ? row : column;
+                    S[i][j][e] = changed(S[i][j][e], heads[Position::kTwoHeads * (e / 2)], query, key);
+                }
+        }
+    }
+};
