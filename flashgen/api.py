@@ -9,6 +9,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from flashgen.codegen.modifier import NO_MODIFIERS
 from flashgen.codegen.modifiers.window import Causal, Ends
+from flashgen.codegen.typed import require_type
 
 from .launch.arguments import LAYOUTS, check_types, require_together
 from .launch.asked import asked, modified_of_call, seed_of
@@ -146,6 +147,8 @@ def attention(
     and v are the same to the bit in every run, deterministic or not. Asking for a second derivative, or a forward-mode one, raises
     FlashgenError.
     """
+    if return_dropout_mask is not False:
+        require_type("return_dropout_mask", return_dropout_mask, bool)
     modified: tuple[Any, ...] = ()  # what operators are told of modifiers
     if (  # written out: each call asks
         window is not None

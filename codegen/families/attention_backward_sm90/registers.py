@@ -32,7 +32,7 @@ def accumulators(problem: Problem, config: Any) -> int:
     if gradients > WIDE // 2 and config.block_q > 80:
         score_registers += 12 * maps_scores(problem)
     if gradients > WIDE:
-        score_registers += 4 * adds_to_scores(problem)
+        score_registers += 4 * (adds_to_scores(problem) or drops(problem))
     return gradients + max(score_registers, d_q_registers(problem, config) + beside_d_q)
 
 

@@ -45,7 +45,7 @@ def kept_elements(seed: Tensor, p: float, heads: Tensor, queries: Tensor, keys: 
     """Which elements of P a dropout keeps: bool [n, rows, keys]. The arguments are those of `random_bits`."""
     (limit, inverted), bits = limit_of(p), random_bits(seed, heads, queries, keys).to(torch.int16).view(torch.float16)
     (number,) = struct.unpack("e", struct.pack("H", limit))  # a tensor would have to be copied to the device, which no graph captures
-    less = bits < number
+    less: Tensor = bits < number
     return less if inverted else ~less
 
 
