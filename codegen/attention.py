@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from .errors import ArgumentError, shown
 from .family import Traffic
-from .modifier import bends_scores, modifier_operands
+from .modifier import modifier_operands, modifiers_of
 from .modifiers import kind_of
 from .operands import Call, View
 from .operation import operation_of
@@ -199,10 +199,13 @@ def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (
     if others := [name for name in map(kind_of, problem.modifiers) if name not in taken]:
         allowed = f"of {', '.join(taken)}" if taken else "none"
         reasons.append(f"modifiers must be {allowed} in these kernels; got {', '.join(others)}")
-    elif bends_scores(problem) and operation == "backward":
-        reasons.append("score_mod must only add to the score in the backward pass, as in score + bias[head, query - key]; got one that does more")
-    elif bends_scores(problem) and "alibi" in problem.modifiers:
-        reasons.append("score_mod must only add to the score beside alibi_slopes, which come behind it; got one that does more")
+    if any(one.bends_scores for one in modifiers_of(problem)):
+        if operation == "backward":
+            reasons.append(
+                "score_mod must only add to the score in the backward pass, as in score + bias[key]; got one that does more"
+            )
+        if "alibi" in problem.modifiers:
+            reasons.append("score_mod must only add to the score beside alibi_slopes, which come behind it; got one that does more")
     return reasons
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .discovery import discovered
 from .errors import ArgumentError, choice_error, shown
-from .modifiers import TRACED, is_modifier
+from .modifiers import is_modifier, kind_of, listed_names
 from .operands import Call, Operand
 from .parameters import Parameter, ParameterBlock
 from .problem import Problem
@@ -61,6 +61,7 @@ class Modifier(ABC):
     joins_sums: whether it adds to the row sums: templates/tile/modifiers/sinks.cuh
     drops: whether it drops elements of P: templates/tile/modifiers/dropout.cuh
     reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh
+    widest_tile: scores in a row of a tile that Hopper's kernels have registers for beside it
     """
 
     name: str
@@ -82,6 +83,7 @@ class Modifier(ABC):
     joins_sums: bool = False
     drops: bool = False
     reads_scores: bool = False
+    widest_tile: int = 2**31
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Its tensors, which are operands of every call that has it, behind those of the operation."""
@@ -98,6 +100,15 @@ class Modifier(ABC):
     def gradient_values(self, call: Call, rows: int) -> tuple[int, Mapping[str, int | float]]:
         """Of the launch of `gradient`: its blocks, and the kernel's parameters that are numbers. `rows`: see `gradient_launches`."""
         raise NotImplementedError(f"{self.name} has no gradient")
+
+    def of_name(self, name: str) -> Modifier:
+        """The modifier of a name of this kind: it itself, unless names say more than that."""
+        return self
+
+    @property
+    def conditions(self) -> Mapping[str, object]:
+        """What its tile file asks for beside `render.conditions`."""
+        return {}
 
     def unit(self, call: Call) -> float | None:
         """What a score that its link has changed must be multiplied by for the softmax; None where that is as it was before."""
@@ -139,12 +150,8 @@ def modifiers() -> dict[str, Modifier]:
 
 @cache
 def modifier_named(name: str) -> Modifier:
-    """The modifier of that name, also one of traced functions, which has no file."""
-    if name.startswith(TRACED):
-        from .traced import traced_modifier
-
-        return traced_modifier(name)
-    return modifiers()[name]
+    """The modifier of that name."""
+    return modifiers()[kind_of(name)].of_name(name)
 
 
 @cache
@@ -190,17 +197,6 @@ def given_modifiers(names: str = "", sizes: Sequence[int] = (), numbers: Sequenc
                 f"{kind} must be those of {names or 'no modifiers'}: {', '.join(named) or 'none'}; got {shown(list(given))}"
             )
     return Given(known, tuple(zip(wanted[0], sizes, strict=True)), tuple(zip(wanted[1], numbers, strict=True)))
-
-
-def listed_names(names: str) -> list[str]:
-    """Names with commas between them, of which those within parentheses are parts of names."""
-    found, depth, begin = [], 0, 0
-    for i, letter in enumerate(names):
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            found.append(names[begin:i])
-            begin = i + 1
-    return [*found, names[begin:]]
 
 
 @lru_cache(maxsize=2**10)
@@ -254,12 +250,6 @@ def modifier_gradients(problem: Problem) -> tuple[Operand, ...]:
 
 
 @cache
-def bends_scores(problem: Problem) -> bool:
-    """Whether a modifier that adds to scores does more than that: what it adds depends on the score."""
-    return any(one.bends_scores for one in modifiers_of(problem))
-
-
-@cache
 def drops(problem: Problem) -> bool:
     """Whether a modifier drops elements of P."""
     return any(one.drops for one in modifiers_of(problem))
@@ -269,6 +259,12 @@ def drops(problem: Problem) -> bool:
 def reads_scores(problem: Problem) -> bool:
     """Whether a modifier has a tensor of which each score has an element."""
     return any(one.reads_scores for one in modifiers_of(problem))
+
+
+@cache
+def widest_tile(problem: Problem) -> int:
+    """`Modifier.widest_tile` of all of a problem's."""
+    return min((one.widest_tile for one in modifiers_of(problem)), default=2**31)
 
 
 @cache

@@ -73,7 +73,7 @@ class Problem:
     `deterministic`: whether gradients must be the same to the bit in every run. False for every other operation, whatever is given: what it
     gives always is.
     `modifiers`: names of what changes scores, or which keys a query sees, beside the mask, sorted: those with a file in
-    `codegen/modifiers`, and functions that were traced (`codegen/traced.py`). Their values are known at launch.
+    `codegen/modifiers`, and traced functions, whose names say what they are. Their values are known at launch.
     What a family can do with a problem is the family's to say; here only what no attention kernel could mean is refused.
     """
 
@@ -120,5 +120,11 @@ class Problem:
         if not self.head_dim and not self.head_dim_v and self.mask is Mask.FULL:
             return self.dtype.value
         width = f"d{self.head_dim}" + (f"x{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
-        parts = (self.dtype.value, width, self.mask.value, *map(short_name, self.modifiers), *(["deterministic"] if self.deterministic else []))
+        parts = (
+            self.dtype.value,
+            width,
+            self.mask.value,
+            *map(short_name, self.modifiers),
+            *(["deterministic"] if self.deterministic else []),
+        )
         return "_".join(parts)

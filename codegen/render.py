@@ -17,7 +17,6 @@ from .errors import ArgumentError
 from .modifier import Modifier, collects_gradients, modifiers_of
 from .prune import END, MARK, parts, pruned
 from .spec import KernelSpec
-from .traced import NOTHING_TRACED, TracedModifier
 
 if TYPE_CHECKING:
     import jinja2
@@ -41,7 +40,21 @@ _RUNNING = ("isolate", "residents")  # what runs the kernels, of the same folder
 _CHAIN = "common/score_chain"  # of the tile operations: every link comes after it
 _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 # That lines of tile operations depend on: see `conditions`.
-_CONDITIONS = ("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "traced", "traced_score", "traced_mask")
+_CONDITIONS = (
+    "links",
+    "maps",
+    "folds",
+    "adds",
+    "changes",
+    "heads",
+    "joins",
+    "drops",
+    "tensors",
+    "collects",
+    "traced",
+    "traced_score",
+    "traced_mask",
+)
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label
@@ -209,11 +222,13 @@ def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, objec
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
     heads, joins, drops = (any(getattr(one, name) for one in modifiers) for name in ("has_heads", "joins_sums", "drops"))
     links = ", ".join(one.link for one in modifiers if one.link)
-    found = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds, "heads": heads}
+    nothing: dict[str, object] = {"traced": "", "traced_score": "", "traced_mask": False}
+    found = nothing | {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds, "heads": heads}
     tensors = any(one.reads_scores for one in modifiers)
     collects = operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)
-    of_traced = next((one.conditions for one in modifiers if isinstance(one, TracedModifier)), NOTHING_TRACED)
-    return {**of_traced, "links": links, "joins": joins, "drops": drops, "tensors": tensors, "collects": collects, **found}
+    for one in modifiers:
+        found |= one.conditions
+    return {**found, "links": links, "joins": joins, "drops": drops, "tensors": tensors, "collects": collects}
 
 
 def _chain(modifiers: Sequence[Modifier], sizes: str, head: str = "") -> str:

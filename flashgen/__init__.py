@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .codegen.errors import ArgumentError, FlashgenError, IllegalConfigError
     from .codegen.spec import KernelSpec
     from .codegen.target import Target, find_target
+    from .traced.modifier import compile_modifier
 
 _HOMES = {
     **dict.fromkeys(("CaptureError", "attention"), ".api"),
@@ -32,12 +33,13 @@ _HOMES = {
     **dict.fromkeys(("ArgumentError", "FlashgenError", "IllegalConfigError"), ".codegen.errors"),
     **dict.fromkeys(("Dtype", "Mask", "Pass", "Problem"), ".codegen.problem"),
     "Workload": ".codegen.workload",
+    "compile_modifier": ".traced.modifier",
     "KernelSpec": ".codegen.spec",
     **dict.fromkeys(("Target", "find_target"), ".codegen.target"),
 }
 
 __all__ = [  # noqa: RUF022 (faces first, then types)
-    "attention", "compile", "load", "tune", "unload", "verify", "warm",
+    "attention", "compile", "compile_modifier", "load", "tune", "unload", "verify", "warm",
     "ArgumentError", "CaptureError", "Device", "Dtype", "FlashgenError", "IllegalConfigError", "KernelSpec", "Mask", "Pass", "Problem",
     "Target", "Workload", "find_device", "find_target", "__version__",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import torch
@@ -18,6 +19,10 @@ from .numerics.modifiers.dropout import dropout_mask
 from .operators.autograd import differentiable_attention, is_differentiated
 from .operators.plans import nobody_listens, run_at_hand
 from .operators.registration import attention_forward, attention_output
+from .traced.modifier import CompiledModifier
+
+ScoreMod = Callable[..., Any] | CompiledModifier | None
+MaskMod = Callable[..., Any] | None
 
 __all__ = ["CaptureError", "attention"]
 
@@ -41,6 +46,8 @@ def attention(
     mask: torch.Tensor | None = ...,
     key_padding_mask: torch.Tensor | None = ...,
     dropout_p: float = ...,
+    score_mod: ScoreMod = ...,
+    mask_mod: MaskMod = ...,
     return_dropout_mask: Literal[False] = ...,
 ) -> torch.Tensor: ...
 @overload
@@ -62,6 +69,8 @@ def attention(
     mask: torch.Tensor | None = ...,
     key_padding_mask: torch.Tensor | None = ...,
     dropout_p: float = ...,
+    score_mod: ScoreMod = ...,
+    mask_mod: MaskMod = ...,
     return_dropout_mask: Literal[False] = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
@@ -83,6 +92,8 @@ def attention(
     mask: torch.Tensor | None = ...,
     key_padding_mask: torch.Tensor | None = ...,
     dropout_p: float = ...,
+    score_mod: ScoreMod = ...,
+    mask_mod: MaskMod = ...,
     return_dropout_mask: Literal[True],
 ) -> tuple[torch.Tensor, ...]: ...
 def attention(
@@ -103,6 +114,8 @@ def attention(
     mask: torch.Tensor | None = None,
     key_padding_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    score_mod: ScoreMod = None,
+    mask_mod: MaskMod = None,
     return_dropout_mask: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """softmax(scale * q k^T) v, on the GPU that holds the tensors and in its current stream.
@@ -128,6 +141,12 @@ def attention(
     mask: bool, of a shape that broadcasts to [batch, heads_q, len_q, len_kv], any strides: a query sees keys where it is True, of those
        that all other masks let it see. Tiles of keys that nobody sees take as long as others.
     key_padding_mask: bool, [batch, len_kv], True where a key is none of padding: the same as mask=key_padding_mask[:, None, None].
+    score_mod: a function (score, batch, head, query, key) of FlexAttention's signature, in PyTorch: what takes the place of a scaled score,
+       behind softcap, ALiBi and bias. It is traced (docs/traced-modifiers.md), and so are its captured tensors and numbers, which are read
+       anew in each call: other values compile nothing. Where it does more than add to the score it has no gradients yet. Captured tensors
+       have none. Or what `flashgen.compile_modifier` gives.
+    mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. Tiles of keys
+       that nobody sees take as long as others. Neither is taken within torch.compile.
     dropout_p: probability, from 0 to 1 and met to 2^-16, of each element of P to be dropped; the others are divided by 1 - dropout_p. Lse
        is what it is without. A seed comes from PyTorch's generator of the device, so that torch.manual_seed repeats a call, each replay of
        a CUDA graph drops other elements, and gradients know the same ones. What is dropped depends on no kernel, nor on other modifiers.
@@ -159,9 +178,11 @@ def attention(
         or mask is not None
         or key_padding_mask is not None
         or dropout_p != 0.0
+        or score_mod is not None
+        or mask_mod is not None
         or isinstance(causal, str)
     ):
-        given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, dropout_p)
+        given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, dropout_p, score_mod, mask_mod)
         causal, modified = modified_of_call(causal, *given, top_left=_queries_beyond_keys(q, k, layout), device=getattr(q, "device", None))
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())

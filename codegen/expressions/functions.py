@@ -82,7 +82,7 @@ def functions_of(text: str) -> TracedFunctions:
     for part in text.split(" | "):
         name, _, tree = part.partition(": ")
         if name not in ("score", "mask") or name in found:
-            raise ArgumentError(f"text of traced functions must be `score: ...`, `mask: ...`, or both with | between them; got {shown(text)}")
+            raise ArgumentError(f"text of traced functions must be `score: ..`, `mask: ..`, or both with | between; got {shown(text)}")
         found[name] = parse_tree(tree)
     functions = TracedFunctions(found.get("score"), found.get("mask"))
     if functions.text != text:

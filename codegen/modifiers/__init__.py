@@ -15,8 +15,19 @@ def modifier_names() -> tuple[str, ...]:
 
 
 def is_modifier(name: str) -> bool:
-    """Whether a problem may have a modifier of that name: one with a file here, or functions that were traced (codegen/traced.py)."""
+    """Whether a problem may have a modifier of that name: one with a file here, or traced functions, whose name says more."""
     return name in modifier_names() or (name.startswith(TRACED) and name.endswith(")"))
+
+
+def listed_names(names: str) -> list[str]:
+    """Names with commas between them, of which those within parentheses are parts of names."""
+    found, depth, begin = [], 0, 0
+    for i, letter in enumerate(names):
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            found.append(names[begin:i])
+            begin = i + 1
+    return [*found, names[begin:]]
 
 
 def kind_of(name: str) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_operands, modifier_named
+from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_named, modifier_operands
 from flashgen.codegen.modifiers.dropout import checked_dropout
 from flashgen.codegen.modifiers.softcap import checked_softcap
 from flashgen.codegen.modifiers.window import Causal, Ends, Seen
@@ -27,6 +27,7 @@ from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import torch_dtype
+from .traced_call import refuse_compiling, traced_call
 
 _PLAIN, _ENDS = {int}, {int, NoneType}  # types of sizes, and of a window's ends
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -152,6 +153,8 @@ def modified_of_call(
     mask: torch.Tensor | None = None,
     key_padding_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    score_mod: Any = None,
+    mask_mod: Any = None,
     *,
     top_left: int,
     device: torch.device | None = None,
@@ -189,6 +192,13 @@ def modified_of_call(
         names.append("sinks")
         given = _tensor("sinks", sinks)
         tensors.append(given.float() if given.dtype in _SIXTEEN_BITS else given)
+    if score_mod is not None or mask_mod is not None:
+        if is_dynamo_compiling():
+            refuse_compiling()
+        name, values, captured = traced_call(score_mod, mask_mod)
+        names.append(name)
+        numbers.extend(values)
+        tensors.extend(captured)
     return seen.mask is Mask.CAUSAL, (",".join(names), sizes, numbers, tensors) if names else ()
 
 

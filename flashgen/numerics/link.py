@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashgen.codegen.discovery import defined
 from flashgen.codegen.modifier import modifiers_of
-from flashgen.codegen.modifiers import TRACED
+from flashgen.codegen.modifiers import kind_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
@@ -46,6 +46,11 @@ class Rows:
 
 class Link(ABC):
     """`flashgen/numerics/modifiers/<modifier>.py` defines a subclass and names it `LINK`."""
+
+    @classmethod
+    def of_name(cls, name: str) -> type[Link]:
+        """The link of the modifier of that name: see Modifier.of_name."""
+        return cls
 
     @classmethod
     @abstractmethod
@@ -106,14 +111,10 @@ def drawn_operands(problem: Problem, workload: Workload, generator: torch.Genera
 
 @cache
 def _kind(name: str) -> type[Link]:
-    if name.startswith(TRACED):
-        from .traced import link_of_functions
-
-        return link_of_functions(name)
     from . import modifiers as package
 
-    found: type[Link] = defined(package, name, "LINK", type)
-    return found
+    found: type[Link] = defined(package, kind_of(name), "LINK", type)
+    return found.of_name(name)
 
 
 def hidden_keys(rows: Rows, causal: bool, links: Sequence[Link] = ()) -> Tensor:

@@ -20,7 +20,7 @@ from flashgen.codegen.attention import (
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import drops, maps_scores, modifier_refusals, modifier_values, reads_scores, score_unit, with_modifiers
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
@@ -34,7 +34,7 @@ from . import model
 from .config import AttentionBackwardSm90Config
 from .launch import PANEL, heads_of_l2_group, panels, tensor_maps
 from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
-from .registers import ACCUMULATORS, accumulators
+from .registers import ACCUMULATORS, accumulators, reasons_beside_softcap
 
 CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
 THREADS = 128 * (CONSUMERS + 1)
@@ -85,10 +85,7 @@ class AttentionBackwardSm90(Family):
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
         reasons = problem_reasons(problem, self.operation, self.modifiers)
-        if maps_scores(problem) and reads_scores(problem):
-            reasons.append("a softcap must be without a bias and a mask in these kernels: they spill with both")
-        if maps_scores(problem) and drops(problem):
-            reasons.append("a softcap must be without dropout in these kernels, which round P before dP is there")
+        reasons += reasons_beside_softcap(problem)
         if (needed := accumulators(problem, AttentionBackwardSm90Config(FEWEST_QUERIES))) > ACCUMULATORS:
             tile = f"dK, dV and the accumulators of {FEWEST_QUERIES} queries"
             reasons.append(f"{tile} need {needed} registers a thread, {ACCUMULATORS} are available: lower head_dim or head_dim_v")
@@ -98,7 +95,8 @@ class AttentionBackwardSm90(Family):
 
     def check(self, problem: Problem, config: Any, target: Target) -> list[str]:
         """See Family."""
-        reasons = self.refusals(problem, target) + range_reasons(config, (("block_q", 16, 128, 16), ("stages", 2, 4, 1)))
+        limits = (("block_q", 16, min(128, widest_tile(problem)), 16), ("stages", 2, 4, 1))
+        reasons = self.refusals(problem, target) + range_reasons(config, limits)
         return reasons or self._resource_reasons(problem, config, target)
 
     def _resource_reasons(self, problem: Problem, config: Any, target: Target) -> list[str]:

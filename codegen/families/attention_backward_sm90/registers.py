@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.codegen.attention import padded
-from flashgen.codegen.modifier import adds_to_scores, drops, maps_scores
+from flashgen.codegen.modifier import adds_to_scores, drops, maps_scores, reads_scores
 from flashgen.codegen.problem import Problem
 
 from .launch import panels
@@ -34,6 +34,14 @@ def accumulators(problem: Problem, config: Any) -> int:
     if gradients > WIDE:
         score_registers += 4 * (adds_to_scores(problem) or drops(problem))
     return gradients + max(score_registers, d_q_registers(problem, config) + beside_d_q)
+
+
+def reasons_beside_softcap(problem: Problem) -> list[str]:
+    """Why these kernels cannot have a softcap beside what else the problem has."""
+    if not maps_scores(problem):
+        return []
+    reasons = ["a softcap must be without a bias and a mask in these kernels: they spill with both"] if reads_scores(problem) else []
+    return reasons + ["a softcap must be without dropout in these kernels, which round P before dP is there"] * drops(problem)
 
 
 def d_q_registers(problem: Problem, config: Any) -> int:

@@ -11,7 +11,7 @@ from flashgen.codegen import wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, with_modifiers
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -80,8 +80,8 @@ class AttentionForwardSm90(Family):
     def check(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> list[str]:
         """See Family."""
         reasons = self.refusals(problem, target)
-        limits = (("warpgroups", 1, 3, 1), ("block_kv", 32, 256, 16), ("stages", 2, 4, 1), ("query_stages", 1, 2, 1))
-        for name, low, high, step in (*limits, ("out_panels", 1, _panels(problem.head_dim_v), 1)):
+        limits = (("warpgroups", 1, 3, 1), ("block_kv", 32, min(256, widest_tile(problem)), 16), ("stages", 2, 4, 1))
+        for name, low, high, step in (*limits, ("query_stages", 1, 2, 1), ("out_panels", 1, _panels(problem.head_dim_v), 1)):
             if not low <= (value := getattr(config, name)) <= high or value % step:
                 reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
         if config.pack_gqa not in PACK_GQA:

@@ -1,4 +1,4 @@
-"""Traced functions of scores and masks: see flashgen/codegen/traced.py."""
+"""Traced functions of scores and masks: see flashgen/codegen/modifiers/traced.py."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from flashgen.codegen.modifier import modifier_named
+from flashgen.codegen.modifiers.traced import CAPTURED_NUMBER, CAPTURED_TENSOR, VERIFIED_SIZES, TracedModifier
 from flashgen.codegen.operands import Element
-from flashgen.codegen.traced import CAPTURED_NUMBER, CAPTURED_TENSOR, VERIFIED_SIZES, TracedModifier, traced_modifier
 
-from ..traced.evaluation import evaluated
-from .link import Link, Rows
+from ...traced.evaluation import evaluated
+from ..link import Link, Rows
 
 
 class TracedLink(Link):
@@ -23,6 +24,11 @@ class TracedLink(Link):
 
     def __init__(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
         self.tensors, self.numbers = tensors, numbers
+
+    @classmethod
+    def of_name(cls, name: str) -> type[Link]:
+        """See Link."""
+        return _link_of(name)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> Self:
@@ -54,6 +60,8 @@ class TracedLink(Link):
 
 
 @cache
-def link_of_functions(name: str) -> type[TracedLink]:
-    """The link of the modifier of that name."""
-    return type("TracedLink", (TracedLink,), {"modifier": traced_modifier(name)})
+def _link_of(name: str) -> type[TracedLink]:
+    return type("TracedLink", (TracedLink,), {"modifier": modifier_named(name)})
+
+
+LINK = TracedLink

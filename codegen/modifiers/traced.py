@@ -1,4 +1,4 @@
-"""Functions of scores and masks that were traced, as a modifier: it has no file, since its name says all of it.
+"""Functions of scores and masks that were traced. Each has a modifier of its own, whose name says all of it: `traced(score: ...)`.
 
 `score_mod` acts on scaled scores behind softcap, ALiBi and bias, `mask_mod` hides keys among those that all other masks let a query see.
 Captured tensors may have any shape: their sizes and strides are numbers of a call.
@@ -10,17 +10,16 @@ from collections.abc import Mapping
 from functools import cache
 
 from flashgen.codegen.attention import float32
-
-from .expressions.functions import TracedFunctions, functions_of
-from .expressions.recognition import added_term
-from .expressions.struct import struct_of
-from .modifier import Modifier, score_unit
-from .modifiers import TRACED
-from .operands import Call, Element, Operand
-from .operation import dense
-from .parameters import Parameter
-from .problem import Problem
-from .workload import Workload
+from flashgen.codegen.expressions.functions import TracedFunctions, functions_of
+from flashgen.codegen.expressions.recognition import added_term
+from flashgen.codegen.expressions.struct import struct_of
+from flashgen.codegen.modifier import Modifier, score_unit
+from flashgen.codegen.modifiers import TRACED
+from flashgen.codegen.operands import Call, Element, Operand
+from flashgen.codegen.operation import dense
+from flashgen.codegen.parameters import Parameter
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.workload import Workload
 
 TILE_FILE = "common/expressions"
 CAPTURED_NUMBER, CAPTURED_TENSOR = "traced_number_", "traced_tensor_"
@@ -38,7 +37,10 @@ VERIFIED_SIZES = (64, 48, 8, 4)  # of captured tensors in verification, by axis
 
 LONGEST, MOST_HEADS = 2**29, 2**24  # of what int32 arithmetic of expressions counts on (expressions/bounds.py)
 FARTHEST = 2**31  # elements
-NOTHING_TRACED: Mapping[str, object] = {"traced": "", "traced_score": "", "traced_mask": False}  # see `TracedModifier.conditions`
+_EXAMPLE = functions_of(
+    "score: add(score, mul(t0:bf16[head, add(add(query, neg(key)), 20)], n0:float32)) | "
+    "mask: or(le(key, query), eq(t1:int32[batch, query], t1:int32[batch, key]))"
+)
 
 
 def name_of_functions(functions: TracedFunctions) -> str:
@@ -54,13 +56,12 @@ class TracedModifier(Modifier):
     tiles = (TILE_FILE,)
     adds_to_scores = has_heads = True
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.functions = functions_of(name.removeprefix(TRACED).removesuffix(")"))
+    def __init__(self, name: str, functions: TracedFunctions) -> None:
+        self.name, self.functions = name, functions
         kinds, types = self.functions.tensor_kinds, self.functions.number_types
         self.words = " and ".join(f"{name}_mod" for name in ("score", "mask") if getattr(self.functions, name) is not None)
         self.tensors = tuple(CAPTURED_TENSOR + name for name in kinds)
-        of_tensors = [f"{CAPTURED_TENSOR}{name}_{kind}{axis}" for name, (_, rank) in kinds.items() for kind in ("size", "step") for axis in range(rank)]
+        of_tensors = [of_shape for name, (_, rank) in kinds.items() for of_shape in _names_of_shape(name, rank)]
         self.numbers = (*(CAPTURED_NUMBER + name for name in types), *of_tensors)
         self.parameters = (
             *(Parameter(f"const {_C_TYPES[dtype]}*", CAPTURED_TENSOR + name) for name, (dtype, _) in kinds.items()),
@@ -69,6 +70,7 @@ class TracedModifier(Modifier):
             *(Parameter("float", name) for name in ("traced_unit", "traced_per_unit")),
         )
         self.reads_scores = bool(kinds)
+        self.widest_tile = 64 if kinds else 2**31  # by experiment: wider ones spill where two tensors are read for each score
         score = self.functions.score
         self.added = None if score is None else added_term(score)
         self.bends_scores = score is not None and self.added is None
@@ -80,7 +82,9 @@ class TracedModifier(Modifier):
 
     def operands(self, problem: Problem | None = None) -> tuple[Operand, ...]:
         """See Modifier."""
-        return tuple(Operand(CAPTURED_TENSOR + name, (), _ELEMENTS[dtype], free=True) for name, (dtype, _) in self.functions.tensor_kinds.items())
+        return tuple(
+            Operand(CAPTURED_TENSOR + name, (), _ELEMENTS[dtype], free=True) for name, (dtype, _) in self.functions.tensor_kinds.items()
+        )
 
     def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
         """See Modifier. For captured tensors of some size."""
@@ -110,6 +114,10 @@ class TracedModifier(Modifier):
                 reasons.append(f"captured tensors must have their elements within {FARTHEST} of the first; got {farthest:.0f}")
         return reasons
 
+    def of_name(self, name: str) -> Modifier:
+        """See Modifier."""
+        return self if name == self.name else _of_text(name.removeprefix(TRACED).removesuffix(")"))
+
     @property
     def conditions(self) -> dict[str, object]:
         """What its tile file asks for: the text of its functions; whether its score_mod is `added` or `bent`; whether it has a mask_mod."""
@@ -120,7 +128,11 @@ class TracedModifier(Modifier):
     def source(self) -> str:
         """C++: the struct `Traced`, and `traced_of`, which makes it from a kernel's parameters."""
         functions, kinds = self.functions, self.functions.tensor_kinds
-        trees = {"added": self.added, "visible": functions.mask} if self.added is not None else {"bent": functions.score, "visible": functions.mask}
+        trees = (
+            {"added": self.added, "visible": functions.mask}
+            if self.added is not None
+            else {"bent": functions.score, "visible": functions.mask}
+        )
         struct = struct_of("Traced", {name: tree for name, tree in trees.items() if tree is not None})
         fields = [f"p.{CAPTURED_NUMBER}{name}" for name in functions.number_types]
         for name, (dtype, rank) in kinds.items():
@@ -137,10 +149,17 @@ class TracedModifier(Modifier):
 
 def shape_scalars(name: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> dict[str, float]:
     """The numbers by which kernels know the shape of the captured tensor of that name."""
-    return {f"{CAPTURED_TENSOR}{name}_{kind}{axis}": value for kind, each in (("size", sizes), ("step", strides)) for axis, value in enumerate(each)}
+    return dict(zip(_names_of_shape(name, len(sizes)), (*sizes, *strides), strict=True))
+
+
+def _names_of_shape(name: str, rank: int) -> list[str]:
+    return [f"{CAPTURED_TENSOR}{name}_{kind}{axis}" for kind in ("size", "step") for axis in range(rank)]
 
 
 @cache
-def traced_modifier(name: str) -> TracedModifier:
-    """The modifier of that name. Raises ArgumentError for one that no functions have."""
-    return TracedModifier(name)
+def _of_text(text: str) -> TracedModifier:
+    functions = functions_of(text)
+    return TracedModifier(name_of_functions(functions), functions)
+
+
+MODIFIER = TracedModifier("traced", _EXAMPLE)
