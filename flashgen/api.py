@@ -8,7 +8,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from flashgen.codegen.modifier import NO_MODIFIERS
-from flashgen.codegen.modifiers.window import Causal, Ends
+from flashgen.codegen.seen import Causal, Ends
 
 from .launch.arguments import LAYOUTS, check_types, require_together
 from .launch.asked import asked, modified_of_call
@@ -32,6 +32,7 @@ def attention(
     return_lse: Literal[False] = ...,
     deterministic: bool | None = ...,
     window: Ends | None = ...,
+    chunk: int | None = ...,
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
@@ -51,6 +52,7 @@ def attention(
     return_lse: Literal[True],
     deterministic: bool | None = ...,
     window: Ends | None = ...,
+    chunk: int | None = ...,
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
@@ -69,6 +71,7 @@ def attention(
     return_lse: bool = False,
     deterministic: bool | None = None,
     window: Ends | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
@@ -88,6 +91,8 @@ def attention(
     window: (left, right): query i sees keys from i + len_kv - len_q - left to i + len_kv - len_q + right, both included; None opens a
        side. Ends may be negative. Where a causal mask ends earlier, it counts. Tiles of keys that no query of a tile sees cost no time.
        len_q + len_kv must be below 2^29 then.
+    chunk: query i sees keys of its own chunk alone, those j with j // chunk == (i + len_kv - len_q) // chunk, of those that the causal mask
+       and the window let it see. A query before the first key sees none. Tiles and lengths as with a window.
     softcap: a scaled score s becomes softcap * tanh(s / softcap)
     alibi_slopes: fp32, [heads_q] or [batch, heads_q]: a score loses slope * |i + len_kv - len_q - j|, after the softcap. No gradient.
     sinks: [heads_q], fp32 or 16 bits: a score of each query head that joins the softmax of its rows, unscaled, with a value of 0. So P of
@@ -116,6 +121,7 @@ def attention(
     modified: tuple[Any, ...] = ()  # what operators are told of modifiers
     if (  # written out: each call asks
         window is not None
+        or chunk is not None
         or softcap is not None
         or alibi_slopes is not None
         or sinks is not None
@@ -124,7 +130,7 @@ def attention(
         or key_padding_mask is not None
         or isinstance(causal, str)
     ):
-        given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask)
+        given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, chunk)
         causal, modified = modified_of_call(causal, *given, top_left=_queries_beyond_keys(q, k, layout))
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())

@@ -41,6 +41,7 @@ def bias(heads: int, len_q: int, len_kv: int) -> torch.Tensor:
 
 KINDS: dict[str, Callable[[int, int], dict[str, Any]]] = {  # by heads and length
     "window": lambda heads, length: {"window": (1024, None)},
+    "chunk": lambda heads, length: {"chunk": 1024},
     "softcap": lambda heads, length: {"softcap": 50.0},
     "alibi": lambda heads, length: {"alibi_slopes": alibi_slopes(heads)},
     "sinks": lambda heads, length: {"sinks": sinks(heads)},

@@ -18,10 +18,10 @@ from torch.compiler import is_dynamo_compiling
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_operands, modifiers
 from flashgen.codegen.modifiers.softcap import checked_softcap
-from flashgen.codegen.modifiers.window import Causal, Ends, Seen
 from flashgen.codegen.operands import Operand
 from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.seen import Causal, Ends, Seen
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
@@ -139,12 +139,13 @@ def modified_of_call(
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     key_padding_mask: torch.Tensor | None = None,
+    chunk: int | None = None,
     *,
     top_left: int,
 ) -> tuple[bool, Modified | tuple[()]]:
     """Whether the mask is causal, and what operators are told of modifiers. `top_left`: see `Seen.of`. Raises ArgumentError."""
-    seen = _seen(causal, window, top_left)
-    names, sizes = (["window"], seen.ends) if seen.modifiers else ([], ())
+    seen = _seen(causal, window, chunk, top_left)
+    names, sizes = list(seen.modifiers), seen.sizes_of_modifiers
     numbers, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
     if softcap is not None:
         names.append("softcap")
@@ -169,20 +170,20 @@ def modified_of_call(
     return seen.mask is Mask.CAUSAL, (",".join(names), sizes, numbers, tensors) if names else ()
 
 
-def _seen(causal: Causal, window: Ends | None, top_left: int) -> Seen:
+def _seen(causal: Causal, window: Ends | None, chunk: int | None, top_left: int) -> Seen:
     """`Seen.of`, which remembers what it was asked in the usual types. torch.compile looks into no memory."""
-    if type(causal) in (bool, str) and not is_dynamo_compiling():
+    if type(causal) in (bool, str) and type(chunk) in _ENDS and not is_dynamo_compiling():
         top_left = top_left if type(causal) is str else 0  # it says nothing else
         if window is None:
-            return _remembered(causal, None, None, top_left)
+            return _remembered(causal, None, None, chunk, top_left)
         if type(window) is tuple and len(window) == 2 and {*map(type, window)} <= _ENDS:
-            return _remembered(causal, *window, top_left)
-    return Seen.of(causal, window, top_left)
+            return _remembered(causal, *window, chunk, top_left)
+    return Seen.of(causal, window, chunk, top_left)
 
 
 @lru_cache(maxsize=2**10)
-def _remembered(causal: Causal, left: int | None, right: int | None, top_left: int) -> Seen:
-    return Seen.of(causal, (left, right), top_left)
+def _remembered(causal: Causal, left: int | None, right: int | None, chunk: int | None, top_left: int) -> Seen:
+    return Seen.of(causal, (left, right), chunk, top_left)
 
 
 def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Softcap, ALiBi, sinks, bias and masks in the emulator, alone, together and with windows: kernels of every family that has them, by the
-numerics rule, and faults that show. Windows alone: test_window.py."""
+"""Softcap, ALiBi, sinks, bias and masks in the emulator, alone, together and with windows and chunks: kernels of every family that has
+them, by the numerics rule, and faults that show. Windows alone: test_window.py; chunks: test_chunk.py."""
 
 from __future__ import annotations
 
@@ -43,11 +43,17 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "bias": ("attention_forward", 64, Mask.FULL, False, ("bias",), None),
     "bias-sm90": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("bias",), None),
     "bias-fp32-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("bias_fp32", "softcap"), None),
+    "all-chunk": ("attention_forward", 64, Mask.CAUSAL, False, ("alibi", "bias", "boolean_mask", "chunk", "sinks", "softcap"), None),
+    "chunk-softcap-sm90": ("attention_forward_sm90", 128, Mask.CAUSAL, False, ("chunk", "softcap"), None),
+    "alibi-chunk-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "chunk", "sinks", "window"), None),
     "all": ("attention_forward", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
     "all-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
     "backward-softcap": ("attention_backward", 64, Mask.FULL, False, ("softcap",), None),
     "backward-alibi": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi",), None),
     "backward-all": ("attention_backward", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
+    "backward-all-chunk": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi", "bias", "boolean_mask", "chunk", "sinks"), None),
+    "backward-chunk-softcap-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("alibi", "chunk", "softcap", "sinks"), None),
+    "backward-chunk-wide": ("attention_backward_wide_sm90", 256, Mask.CAUSAL, True, ("alibi", "boolean_mask", "chunk", "sinks"), None),
     "backward-softcap-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("softcap",), None),
     "backward-alibi-sm90": ("attention_backward_sm90", 64, Mask.FULL, True, ("alibi",), None),
     "backward-alibi-window-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("alibi", "window"), None),
@@ -89,8 +95,9 @@ def spec_of(kernel: str, dtype: Dtype = Dtype.FP16) -> KernelSpec:
 def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int], values: tuple[float, float, float]) -> Verdict:
     cap, magnitude, slopes = values
     ends = (60, 20) if "window" in spec.problem.modifiers else (OPEN, OPEN)
+    chunk = 50 if "chunk" in spec.problem.modifiers else OPEN
     heads = HEADS if getattr(spec.config, "pack_gqa", 1) > 1 else (2, 1)
-    tensors = Tensors.random(spec.problem, Workload(1, *heads, *lengths, *ends), torch.Generator().manual_seed(5))
+    tensors = Tensors.random(spec.problem, Workload(1, *heads, *lengths, *ends, chunk), torch.Generator().manual_seed(5))
     scalars = {"softcap": cap} if "softcap" in spec.problem.modifiers else {}
     tensors["q"].mul_(magnitude)
     if "alibi_slopes" in tensors:

@@ -169,7 +169,10 @@ def test_a_bad_window_is_refused(window: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("modified", "says"),
     [
-        (("nonsense", [1, 2]), r"^modifiers must be one of alibi, bias, bias_fp32, boolean_mask, sinks, softcap, window; got 'nonsense'$"),
+        (
+            ("nonsense", [1, 2]),
+            r"^modifiers must be one of alibi, bias, bias_fp32, boolean_mask, chunk, sinks, softcap, window; got 'nonsense'$",
+        ),
         (("window",), r"^sizes must be those of window: window_left, window_right; got \[\]$"),
         (("window", [1]), r"^sizes must be those of window: window_left, window_right; got \[1\]$"),
         (("", [1]), r"^sizes must be those of no modifiers: none; got \[1\]$"),

@@ -64,7 +64,7 @@ class AttentionBackwardSm90(Family):
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "bias", "bias_fp32", "boolean_mask", "sinks", "softcap", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "sinks", "softcap", "window")
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
@@ -87,6 +87,8 @@ class AttentionBackwardSm90(Family):
         reasons = problem_reasons(problem, self.operation, self.modifiers)
         if maps_scores(problem) and reads_scores(problem):
             reasons.append("a softcap must be without a bias and a mask in these kernels: they spill with both")
+        if {"chunk", "window"} <= {*problem.modifiers}:
+            reasons.append("chunks must be without a window in these kernels: they spill with both")
         if (needed := accumulators(problem, AttentionBackwardSm90Config(FEWEST_QUERIES))) > ACCUMULATORS:
             tile = f"dK, dV and the accumulators of {FEWEST_QUERIES} queries"
             reasons.append(f"{tile} need {needed} registers a thread, {ACCUMULATORS} are available: lower head_dim or head_dim_v")
