@@ -48,9 +48,15 @@ class Window(Modifier):
     )
 
     def values(self, call: Call) -> Mapping[str, int | float]:
-        """See Modifier. An end farther away than any key says no more than one that is just as far: so none overflows."""
+        """See Modifier. An end farther away than any key says no more than one that is just as far: so none overflows.
+
+        A window without keys ends before all of them, as kernels skip what lies behind an end.
+        """
         most = call.workload.len_q + call.workload.len_kv
-        return {name: int(min(max(call.scalars[name], -most), most)) for name in ("window_left", "window_right")}
+        left, right = call.scalars["window_left"], call.scalars["window_right"]
+        if left + right < 0:
+            left = right = -most
+        return {"window_left": int(min(max(left, -most), most)), "window_right": int(min(max(right, -most), most))}
 
     def call_refusals(self, call: Call) -> list[str]:
         """See Modifier."""

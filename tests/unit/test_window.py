@@ -115,7 +115,7 @@ def test_families_take_it_or_say_why_not() -> None:
 def test_a_launch_has_its_ends_however_far_they_are() -> None:
     family, device = find_family("attention_forward"), find_device("h200")
     config = family.default(PROBLEM, device.target)
-    for ends, wanted in (((100, 20), (100, 20)), ((OPEN, -OPEN), (2200, -2200))):
+    for ends, wanted in (((100, 20), (100, 20)), ((OPEN, -OPEN), (2200, -2200)), ((40, -60), (-2200, -2200))):
         call = attention_call(PROBLEM, dataclasses.replace(SIZES, window_left=ends[0], window_right=ends[1]))
         values = family.program(config, call, device).launches[0].values
         assert (values["window_left"], values["window_right"]) == wanted
