@@ -57,6 +57,8 @@ class Modifier(ABC):
     maps_scores, adds_to_scores, has_heads: what its link does: kMapsScores, kAddsToScores, kHasHeads in
                 templates/tile/common/score_changes.cuh
     joins_sums: whether it adds to the row sums: templates/tile/modifiers/sinks.cuh
+    masks_by_key: whether kernels for Hopper mask by the queries that see a key: `mask_by_key` in templates/tile/warp/score_gradients.cuh
+    opens: whether its link holds those that hide keys, and shows keys that they hide: templates/tile/modifiers/prefix_len.cuh
     reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh
     """
 
@@ -76,6 +78,8 @@ class Modifier(ABC):
     adds_to_scores: ClassVar[bool] = False
     has_heads: ClassVar[bool] = False
     joins_sums: ClassVar[bool] = False
+    masks_by_key: ClassVar[bool] = False
+    opens: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = False
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
@@ -101,6 +105,11 @@ class Modifier(ABC):
     def sizes_to_verify(self, workload: Workload, number: int | None) -> Mapping[str, int]:
         """Its `sizes` by which kernels are verified on a workload. `number`: of the shape; None where all keys must stay."""
         return {}
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether its link says which keys a query sees, and changes no scores."""
+        return bool(self.link) and not (self.opens or self.maps_scores or self.adds_to_scores)
 
     @property
     def tile_file(self) -> str:
@@ -148,6 +157,12 @@ def maps_scores(problem: Problem) -> bool:
 def adds_to_scores(problem: Problem) -> bool:
     """Whether a modifier adds to scores."""
     return any(modifier.adds_to_scores for modifier in modifiers_of(problem))
+
+
+@cache
+def opens_keys(problem: Problem) -> bool:
+    """Whether a modifier shows keys that others hide."""
+    return any(modifier.opens for modifier in modifiers_of(problem))
 
 
 class Given(NamedTuple):

@@ -31,6 +31,7 @@ class Element(enum.Enum):
     INPUT = "input"
     F32 = "f32"
     BOOL = "bool"
+    I32 = "i32"
 
 
 class Role(enum.Enum):
@@ -58,7 +59,7 @@ class Operand:
 
     def bytes(self, problem: Problem) -> int:
         """Size of one element."""
-        return {Element.INPUT: problem.dtype.bytes, Element.F32: 4, Element.BOOL: 1}[self.element]
+        return {Element.INPUT: problem.dtype.bytes, Element.F32: 4, Element.BOOL: 1, Element.I32: 4}[self.element]
 
     def sizes(self, problem: Problem, workload: Workload) -> tuple[int, ...]:
         """How many elements it has along each axis."""

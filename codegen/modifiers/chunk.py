@@ -25,6 +25,7 @@ class Chunk(Modifier):
     words = "chunks"
     parameters = tuple(Parameter("int", name) for name in ("chunk", "chunk_multiplier", "chunk_shift"))
     sizes = ("chunk",)
+    masks_by_key = True
 
     def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
         """See Modifier. That of the workload."""

@@ -140,6 +140,7 @@ def modified_of_call(
     mask: torch.Tensor | None = None,
     key_padding_mask: torch.Tensor | None = None,
     chunk: int | None = None,
+    prefix_len: torch.Tensor | None = None,
     *,
     top_left: int,
 ) -> tuple[bool, Modified | tuple[()]]:
@@ -163,6 +164,9 @@ def modified_of_call(
     if mask is not None:
         names.append("boolean_mask")
         tensors.append(_tensor("mask", mask))
+    if prefix_len is not None:
+        names.append("prefix_len")
+        tensors.append(_tensor("prefix_len", prefix_len))
     if sinks is not None:
         names.append("sinks")
         given = _tensor("sinks", sinks)

@@ -19,7 +19,7 @@ from .link import drawn_operands
 
 TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
 
-_FIXED = {Element.F32: torch.float32, Element.BOOL: torch.bool}  # whatever the problem's
+_FIXED = {Element.F32: torch.float32, Element.BOOL: torch.bool, Element.I32: torch.int32}  # whatever the problem's
 
 Sample = Tensor
 """Which rows of a workload are judged where all of them are too many: int64 [n, 3] of (batch, query head, query)."""

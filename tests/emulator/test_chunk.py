@@ -37,6 +37,7 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, bool, Config | None]] = {
     "backward-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, False, None),
     "backward-sm90-ordered": ("attention_backward_sm90", 64, Mask.FULL, True, False, None),
     "backward-wide": ("attention_backward_wide_sm90", 256, Mask.CAUSAL, False, False, None),
+    "backward-sm90-window-ordered": ("attention_backward_sm90", 64, Mask.FULL, True, True, None),
     "backward-wide-ordered": ("attention_backward_wide_sm90", 256, Mask.FULL, True, False, None),
     "backward-wide-window-ordered": ("attention_backward_wide_sm90", 256, Mask.FULL, True, True, None),
 }
@@ -92,6 +93,7 @@ _OF = "{len_kv - len_q, p.chunk,"
 _FIRST = "return (static_cast<int>(product >> 32) >> shift) * size;"
 _KEYS = "{first, position < 0 ? 0 : first + size}"
 _VISIBLE = "static_cast<u32>(query - (first_of(key) - causal_offset)) < static_cast<u32>(size)"
+_MASKED = "static_cast<u32>(from + j * 8 + e) >= static_cast<u32>(count)"
 _BEGIN, _END = "begin = max(0, first - causal_offset)", "end = max(0, last + size - causal_offset)"
 FAULTS = [
     fault("aligned-top-left", _OF, "{0, p.chunk,", "sm90"),
@@ -101,8 +103,12 @@ FAULTS = [
     fault("first-key-not-hidden", _KEYS, "{0, position < 0 ? 0 : first + size}", "packed"),
     fault("last-key-not-hidden", _KEYS, "{first, position < 0 ? 0 : 0x7fffffff}", "sm90"),
     fault("queries-before-the-first-key", _KEYS, "{first, first + size}", "sm90"),
-    fault("later-chunk-seen", _VISIBLE, "query + causal_offset >= first_of(key)", "backward"),
-    fault("earlier-chunk-seen", _VISIBLE, "query + causal_offset - first_of(key) < size", "backward"),
+    fault("later-queries-not-hidden", _MASKED, "from + j * 8 + e < 0", "backward-sm90"),
+    fault("later-queries-not-hidden", _VISIBLE, "query >= first_of(key) - causal_offset", "backward"),
+    fault("earlier-queries-not-hidden", _VISIBLE, "query - (first_of(key) - causal_offset) < size", "backward"),
+    fault("earlier-queries-not-hidden", _MASKED, "from + j * 8 + e >= count", "backward-sm90"),
+    fault("of-one-row-for-all", "own = key + i * 16 + h * 8", "own = key + i * 16", "backward-wide"),
+    fault("one-query-off", _BEGIN, f"{_BEGIN} + 1", "backward-sm90"),
     fault("first-queries-skipped", _BEGIN, "begin = max(0, first - causal_offset) + 128", "backward"),
     fault("last-queries-skipped", _END, "end = max(0, last + size - causal_offset - 128)", "backward-sm90"),
     fault("taken-for-full", "first == last ? end : 0", "0x7fffffff", "backward"),

@@ -1,5 +1,5 @@
-"""Softcap, ALiBi, sinks, bias and masks in the emulator, alone, together and with windows and chunks: kernels of every family that has
-them, by the numerics rule, and faults that show. Windows alone: test_window.py; chunks: test_chunk.py."""
+"""Softcap, ALiBi, sinks, bias and masks in the emulator, alone, together and with windows, chunks and prefixes: kernels of every family
+that has them, by the numerics rule, and faults that show. Windows alone: test_window; chunks: test_chunk; prefixes: test_prefix."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "all-chunk": ("attention_forward", 64, Mask.CAUSAL, False, ("alibi", "bias", "boolean_mask", "chunk", "sinks", "softcap"), None),
     "chunk-softcap-sm90": ("attention_forward_sm90", 128, Mask.CAUSAL, False, ("chunk", "softcap"), None),
     "alibi-chunk-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "chunk", "sinks", "window"), None),
+    "all-prefix": ("attention_forward", 64, Mask.CAUSAL, False, ("alibi", "boolean_mask", "prefix_len", "sinks", "softcap"), None),
+    "prefix-softcap-sm90": ("attention_forward_sm90", 128, Mask.CAUSAL, False, ("chunk", "prefix_len", "softcap", "window"), None),
+    "mask-prefix-packed": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("boolean_mask", "prefix_len", "sinks"), PACKED),
     "all": ("attention_forward", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
     "all-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
     "backward-softcap": ("attention_backward", 64, Mask.FULL, False, ("softcap",), None),
@@ -54,6 +57,13 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "backward-all-chunk": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi", "bias", "boolean_mask", "chunk", "sinks"), None),
     "backward-chunk-softcap-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("alibi", "chunk", "softcap", "sinks"), None),
     "backward-chunk-wide": ("attention_backward_wide_sm90", 256, Mask.CAUSAL, True, ("alibi", "boolean_mask", "chunk", "sinks"), None),
+    "backward-all-prefix": (
+        *("attention_backward", 64, Mask.CAUSAL, True),
+        *(("alibi", "bias", "boolean_mask", "chunk", "prefix_len", "sinks", "window"), None),
+    ),
+    "backward-prefix-softcap-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("alibi", "prefix_len", "softcap", "sinks"), None),
+    "backward-bias-prefix-persistent": ("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("bias", "prefix_len"), None),
+    "backward-mask-prefix-wide": ("attention_backward_wide_sm90", 256, Mask.CAUSAL, True, ("boolean_mask", "prefix_len", "sinks"), None),
     "backward-softcap-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("softcap",), None),
     "backward-alibi-sm90": ("attention_backward_sm90", 64, Mask.FULL, True, ("alibi",), None),
     "backward-alibi-window-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("alibi", "window"), None),

@@ -171,7 +171,7 @@ def test_a_bad_window_is_refused(window: Any, says: str) -> None:
     [
         (
             ("nonsense", [1, 2]),
-            r"^modifiers must be one of alibi, bias, bias_fp32, boolean_mask, chunk, sinks, softcap, window; got 'nonsense'$",
+            r"^modifiers must be one of alibi, bias, bias_fp32, boolean_mask, chunk, prefix_len, sinks, softcap, window; got 'nonsense'$",
         ),
         (("window",), r"^sizes must be those of window: window_left, window_right; got \[\]$"),
         (("window", [1]), r"^sizes must be those of window: window_left, window_right; got \[1\]$"),

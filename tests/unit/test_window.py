@@ -92,7 +92,7 @@ def test_a_workload_refuses_an_end_out_of_range(end: Any) -> None:
 def test_a_problem_refuses_unknown_modifiers_and_those_of_what_has_no_scores() -> None:
     with pytest.raises(
         ArgumentError,
-        match=r"^modifiers must be one of alibi, bias, bias_fp32, boolean_mask, chunk, sinks, softcap, window; got 'windows'$",
+        match=r"^modifiers must be one of alibi, bias, bias_fp32, boolean_mask, chunk, prefix_len, sinks, softcap, window; got 'windows'$",
     ):
         Problem(Dtype.BF16, 64, modifiers=("windows",))
     with pytest.raises(ArgumentError, match=r"^modifiers must be none for softmax, which has no scores; got window$"):

@@ -20,7 +20,7 @@ from flashgen.codegen.attention import (
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import maps_scores, modifier_refusals, modifier_values, reads_scores, score_unit, with_modifiers
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
@@ -34,7 +34,7 @@ from . import model
 from .config import AttentionBackwardSm90Config
 from .launch import PANEL, heads_of_l2_group, panels, tensor_maps
 from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
-from .registers import ACCUMULATORS, accumulators
+from .registers import ACCUMULATORS, accumulators, modifier_reasons
 
 CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
 THREADS = 128 * (CONSUMERS + 1)
@@ -64,7 +64,17 @@ class AttentionBackwardSm90(Family):
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "sinks", "softcap", "window")
+    modifiers: ClassVar[tuple[str, ...]] = (
+        "alibi",
+        "bias",
+        "bias_fp32",
+        "boolean_mask",
+        "chunk",
+        "prefix_len",
+        "sinks",
+        "softcap",
+        "window",
+    )
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
@@ -84,11 +94,7 @@ class AttentionBackwardSm90(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation, self.modifiers)
-        if maps_scores(problem) and reads_scores(problem):
-            reasons.append("a softcap must be without a bias and a mask in these kernels: they spill with both")
-        if {"chunk", "window"} <= {*problem.modifiers}:
-            reasons.append("chunks must be without a window in these kernels: they spill with both")
+        reasons = problem_reasons(problem, self.operation, self.modifiers) + modifier_reasons(problem)
         if (needed := accumulators(problem, AttentionBackwardSm90Config(FEWEST_QUERIES))) > ACCUMULATORS:
             tile = f"dK, dV and the accumulators of {FEWEST_QUERIES} queries"
             reasons.append(f"{tile} need {needed} registers a thread, {ACCUMULATORS} are available: lower head_dim or head_dim_v")

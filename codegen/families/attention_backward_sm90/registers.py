@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.codegen.attention import padded
-from flashgen.codegen.modifier import adds_to_scores, maps_scores
+from flashgen.codegen.modifier import adds_to_scores, maps_scores, reads_scores
 from flashgen.codegen.problem import Problem
 
 from .launch import panels
@@ -15,6 +15,13 @@ ACCUMULATORS = 208  # that these may take of a consumer's registers; the rest is
 FEWEST_BESIDE_D_Q = 12  # of those, that dS and what adds dQ up take
 WIDE = 128  # of dK and dV together
 SPLIT = 16  # of those, that are lost if the product of dV is under way beside dQ, and not just P
+
+
+def modifier_reasons(problem: Problem) -> list[str]:
+    """Why there are no registers for a problem's modifiers together, by experiment."""
+    if maps_scores(problem) and reads_scores(problem):
+        return ["a softcap must be without a bias and a mask in these kernels: they spill with both"]
+    return []
 
 
 def accumulators(problem: Problem, config: Any) -> int:

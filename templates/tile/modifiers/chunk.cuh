@@ -16,7 +16,6 @@ struct Chunk {
         return (static_cast<int>(product >> 32) >> shift) * size;
     }
 
-    // By the chunk of the key: who asks this has keys as rows, so that one division is for all queries.
     __device__ __forceinline__ bool visible(int query, int key) const {
         return static_cast<u32>(query - (first_of(key) - causal_offset)) < static_cast<u32>(size);
     }

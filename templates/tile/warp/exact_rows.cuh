@@ -153,8 +153,13 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
 #pragma unroll 1
     for (int first = warp_index() * 8; first < (huge ? kRows : min(kRows, queries)); first += kThreads / 4) {
         RowSum sums[2];
-//% if heads
+//% if heads and opens
+        const Chain own_chain = of_head(of_batch(chain, batch), batch, head);
+        sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, own_chain);
+//% elif heads
         sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, of_head(chain, batch, head));
+//% elif opens
+        sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, of_batch(chain, batch));
 //% else
         sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, chain);
 //% endif
