@@ -6,6 +6,7 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from .errors import ArgumentError, shown
@@ -47,11 +48,11 @@ def attention_call(
 
 def with_keys(call: Call, len_kv: int) -> Call:
     """The call with another number of keys, and all else as it is: k and v, which are (batch, length, head, column), keep their strides."""
-    views, w = dict(call.views), call.workload
+    views = dict(call.views)
     for name in ("k", "v"):
         (batch, _, heads, columns), strides = views[name]
         views[name] = View((batch, len_kv, heads, columns), strides)
-    return Call(call.problem, Workload(w.batch, w.heads_q, w.heads_kv, w.len_q, len_kv, w.window_left, w.window_right), views, call.scalars)
+    return Call(call.problem, replace(call.workload, len_kv=len_kv), views, call.scalars)
 
 
 def float32(value: float) -> float:
@@ -119,15 +120,18 @@ def visits(problem: Problem, workload: Workload, block_q: int, block_kv: int, le
     """
     len_q, len_kv, offset = workload.len_q, workload.len_kv, workload.len_kv - workload.len_q
     right = min(workload.window_right, 0) if problem.mask is Mask.CAUSAL else workload.window_right
+    chunk = workload.chunk
     for first in range(0, len_q, block_q):
-        end = max(least, -(-min(len_kv, max(0, first + block_q + offset + right)) // block_kv))
-        begin = min(max(0, first + offset - workload.window_left) // block_kv, end - least)
+        position, last = first + offset, first + offset + block_q - 1
+        end_key = min(last + right, last // chunk * chunk + chunk - 1) + 1
+        end = max(least, -(-min(len_kv, max(0, end_key)) // block_kv))
+        begin = min(max(0, position - workload.window_left, position // chunk * chunk) // block_kv, end - least)
         yield min(block_q, len_q - first), end - begin, max(0, min(end * block_kv, len_kv) - begin * block_kv)
 
 
 @lru_cache(maxsize=2**12)
-def window_steps(problem: Problem, workload: Workload, block_q: int, block_kv: int) -> tuple[float, int]:
-    """Key tiles that all query tiles of a head meet, where there is a window, and those of the one that meets most.
+def local_steps(problem: Problem, workload: Workload, block_q: int, block_kv: int) -> tuple[float, int]:
+    """Key tiles that all query tiles of a head meet, where attention is local, and those of the one that meets most.
 
     At least one each, as kernels have for a tile that sees no key. Beyond 4096 tiles an estimate.
     """
@@ -201,9 +205,7 @@ def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (
         reasons.append(f"modifiers must be {allowed} in these kernels; got {', '.join(others)}")
     if any(one.bends_scores for one in modifiers_of(problem)):
         if operation == "backward":
-            reasons.append(
-                "score_mod must only add to the score in the backward pass, as in score + bias[key]; got one that does more"
-            )
+            reasons.append("score_mod must only add to the score in the backward pass, as in score + bias[key]; got one that does more")
         if "alibi" in problem.modifiers:
             reasons.append("score_mod must only add to the score beside alibi_slopes, which come behind it; got one that does more")
     return reasons

@@ -8,35 +8,19 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import NamedTuple
 
 from .discovery import discovered
 from .errors import ArgumentError, choice_error, shown
+from .gradient_kernel import GradientKernel
 from .modifiers import is_modifier, kind_of, listed_names
 from .operands import Call, Operand
 from .parameters import Parameter, ParameterBlock
 from .problem import Problem
 from .program import Buffer
 from .workload import Workload
-
-
-@dataclass(frozen=True)
-class GradientKernel:
-    """A kernel for gradients of a modifier's tensors.
-
-    function:   what computes them, in the file of the modifier: a template of the block's threads, given the kernel's parameters
-    title:      what the text says above it
-    threads:    of a block
-    """
-
-    parameters: ParameterBlock
-    suffix: str
-    struct: str
-    function: str
-    title: str
-    threads: int
 
 
 class Modifier(ABC):
@@ -60,6 +44,8 @@ class Modifier(ABC):
     bends_scores: of one that adds to scores, whether what it adds depends on the score
     joins_sums: whether it adds to the row sums: templates/tile/modifiers/sinks.cuh
     drops: whether it drops elements of P: templates/tile/modifiers/dropout.cuh
+    masks_by_key: whether kernels for Hopper mask by the queries that see a key: `mask_by_key` in templates/tile/warp/score_gradients.cuh
+    opens: whether its link holds those that hide keys, and shows keys that they hide: templates/tile/modifiers/prefix_len.cuh
     reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh
     widest_tile: scores in a row of a tile that Hopper's kernels have registers for beside it
     """
@@ -82,6 +68,8 @@ class Modifier(ABC):
     bends_scores: bool = False
     joins_sums: bool = False
     drops: bool = False
+    masks_by_key: bool = False
+    opens: bool = False
     reads_scores: bool = False
     widest_tile: int = 2**31
 
@@ -117,6 +105,11 @@ class Modifier(ABC):
     def sizes_to_verify(self, workload: Workload, number: int | None) -> Mapping[str, int]:
         """Its `sizes` by which kernels are verified on a workload. `number`: of the shape; None where all keys must stay."""
         return {}
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether its link says which keys a query sees, and changes no scores."""
+        return bool(self.link) and not (self.opens or self.maps_scores or self.adds_to_scores)
 
     @property
     def tile_file(self) -> str:
@@ -170,6 +163,12 @@ def maps_scores(problem: Problem) -> bool:
 def adds_to_scores(problem: Problem) -> bool:
     """Whether a modifier adds to scores."""
     return any(modifier.adds_to_scores for modifier in modifiers_of(problem))
+
+
+@cache
+def opens_keys(problem: Problem) -> bool:
+    """Whether a modifier shows keys that others hide."""
+    return any(modifier.opens for modifier in modifiers_of(problem))
 
 
 class Given(NamedTuple):

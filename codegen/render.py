@@ -41,19 +41,8 @@ _CHAIN = "common/score_chain"  # of the tile operations: every link comes after 
 _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 # That lines of tile operations depend on: see `conditions`.
 _CONDITIONS = (
-    "links",
-    "maps",
-    "folds",
-    "adds",
-    "changes",
-    "heads",
-    "joins",
-    "drops",
-    "tensors",
-    "collects",
-    "traced",
-    "traced_score",
-    "traced_mask",
+    *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key"),
+    *("traced", "traced_score", "traced_mask"),
 )
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
@@ -214,33 +203,48 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
 def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, object]:
     """What texts say on behalf of modifiers: see templates/tile/common/score_changes.cuh.
 
-    links: those of the chain, with commas between them; maps: a link maps scores; adds: links add to them; changes: one of the two;
+    links: what `modified_chain` is made of; maps: a link maps scores; adds: links add to them; changes: one of the two;
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
     joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
-    traced, traced_score, traced_mask: see `TracedModifier.conditions`
+    opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; traced, traced_score, traced_mask: see `TracedModifier.conditions`
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
-    heads, joins, drops = (any(getattr(one, name) for one in modifiers) for name in ("has_heads", "joins_sums", "drops"))
-    links = ", ".join(one.link for one in modifiers if one.link)
-    nothing: dict[str, object] = {"traced": "", "traced_score": "", "traced_mask": False}
-    found = nothing | {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds, "heads": heads}
-    tensors = any(one.reads_scores for one in modifiers)
-    collects = operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)
+    found: dict[str, object] = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds}
+    found |= {"links": _links(modifiers), "collects": operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)}
+    named = {"heads": "has_heads", "joins": "joins_sums", "drops": "drops", "tensors": "reads_scores", "opens": "opens"}
+    for name, attribute in {**named, "by_key": "masks_by_key"}.items():
+        found[name] = any(getattr(one, attribute) for one in modifiers)
+    found |= {"traced": "", "traced_score": "", "traced_mask": False}
     for one in modifiers:
         found |= one.conditions
-    return {**found, "links": links, "joins": joins, "drops": drops, "tensors": tensors, "collects": collects}
+    return found
 
 
-def _chain(modifiers: Sequence[Modifier], sizes: str, head: str = "") -> str:
-    """What makes the chain in a kernel whose parameters are `p`, where its links know heads for `head`.
+def _links(modifiers: Sequence[Modifier]) -> str:
+    """Whether the chain is causal, and its links, with commas between them; empty without links.
 
-    sizes: len_q and len_kv, head: entry of the batch and head, as they are called there
+    A link that opens holds all that hide keys, the causal mask among them.
     """
-    links = [modifier.link for modifier in modifiers if modifier.link]
+    changing = [one.link for one in modifiers if one.link and not (one.hides_keys or one.opens)]
+    causal, hiding = "kCausal", [one.link for one in modifiers if one.hides_keys]
+    for opening in (one.link for one in modifiers if one.opens):
+        causal, hiding = "false", [f"{opening}<{', '.join((causal, *hiding))}>"]
+    links = [*changing, *hiding]
+    return ", ".join((causal, *links)) if links else ""
+
+
+def _chain(modifiers: Sequence[Modifier], sizes: str, batch: str = "", head: str = "") -> str:
+    """What makes the chain in a kernel whose parameters are `p`, where its links know the entry of the batch, and heads, for these.
+
+    sizes: len_q and len_kv, as they are called there, as are batch and head
+    """
+    links = _links(modifiers)
     if not links:
         return f"make_chain<kCausal>({sizes})"
-    made = f"modified_chain<{', '.join(('kCausal', *links))}>(p, {sizes})"
-    return f"of_head({made}, {head})" if head and any(modifier.has_heads for modifier in modifiers) else made
+    made = f"modified_chain<{links}>(p, {sizes})"
+    if batch and any(modifier.opens for modifier in modifiers):
+        made = f"of_batch({made}, {batch})"
+    return f"of_head({made}, {batch}, {head})" if head and any(modifier.has_heads for modifier in modifiers) else made
 
 
 def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier], collects: bool) -> list[str]:
@@ -251,8 +255,8 @@ def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier], collect
     if with_links:
         after = files.index(_CHAIN) + 1
         needed = dict.fromkeys(name for modifier in with_links for name in (*modifier.tiles, *(modifier.sum_tiles if collects else ())))
-        links = [modifier.tile_file for modifier in with_links]
-        files[after:] = ["common/score_changes", *needed, *links, "common/modified_chain", *files[after:]]
+        links, opening = ([one.tile_file for one in with_links if one.opens is opens] for opens in (False, True))
+        files[after:] = ["common/score_changes", *needed, *links, "common/modified_chain", *opening, *files[after:]]
     return files
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .modifier import GradientKernel, collects_gradients, modifier_named
+from .gradient_kernel import GradientKernel
+from .modifier import collects_gradients, modifier_named
 from .operands import Call
 from .problem import Problem
 from .program import BlockResources, Buffer, KernelLaunch, KernelText

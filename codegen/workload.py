@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .errors import ArgumentError, require_int
@@ -10,7 +11,7 @@ from .problem import _MOST, Mask
 from .typed import require_type
 
 _INT = {int}
-OPEN = _MOST  # an end of a window that is not there: no key is as far away
+OPEN = _MOST  # an end of a window, or of a chunk, that is not there: no key is as far away
 
 
 @dataclass(frozen=True, order=True)
@@ -20,6 +21,7 @@ class Workload:
     `heads_q` is a multiple of `heads_kv` (grouped-query attention). Any of the sizes may be 0.
     `window_left` and `window_right` are of problems that have a window: query i sees the keys from i + len_kv - len_q - window_left to
     i + len_kv - len_q + window_right, both included. They may be negative; OPEN stands for no end on that side.
+    `chunk` is of problems that have chunks: a query sees the keys of its own chunk alone, of so many keys; OPEN stands for no chunks.
     """
 
     batch: int
@@ -29,6 +31,7 @@ class Workload:
     len_kv: int
     window_left: int = field(default=OPEN, metadata=ADDED_LATER)
     window_right: int = field(default=OPEN, metadata=ADDED_LATER)
+    chunk: int = field(default=OPEN, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         sizes = self.batch, self.heads_q, self.heads_kv, self.len_q, self.len_kv
@@ -38,6 +41,8 @@ class Workload:
         if self.has_window:
             for name in ("window_left", "window_right"):
                 require_int(name, getattr(self, name), -OPEN, OPEN)
+        if self.chunk != OPEN:
+            require_int("chunk", self.chunk, 1, OPEN)
         if self.heads_q and (not self.heads_kv or self.heads_q % self.heads_kv):
             raise ArgumentError(f"heads_q must be a multiple of heads_kv; got heads_q {self.heads_q}, heads_kv {self.heads_kv}")
 
@@ -47,22 +52,47 @@ class Workload:
         return self.window_left != OPEN or self.window_right != OPEN
 
     @property
+    def is_local(self) -> bool:
+        """Whether attention is local: a window or chunks say which keys are near enough to a query."""
+        return self.has_window or self.chunk != OPEN
+
+    @property
     def name(self) -> str:
-        """For people, for example 'B4 H32/8 S4096', 'B1 H32 S1x4096' or 'B4 H32 S4096 W1024:0' with a window."""
+        """For people, for example 'B4 H32/8 S4096' or 'B1 H32 S1x4096'; 'B4 H32 S4096 W1024:0' with a window, C512 with chunks."""
         heads = f"H{self.heads_q}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads_q else "")
         lengths = f"S{self.len_q}" + (f"x{self.len_kv}" if self.len_kv != self.len_q else "")
         window = ":".join("" if end == OPEN else str(end) for end in (self.window_left, self.window_right))
-        return f"B{self.batch} {heads} {lengths}" + (f" W{window}" if self.has_window else "")
+        chunks = f" C{self.chunk}" if self.chunk != OPEN else ""
+        return f"B{self.batch} {heads} {lengths}" + (f" W{window}" if self.has_window else "") + chunks
 
     def visible_pairs(self, mask: Mask) -> int:
-        """How many (query, key) pairs of one head the mask and the window let through."""
+        """How many (query, key) pairs of one head the mask, the window and the chunks let through."""
         require_type("mask", mask, Mask)
         right = min(self.window_right, 0) if mask is Mask.CAUSAL else self.window_right
-        return max(0, self._pairs_up_to(right) - self._pairs_up_to(-self.window_left - 1))
+        ends = right, -self.window_left - 1
+        pairs = 0
+        for count, queries, keys, offset in self._chunks():
+            seen, too_early = (_pairs_up_to(queries, keys, offset + end + 1) for end in ends)
+            pairs += count * max(0, seen - too_early)
+        return pairs
 
-    def _pairs_up_to(self, end: int) -> int:
-        """Pairs whose key is at most `end` behind where the last query's last key would be: j <= i + len_kv - len_q + end."""
-        first = self.len_kv - self.len_q + end + 1  # keys that query 0 sees; each later query sees one more, from 0 to len_kv
-        begin = min(max(0, 1 - first), self.len_q)
-        whole = min(max(begin, self.len_kv - first), self.len_q)
-        return (whole - begin) * (2 * first + begin + whole - 1) // 2 + (self.len_q - whole) * self.len_kv
+    def _chunks(self) -> Iterator[tuple[int, int, int, int]]:
+        """Chunks that have queries: how many are alike, queries and keys of each, and keys of it before its first query's own."""
+        offset, size = self.len_kv - self.len_q, self.chunk
+        if size == OPEN:
+            yield 1, self.len_q, self.len_kv, offset
+            return
+        begin = max(0, offset)
+        while begin < self.len_kv:
+            first = begin // size * size
+            end = min(first + size, self.len_kv)
+            alike = max(1, (self.len_kv - begin) // size) if begin == first else 1
+            yield alike, end - begin, end - first, begin - first
+            begin = first + alike * size
+
+
+def _pairs_up_to(queries: int, keys: int, first: int) -> int:
+    """Pairs where query 0 sees the `first` first keys, and each later query one more, from 0 to all of them."""
+    begin = min(max(0, 1 - first), queries)
+    whole = min(max(begin, keys - first), queries)
+    return (whole - begin) * (2 * first + begin + whole - 1) // 2 + (queries - whole) * keys

@@ -12,10 +12,10 @@ from flashgen.build.gpu.driver import DriverError, Gpu, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, shown
-from flashgen.codegen.modifiers.window import Ends, Seen
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.operations import operations_of
 from flashgen.codegen.problem import Dtype, Problem
+from flashgen.codegen.seen import Ends, Seen
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.typed import checked
@@ -98,6 +98,7 @@ def warm(
     passes: str = "forward",
     deterministic: bool = False,
     window: Ends | None = None,
+    chunk: int | None = None,
     modifiers: Sequence[str] = (),
     device: int | None = None,
 ) -> Kernel:
@@ -108,14 +109,14 @@ def warm(
     head_dim_v: None for head_dim; kv_heads: None for as many as heads; len_kv: None for len_q; device: None for the current one.
     passes: "forward", "backward" or "both", of which the backward kernel is returned.
     deterministic: of the backward kernel, whether its gradients are the same to the bit in every run.
-    window: as `attention` has it.
-    modifiers: names of others, whose values calls may change: softcap, alibi, bias, bias_fp32, boolean_mask, sinks.
+    window, chunk: as `attention` has them.
+    modifiers: names of others, whose values calls may change: softcap, alibi, bias, bias_fp32, boolean_mask, prefix_len, sinks.
     """
     on = _gpu(device)
     name = str(dtype).removeprefix("torch.")
     width_v = head_dim if head_dim_v is None else head_dim_v
-    seen = Seen.of(causal, window)
-    workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv, *seen.ends)
+    seen = Seen.of(causal, window, chunk)
+    workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv, *seen.sizes)
     for operation in operations_of(passes):
         problem = Problem(Dtype.parse(name), head_dim, width_v, seen.mask, operation, deterministic, (*seen.modifiers, *modifiers))
         excluded = excluded_families(operation_of(problem).call(problem, workload), on.device.target)
@@ -139,6 +140,7 @@ def tune(
     passes: str = "forward",
     deterministic: bool = False,
     window: Ends | None = None,
+    chunk: int | None = None,
     modifiers: Sequence[str] = (),
     device: str | int | None = None,
     arch: str | None = None,
@@ -152,7 +154,7 @@ def tune(
     from . import tuning
 
     sizes = (seqlens, seqlen_kv, batch, heads, kv_heads)
-    cells = cells_of(head_dim, head_dim_v, dtype, causal, *sizes, passes, deterministic, window, modifiers)
+    cells = cells_of(head_dim, head_dim_v, dtype, causal, *sizes, passes, deterministic, window, modifiers, chunk)
     return tuning.run(tuning.Request(cells, device, arch, jobs, budget_seconds, exhaustive, family, settings or {}))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from flashgen.codegen.modifier import NO_MODIFIERS
-from flashgen.codegen.modifiers.window import Causal, Ends
+from flashgen.codegen.seen import Causal, Ends
 from flashgen.codegen.typed import require_type
 
 from .launch.arguments import LAYOUTS, check_types, require_together
@@ -39,6 +39,8 @@ def attention(
     return_lse: Literal[False] = ...,
     deterministic: bool | None = ...,
     window: Ends | None = ...,
+    chunk: int | None = ...,
+    prefix_len: torch.Tensor | None = ...,
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
@@ -62,6 +64,8 @@ def attention(
     return_lse: Literal[True],
     deterministic: bool | None = ...,
     window: Ends | None = ...,
+    chunk: int | None = ...,
+    prefix_len: torch.Tensor | None = ...,
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
@@ -107,6 +111,8 @@ def attention(
     return_lse: bool = False,
     deterministic: bool | None = None,
     window: Ends | None = None,
+    chunk: int | None = None,
+    prefix_len: torch.Tensor | None = None,
     softcap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
@@ -130,6 +136,10 @@ def attention(
     window: (left, right): query i sees keys from i + len_kv - len_q - left to i + len_kv - len_q + right, both included; None opens a
        side. Ends may be negative. Where a causal mask ends earlier, it counts. Tiles of keys that no query of a tile sees cost no time.
        len_q + len_kv must be below 2^29 then.
+    chunk: query i sees keys of its own chunk alone, those j with j // chunk == (i + len_kv - len_q) // chunk, of those that the causal mask
+       and the window let it see. A query before the first key sees none. Tiles and lengths as with a window.
+    prefix_len: int32, [batch], on the device: all queries see the keys j < prefix_len[b] (prefix-LM), whatever the causal mask, the window
+       and chunk hide; masks still hide some. What is below 0 or beyond len_kv counts as 0 or len_kv.
     softcap: a scaled score s becomes softcap * tanh(s / softcap)
     alibi_slopes: fp32, [heads_q] or [batch, heads_q]: a score loses slope * |i + len_kv - len_q - j|, after the softcap. No gradient.
     sinks: [heads_q], fp32 or 16 bits: a score of each query head that joins the softmax of its rows, unscaled, with a value of 0. So P of
@@ -171,6 +181,8 @@ def attention(
     modified: tuple[Any, ...] = ()  # what operators are told of modifiers
     if (  # written out: each call asks
         window is not None
+        or chunk is not None
+        or prefix_len is not None
         or softcap is not None
         or alibi_slopes is not None
         or sinks is not None
@@ -182,7 +194,7 @@ def attention(
         or mask_mod is not None
         or isinstance(causal, str)
     ):
-        given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, dropout_p, score_mod, mask_mod)
+        given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, chunk, prefix_len, dropout_p, score_mod, mask_mod)
         causal, modified = modified_of_call(causal, *given, top_left=_queries_beyond_keys(q, k, layout), device=getattr(q, "device", None))
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())

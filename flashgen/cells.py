@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashgen.codegen.errors import ArgumentError, require_int, shown
-from flashgen.codegen.modifiers.window import MODIFIER, Ends, Seen
 from flashgen.codegen.operation import find_operation, operation_of
 from flashgen.codegen.operations import operations_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.seen import CHUNK, WINDOW, Ends, Seen
 from flashgen.codegen.typed import checked
 from flashgen.codegen.workload import OPEN, Workload
 
-WINDOW = MODIFIER.name
 TOKENS = 16384  # of the default workloads: batch * seqlen
 MODEL_DIM = 2048  # of the default workloads: heads * head_dim
 SEQLENS = (512, 1024, 4096, 16384)
@@ -48,14 +47,16 @@ def problems_of(
     deterministic: bool,
     window: Ends | None = None,
     modifiers: Sequence[str] = (),
-) -> list[tuple[Problem, tuple[int, int]]]:
-    """The problems that these options stand for: of each pass one, or one a mask if `causal` is None; and the ends of their windows.
+    chunk: int | None = None,
+) -> list[tuple[Problem, tuple[int, int, int]]]:
+    """The problems that these options stand for: of each pass one, or one a mask if `causal` is None; and `Seen.sizes`.
 
     Head dims: None if not given. Raises ArgumentError where an operation needs a head dim and has none, or has one, or a mask, and needs
     none.
     """
-    if WINDOW in modifiers:
-        raise ArgumentError(f"modifiers must be without {WINDOW}, which window says; got {', '.join(modifiers)}")
+    for name in (CHUNK, WINDOW):
+        if name in modifiers:
+            raise ArgumentError(f"modifiers must be without {name}, which has an option of its own; got {', '.join(modifiers)}")
     found = []
     for operation in operations_of(passes):
         if find_operation(operation).is_attention:
@@ -63,16 +64,16 @@ def problems_of(
                 raise ArgumentError(f"head_dim must be given for {operation}; got none")
             masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
             width = head_dim if head_dim_v is None else head_dim_v
-            for seen in (Seen.of(mask is Mask.CAUSAL, window) for mask in masks):
+            for seen in (Seen.of(mask is Mask.CAUSAL, window, chunk) for mask in masks):
                 problem = Problem(Dtype.parse(dtype), head_dim, width, seen.mask, operation, deterministic, (*seen.modifiers, *modifiers))
-                found.append((problem, seen.ends))
+                found.append((problem, seen.sizes))
         else:
             given: dict[str, object] = {"head_dim": head_dim, "head_dim_v": head_dim_v, "causal": causal or None, "window": window}
-            given["modifiers"] = tuple(modifiers) or None
+            given |= {"modifiers": tuple(modifiers) or None, "chunk": chunk}
             for name, value in given.items():
                 if value is not None:
                     raise ArgumentError(f"{name} must be left out for {operation}, which has none; got {shown(value)}")
-            found.append((Problem(Dtype.parse(dtype), operation=operation), (OPEN, OPEN)))
+            found.append((Problem(Dtype.parse(dtype), operation=operation), (OPEN, OPEN, OPEN)))
     return list(dict.fromkeys(found))
 
 
@@ -91,6 +92,7 @@ def cells_of(
     deterministic: bool = False,
     window: Ends | None = None,
     modifiers: Sequence[str] = (),
+    chunk: int | None = None,
 ) -> list[Cell]:
     """The cells of one head dim, or of an operation that has none: see `problems_of`.
 
@@ -100,7 +102,8 @@ def cells_of(
     deterministic: whether the gradients of backward cells are the same to the bit in every run.
     window: (left, right) of a sliding window, as `flashgen.attention` has it.
     modifiers: names of others, whose values are known where `flashgen.attention` is called: softcap, alibi, bias, bias_fp32,
-        boolean_mask, sinks.
+        boolean_mask, prefix_len, sinks.
+    chunk: keys of a chunk, as `flashgen.attention` has it.
     Raises ArgumentError for sizes that no workload has.
     """
     if head_dim is not None:
@@ -114,11 +117,11 @@ def cells_of(
         require_int("seqlen", seqlen, 1, MAX_SEQLEN)
     if seqlen_kv is not None:
         require_int("seqlen_kv", seqlen_kv, 1, MAX_SEQLEN)
-    problems = problems_of(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, modifiers)
+    problems = problems_of(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, modifiers, chunk)
     heads = heads or (max(1, MODEL_DIM // head_dim) if head_dim else 1)
     lengths = [(seqlen, seqlen_kv or seqlen) for seqlen in dict.fromkeys(seqlens)]
     return [
-        Cell(problem, Workload(batch or max(1, TOKENS // max(len_q, len_kv)), heads, kv_heads or heads, len_q, len_kv, *ends))
-        for problem, ends in problems
+        Cell(problem, Workload(batch or max(1, TOKENS // max(len_q, len_kv)), heads, kv_heads or heads, len_q, len_kv, *seen))
+        for problem, seen in problems
         for len_q, len_kv in lengths
     ]

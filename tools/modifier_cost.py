@@ -41,6 +41,8 @@ def bias(heads: int, len_q: int, len_kv: int) -> torch.Tensor:
 
 KINDS: dict[str, Callable[[int, int], dict[str, Any]]] = {  # by heads and length
     "window": lambda heads, length: {"window": (1024, None)},
+    "chunk": lambda heads, length: {"chunk": 1024},
+    "prefix": lambda heads, length: {"prefix_len": torch.full((max(1, TOKENS // length),), length // 4, dtype=torch.int32, device="cuda")},
     "softcap": lambda heads, length: {"softcap": 50.0},
     "alibi": lambda heads, length: {"alibi_slopes": alibi_slopes(heads)},
     "sinks": lambda heads, length: {"sinks": sinks(heads)},

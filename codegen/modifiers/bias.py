@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from flashgen.codegen.attention import float32
-from flashgen.codegen.modifier import GradientKernel, Modifier, collects_gradients, maps_scores, score_unit
+from flashgen.codegen.gradient_kernel import GradientKernel
+from flashgen.codegen.modifier import Modifier, collects_gradients, maps_scores, score_unit
 from flashgen.codegen.operands import Call, Element, Operand, Role
 from flashgen.codegen.operation import dense
 from flashgen.codegen.parameters import Parameter, ParameterBlock

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flashgen.codegen.attention import float32
-from flashgen.codegen.modifier import GradientKernel, Modifier, score_unit
+from flashgen.codegen.gradient_kernel import GradientKernel
+from flashgen.codegen.modifier import Modifier, score_unit
 from flashgen.codegen.operands import Axis, Call, Element, Operand, Role
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Problem

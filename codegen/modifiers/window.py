@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
 
-from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.modifier import Modifier
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter
@@ -50,59 +48,21 @@ class Window(Modifier):
     )
 
     def values(self, call: Call) -> Mapping[str, int | float]:
-        """See Modifier. An end farther away than any key says no more than one that is just as far: so none overflows."""
+        """See Modifier. An end farther away than any key says no more than one that is just as far: so none overflows.
+
+        A window without keys ends before all of them, as kernels skip what lies behind an end.
+        """
         most = call.workload.len_q + call.workload.len_kv
-        return {name: int(min(max(call.scalars[name], -most), most)) for name in ("window_left", "window_right")}
+        left, right = call.scalars["window_left"], call.scalars["window_right"]
+        if left + right < 0:
+            left = right = -most
+        return {"window_left": int(min(max(left, -most), most)), "window_right": int(min(max(right, -most), most))}
 
     def call_refusals(self, call: Call) -> list[str]:
         """See Modifier."""
         if (longest := call.workload.len_q + call.workload.len_kv) < LONGEST:
             return []
         return [f"len_q + len_kv must be below {LONGEST} with a window; got {longest}"]
-
-
-TOP_LEFT = "top_left"
-Causal = bool | Literal["top_left"]
-"""Whether query i sees keys j <= i + len_kv - len_q alone; TOP_LEFT: j <= i."""
-
-Ends = tuple[int | None, int | None]
-"""(left, right) of a window, as callers say it: None opens a side."""
-
-
-class Seen(NamedTuple):
-    """Which keys queries see, as a problem and a workload say it: mask, modifiers, window_left and window_right.
-
-    A causal mask is a window's right end. What a mask alone can say needs no window.
-    """
-
-    mask: Mask
-    modifiers: tuple[str, ...] = ()
-    ends: tuple[int, int] = (OPEN, OPEN)
-
-    @classmethod
-    def of(cls, causal: Causal, window: Ends | None = None, top_left: int = 0) -> Seen:
-        """`top_left`: len_q - len_kv, the right end that stands for a causal mask aligned top-left.
-
-        Raises ArgumentError for another text than TOP_LEFT, and for a window of anything but two whole numbers or None.
-        """
-        if not isinstance(causal, bool) and causal != TOP_LEFT:
-            raise ArgumentError(f"causal must be True, False or {TOP_LEFT!r}; got {shown(causal)}")
-        left, right = (OPEN, OPEN) if window is None else _checked(window)
-        if causal:
-            right = min(right, top_left if causal == TOP_LEFT else 0)
-        if left == OPEN and right in (0, OPEN):
-            return cls(Mask.CAUSAL if right == 0 else Mask.FULL)
-        return cls(Mask.FULL, (MODIFIER.name,), (left, right))
-
-
-def _checked(window: Ends) -> tuple[int, int]:
-    if not isinstance(window, tuple) or len(window) != 2:
-        raise ArgumentError(f"window must be a tuple (left, right), each a number of keys or None; got {shown(window)}")
-    for end in window:
-        if end is not None and (isinstance(end, bool) or not isinstance(end, int) or not -OPEN < end < OPEN):
-            raise ArgumentError(f"window must have ends that are None or whole numbers from {1 - OPEN} to {OPEN - 1}; got {shown(window)}")
-    left, right = (OPEN if end is None else end for end in window)
-    return left, right
 
 
 MODIFIER = Window()

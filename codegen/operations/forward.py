@@ -31,9 +31,9 @@ class Forward(Operation):
     def flops(self, problem: Problem, workload: Workload) -> float:
         """See Operation: 2 * (head_dim + head_dim_v) for each pair of a query and a key, half of it where the mask is causal.
 
-        With a window for each pair that it and the mask let through.
+        Where attention is local, for each pair that the mask, the window and the chunks let through.
         """
-        if workload.has_window:
+        if workload.is_local:
             pairs = float(workload.visible_pairs(problem.mask))
         else:
             pairs = workload.len_q * workload.len_kv * (0.5 if problem.mask is Mask.CAUSAL else 1.0)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from flashgen.codegen.errors import choice_error
-from flashgen.codegen.modifiers.window import Seen
 from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.seen import Seen
 from flashgen.codegen.workload import Workload
 
 from ..cells import MODEL_DIM, TOKENS, Cell
@@ -77,7 +77,7 @@ def _window() -> list[Cell]:
     cells = []
     for d, s, left in itertools.product((64, 128), (4096, 16384), (1024, 4096)):
         seen = Seen.of(True, (left, None))
-        workload = Workload(TOKENS // s, MODEL_DIM // d, MODEL_DIM // d, s, s, *seen.ends)
+        workload = Workload(TOKENS // s, MODEL_DIM // d, MODEL_DIM // d, s, s, *seen.sizes)
         cells.append(Cell(Problem(Dtype.BF16, d, d, seen.mask, modifiers=seen.modifiers), workload))
     return cells
 

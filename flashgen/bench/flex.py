@@ -20,7 +20,7 @@ class Flex(AttentionPeer):
 
     name = "flex"
     layout = "bhsd"
-    modifiers = ("alibi", "sinks", "softcap", "window")
+    modifiers = ("alibi", "chunk", "sinks", "softcap", "window")
     packages: ClassVar[tuple[str, ...]] = ("triton",)
     options: ClassVar[flex.FlexKernelOptions | None] = None
 
@@ -36,12 +36,15 @@ class Flex(AttentionPeer):
         """See Peer."""
         w, attention, options, cap = cell.workload, self._attention, self.options, softcap_of(cell)
         gqa, mask, offset = w.heads_q != w.heads_kv, None, w.len_kv - w.len_q
-        if "window" in cell.problem.modifiers:
+        if w.is_local:
             far = w.len_q + w.len_kv  # farther than any key: sums of 32 bits hold it
-            left, right = (max(-far, min(end, far)) for end in (w.window_left, w.window_right))
+            left, right, chunk = (max(-far, min(end, far)) for end in (w.window_left, w.window_right, w.chunk))
+            if cell.problem.mask is Mask.CAUSAL:
+                right = min(right, 0)
 
             def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                return (i + offset - left <= j) & (j <= i + offset + right)
+                near = (i + offset - left <= j) & (j <= i + offset + right)
+                return near if chunk == far else near & (torch.div(i + offset, chunk, rounding_mode="floor") == j // chunk)
 
             mask = flex.create_block_mask(seen, None, None, w.len_q, w.len_kv, device=device)
         elif cell.problem.mask is Mask.CAUSAL:

@@ -94,6 +94,11 @@ def window_of(cell: Cell) -> tuple[int | None, int | None] | None:
     return left, right
 
 
+def chunk_of(cell: Cell) -> int | None:
+    """The keys of a cell's chunks; None where there are none."""
+    return cell.workload.chunk if "chunk" in cell.problem.modifiers else None
+
+
 def softcap_of(cell: Cell) -> float | None:
     """The cap of a cell's scores; None where there is none."""
     return operation_of(cell.problem).scalars(cell.problem, cell.workload).get("softcap")

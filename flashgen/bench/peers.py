@@ -31,7 +31,7 @@ from ..selection import loaded
 from ..selection.picks import picked_spec
 from .check import CellCheck
 from .flex import Flex, FlexFlash
-from .peer import AttentionPeer, Call, Peer, hidden_from, reason, softcap_of, window_of
+from .peer import AttentionPeer, Call, Peer, chunk_of, hidden_from, reason, softcap_of, window_of
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
 from .work import Inputs, Run, prepare
 
@@ -40,7 +40,7 @@ class Flashgen(AttentionPeer):
     """flashgen, as its user calls it."""
 
     name = "flashgen"
-    modifiers = ("alibi", "sinks", "softcap", "window")
+    modifiers = ("alibi", "chunk", "sinks", "softcap", "window")
     deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
@@ -53,8 +53,9 @@ class Flashgen(AttentionPeer):
         return self._call(cell, self._attention)
 
     def _call(self, cell: Cell, attention: Callable[..., Any]) -> Callable[..., Any]:
-        causal, deterministic, window, softcap = cell.problem.mask is Mask.CAUSAL, self.deterministic, window_of(cell), softcap_of(cell)
-        return partial(attention, causal=causal, layout="bshd", deterministic=deterministic, window=window, softcap=softcap)
+        modified = {"window": window_of(cell), "chunk": chunk_of(cell), "softcap": softcap_of(cell)}
+        causal = cell.problem.mask is Mask.CAUSAL
+        return partial(attention, causal=causal, layout="bshd", deterministic=self.deterministic, **modified)
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """The kernel that the calls of this cell run."""
@@ -137,7 +138,7 @@ class Eager(AttentionPeer):
     """Attention in plain PyTorch as it is written down: S in fp32, P in the inputs' type, both in memory whole."""
 
     name = "eager"
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "sinks", "softcap", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "chunk", "sinks", "softcap", "window")
     layout = "bhsd"
     usual = False
 
@@ -182,7 +183,7 @@ class EagerFp16(Eager):
     """Attention in plain PyTorch as articles have it: S in the inputs' type with an additive mask, softmax in fp32."""
 
     name = "eager_fp16"
-    modifiers = ("softcap", "window")  # slopes and sinks are fp32
+    modifiers = ("chunk", "softcap", "window")  # slopes and sinks are fp32
 
     def _hidden(self, hidden: Tensor, cell: Cell) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=TORCH_DTYPES[cell.problem.dtype], device=hidden.device)

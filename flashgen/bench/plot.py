@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flashgen.codegen.problem import Mask, Problem
-from flashgen.codegen.workload import OPEN
+from flashgen.codegen.workload import OPEN, Workload
 
 from .result import BenchResult, CellResult
 
@@ -59,11 +59,17 @@ def _width(problem: Problem) -> str:
 
 
 def _mask(cell: CellResult) -> str:
-    """The mask and the modifiers, a window with its ends."""
+    """The mask, or a window with its ends, and chunks with their keys."""
     problem, workload = cell.cell.problem, cell.cell.workload
-    if workload.has_window:
-        return workload.name.rsplit(" ", 1)[1].replace("W", "window ", 1)
-    return problem.mask.value
+    whole = _whole(workload)
+    mask = replace(workload, chunk=OPEN).name.removeprefix(f"{whole.name} W") if workload.has_window else ""
+    chunks = f" chunk {workload.chunk}" if workload.chunk != OPEN else ""
+    return (f"window {mask}" if mask else problem.mask.value) + chunks
+
+
+def _whole(workload: Workload) -> Workload:
+    """Without what makes attention local."""
+    return replace(workload, window_left=OPEN, window_right=OPEN, chunk=OPEN)
 
 
 def _length(cell: CellResult) -> tuple[int, int]:
@@ -87,7 +93,7 @@ def _panel(ax: Axes, title: str, unit: str, cells: list[CellResult], peers: list
 
 
 def _label(cell: CellResult) -> str:
-    sizes, length = replace(cell.cell.workload, window_left=OPEN, window_right=OPEN).name.rsplit(" ", 1)
+    sizes, length = _whole(cell.cell.workload).name.rsplit(" ", 1)
     return f"{length}\n{sizes}"
 
 

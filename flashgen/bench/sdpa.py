@@ -24,7 +24,7 @@ class Sdpa(AttentionPeer):
     """One backend of `torch.nn.functional.scaled_dot_product_attention`."""
 
     layout = "bhsd"
-    modifiers = ("window",)  # as a mask, which not all backends take
+    modifiers = ("chunk", "window")  # as a mask, which not all backends take
     backend: ClassVar[SDPBackend]
     can_use: ClassVar[str] = ""  # PyTorch's function that tells why it cannot
 

@@ -24,6 +24,7 @@ from .options import (
     INTEGER,
     Batch,
     CausalOrBoth,
+    Chunk,
     DtypeName,
     HeadDimV,
     Heads,
@@ -65,6 +66,7 @@ def bench(
     heads: Heads = None,
     kv_heads: KvHeads = None,
     window: Window = None,
+    chunk: Chunk = None,
     softcap: Softcap = None,
     modifiers: Modifiers = None,
     peers: Annotated[
@@ -94,7 +96,8 @@ def bench(
     """Time attention implementations side by side on this GPU. Exit code 1 if flashgen failed in a cell, or nothing was timed."""
     workload = _given(
         {"seqlen": seqlen, "seqlen-kv": seqlen_kv, "batch": batch, "heads": heads, "kv-heads": kv_heads, "head-dim-v": head_dim_v or None}
-        | {"causal": causal is not None, "dtype": dtype != "bf16", "window": window, "softcap": softcap, "modifiers": modifiers}
+        | {"causal": causal is not None, "dtype": dtype != "bf16", "window": window, "chunk": chunk, "softcap": softcap}
+        | {"modifiers": modifiers}
     )
     if source is not None:
         measuring = {
@@ -120,7 +123,7 @@ def bench(
         if grid is not None:
             raise ArgumentError(f"grid must stand without head_dim; got grid {grid} and head_dim {head_dim}")
         sizes = (tuple(seqlen or SEQLENS), seqlen_kv, batch, heads, kv_heads)
-        modified = parse_window(window), named_modifiers(softcap, modifiers)
+        modified = parse_window(window), named_modifiers(softcap, modifiers), chunk
         cells = {bench_cells.BY_HAND: cells_of(head_dim, head_dim_v or None, dtype, causal, *sizes, operation, False, *modified)}
     elif workload:
         raise ArgumentError(f"head_dim must be given with options of one workload; got {', '.join(workload)} without it")

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flashgen.codegen.errors import choice_error, require_int
-from flashgen.codegen.modifiers.window import Seen
+from flashgen.codegen.seen import Seen
 from flashgen.codegen.workload import Workload
 
 from .options import (
     INTEGER,
     Arch,
     Causal,
+    Chunk,
     Deterministic,
     DtypeName,
     FamilyName,
@@ -61,6 +62,7 @@ def debug(
     operation: OnePass = "forward",
     deterministic: Deterministic = False,
     window: Window = None,
+    chunk: Chunk = None,
     softcap: Softcap = None,
     modifiers: Modifiers = None,
     arch: Arch = None,
@@ -93,10 +95,10 @@ def debug(
     for name, size in (("batch", batch), ("heads", heads), ("seqlen", seqlen)):
         require_int(name, size, 1)
     require_int("seed", seed, 0, 2**63 - 1)
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers))
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk)
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     sizes = (batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
-    workload = Workload(*sizes, *Seen.of(causal, parse_window(window)).ends)
+    workload = Workload(*sizes, *Seen.of(causal, parse_window(window), chunk).sizes)
     suffix = f"_{kernel.removeprefix('_')}" if kernel else ""
     interleaving = EmulationOrder(_schedule(schedule), late_copies, seed)
     found = runner.run_blocks(

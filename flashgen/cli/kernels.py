@@ -20,6 +20,7 @@ from .options import (
     Batch,
     Causal,
     CausalOrBoth,
+    Chunk,
     Deterministic,
     DtypeName,
     FamilyName,
@@ -65,6 +66,7 @@ def generate(
     passes: Passes = "forward",
     deterministic: Deterministic = False,
     window: Window = None,
+    chunk: Chunk = None,
     softcap: Softcap = None,
     modifiers: Modifiers = None,
     seqlen: Annotated[
@@ -96,9 +98,9 @@ def generate(
 
     bundle.require_replaceable(out)  # before minutes of compiling
     kernels = generation.generate(
-        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers)),
+        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers), chunk),
         list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),
-        generation.asked_workload(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes, causal, parse_window(window)),
+        generation.asked_workload(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes, causal, parse_window(window), chunk),
         find_device(device) if device is not None else None,
         parse_settings(settings),
         family,
@@ -121,6 +123,7 @@ def compile_(
     operation: OnePass = "forward",
     deterministic: Deterministic = False,
     window: Window = None,
+    chunk: Chunk = None,
     softcap: Softcap = None,
     modifiers: Modifiers = None,
     arch: Arch = None,
@@ -131,7 +134,7 @@ def compile_(
     """Compile one kernel and print the compiler's report. Exit code 1 if it spills or a directive was ignored. Needs no GPU."""
     from flashgen.selection import compilation
 
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers))
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk)
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     artifact = compilation.compile_spec(spec)
     report, block = artifact.report, spec.largest_block
@@ -167,6 +170,7 @@ def show(
     operation: OnePass = "forward",
     deterministic: Deterministic = False,
     window: Window = None,
+    chunk: Chunk = None,
     softcap: Softcap = None,
     modifiers: Modifiers = None,
     arch: Arch = None,
@@ -174,14 +178,14 @@ def show(
     settings: Settings = None,
 ) -> None:
     """Print the CUDA source of one kernel: self-contained, as it is compiled."""
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers))
+    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk)
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     print(render(spec).text, end="")
 
 
 def verify(
     head_dim: HeadDim = None, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None,
-    passes: Passes = "forward", deterministic: Deterministic = False, window: Window = None,
+    passes: Passes = "forward", deterministic: Deterministic = False, window: Window = None, chunk: Chunk = None,
     softcap: Softcap = None, modifiers: Modifiers = None,
     family: FamilyName = None, settings: Settings = None,
     device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on emulated atoms.")] = "0",
@@ -191,7 +195,7 @@ def verify(
     from flashgen.verification.screen import verify_kernel
 
     load, target = _loader(device, arch)
-    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers))
+    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers), chunk)
     specs = [spec_for(asked, target, parse_settings(settings), family) for asked in every]
     results = [(spec, case) for spec in specs for case in verify_kernel(load(spec))]
     wrong = [case for _, case in results if not case.verdict.ok]

@@ -16,9 +16,9 @@ from flashgen.cells import problems_of
 from flashgen.codegen.errors import ArgumentError, choice_error, shown
 from flashgen.codegen.modifier import modifiers as known_modifiers
 from flashgen.codegen.modifiers.softcap import checked_softcap
-from flashgen.codegen.modifiers.window import Ends
 from flashgen.codegen.operations import BOTH, operation_names
 from flashgen.codegen.problem import Problem
+from flashgen.codegen.seen import Ends
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.typed import parse_int
@@ -73,6 +73,7 @@ Window = Annotated[
         help="Keys that a query sees before and after its own; 1024: is open on the right, 1024 alone stands for both.",
     ),
 ]
+Chunk = Annotated[int | None, typer.Option("--chunk", **INTEGER, help="Keys of a chunk: a query sees those of its own alone.")]
 Softcap = Annotated[
     float | None,
     typer.Option("--softcap", **NUMBER, help="A cap of scores, as in softcap * tanh(s / softcap). Kernels are the same for every cap."),
@@ -82,7 +83,7 @@ Modifiers = Annotated[
     typer.Option(
         "--modifiers",
         metavar="NAMES",
-        help="Others, with commas between them: alibi, bias, boolean_mask, sinks. Kernels are the same for all their values.",
+        help="Others, with commas between them: alibi, bias, boolean_mask, prefix_len, sinks. Kernels are the same for all their values.",
     ),
 ]
 FamilyName = Annotated[
@@ -141,9 +142,10 @@ def problems(
     deterministic: bool = False,
     window: str | None = None,
     modifiers: Sequence[str] = (),
+    chunk: int | None = None,
 ) -> list[Problem]:
     """Those of `problems_of`, where a `head_dim_v` of 0 is that of the same width."""
-    found = problems_of(head_dim, head_dim_v or None, dtype, causal, passes, deterministic, parse_window(window), modifiers)
+    found = problems_of(head_dim, head_dim_v or None, dtype, causal, passes, deterministic, parse_window(window), modifiers, chunk)
     return list(dict.fromkeys(problem for problem, _ in found))
 
 
@@ -156,11 +158,12 @@ def problem(
     deterministic: bool,
     window: str | None = None,
     modifiers: Sequence[str] = (),
+    chunk: int | None = None,
 ) -> Problem:
     """One problem. Raises ArgumentError for both passes, of which a kernel computes one."""
     if operation == BOTH:
         raise choice_error("pass", operation, operation_names())
-    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, modifiers)
+    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, modifiers, chunk)
     return only
 
 

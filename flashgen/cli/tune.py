@@ -23,6 +23,7 @@ from .options import (
     Arch,
     Batch,
     CausalOrBoth,
+    Chunk,
     Deterministic,
     DtypeName,
     FamilyName,
@@ -63,6 +64,7 @@ def tune(
     passes: Passes = "forward",
     deterministic: Deterministic = False,
     window: Window = None,
+    chunk: Chunk = None,
     softcap: Softcap = None,
     modifiers: Modifiers = None,
     seqlen: Seqlen = None,
@@ -91,7 +93,7 @@ def tune(
     json: Json = False,
 ) -> None:
     """Find the fastest kernels for your GPU and shapes, and remember them."""
-    modified = parse_window(window), named_modifiers(softcap, modifiers)
+    modified = parse_window(window), named_modifiers(softcap, modifiers), chunk
     lengths, sizes = tuple(seqlen or SEQLENS), (seqlen_kv, batch, heads, kv_heads)
     request = Request(
         cells_of(head_dim, head_dim_v or None, dtype, causal, lengths, *sizes, passes, deterministic, *modified),

@@ -19,10 +19,10 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_named, modifier_operands
 from flashgen.codegen.modifiers.dropout import checked_dropout
 from flashgen.codegen.modifiers.softcap import checked_softcap
-from flashgen.codegen.modifiers.window import Causal, Ends, Seen
 from flashgen.codegen.operands import Operand
 from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.seen import Causal, Ends, Seen
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
@@ -152,6 +152,8 @@ def modified_of_call(
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     key_padding_mask: torch.Tensor | None = None,
+    chunk: int | None = None,
+    prefix_len: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     score_mod: Any = None,
     mask_mod: Any = None,
@@ -163,8 +165,8 @@ def modified_of_call(
 
     top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator
     """
-    seen = _seen(causal, window, top_left)
-    names, sizes = (["window"], seen.ends) if seen.modifiers else ([], ())
+    seen = _seen(causal, window, chunk, top_left)
+    names, sizes = list(seen.modifiers), seen.sizes_of_modifiers
     numbers, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
     dropped = checked_dropout(dropout_p)
     if dropped:
@@ -188,6 +190,9 @@ def modified_of_call(
         tensors.append(_tensor("mask", mask))
     if dropped:
         tensors.append(torch.randint(2**63 - 1, (), device=device))  # of the device: a graph draws another one in each replay
+    if prefix_len is not None:
+        names.append("prefix_len")
+        tensors.append(_tensor("prefix_len", prefix_len))
     if sinks is not None:
         names.append("sinks")
         given = _tensor("sinks", sinks)
@@ -203,24 +208,24 @@ def modified_of_call(
 
 
 def seed_of(names: str = "", sizes: Any = (), numbers: Any = (), tensors: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
-    """Of the dropout that operators are told of: the only tensor of its dtype. None without. torch.compile traces this."""
-    return next((tensor for tensor in tensors if tensor.dtype == torch.int64), None)
+    """Of the dropout that operators are told of: the only number in memory. None without. torch.compile traces this."""
+    return next((tensor for tensor in tensors if tensor.dtype == torch.int64 and tensor.ndim == 0), None)
 
 
-def _seen(causal: Causal, window: Ends | None, top_left: int) -> Seen:
+def _seen(causal: Causal, window: Ends | None, chunk: int | None, top_left: int) -> Seen:
     """`Seen.of`, which remembers what it was asked in the usual types. torch.compile looks into no memory."""
-    if type(causal) in (bool, str) and not is_dynamo_compiling():
+    if type(causal) in (bool, str) and type(chunk) in _ENDS and not is_dynamo_compiling():
         top_left = top_left if type(causal) is str else 0  # it says nothing else
         if window is None:
-            return _remembered(causal, None, None, top_left)
+            return _remembered(causal, None, None, chunk, top_left)
         if type(window) is tuple and len(window) == 2 and {*map(type, window)} <= _ENDS:
-            return _remembered(causal, *window, top_left)
-    return Seen.of(causal, window, top_left)
+            return _remembered(causal, *window, chunk, top_left)
+    return Seen.of(causal, window, chunk, top_left)
 
 
 @lru_cache(maxsize=2**10)
-def _remembered(causal: Causal, left: int | None, right: int | None, top_left: int) -> Seen:
-    return Seen.of(causal, (left, right), top_left)
+def _remembered(causal: Causal, left: int | None, right: int | None, chunk: int | None, top_left: int) -> Seen:
+    return Seen.of(causal, (left, right), chunk, top_left)
 
 
 def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashgen.codegen.modifier import modifier_gradients
+from flashgen.codegen.modifier import modifier_gradients, opens_keys
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
@@ -226,6 +226,9 @@ class BackwardOracle(Oracle):
 
     def unseen(self, problem: Problem, workload: Workload, exact: Mapping[str, Tensor], sample: Sample | None) -> dict[str, Tensor]:
         """See Oracle. So it is with keys that no row sees."""
+        if opens_keys(problem):  # what others hide some may see: whom nobody sees adds nothing to d_v, and no other key does that
+            nothing = (exact["d_v"] == 0).all(-1)
+            return {"d_k": nothing, "d_v": nothing}
         w, device = workload, exact["d_q"].device
         queries = torch.ones(w.len_q, dtype=torch.bool, device=device)  # that see no key
         keys = torch.ones(w.len_kv, dtype=torch.bool, device=device)  # that no query sees

@@ -66,6 +66,10 @@ class Link(ABC):
         """Which keys it hides from the rows: bool [rows, len_kv]; None for none."""
         return None
 
+    def opened(self, rows: Rows) -> Tensor | None:
+        """Which keys the rows see, whatever the causal mask and `hidden` of links hide: bool [rows or 1, len_kv]; None for none."""
+        return None
+
     def changed(self, s: Tensor, rows: Rows) -> Tensor:
         """What it makes of scaled scores [n, rows, len_kv], in their element type. May reuse their memory."""
         return s
@@ -95,7 +99,7 @@ def links_of(problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[s
 
 
 def hiding_links(problem: Problem, scalars: Mapping[str, float]) -> tuple[Link, ...]:
-    """Those of `links_of` that hide keys, which need no operands."""
+    """Those of `links_of` that hide keys, which need no operands. Others may show some of them: `opens_keys`."""
     hiding = (kind for kind in (_kind(modifier.name) for modifier in modifiers_of(problem)) if kind.hidden is not Link.hidden)
     return tuple(kind.of({}, scalars) for kind in hiding)
 
@@ -118,12 +122,14 @@ def _kind(name: str) -> type[Link]:
 
 
 def hidden_keys(rows: Rows, causal: bool, links: Sequence[Link] = ()) -> Tensor:
-    """Which keys the mask and the links hide from the rows: bool [rows, len_kv]."""
+    """Which keys the causal mask and `hidden` of the links hide from the rows, less those that are `opened`: bool [rows, len_kv]."""
     end = rows.causal_last if causal else torch.full_like(rows.causal_last, rows.len_kv)
     hidden = rows.keys > end
     for link in links:
         own = link.hidden(rows)
         hidden = hidden if own is None else hidden | own
+    for shown in (link.opened(rows) for link in links):
+        hidden = hidden if shown is None else hidden & ~shown
     return hidden
 
 

@@ -52,7 +52,7 @@ class Choice:
 
 @lru_cache(maxsize=2**14)
 def bucket(workload: Workload) -> Workload:
-    """The workload that stands for all of its size: lengths, ends of a window and batch * heads rounded up to powers of two.
+    """The workload that stands for all of its size: lengths, ends of a window, a chunk and batch * heads rounded up to powers of two.
 
     One kernel is chosen per bucket, so a length not seen before costs at most one compile per bucket. The bucket keeps the group, on
     which alone it may depend whether a kernel takes a workload: see `Family.config_refusals`.
@@ -65,7 +65,9 @@ def bucket_sizes(workload: Workload) -> tuple[int, ...]:
     group = workload.heads_q // max(1, workload.heads_kv)
     heads = _power_of_two(workload.batch * workload.heads_kv, _MOST // max(1, group))
     sizes = heads * group, heads, _power_of_two(workload.len_q), _power_of_two(workload.len_kv)
-    return (*sizes, _window_end(workload.window_left), _window_end(workload.window_right)) if workload.has_window else sizes
+    if not workload.is_local:
+        return sizes
+    return (*sizes, _window_end(workload.window_left), _window_end(workload.window_right), _power_of_two(workload.chunk))
 
 
 def _window_end(end: int) -> int:
@@ -81,12 +83,12 @@ def _power_of_two(size: int, most: int = _MOST) -> int:
 
 
 def distance(a: Workload, b: Workload) -> float:
-    """How unlike two workloads are: octaves of len_q, len_kv, pairs that a window lets through, and batch * heads_q.
+    """How unlike two workloads are: octaves of len_q, len_kv, pairs that a window and chunks let through, and batch * heads_q.
 
     Plus 1 if the query heads of a group differ.
     """
     sizes = [(a.len_q, b.len_q), (a.len_kv, b.len_kv), (a.batch * a.heads_q, b.batch * b.heads_q)]
-    if a.has_window or b.has_window:
+    if a.is_local or b.is_local:
         sizes.append((a.visible_pairs(Mask.FULL), b.visible_pairs(Mask.FULL)))
     octaves = sum(abs(math.log2(max(1, x) / max(1, y))) for x, y in sizes)
     return octaves + (a.heads_q // max(1, a.heads_kv) != b.heads_q // max(1, b.heads_kv))

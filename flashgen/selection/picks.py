@@ -20,6 +20,7 @@ from .families import default_spec, families_not_asked
 from .ranking import shortlist
 
 USUAL_WINDOW = 1024  # keys before a query's own
+USUAL_CHUNK = 8192  # keys
 _MODEL_TRIES = 3
 
 
@@ -79,9 +80,9 @@ def _of_like_devices(problem: Problem, device: Device, excluded: frozenset[str])
 def _of_plain_kernels(
     problem: Problem, workload: Workload, device: Device, toolchain: tuple[str, str], excluded: frozenset[str]
 ) -> Iterator[Pick]:
-    """The configs that are best without the problem's modifiers, if legal with them. A window is most like a causal mask."""
-    mask = Mask.CAUSAL if workload.has_window else problem.mask
-    plain, sizes = replace(problem, mask=mask, modifiers=()), replace(workload, window_left=OPEN, window_right=OPEN)
+    """The configs that are best without the problem's modifiers, if legal with them. Local attention is most like a causal mask."""
+    mask = Mask.CAUSAL if workload.is_local else problem.mask
+    plain, sizes = replace(problem, mask=mask, modifiers=()), replace(workload, window_left=OPEN, window_right=OPEN, chunk=OPEN)
     unable = {family.name for family in automatic_families(problem) if family.refusals(problem, device.target)}
     for pick in picks(plain, sizes, device, toolchain, excluded | unable, any_length=True):
         choice = replace(pick.choice, older=True, problem=problem)
@@ -103,11 +104,13 @@ def model_picks(
     """What the model takes for a workload's bucket, the best first, then the default.
 
     All are of the family asked for or preferred: the models of two families need not err in the same direction. They are the same for all
-    windows: another one must not need another kernel.
+    windows and chunks: another one must not need another kernel.
     """
     sizes = bucket(workload)
     if workload.has_window:
         sizes = replace(sizes, window_left=USUAL_WINDOW, window_right=0)
+    if workload.chunk != OPEN:
+        sizes = replace(sizes, chunk=USUAL_CHUNK)
     default = default_spec(problem, device.target, excluded, family)
     for candidate in shortlist(problem, sizes, device, _MODEL_TRIES, [default.family]):
         yield KernelSpec(candidate.family, problem, candidate.config, device.target)

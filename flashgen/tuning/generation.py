@@ -11,9 +11,9 @@ from flashgen.build.nvrtc import compile_many, nvrtc_version
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.family import find_family
-from flashgen.codegen.modifiers.window import Ends
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
+from flashgen.codegen.seen import Ends
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
@@ -38,6 +38,7 @@ def asked_workload(
     passes: str = "forward",
     causal: bool | None = None,
     window: Ends | None = None,
+    chunk: int | None = None,
 ) -> Workload | None:
     """The workload that was asked for, with the sizes left out as `flashgen tune` takes them; None if no length was given.
 
@@ -52,7 +53,7 @@ def asked_workload(
     if not seqlens:
         return None
     sizes = (seqlens, seqlen_kv, batch, heads, kv_heads)
-    workloads = {cell.workload for cell in cells_of(head_dim, None, "bf16", causal, *sizes, passes, window=window)}
+    workloads = {cell.workload for cell in cells_of(head_dim, None, "bf16", causal, *sizes, passes, window=window, chunk=chunk)}
     if len(workloads) > 1:
         names = " and ".join(sorted(workload.name for workload in workloads))
         raise ArgumentError(f"causal must be given with this window and a seqlen, as a folder holds the kernels of one bucket; got {names}")

@@ -38,6 +38,8 @@ def exact(
     sinks: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
+    chunk: int | None = None,
+    prefix_len: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """In the tensors' own type, which autograd differentiates."""
     scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * q.shape[3] ** -0.5
@@ -49,6 +51,11 @@ def exact(
     hidden = distance < 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
     if window is not None:
         hidden = hidden | (distance > window[0]) | (distance < -window[1])
+    if chunk is not None:
+        keys = torch.arange(k.shape[1])
+        hidden = hidden | ((distance + keys) // chunk != keys // chunk)
+    if prefix_len is not None:
+        hidden = hidden & (torch.arange(k.shape[1]) >= prefix_len[:, None, None, None])
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
     if mask is not None:
@@ -65,6 +72,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 SLOW = pytest.mark.slow
+PREFIX = torch.tensor([17, 3], dtype=torch.int32)
 # All that a bias may be: of both types, the same along some axes, and with any strides.
 BIASES = {
     "full": stacked(2, 4, 33, 40),
@@ -86,6 +94,13 @@ BIASES = {
         {"softcap": 2.0, "alibi_slopes": slopes(4)},
         {"sinks": torch.tensor([3.0, -2.0, 5.0, 0.0]), "causal": True},
         {"bias": stacked(4, 33, 40), "mask": stacked(2, 1, 1, 40) > -1},
+        {"chunk": 9, "causal": True},
+        {"prefix_len": PREFIX, "causal": True, "mask": stacked(2, 1, 1, 40) > -1},
+        pytest.param({"prefix_len": PREFIX, "window": (5, 0), "sinks": slopes(4)}, marks=SLOW),
+        pytest.param({"prefix_len": PREFIX, "chunk": 9, "causal": True, "softcap": 2.0}, marks=SLOW),
+        pytest.param({"prefix_len": PREFIX}, marks=SLOW),
+        pytest.param({"chunk": 9}, marks=SLOW),
+        pytest.param({"chunk": 9, "window": (5, 2), "softcap": 2.0, "sinks": slopes(4)}, marks=SLOW),
         *(pytest.param({"bias": bias}, marks=SLOW, id=f"bias-{name}") for name, bias in BIASES.items()),
         *(pytest.param({"mask": bias > -1, "causal": True}, marks=SLOW, id=f"mask-{name}") for name, bias in BIASES.items()),
         pytest.param({"bias": stacked(33, 40), "sinks": slopes(4), "window": (9, 3), "alibi_slopes": slopes(4)}, marks=SLOW),
@@ -110,6 +125,69 @@ def test_results_and_gradients_are_those_of_float64(options: dict[str, Any]) -> 
     found, right = torch.autograd.grad(out, leaves, into), torch.autograd.grad(wanted, doubles, into.double())
     assert [close(*both) for both in zip(found, right, strict=True)] == [True] * len(leaves)
     assert [gradient.dtype for gradient in found] == [leaf.dtype for leaf in leaves]
+
+
+def test_chunks_in_pytorchs_ways() -> None:
+    q = stacked(2, 33, 4, 16)
+
+    def call(q: torch.Tensor, chunk: int) -> torch.Tensor:
+        return flashgen.attention(q, q, q, causal=True, chunk=chunk)
+
+    for dynamic in (False, True):
+        torch.compiler.reset()
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+        assert all(torch.equal(compiled(q, chunk), call(q, chunk)) for chunk in (7, 20))
+    gradient = gradient_of(q, causal=True, chunk=7)
+    assert torch.equal(torch.func.grad(lambda q: call(q, 7).float().sum())(q), gradient)
+    assert torch.equal(torch.vmap(lambda q: call(q, 7))(q[:, None])[:, 0], call(q, 7))
+    assert torch.equal(flashgen.attention(q, q, q, causal=True, chunk=33), flashgen.attention(q, q, q, causal=True))
+    torch.library.opcheck(torch.ops.flashgen.attention_forward.default, (q, q, q, True, None, "bshd", "chunk", [7]))
+    leaf = q.clone().requires_grad_()
+    torch.library.opcheck(torch.ops.flashgen.attention.default, (leaf, q, q, True, None, "bshd", None, "chunk,window", [7, 5, 0]))
+
+
+def test_queries_before_the_first_key_are_in_no_chunk() -> None:
+    q, k = stacked(1, 20, 2, 16), stacked(1, 12, 2, 16, seed=1)
+    out, lse = flashgen.attention(q, k, k, chunk=100, return_lse=True)
+    assert not out[:, :8].any()
+    assert (lse[:, :, :8] == -torch.inf).all()
+    assert torch.isfinite(lse[:, :, 8:]).all()
+
+
+def test_prefixes_in_pytorchs_ways() -> None:
+    q, lengths = stacked(2, 33, 4, 16), PREFIX.clone()
+
+    def call(q: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return flashgen.attention(q, q, q, causal=True, prefix_len=lengths)
+
+    plain, gradient = call(q, lengths), gradient_of(q, causal=True, prefix_len=lengths)
+    compiled, leaf = torch.compile(call, fullgraph=True, backend="aot_eager"), q.clone().requires_grad_()
+    found = compiled(leaf, lengths)
+    found.float().sum().backward()
+    assert torch.equal(found, plain)
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad, gradient)
+    assert torch.equal(torch.func.grad(lambda q: call(q, lengths).float().sum())(q), gradient)
+    assert torch.equal(torch.vmap(lambda q: call(q, lengths))(q[None])[0], plain)
+    modified: tuple[Any, ...] = ("prefix_len", [], [], [lengths])
+    torch.library.opcheck(torch.ops.flashgen.attention_forward.default, (q, q, q, True, None, "bshd", *modified))
+    torch.library.opcheck(torch.ops.flashgen.attention.default, (leaf.detach().requires_grad_(), q, q, True, None, "bshd", None, *modified))
+    lengths.fill_(1)
+    assert torch.equal(call(q, lengths), call(q, torch.ones_like(PREFIX))), "lengths are read in each call"
+
+
+def test_a_prefix_opens_masks_alone() -> None:
+    q = stacked(2, 16, 2, 16)
+    lengths = torch.tensor([-3, 100], dtype=torch.int32)
+    causal, full = flashgen.attention(q, q, q, causal=True), flashgen.attention(q, q, q)
+    found = flashgen.attention(q, q, q, causal=True, prefix_len=lengths)
+    assert torch.equal(found[0], causal[0])
+    assert close(found[1], full[1])
+    assert close(flashgen.attention(q, q, q, prefix_len=lengths), full)
+    valid = torch.ones(2, 16, dtype=torch.bool)
+    valid[:, 3:] = False
+    padded = flashgen.attention(q, q, q, causal=True, prefix_len=lengths.clamp(min=5), key_padding_mask=valid)
+    assert close(padded, flashgen.attention(q, q, q, key_padding_mask=valid))
 
 
 def gradient_of(q: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -245,6 +323,15 @@ def test_operators_want_all_values_of_modifiers() -> None:
         ({"alibi_slopes": slopes(2).to("meta")}, "alibi_slopes must be on q's device cpu; got meta"),
         ({"alibi_slopes": slopes(4)[::2]}, r"alibi_slopes must be contiguous in its last dimension \(stride 1\); got stride 2"),
         ({"alibi_slopes": slopes(2).requires_grad_()}, "alibi_slopes must not require grad, as it has no gradient here: detach it; got"),
+        ({"chunk": 0}, "chunk must be a whole number of keys from 1 to 2147483646, or None for no chunks; got 0"),
+        ({"chunk": -5}, "chunk must be a whole number of keys from 1 .*; got -5"),
+        ({"chunk": 8.0}, r"chunk must be a whole number of keys from 1 .*; got 8\.0"),
+        ({"chunk": True}, "chunk must be a whole number of keys from 1 .*; got True"),
+        ({"chunk": 2**31}, "chunk must be a whole number of keys from 1 .*; got 2147483648"),
+        ({"prefix_len": 5}, "prefix_len must be of type Tensor; got 5"),
+        ({"prefix_len": torch.tensor([5])}, r"prefix_len must be torch\.int32; got torch\.int64"),
+        ({"prefix_len": PREFIX}, r"prefix_len must have the shape \(batch\) = \(1,\), or one that .*; got \(2,\)"),
+        ({"prefix_len": PREFIX[:1].to("meta")}, "prefix_len must be on q's device cpu; got meta"),
         ({"bias": 1.0}, "bias must be of type Tensor; got"),
         ({"bias": stacked(15, 16)}, r"bias must have the shape \(batch, heads_q, len_q, len_kv\) = .*, or one that broadcasts to it; got"),
         ({"bias": stacked(1, 1, 1, 16, 16)}, r"bias must have the shape .*; got \(1, 1, 1, 16, 16\)"),

@@ -1,5 +1,5 @@
-"""Softcap, ALiBi, sinks, bias, masks and dropout in the emulator, alone, together and with windows: kernels of every family that has them,
-by the numerics rule, and faults that show. Windows alone: test_window.py."""
+"""Softcap, ALiBi, sinks, bias, masks and dropout in the emulator, alone, together and with windows, chunks and prefixes: kernels of every
+family that has them, by the numerics rule, and faults that show. Windows alone: test_window; chunks: test_chunk; prefixes: test_prefix."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "bias": ("attention_forward", 64, Mask.FULL, False, ("bias",), None),
     "bias-sm90": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("bias",), None),
     "bias-fp32-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("bias_fp32", "softcap"), None),
+    "all-chunk": ("attention_forward", 64, Mask.CAUSAL, False, ("alibi", "bias", "boolean_mask", "chunk", "sinks", "softcap"), None),
+    "chunk-softcap-sm90": ("attention_forward_sm90", 128, Mask.CAUSAL, False, ("chunk", "softcap"), None),
+    "alibi-chunk-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "chunk", "sinks", "window"), None),
+    "all-prefix": ("attention_forward", 64, Mask.CAUSAL, False, ("alibi", "boolean_mask", "prefix_len", "sinks", "softcap"), None),
+    "prefix-softcap-sm90": ("attention_forward_sm90", 128, Mask.CAUSAL, False, ("chunk", "prefix_len", "softcap", "window"), None),
+    "mask-prefix-packed": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("boolean_mask", "prefix_len", "sinks"), PACKED),
     "dropout": ("attention_forward", 64, Mask.CAUSAL, False, ("dropout",), None),
     "dropout-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("dropout",), None),
     "dropout-packed": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("dropout",), PACKED),
@@ -52,6 +58,16 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "backward-softcap": ("attention_backward", 64, Mask.FULL, False, ("softcap",), None),
     "backward-alibi": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi",), None),
     "backward-all": ("attention_backward", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
+    "backward-all-chunk": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi", "bias", "boolean_mask", "chunk", "sinks"), None),
+    "backward-chunk-softcap-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("alibi", "chunk", "softcap", "sinks"), None),
+    "backward-chunk-wide": ("attention_backward_wide_sm90", 256, Mask.CAUSAL, True, ("alibi", "boolean_mask", "chunk", "sinks"), None),
+    "backward-all-prefix": (
+        *("attention_backward", 64, Mask.CAUSAL, True),
+        *(("alibi", "bias", "boolean_mask", "chunk", "prefix_len", "sinks", "window"), None),
+    ),
+    "backward-prefix-softcap-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("alibi", "prefix_len", "softcap", "sinks"), None),
+    "backward-bias-prefix-persistent": ("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("bias", "prefix_len"), None),
+    "backward-mask-prefix-wide": ("attention_backward_wide_sm90", 256, Mask.CAUSAL, True, ("boolean_mask", "prefix_len", "sinks"), None),
     "backward-softcap-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("softcap",), None),
     "backward-alibi-sm90": ("attention_backward_sm90", 64, Mask.FULL, True, ("alibi",), None),
     "backward-alibi-window-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("alibi", "window"), None),
@@ -70,6 +86,12 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "backward-dropout-softcap": ("attention_backward", 64, Mask.FULL, False, ("dropout", "softcap"), None),
     "backward-dropout-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("dropout",), None),
     "backward-dropout-bias-sm90": ("attention_backward_sm90", 128, Mask.CAUSAL, True, ("bias", "dropout", "sinks"), None),
+    "traced": ("attention_forward", 64, Mask.FULL, False, ("traced",), None),
+    "traced-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("sinks", "softcap", "traced"), None),
+    "traced-packed": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("traced",), PACKED),
+    "backward-traced": ("attention_backward", 64, Mask.CAUSAL, True, ("traced", "window"), None),
+    "backward-traced-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("dropout", "traced"), None),
+    "backward-traced-persistent": ("attention_backward_persistent_sm90", 128, Mask.CAUSAL, False, ("traced",), None),
     "backward-sinks": ("attention_backward", 64, Mask.CAUSAL, True, ("sinks",), None),
     "backward-sinks-sm90": ("attention_backward_sm90", 64, Mask.FULL, True, ("sinks",), None),
     "backward-sinks-window-sm90": ("attention_backward_sm90", 128, Mask.FULL, False, ("sinks", "window"), None),
@@ -97,8 +119,9 @@ def spec_of(kernel: str, dtype: Dtype = Dtype.FP16) -> KernelSpec:
 def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int], values: tuple[float, float, float]) -> Verdict:
     cap, magnitude, slopes = values
     ends = (60, 20) if "window" in spec.problem.modifiers else (OPEN, OPEN)
+    chunk = 50 if "chunk" in spec.problem.modifiers else OPEN
     heads = HEADS if getattr(spec.config, "pack_gqa", 1) > 1 else (2, 1)
-    tensors = Tensors.random(spec.problem, Workload(1, *heads, *lengths, *ends), torch.Generator().manual_seed(5))
+    tensors = Tensors.random(spec.problem, Workload(1, *heads, *lengths, *ends, chunk), torch.Generator().manual_seed(5))
     scalars = {"softcap": cap} if "softcap" in spec.problem.modifiers else {}
     if "dropout" in spec.problem.modifiers:
         scalars["dropout_p"] = 0.97 if cap == 1.0 else 0.3  # those above 0.9688 are compared the other way round
@@ -181,6 +204,11 @@ FAULTS = [
     fault("wrong-heads-sink", "(batch) * p.heads_q + head", "(batch) * p.heads_q", "backward-sinks"),
     fault("no-probability", "fmaf(-probability, row_delta[row], -compensation)", "-row_delta[row] - compensation", "backward-sinks-sm90"),
     fault("one-row-left-out", "row < p.len_q; row += kThreads", "row < p.len_q - 1; row += kThreads", "backward-sinks-persistent"),
+    fault("not-in-units-of-scores", "batch, head, query, key), per_unit, s)", "batch, head, query, key), 1.0f, s)", "traced"),
+    fault("inverted", "if (!functions.visible", "if (functions.visible", "backward-traced"),
+    fault("wrong-head", "heads[Position::kTwoHeads * (e / 2)]", "heads[0]", "traced-packed"),
+    fault("wrong-stride", "sizes[dimension]) * strides[dimension]", "sizes[dimension]) * strides[0]", "backward-traced-sm90"),
+    fault("queries-for-keys", "query = Position::kRowsAreKeys ? column : row", "query = row", "backward-traced-persistent"),
     fault("other-keys", "first_key / 4u + lane_index() % 4;", "first_key / 4u + (lane_index() + 1) % 4;", "dropout"),
     fault("kept-for-dropped", "(set_lt_f16x2(word, limits) ^ inverted)", "set_lt_f16x2(word, limits)", "dropout", "above"),
     fault("not-divided", "O[i][j][e] *= dropout.scale", "(void)dropout", "dropout"),

@@ -99,6 +99,8 @@ def cases(family: Family) -> list[Case]:
         if batch * kv_heads * group * len_q * len_kv > MOST_SCORES or len_q * kv_heads * group * batch < 64:
             continue
         ends = (end(draw, len_kv), end(draw, len_kv)) if "window" in problem.modifiers else (OPEN, OPEN)
+        chunk = draw.choice((1, draw.randint(1, 200), draw.choice((64, 128, 256)), draw.randint(1, 2 * len_kv)))
+        chunk = chunk if "chunk" in problem.modifiers else OPEN
         scalars = {"softcap": draw.choice(CAPS)} if "softcap" in problem.modifiers else {}
         caps = (*scalars.values(),)
         if "dropout" in problem.modifiers:
@@ -108,7 +110,7 @@ def cases(family: Family) -> list[Case]:
         of_gradients = 4.0 if "sinks" in problem.modifiers else 16.0
         most = of_gradients if problem.operation == "backward" else 50.0
         magnitudes = (1.0, 1.0, 3.0, *(min(cap, most) for cap in caps))
-        workload = Workload(batch, kv_heads * group, kv_heads, len_q, len_kv, *ends)
+        workload = Workload(batch, kv_heads * group, kv_heads, len_q, len_kv, *ends, chunk)
         spec = KernelSpec(family, problem, family.default(problem, target), target)
         slopes = draw.choice((1.0, 1.0, -0.1, 0.0))
         found.append(Case(spec, workload, draw.choice(magnitudes), draw.random() < 0.4, len(found), scalars, slopes))
@@ -146,8 +148,16 @@ def slopes(heads: int = 4, seed: int = 0) -> torch.Tensor:
     return torch.rand(heads, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
 
 
+def prefixes(*lengths: int) -> torch.Tensor:
+    return torch.tensor(lengths, dtype=torch.int32, device="cuda")
+
+
 OTHER_VALUES: dict[str, Callable[[int], dict[str, Any]]] = {
     "window": lambda i: {"window": ((900, 0), (899, 0), (70, None), (-5, 300))[i]},
+    "chunk": lambda i: {"chunk": (256, 255, 3, 5000)[i], "causal": True},
+    "chunk-window": lambda i: {"chunk": (700, 256, 3, 5000)[i], "window": (300 + i, 0)},
+    "prefix": lambda i: {"prefix_len": prefixes(900 - 300 * i, 3), "causal": True},
+    "prefix-window": lambda i: {"prefix_len": prefixes(700, 100 * i), "window": (300, 0)},
     "softcap": lambda i: {"softcap": (50.0, 30.0, 1.0, 1e4)[i]},
     "alibi": lambda i: {"alibi_slopes": slopes(seed=i)},
     "sinks": lambda i: {"sinks": slopes(seed=i).mul_(8).requires_grad_()},
@@ -175,7 +185,7 @@ def test_a_call_in_a_graph_is_the_eager_one(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", OTHER_VALUES)
 def test_another_value_compiles_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    q = torch.randn(1, 2000, 4, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    q = torch.randn(2, 2000, 4, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
     flashgen.attention(q, q, q, **OTHER_VALUES[kind](0)).sum().backward()
 
     def compiled(spec: KernelSpec) -> None:

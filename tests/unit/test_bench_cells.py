@@ -7,8 +7,8 @@ import pytest
 from flashgen.bench.cells import GRIDS, grid_names, grids
 from flashgen.cells import Cell, cells_of
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.modifiers.window import Seen
 from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.seen import Seen
 from flashgen.codegen.workload import Workload
 
 # grid -> (dtype, head_dim, head_dim_v, masks, (batch, heads_q, heads_kv, len_q, len_kv)), both masks for "fc"
@@ -88,7 +88,7 @@ def test_the_cells_of_a_grid(operation: str, name: str) -> None:
     wanted = [
         Cell(
             Problem(Dtype(dtype), d, dv, masks[letter].mask, operation, modifiers=masks[letter].modifiers),
-            Workload(*sizes, *masks[letter].ends),
+            Workload(*sizes, *masks[letter].sizes),
         )
         for dtype, d, dv, letters, sizes in WRITTEN_OUT[operation][name]
         for letter in letters

@@ -155,9 +155,11 @@ def test_a_file_with_conditions_has_either_what_holds_for_plain_problems_or_the_
     template = jinja_environment().from_string("{{ source(path) }}")
     lines, texts = templates.read(path).splitlines(), set()
     for kind in KINDS:
-        texts.add(text := template.render(path=path, **conditions(kind, "backward")).split("\n\n", 1)[1])
+        given = conditions(kind, "backward")
+        texts.add(text := template.render(path=path, **given).split("\n\n", 1)[1])
         assert "//%" not in text
-        assert all(line in lines for line in text.removesuffix(END).splitlines())
+        inserted = str(given["traced"]).splitlines()  # what comes of functions is no line of a file
+        assert all(line in lines or line in inserted for line in text.removesuffix(END).splitlines())
     assert len(texts) > 1
 
 

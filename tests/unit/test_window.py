@@ -12,15 +12,15 @@ import pytest
 
 from flashgen.cells import Cell, cells_of
 from flashgen.cli.options import parse_window
-from flashgen.codegen.attention import attention_call, tiled_traffic, visits, window_steps
+from flashgen.codegen.attention import attention_call, local_steps, tiled_traffic, visits
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import families, find_family
 from flashgen.codegen.modifier import given_modifiers, with_sizes_to_verify
-from flashgen.codegen.modifiers.window import Seen
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.plain import from_plain, to_plain
 from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.seen import Seen
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import OPEN, Workload
@@ -47,10 +47,10 @@ SIZES = Workload(1, 4, 2, 1000, 1200, 100, 20)
         (False, (None, None), Seen(Mask.FULL)),
         (False, (None, 0), Seen(Mask.CAUSAL)),
         (True, (None, 5), Seen(Mask.CAUSAL)),
-        (True, (5, None), Seen(Mask.FULL, ("window",), (5, 0))),
-        (False, (5, None), Seen(Mask.FULL, ("window",), (5, OPEN))),
-        (True, (None, -1), Seen(Mask.FULL, ("window",), (OPEN, -1))),
-        (False, (5, 6), Seen(Mask.FULL, ("window",), (5, 6))),
+        (True, (5, None), Seen(Mask.FULL, ("window",), (5, 0, OPEN))),
+        (False, (5, None), Seen(Mask.FULL, ("window",), (5, OPEN, OPEN))),
+        (True, (None, -1), Seen(Mask.FULL, ("window",), (OPEN, -1, OPEN))),
+        (False, (5, 6), Seen(Mask.FULL, ("window",), (5, 6, OPEN))),
     ],
 )
 def test_what_queries_see(causal: bool, window: Any, seen: Seen) -> None:
@@ -112,7 +112,7 @@ def test_families_take_it_or_say_why_not() -> None:
 def test_a_launch_has_its_ends_however_far_they_are() -> None:
     family, device = find_family("attention_forward"), find_device("h200")
     config = family.default(PROBLEM, device.target)
-    for ends, wanted in (((100, 20), (100, 20)), ((OPEN, -OPEN), (2200, -2200))):
+    for ends, wanted in (((100, 20), (100, 20)), ((OPEN, -OPEN), (2200, -2200)), ((40, -60), (-2200, -2200))):
         call = attention_call(PROBLEM, dataclasses.replace(SIZES, window_left=ends[0], window_right=ends[1]))
         values = family.program(config, call, device).launches[0].values
         assert (values["window_left"], values["window_right"]) == wanted
@@ -124,11 +124,11 @@ def test_steps_and_bytes_are_those_of_the_tiles_that_are_seen() -> None:
     w = Workload(1, 1, 1, 512, 512, 100, 0)
     met = [tiles for _, tiles, _ in visits(PROBLEM, w, 128, 64)]
     assert met == [2, 4, 4, 4], "keys 0-127; 28-255, 156-383 and 284-511 in tiles of 64"
-    assert window_steps(PROBLEM, w, 128, 64) == (14.0, 4)
+    assert local_steps(PROBLEM, w, 128, 64) == (14.0, 4)
     whole = tiled_traffic(dataclasses.replace(PROBLEM, modifiers=()), Workload(1, 1, 1, 512, 512), 128, 64)
     assert tiled_traffic(PROBLEM, w, 128, 64).read < whole.read
     many = Workload(1, 1, 1, 128 * 5000, 128 * 5000, 1000, 0)
-    estimated, longest = window_steps(PROBLEM, many, 128, 64)
+    estimated, longest = local_steps(PROBLEM, many, 128, 64)
     assert longest <= 19
     assert estimated == pytest.approx(5000 * longest, rel=0.1)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from flashgen.codegen.attention import ELEMENTS, gradient_traffic, l2_group_heads, padded, problem_reasons
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifier_refusals, reads_scores, with_modifiers
+from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifier_refusals, opens_keys, reads_scores, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -77,7 +77,7 @@ class AttentionBackward(Family):
     name = "attention_backward"
     revision = 8
     operation = "backward"
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "traced", "window")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "dropout", "prefix_len", "sinks", "softcap", "traced", "window")
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
     parameters = ParameterBlock(_MAIN)
@@ -255,16 +255,18 @@ class AttentionBackward(Family):
 
     def default(self, problem: Problem, target: Target) -> AttentionBackwardConfig:
         """See Family. The first one of a list, the largest tiles first, that leaves registers to spare; else the last legal one."""
-        made, changes = AttentionBackwardConfig, maps_scores(problem) or adds_to_scores(problem)
+        made, changes = AttentionBackwardConfig, maps_scores(problem) or adds_to_scores(problem) or opens_keys(problem)
         narrow = (made(128, 128, 32, 8, 1, 16, 2), made(128, 128, 32, 8, 1, 16, 1)) if problem.head_dim <= 96 else ()
+        hides_much = "chunk" in problem.modifiers or {"prefix_len", "window"} <= {*problem.modifiers}
+        wide = () if hides_much else (made(64, 128, 32, 8, 1, 16, 2), made(64, 128, 32, 8, 1, 16, 1))  # they would spill on sm_80
+        rows_dq = 32 if changes and target.capability < (12, 0) else 16  # with 16 it spills where scores change, or with a prefix
         choices = (
             *narrow,
-            made(64, 128, 32, 8, 1, 16, 2),
-            made(64, 128, 32, 8, 1, 16, 1),
+            *wide,
             *(() if problem.modifiers else (made(64, 64, 32, 8, 2, 16, 2),)),  # with a window it spills on sm_87
             *(() if reads_scores(problem) else (made(64, 64, 32, 8, 2, 16, 1),)),  # with a mask it spills at head dim 128
             made(32, 64, 16, 8, 2, 16, 1),
-            made(32, 32, 16, 4, 2, 32 if changes and target.capability < (12, 0) else 16, 1),  # the other one spills where scores change
+            made(32, 32, 16, 4, 2, rows_dq, 1),
             *((LEAST_WITH_TENSORS,) if reads_scores(problem) else ()),
         )
         legal: list[AttentionBackwardConfig] = [choice for choice in choices if not self.check(problem, choice, target)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from flashgen.codegen.attention import padded, window_steps
+from flashgen.codegen.attention import local_steps, padded
 from flashgen.codegen.devices import DRAM_EFFICIENCY, Device
 from flashgen.codegen.family import Prediction
 from flashgen.codegen.operation import operation_of
@@ -67,8 +67,8 @@ def _tiles(problem: Problem, config: AttentionBackwardConfig, workload: Workload
     w = workload
     heads = w.batch * w.heads_q
     whole = math.ceil(w.len_q / config.block_q) * math.ceil(w.len_kv / config.block_kv)
-    if w.has_window:
-        return heads * window_steps(problem, w, config.block_q, config.block_kv)[0]
+    if w.is_local:
+        return heads * local_steps(problem, w, config.block_q, config.block_kv)[0]
     if problem.mask is Mask.FULL:
         return heads * whole
     seen = w.visible_pairs(problem.mask) + min(w.len_q, w.len_kv) * (config.block_q + config.block_kv) / 2

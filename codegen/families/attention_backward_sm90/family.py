@@ -34,7 +34,7 @@ from . import model
 from .config import AttentionBackwardSm90Config
 from .launch import PANEL, heads_of_l2_group, panels, tensor_maps
 from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
-from .registers import ACCUMULATORS, accumulators, reasons_beside_softcap
+from .registers import ACCUMULATORS, accumulators, modifier_reasons
 
 CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
 THREADS = 128 * (CONSUMERS + 1)
@@ -64,7 +64,9 @@ class AttentionBackwardSm90(Family):
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "traced", "window")
+    modifiers: ClassVar[tuple[str, ...]] = (
+        *("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "dropout", "prefix_len", "sinks", "softcap", "traced", "window"),
+    )
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
@@ -84,8 +86,7 @@ class AttentionBackwardSm90(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation, self.modifiers)
-        reasons += reasons_beside_softcap(problem)
+        reasons = problem_reasons(problem, self.operation, self.modifiers) + modifier_reasons(problem)
         if (needed := accumulators(problem, AttentionBackwardSm90Config(FEWEST_QUERIES))) > ACCUMULATORS:
             tile = f"dK, dV and the accumulators of {FEWEST_QUERIES} queries"
             reasons.append(f"{tile} need {needed} registers a thread, {ACCUMULATORS} are available: lower head_dim or head_dim_v")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from flashgen.codegen.attention import padded, window_steps
+from flashgen.codegen.attention import local_steps, padded
 from flashgen.codegen.devices import DRAM_EFFICIENCY, Device
 from flashgen.codegen.family import Prediction
 from flashgen.codegen.problem import Mask, Problem
@@ -50,15 +50,15 @@ def predict(
     tensor = 2 * tile_scores * (2 * columns + 2 * columns_v + columns_dq) / (TENSOR_EFFICIENCY * device.target.wgmma_flops_per_cycle)
     step = tensor + SCORE_CYCLES * tile_scores + sum_cycles * config.block_q * columns + STEP_CYCLES
     # Of a head: all steps, and those of the key tile that most queries see.
-    if w.has_window:
-        of_head, longest = window_steps(problem, w, config.block_q, block_kv)
+    if w.is_local:
+        of_head, longest = local_steps(problem, w, config.block_q, block_kv)
         longest = min(query_tiles, longest * math.ceil(block_kv / config.block_q) + 1)
     else:
         of_head, longest = _steps_of_head(problem.mask, config.block_q, block_kv, w), query_tiles
     steps, longest = of_head * w.batch * w.heads_q, longest * (w.heads_q // w.heads_kv)
     rounds = math.ceil(blocks / device.sm_count)
     around = WORK_TILE_CYCLES if persistent else BLOCK_CYCLES
-    if problem.mask is Mask.FULL and not w.has_window:
+    if problem.mask is Mask.FULL and not w.is_local:
         cycles = rounds * (longest * step + around)
     else:
         cycles = max(longest * step + around, (steps * step + blocks * around) / min(blocks, device.sm_count) + step)

@@ -17,6 +17,14 @@ WIDE = 128  # of dK and dV together
 SPLIT = 16  # of those, that are lost if the product of dV is under way beside dQ, and not just P
 
 
+def modifier_reasons(problem: Problem) -> list[str]:
+    """Why there are no registers for a problem's modifiers together, by experiment, or no place in the order of work."""
+    if not maps_scores(problem):
+        return []
+    reasons = ["a softcap must be without a bias and a mask in these kernels: they spill with both"] if reads_scores(problem) else []
+    return reasons + ["a softcap must be without dropout in these kernels, which round P before dP is there"] * drops(problem)
+
+
 def accumulators(problem: Problem, config: Any) -> int:
     """Registers a thread of dK and dV, with S and dP beside them or, if that is more, with dQ and dS, and P if it is still needed.
 
@@ -34,14 +42,6 @@ def accumulators(problem: Problem, config: Any) -> int:
     if gradients > WIDE:
         score_registers += 4 * (adds_to_scores(problem) or drops(problem))
     return gradients + max(score_registers, d_q_registers(problem, config) + beside_d_q)
-
-
-def reasons_beside_softcap(problem: Problem) -> list[str]:
-    """Why these kernels cannot have a softcap beside what else the problem has."""
-    if not maps_scores(problem):
-        return []
-    reasons = ["a softcap must be without a bias and a mask in these kernels: they spill with both"] if reads_scores(problem) else []
-    return reasons + ["a softcap must be without dropout in these kernels, which round P before dP is there"] * drops(problem)
 
 
 def d_q_registers(problem: Problem, config: Any) -> int:

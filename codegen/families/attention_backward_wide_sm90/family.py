@@ -36,7 +36,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     revision = 11
     preference = 1
     block_kv = 64
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "boolean_mask", "sinks", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "boolean_mask", "chunk", "prefix_len", "sinks", "window")
     template = "kernels/attention_backward_wide_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardWideSm90Config
     atoms: ClassVar[tuple[str, ...]] = (*AttentionBackwardSm90.atoms, "named_barrier_unaligned", "ldmatrix")

@@ -30,7 +30,7 @@ class AttentionForward(Family):
 
     name = "attention_forward"
     revision = 17
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "traced", "window")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "dropout", "prefix_len", "sinks", "softcap", "traced", "window")
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashgen.codegen.attention import padded, window_steps
+from flashgen.codegen.attention import local_steps, padded
 from flashgen.codegen.devices import DRAM_EFFICIENCY, Device
 from flashgen.codegen.family import Prediction
 from flashgen.codegen.operation import operation_of
@@ -216,8 +216,8 @@ def predict(
     columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
     first_bytes = (config.block_q + config.step_kv) * columns * problem.dtype.bytes
     ends = weights.start + weights.load_bytes * first_bytes + weights.store_elements * config.block_q * columns_v
-    even = problem.mask is Mask.FULL and not workload.has_window  # blocks walk equally far
-    masked = 0.0 if even else (config.block_q / config.step_kv + 0.5) * (2 if workload.has_window else 1)
+    even = problem.mask is Mask.FULL and not workload.is_local  # blocks walk equally far
+    masked = 0.0 if even else (config.block_q / config.step_kv + 0.5) * (2 if workload.is_local else 1)
 
     def block_cycles(together: int) -> float:
         """What one block takes of an SM that it shares with others."""
@@ -245,8 +245,8 @@ def predict(
 
 def _steps(problem: Problem, config: AttentionForwardConfig, workload: Workload) -> tuple[float, float]:
     """Steps of a block: on average, and at most."""
-    if workload.has_window:
-        total, most = window_steps(problem, workload, config.block_q, config.step_kv)
+    if workload.is_local:
+        total, most = local_steps(problem, workload, config.block_q, config.step_kv)
         return total / max(1, math.ceil(workload.len_q / config.block_q)), most
     longest = max(1.0, workload.len_kv / config.step_kv)
     if problem.mask is Mask.FULL:

@@ -45,7 +45,7 @@ class AttentionForwardSm90(Family):
     name = "attention_forward_sm90"
     revision = 11
     preference = 1
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "dropout", "sinks", "softcap", "traced", "window")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "dropout", "prefix_len", "sinks", "softcap", "traced", "window")
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
     parameters = ParameterBlock(

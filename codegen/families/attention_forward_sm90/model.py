@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from flashgen.codegen.attention import window_steps
+from flashgen.codegen.attention import local_steps
 from flashgen.codegen.devices import DRAM_EFFICIENCY, Device
 from flashgen.codegen.family import Prediction
 from flashgen.codegen.operation import operation_of
@@ -102,13 +102,13 @@ def predict(
         step *= w.neighbours
     tile = w.begin + w.tile * (d + dv) * rows / 128 + w.first_step * step + (w.claim if config.dynamic else 0.0)
 
-    if workload.has_window:
-        steps_of_head, longest = window_steps(problem, workload, config.queries, keys)
+    if workload.is_local:
+        steps_of_head, longest = local_steps(problem, workload, config.queries, keys)
     else:
         steps_of_head, longest = _steps(problem.mask, workload.len_q, workload.len_kv, config.queries, keys)
     total = heads * steps_of_head
     rounds = math.ceil(tiles / blocks)
-    if problem.mask is Mask.FULL and not workload.has_window:
+    if problem.mask is Mask.FULL and not workload.is_local:
         cycles = rounds * (longest * step + tile)
     else:
         mean = (total * step + tiles * tile) / blocks

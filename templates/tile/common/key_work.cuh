@@ -11,7 +11,12 @@ struct KeyWork {
     __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int index = block_index()) {
         const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
         const int first_key = (kLastFirst ? work.tile : p.key_tiles - 1 - work.tile) * kBlockKv;
+//% if opens
+        const Chain own = of_batch(chain, work.batch);
+        return {first_key, work.head, work.batch, own.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
+//% else
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
+//% endif
     }
 };
 

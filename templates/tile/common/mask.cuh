@@ -14,7 +14,11 @@ __device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4],
 #pragma unroll
             for (int j = 0; j < kKeyTiles; ++j) {
                 const int key = first_key + j * 8 + lane % 4 * 2 + e % 2;
+//% if opens
+                if (key >= seen.end || (Chain::kHidesFirstKeys && key < seen.begin && key >= chain.prefix)) S[i][j][e] = -infinity();
+//% else
                 if (key >= seen.end || (Chain::kHidesFirstKeys && key < seen.begin)) S[i][j][e] = -infinity();
+//% endif
             }
         }
 }

@@ -72,6 +72,14 @@ struct ScoreChain : Links... {
     static constexpr bool kHidesFirstKeys = (Links::kHidesFirstKeys || ...);  // else the range of every query's keys begins at 0
 
     __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+//% if by_key
+    // The queries that see any of the keys [first_key, end_key), and those that see all of them.
+    __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {
+        QueryRange all{0, 0, 0x7fffffff, 0x7fffffff};
+        (intersect(all, Links::queries(first_key, end_key)), ...);
+        return all;
+    }
+//% endif
     __device__ __forceinline__ KeyRange keys(int query) const {
         KeyRange all{0, 0x7fffffff};
         (intersect(all, Links::keys(query)), ...);
@@ -86,8 +94,14 @@ struct ScoreChain : Links... {
     __device__ __forceinline__ KeyTileRange<kHidesFirstKeys> key_tiles(int first_query) const {
         const KeyRange of_first = keys(first_query), of_last = keys(first_query + kBlockQ - 1);
         const int first_end = max(0, of_first.end), last_end = max(0, of_last.end);  // a range may end before the first key
+//% if opens
+        const int begin = this->prefix > 0 ? 0 : of_first.begin;  // what lies between a prefix and other keys is visited, too
+        return {begin / kBlockKv, (of_last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
+                (last_end + kBlockKv - 1) / kBlockKv};
+//% else
         return {of_first.begin / kBlockKv, (of_last.begin + kBlockKv - 1) / kBlockKv, (first_end - (first_end < last_end)) / kBlockKv,
                 (last_end + kBlockKv - 1) / kBlockKv};
+//% endif
     }
 
     // A last tile that reaches past len_q counts as full, too.

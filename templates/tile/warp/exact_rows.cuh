@@ -161,13 +161,19 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
 #pragma unroll 1
     for (int first = warp_index() * 8; first < (huge ? kRows : min(kRows, queries)); first += kThreads / 4) {
         RowSum sums[2];
-//% if heads and drops
-        const auto of_this = of_head(chain, batch, head);
-        sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, of_this, Dropout::of(p, batch, head));
+//% if heads and opens
+        const Chain own_chain = of_head(of_batch(chain, batch), batch, head);
+//% elif heads
+        const Chain own_chain = of_head(chain, batch, head);
+//% elif opens
+        const Chain own_chain = of_batch(chain, batch);
+//% endif
+//% if drops and (heads or opens)
+        sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, own_chain, Dropout::of(p, batch, head));
 //% elif drops
         sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, chain, Dropout::of(p, batch, head));
-//% elif heads
-        sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, of_head(chain, batch, head));
+//% elif heads or opens
+        sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, own_chain);
 //% else
         sum_rows<kHeadDim, kHeadDimV>(sums, rows, first, first_query, p.scale_log2, chain);
 //% endif

@@ -14,6 +14,32 @@ __device__ __forceinline__ void mask_transposed(float (&s)[kRowTiles][kTiles][4]
                 if (!chain.visible(query + j * 8 + e % 2, key + i * 16 + e / 2 * 8)) s[i][j][e] = -infinity();
 }
 
+//% if by_key
+// The same, by one range of queries for each row. Where several links hide keys the kernels for Hopper have no registers to ask for each
+// score.
+template <class Chain, int kRowTiles, int kTiles>
+__device__ __forceinline__ void mask_by_key(float (&s)[kRowTiles][kTiles][4], int first_key, int first_query, const Chain& chain) {
+    const int key = first_key + lane_index() / 4, query = first_query + lane_index() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int own = key + i * 16 + h * 8;
+//% if opens
+            const QueryRange seeing = chain.queries_of(own);
+//% else
+            const QueryRange seeing = chain.queries(own, own + 1);
+//% endif
+            const int from = query - seeing.begin, count = max(0, seeing.end - seeing.begin);
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    if (static_cast<u32>(from + j * 8 + e) >= static_cast<u32>(count)) s[i][j][h * 2 + e] = -infinity();
+        }
+}
+
+//% endif
 // S - row_shift: of tiles that have huge rows. `row_shift` is in global memory, of the first column's query.
 template <int kRowTiles, int kTiles>
 __device__ __forceinline__ void shift_transposed(float (&s)[kRowTiles][kTiles][4], const float* row_shift) {

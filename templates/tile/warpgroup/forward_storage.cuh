@@ -24,7 +24,9 @@ struct WorkTileInfo {
     template <class Parameters>
     __device__ __forceinline__ auto chain(const Parameters& p) const {
         const auto sequences = Traits::sequences(p);
-//% if links
+//% if opens
+        return of_batch(Traits::make_chain(p, sequences.len_q(batch), sequences.len_kv(batch)), batch);
+//% elif links
         return Traits::make_chain(p, sequences.len_q(batch), sequences.len_kv(batch));
 //% else
         return make_chain<Traits::kCausal>(sequences.len_q(batch), sequences.len_kv(batch));

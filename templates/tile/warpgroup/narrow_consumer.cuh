@@ -37,12 +37,15 @@ struct NarrowConsumer {
 
     // dK, without its scale, and dV of the warpgroup's keys; adds their dQ to the sums in memory.
     __device__ __forceinline__ void walk(const KeyWork& work, float (&dK)[kColumns / 8][4], float (&dV)[kColumnsV / 8][4]) {
-//% if heads
+//% if heads or opens
         auto chain = Traits::make_chain(p, p.len_q, p.len_kv);
 //% elif links
         const auto chain = Traits::make_chain(p, p.len_q, p.len_kv);
 //% else
         const auto chain = Traits::make_chain(p.len_q, p.len_kv);
+//% endif
+//% if opens
+        chain.load_batch(work.batch);
 //% endif
         const int first_key = work.first_key + warpgroup * 64;
         const QueryTileRange tiles = chain.template query_tiles<kBlockQ>(first_key, first_key + 64, p.len_q);  // of this warpgroup's keys
@@ -82,7 +85,11 @@ struct NarrowConsumer {
 //% if maps
             const ScorePosition<true> position{work.first_key + warp * 16, next.tile * kBlockQ};
             map_scores(S, position, chain);
+//% if by_key
+            if (unlikely(tiles.needs_mask(next.tile))) mask_by_key(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
+//% else
             if (unlikely(tiles.needs_mask(next.tile))) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
+//% endif
             const SharedAddress row_lse = stages.lse(state.stage);
             const float* row_shift = p.row_shift + next.index * kBlockQ;
             if (unlikely(stages.huge(state.stage)))
@@ -97,7 +104,11 @@ struct NarrowConsumer {
 //% endif
             if (unlikely(tiles.needs_mask(next.tile) || stages.huge(state.stage))) {  // one branch: each holds up the products
                 if (stages.huge(state.stage)) shift_transposed(S, p.row_shift + next.index * kBlockQ);
+//% if by_key
+                if (tiles.needs_mask(next.tile)) mask_by_key(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
+//% else
                 if (tiles.needs_mask(next.tile)) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
+//% endif
             }
 //% if adds
             exponentiate(S, p.scale_log2, stages.lse(state.stage), offset);

@@ -22,7 +22,11 @@ __device__ __forceinline__ void round_probabilities(u32 (&P)[kBlockQ / 16][4], f
 //% if adds
     change_scores(S, ScorePosition<true>{first_key, next.tile * kBlockQ}, chain);
 //% endif
+//% if by_key
+    if (tiles.needs_mask(next.tile)) mask_by_key(S, first_key, next.tile * kBlockQ, chain);
+//% else
     if (tiles.needs_mask(next.tile)) mask_transposed(S, first_key, next.tile * kBlockQ, chain);
+//% endif
     if (unlikely(stages.huge(stage))) shift_transposed(S, p.row_shift + next.index * kBlockQ);
     exponentiate(S, p.scale_log2, stages.lse(stage));
     round_to_operand<Element>(P, S[0]);

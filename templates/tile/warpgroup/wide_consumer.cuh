@@ -38,8 +38,13 @@ struct WideConsumer {
     __device__ __forceinline__ void store_p() {
         u32 P[kBlockQ / 16][4];
         round_probabilities<Element, kBlockQ>(P, S, p, stages, state.stage, work.tiles, next, work.first_key + warp * 16,
-//% if heads
+//% if heads and opens
+                                              of_head(of_batch(Traits::make_chain(p, p.len_q, p.len_kv), work.batch), work.batch,
+                                                      next.head(work, p)));
+//% elif heads
                                               of_head(Traits::make_chain(p, p.len_q, p.len_kv), work.batch, next.head(work, p)));
+//% elif opens
+                                              of_batch(Traits::make_chain(p, p.len_q, p.len_kv), work.batch));
 //% elif links
                                               Traits::make_chain(p, p.len_q, p.len_kv));
 //% else
