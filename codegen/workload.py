@@ -54,7 +54,7 @@ class Workload:
     @property
     def is_local(self) -> bool:
         """Whether attention is local: a window or chunks say which keys are near enough to a query."""
-        return self.has_window or self.chunk != OPEN
+        return self.window_left != OPEN or self.window_right != OPEN or self.chunk != OPEN  # each call of a new length asks
 
     @property
     def name(self) -> str:

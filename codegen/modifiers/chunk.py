@@ -41,7 +41,7 @@ class Chunk(Modifier):
 
     def values(self, call: Call) -> Mapping[str, int | float]:
         """See Modifier. A chunk longer than all positions says no more than one that is just as long: so nothing overflows."""
-        chunk = int(min(call.scalars["chunk"], max(1, call.workload.len_q + call.workload.len_kv)))
+        chunk = max(1, int(min(call.scalars["chunk"], call.workload.len_q + call.workload.len_kv)))
         shift = (chunk - 1).bit_length()
         return {"chunk": chunk, "chunk_multiplier": -(-(2 ** (30 + shift)) // chunk), "chunk_shift": shift}
 

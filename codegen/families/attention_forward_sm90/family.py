@@ -79,8 +79,10 @@ class AttentionForwardSm90(Family):
 
     def check(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> list[str]:
         """See Family."""
-        reasons = self.refusals(problem, target)
-        limits = (("warpgroups", 1, 3, 1), ("block_kv", 32, min(256, widest_tile(problem)), 16), ("stages", 2, 4, 1))
+        reasons, widest, most_warpgroups = self.refusals(problem, target), min(256, widest_tile(problem)), 3
+        if widest < 256:  # three warpgroups have fewer registers each, and so has one where ALiBi's offsets take some
+            widest, most_warpgroups = widest - 16 * ("alibi" in problem.modifiers), 2
+        limits = (("warpgroups", 1, most_warpgroups, 1), ("block_kv", 32, widest, 16), ("stages", 2, 4, 1))
         for name, low, high, step in (*limits, ("query_stages", 1, 2, 1), ("out_panels", 1, _panels(problem.head_dim_v), 1)):
             if not low <= (value := getattr(config, name)) <= high or value % step:
                 reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
