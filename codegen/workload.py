@@ -38,7 +38,7 @@ class Workload:
         if {*map(type, sizes)} != _INT or min(sizes) < 0 or max(sizes) > _MOST:  # in short, because each call of a new length asks
             for name, size in zip(("batch", "heads_q", "heads_kv", "len_q", "len_kv"), sizes, strict=True):
                 require_int(name, size, 0, _MOST)
-        if self.has_window:
+        if self.window_left != OPEN or self.window_right != OPEN:  # written out: each call of a new length makes one
             for name in ("window_left", "window_right"):
                 require_int(name, getattr(self, name), -OPEN, OPEN)
         if self.chunk != OPEN:
