@@ -165,6 +165,12 @@ def modified_of_call(
 
     top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator
     """
+    traced = None
+    if score_mod is not None or mask_mod is not None:
+        if is_dynamo_compiling():
+            refuse_compiling()
+        traced = traced_call(score_mod, mask_mod, top_left, takes_window=window is None and prefix_len is None)
+        window = window if traced.window is None else traced.window
     seen = _seen(causal, window, chunk, top_left)
     names, sizes = list(seen.modifiers), seen.sizes_of_modifiers
     numbers, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
@@ -197,13 +203,10 @@ def modified_of_call(
         names.append("sinks")
         given = _tensor("sinks", sinks)
         tensors.append(given.float() if given.dtype in _SIXTEEN_BITS else given)
-    if score_mod is not None or mask_mod is not None:
-        if is_dynamo_compiling():
-            refuse_compiling()
-        name, values, captured = traced_call(score_mod, mask_mod)
-        names.append(name)
-        numbers.extend(values)
-        tensors.extend(captured)
+    if traced is not None and traced.name:
+        names.append(traced.name)
+        numbers.extend(traced.numbers)
+        tensors.extend(traced.tensors)
     return seen.mask is Mask.CAUSAL, (",".join(names), sizes, numbers, tensors) if names else ()
 
 

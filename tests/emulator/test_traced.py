@@ -11,7 +11,9 @@ import torch
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.workload import OPEN
 from flashgen.launch import cpu
+from flashgen.launch.asked import modified_of_call
 
 Mod = Callable[..., Any]
 
@@ -108,6 +110,28 @@ def test_other_values_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     table = torch.stack([table, table])[0].repeat(2)[:60]
     weight = 1.0
     assert torch.equal(call(), first)
+
+
+def test_a_window_in_a_mask_mod_is_one() -> None:
+    q, k, many = stacked(2, 33, 4, 16), stacked(2, 40, 4, 16), 12
+    cases: list[tuple[Mod, dict[str, Any]]] = [
+        (lambda b, h, q, k: q >= k, {"causal": "top_left"}),
+        (lambda b, h, q, k: (q >= k) & (q - k <= many), {"window": (12 + 7, -7)}),
+        (lambda b, h, q, k: k - q < 3, {"window": (None, 2 - 7)}),
+    ]
+    for mask_mod, options in cases:
+        assert torch.equal(flashgen.attention(q, k, k, mask_mod=mask_mod), flashgen.attention(q, k, k, **options))
+        _, modified = modified_of_call(False, *(None,) * 9, 0.0, None, mask_mod, top_left=-7)
+        assert "traced" not in (modified or ("",))[0]
+    documents = FUNCTIONS["documents"][1]
+    _, modified = modified_of_call(False, *(None,) * 9, 0.0, None, documents, top_left=-7)
+    assert modified
+    assert modified[0].startswith("window,traced(mask: eq(")
+    assert modified[1] == (OPEN, 9 - 7)
+    prefix = torch.tensor([3, 40], dtype=torch.int32)
+    beside = flashgen.attention(q, k, k, causal=True, prefix_len=prefix, mask_mod=cases[0][0])
+    below = torch.arange(40) <= torch.arange(33)[:, None]
+    assert torch.equal(beside, flashgen.attention(q, k, k, causal=True, prefix_len=prefix, mask=below))
 
 
 def test_a_compiled_modifier_is_taken_for_its_functions() -> None:
