@@ -28,7 +28,8 @@ def read_cell(function: FunctionType, index: int) -> Any:
 def read_global(function: FunctionType, name: str) -> Any:
     """A global, or a builtin."""
     found = function.__globals__.get(name, MISSING)
-    return function.__builtins__.get(name, MISSING) if found is MISSING else found  # type: ignore[attr-defined]
+    own: Any = function  # types of functions do not have it everywhere
+    return own.__builtins__.get(name, MISSING) if found is MISSING else found
 
 
 def read_attribute(owner: Any, name: str) -> Any:
