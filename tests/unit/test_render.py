@@ -20,14 +20,18 @@ import pytest
 import flashgen
 from flashgen import templates
 from flashgen.codegen.config import Config
-from flashgen.codegen.family import families
+from flashgen.codegen.family import families, find_family
 from flashgen.codegen.modifier import modifiers
+from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Dtype
+from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.prune import END, MARK, pruned
 from flashgen.codegen.render import Atoms, Source, conditions, emulator_runtime, jinja_environment, render, render_program, traced
 from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import find_target
+from flashgen.traced.modifier import modifier_in_call
 from tests.support.examples import examples
+from tests.support.traced_functions import CASES
 
 LAYOUT = {"TensorMap": (128, 64), "i64": (8, 8), "u64": (8, 8), "int": (4, 4), "float": (4, 4)}  # size, alignment
 
@@ -58,6 +62,16 @@ def modified_specs() -> list[KernelSpec]:
             modified = dataclasses.replace(problem, modifiers=kind)
             if not family.refusals(modified, target):
                 found.append(KernelSpec(family, modified, family.default(modified, target), target))
+    return found
+
+
+def traced_specs() -> list[KernelSpec]:
+    """One of each function that is traced in tests."""
+    family, target, found = find_family("attention_forward"), find_target("sm_80"), []
+    for case in CASES.values():
+        given = {"mask_mod" if case.is_mask else "score_mod": case.function}
+        problem = Problem(Dtype.BF16, 64, modifiers=(name_of_functions(modifier_in_call(**given).modifier),))
+        found.append(KernelSpec(family, problem, family.default(problem, target), target))
     return found
 
 
@@ -198,9 +212,10 @@ def test_every_line_of_every_file_is_used_by_a_kernel() -> None:
     apart = "atoms/ptx/mbarrier_cluster.cuh"  # kernels use the cheaper half; the other half is probed beside it
     files = [path for path in templates.paths() if path.endswith(".cuh") and path != apart]
     unused = {
-        path: dict.fromkeys(line for line in templates.read(path).splitlines() if line and not line.startswith("//%")) for path in files
+        path: dict.fromkeys(line for line in templates.read(path).splitlines() if line and not line.startswith(("//%", "<%=")))
+        for path in files
     }
-    found = specs(8) + modified_specs()
+    found = specs(8) + modified_specs() + traced_specs()
     random.Random(1).shuffle(found)  # soon all lines have been seen, and the other texts need not be rendered
     found.sort(key=lambda spec: not spec.problem.modifiers)  # of which there are few
     apart_from_kernels = [emulator_runtime().text, render_program(SPECS[0]).text, traced(rendered(SPECS[0], Atoms.EMULATED)).text]
