@@ -33,8 +33,6 @@ _C_TYPES = {
 }
 _IN_KERNELS = {"bf16": "Bf16", "fp16": "Fp16"}  # what else kernels call elements
 VERIFIED_SIZES = (64, 48, 8, 4)  # of captured tensors in verification, by axis
-
-
 LONGEST, MOST_HEADS = 2**29, 2**24  # of what int32 arithmetic of expressions counts on (expressions/bounds.py)
 FARTHEST = 2**31  # elements
 _EXAMPLE = functions_of(
@@ -128,11 +126,8 @@ class TracedModifier(Modifier):
     def source(self) -> str:
         """C++: the struct `Traced`, and `traced_of`, which makes it from a kernel's parameters."""
         functions, kinds = self.functions, self.functions.tensor_kinds
-        trees = (
-            {"added": self.added, "visible": functions.mask}
-            if self.added is not None
-            else {"bent": functions.score, "visible": functions.mask}
-        )
+        trees = {"bent": functions.score} if self.bends_scores else {"added": self.added}
+        trees["visible"] = functions.mask
         struct = struct_of("Traced", {name: tree for name, tree in trees.items() if tree is not None})
         fields = [f"p.{CAPTURED_NUMBER}{name}" for name in functions.number_types]
         for name, (dtype, rank) in kinds.items():

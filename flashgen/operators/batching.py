@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from flashgen.codegen.modifiers import kind_of, listed_names
+
 from ..launch.arguments import TracedArgumentError, check_traced
 from ..launch.gpu import untraced
 
@@ -16,6 +18,14 @@ def refuse_mapped_gradients(*_: Any) -> NoReturn:
     raise TracedArgumentError(
         "gradients of modifiers' tensors must not be mapped by torch.vmap, as they are sums over the batch: use a loop"
     )
+
+
+def _refuse_what_counts_entries(names: str) -> None:
+    """Raises TracedArgumentError for modifiers that know the entry of the batch: the mapped dimension joins it, and would change them."""
+    for name in listed_names(names):
+        if name == "dropout" or (kind_of(name) == "traced" and "batch" in name):
+            what = "dropout" if name == "dropout" else "a score_mod or mask_mod that looks at the batch"
+            raise TracedArgumentError(f"{what} must not be mapped by torch.vmap, which joins the mapped dimension to the batch: use a loop")
 
 
 def batched(operator: Any, tensors: int, options: int) -> Callable[..., Any]:
@@ -28,6 +38,9 @@ def batched(operator: Any, tensors: int, options: int) -> Callable[..., Any]:
     def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> Any:
         if any(dim is not None for dim in in_dims[options:]):
             raise TracedArgumentError("tensors of modifiers must not be mapped by torch.vmap, which maps q, k and v alone: use a loop")
+        for names in arguments[:options]:
+            if isinstance(names, str):
+                _refuse_what_counts_entries(names)
         mapped = [
             None if t is None else t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip(arguments[:tensors], in_dims, strict=False)

@@ -114,6 +114,13 @@ def test_seeds_are_pytorchs() -> None:
     assert torch.equal(torch.autograd.grad(again.float().sum(), leaf)[0], wanted)
 
 
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_vmap_is_refused(randomness: str) -> None:
+    q = stacked(2, 1, 16, 2, 16)
+    with pytest.raises(ArgumentError, match=r"must not be mapped by torch\.vmap"):
+        torch.vmap(lambda q: flashgen.attention(q, q, q, dropout_p=0.5), randomness=randomness)(q)
+
+
 def test_nothing_and_all_may_be_dropped() -> None:
     q = stacked(1, 40, 2, 16).requires_grad_()
     out, mask = flashgen.attention(q, q, q, dropout_p=0.0, return_dropout_mask=True)

@@ -134,6 +134,19 @@ def test_a_window_in_a_mask_mod_is_one() -> None:
     assert torch.equal(beside, flashgen.attention(q, k, k, causal=True, prefix_len=prefix, mask=below))
 
 
+def test_vmap_takes_what_does_not_look_at_the_batch() -> None:
+    q = stacked(2, 16, 4, 16)
+
+    def mapped(score_mod: Mod) -> torch.Tensor:
+        found: torch.Tensor = torch.vmap(lambda q: flashgen.attention(q, q, q, score_mod=score_mod))(q[:, None])
+        return found[:, 0]
+
+    plus_bias: Mod = lambda score, b, h, q, k: score + BIAS[h, q - k + 100]  # noqa: E731
+    assert torch.equal(mapped(plus_bias), flashgen.attention(q, q, q, score_mod=plus_bias))
+    with pytest.raises(ArgumentError, match=r"looks at the batch must not be mapped by torch\.vmap"):
+        mapped(lambda score, b, h, q, k: score + b)
+
+
 def test_a_compiled_modifier_is_taken_for_its_functions() -> None:
     q = stacked(1, 33, 4, 16)
     score_mod, mask_mod = FUNCTIONS["alibi-of-a-window"]
