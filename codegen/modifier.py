@@ -16,7 +16,7 @@ from .discovery import discovered
 from .errors import ArgumentError, choice_error, shown
 from .gradient_kernel import GradientKernel
 from .modifiers import is_modifier, kind_of, listed_names
-from .operands import Call, Operand
+from .operands import Axis, Call, Operand
 from .parameters import Parameter, ParameterBlock
 from .problem import Problem
 from .program import Buffer
@@ -46,6 +46,7 @@ class Modifier(ABC):
     drops: whether it drops elements of P: templates/tile/modifiers/dropout.cuh
     masks_by_key: whether kernels for Hopper mask by the queries that see a key: `mask_by_key` in templates/tile/warp/score_gradients.cuh
     opens: whether its link holds those that hide keys, and shows keys that they hide: templates/tile/modifiers/prefix_len.cuh
+    scattered_by: of one whose link hides keys of no range, by which of BATCH and HEADS_Q tiles are seen or not: seen_tiles.py
     reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh
     widest_tile: scores in a row of a tile that Hopper's kernels have registers for beside it
     """
@@ -70,6 +71,7 @@ class Modifier(ABC):
     drops: bool = False
     masks_by_key: bool = False
     opens: bool = False
+    scattered_by: tuple[Axis, ...] | None = None
     reads_scores: bool = False
     widest_tile: int = 2**31
 
@@ -108,8 +110,8 @@ class Modifier(ABC):
 
     @property
     def hides_keys(self) -> bool:
-        """Whether its link says which keys a query sees, and changes no scores."""
-        return bool(self.link) and not (self.opens or self.maps_scores or self.adds_to_scores)
+        """Whether its link says which keys a query sees, by a range, and changes no scores."""
+        return bool(self.link) and not (self.opens or self.maps_scores or self.adds_to_scores or self.scattered_by is not None)
 
     @property
     def tile_file(self) -> str:

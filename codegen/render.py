@@ -16,6 +16,7 @@ from flashgen import templates
 from .errors import ArgumentError
 from .modifier import Modifier, collects_gradients, modifiers_of
 from .prune import END, MARK, parts, pruned
+from .seen_tiles import hiding, scatters
 from .spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 # That lines of tile operations depend on: see `conditions`.
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key"),
-    *("traced", "traced_score", "traced_mask"),
+    *("scatters", "traced", "traced_score", "traced_mask"),
 )
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
@@ -174,6 +175,8 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     context = spec.family.context(spec.problem, spec.config, spec.target)
     used_atoms, used_tiles = spec.family.files(spec.problem)
     modifiers = modifiers_of(spec.problem)
+    if scatters(spec.problem):
+        used_atoms = (*used_atoms, "bits")
     tiles = [f"tile/{name}.cuh" for name in _with_modifiers(used_tiles, modifiers, collects_gradients(spec.problem))]
     written = spec.family.instructions(spec.problem, spec.config) if atoms is Atoms.PTX else ""
     if written:
@@ -186,6 +189,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         kernels=kernels,
         tensor_gradients=[one.gradient for one in modifiers if one.gradient and one.gradient.suffix in kernels],
         chain=partial(_chain, modifiers),
+        seen_chain=partial(_chain, modifiers_of(hiding(spec.problem))),
         **conditions(modifiers, spec.problem.operation),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),
@@ -206,7 +210,8 @@ def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, objec
     links: what `modified_chain` is made of; maps: a link maps scores; adds: links add to them; changes: one of the two;
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
     joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
-    opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; traced, traced_score, traced_mask: see `TracedModifier.conditions`
+    opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; scatters: see `Modifier.scattered_by`;
+    traced, traced_score, traced_mask: see `TracedModifier.conditions`
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
     found: dict[str, object] = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds}
@@ -214,6 +219,7 @@ def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, objec
     named = {"heads": "has_heads", "joins": "joins_sums", "drops": "drops", "tensors": "reads_scores", "opens": "opens"}
     for name, attribute in {**named, "by_key": "masks_by_key"}.items():
         found[name] = any(getattr(one, attribute) for one in modifiers)
+    found["scatters"] = any(one.scattered_by is not None for one in modifiers)
     found |= {"traced": "", "traced_score": "", "traced_mask": False}
     for one in modifiers:
         found |= one.conditions
@@ -256,7 +262,8 @@ def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier], collect
         after = files.index(_CHAIN) + 1
         needed = dict.fromkeys(name for modifier in with_links for name in (*modifier.tiles, *(modifier.sum_tiles if collects else ())))
         links, opening = ([one.tile_file for one in with_links if one.opens is opens] for opens in (False, True))
-        files[after:] = ["common/score_changes", *needed, *links, "common/modified_chain", *opening, *files[after:]]
+        scattered = ["common/seen_tiles"] * any(one.scattered_by is not None for one in with_links)
+        files[after:] = ["common/score_changes", *scattered, *needed, *links, "common/modified_chain", *opening, *files[after:]]
     return files
 
 

@@ -23,6 +23,7 @@ from .traced.modifier import CompiledModifier
 
 ScoreMod = Callable[..., Any] | CompiledModifier | None
 MaskMod = Callable[..., Any] | None
+DocumentIds = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None
 
 __all__ = ["CaptureError", "attention"]
 
@@ -41,6 +42,7 @@ def attention(
     window: Ends | None = ...,
     chunk: int | None = ...,
     prefix_len: torch.Tensor | None = ...,
+    document_ids: DocumentIds = ...,
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
@@ -66,6 +68,7 @@ def attention(
     window: Ends | None = ...,
     chunk: int | None = ...,
     prefix_len: torch.Tensor | None = ...,
+    document_ids: DocumentIds = ...,
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
@@ -89,6 +92,9 @@ def attention(
     return_lse: bool = ...,
     deterministic: bool | None = ...,
     window: Ends | None = ...,
+    chunk: int | None = ...,
+    prefix_len: torch.Tensor | None = ...,
+    document_ids: DocumentIds = ...,
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
@@ -113,6 +119,7 @@ def attention(
     window: Ends | None = None,
     chunk: int | None = None,
     prefix_len: torch.Tensor | None = None,
+    document_ids: DocumentIds = None,
     softcap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
@@ -140,6 +147,9 @@ def attention(
        and the window let it see. A query before the first key sees none. Tiles and lengths as with a window.
     prefix_len: int32, [batch], on the device: all queries see the keys j < prefix_len[b] (prefix-LM), whatever the causal mask, the window
        and chunk hide; masks still hide some. What is below 0 or beyond len_kv counts as 0 or len_kv.
+    document_ids: int32, [batch, len]: a query sees the keys of its own document, of those that other masks and a prefix let it see. Or a
+       pair: of queries, [batch, len_q], and of keys, [batch, len_kv]. Ids need not be in order, but where they are, tiles of keys of other
+       documents cost no time. The batch may be 1 or missing: then its entries are alike.
     softcap: a scaled score s becomes softcap * tanh(s / softcap)
     alibi_slopes: fp32, [heads_q] or [batch, heads_q]: a score loses slope * |i + len_kv - len_q - j|, after the softcap. No gradient.
     sinks: [heads_q], fp32 or 16 bits: a score of each query head that joins the softmax of its rows, unscaled, with a value of 0. So P of
@@ -156,8 +166,8 @@ def attention(
        anew in each call: other values compile nothing. Where it does more than add to the score it has no gradients yet. Captured tensors
        have none. Or what `flashgen.compile_modifier` gives.
     mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. A causal mask
-       or a window in it is one of the call; other tiles of keys that nobody sees take as long as others. Neither function is taken within
-       torch.compile.
+       or a window in it is one of the call. A kernel finds tiles of keys that no query of a tile sees, and these are not visited. Neither
+       function is taken within torch.compile.
     dropout_p: probability, from 0 to 1 and met to 2^-16, of each element of P to be dropped; the others are divided by 1 - dropout_p. Lse
        is what it is without. A seed comes from PyTorch's generator of the device, so that torch.manual_seed repeats a call, each replay of
        a CUDA graph drops other elements, and gradients know the same ones. What is dropped depends on no kernel, nor on other modifiers.
@@ -184,6 +194,7 @@ def attention(
         window is not None
         or chunk is not None
         or prefix_len is not None
+        or document_ids is not None
         or softcap is not None
         or alibi_slopes is not None
         or sinks is not None
@@ -195,8 +206,9 @@ def attention(
         or mask_mod is not None
         or isinstance(causal, str)
     ):
-        given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, chunk, prefix_len, dropout_p, score_mod, mask_mod)
-        causal, modified = modified_of_call(causal, *given, top_left=_queries_beyond_keys(q, k, layout), device=getattr(q, "device", None))
+        given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, chunk, prefix_len, document_ids, dropout_p)
+        beyond, device = _queries_beyond_keys(q, k, layout), getattr(q, "device", None)
+        causal, modified = modified_of_call(causal, *given, score_mod, mask_mod, top_left=beyond, device=device)
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())
         run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers, tensors)

@@ -13,9 +13,10 @@ from flashgen.codegen.attention import float32
 from flashgen.codegen.expressions.functions import TracedFunctions, functions_of
 from flashgen.codegen.expressions.recognition import added_term
 from flashgen.codegen.expressions.struct import struct_of
+from flashgen.codegen.expressions.tree import dependences, loads_of
 from flashgen.codegen.modifier import Modifier, score_unit
 from flashgen.codegen.modifiers import TRACED
-from flashgen.codegen.operands import Call, Element, Operand
+from flashgen.codegen.operands import Axis, Call, Element, Operand
 from flashgen.codegen.operation import dense
 from flashgen.codegen.parameters import Parameter
 from flashgen.codegen.problem import Problem
@@ -31,6 +32,7 @@ _C_TYPES = {
     **{"bf16": "u16", "fp16": "u16", "fp32": "float", "int64": "i64", "int32": "int"},
     **{"int16": "short", "int8": "signed char", "uint8": "unsigned char", "bool": "bool"},
 }
+_AXES = {"batch": Axis.BATCH, "head": Axis.HEADS_Q}
 _IN_KERNELS = {"bf16": "Bf16", "fp16": "Fp16"}  # what else kernels call elements
 VERIFIED_SIZES = (64, 48, 8, 4)  # of captured tensors in verification, by axis
 LONGEST, MOST_HEADS = 2**29, 2**24  # of what int32 arithmetic of expressions counts on (expressions/bounds.py)
@@ -52,7 +54,7 @@ class TracedModifier(Modifier):
     rank = 13
     link = "TracedLink"
     tiles = (TILE_FILE,)
-    adds_to_scores = has_heads = True
+    has_heads = True
 
     def __init__(self, name: str, functions: TracedFunctions) -> None:
         self.name, self.functions = name, functions
@@ -67,9 +69,11 @@ class TracedModifier(Modifier):
             *(Parameter("float" if kind == "float32" else "int", CAPTURED_NUMBER + name) for name, kind in types.items()),
             *(Parameter("float", name) for name in ("traced_unit", "traced_per_unit")),
         )
-        self.reads_scores = bool(kinds)
-        self.widest_tile = 64 if kinds else 2**31  # by experiment: wider ones spill where two tensors are read for each score
-        score = self.functions.score
+        score, mask = self.functions.score, self.functions.mask
+        self.adds_to_scores = score is not None
+        self.reads_scores = score is not None and bool(loads_of(score))
+        self.scattered_by = None if mask is None else tuple(axis for name, axis in _AXES.items() if name in dependences(mask)[mask])
+        self.widest_tile = 64 if self.reads_scores else 2**31  # by experiment: wider ones spill where two tensors are read for each score
         self.added = None if score is None else added_term(score)
         self.bends_scores = score is not None and self.added is None
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_named, modifier_operands
 from flashgen.codegen.modifiers.dropout import checked_dropout
 from flashgen.codegen.modifiers.softcap import checked_softcap
@@ -154,6 +154,7 @@ def modified_of_call(
     key_padding_mask: torch.Tensor | None = None,
     chunk: int | None = None,
     prefix_len: torch.Tensor | None = None,
+    document_ids: Any = None,
     dropout_p: float = 0.0,
     score_mod: Any = None,
     mask_mod: Any = None,
@@ -194,6 +195,9 @@ def modified_of_call(
     if mask is not None:
         names.append("boolean_mask")
         tensors.append(_tensor("mask", mask))
+    if document_ids is not None:
+        names.append("document_ids")
+        tensors.extend(_documents(document_ids, top_left))
     if dropped:
         tensors.append(torch.randint(2**63 - 1, (), device=device))  # of the device: a graph draws another one in each replay
     if prefix_len is not None:
@@ -236,6 +240,18 @@ def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:
     if _tensor("key_padding_mask", key_padding_mask).ndim != 2:
         raise ArgumentError(f"key_padding_mask must have the shape (batch, len_kv); got {tuple(key_padding_mask.shape)}")
     return key_padding_mask.unsqueeze(1).unsqueeze(1)  # in half the time of an index
+
+
+def _documents(document_ids: Any, top_left: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Those of queries, and of keys. Raises ArgumentError."""
+    if isinstance(document_ids, torch.Tensor):
+        if top_left != 0:
+            rule = "must be a pair of tensors, of queries and of keys, where len_q is not len_kv"
+            raise ArgumentError(f"document_ids {rule}; got one, and len_q - len_kv is {top_left}")
+        return document_ids, document_ids
+    if not isinstance(document_ids, tuple) or len(document_ids) != 2:
+        raise ArgumentError(f"document_ids must be a tensor or a pair of tensors, of queries and of keys; got {shown(document_ids)}")
+    return _tensor("document_ids[0]", document_ids[0]), _tensor("document_ids[1]", document_ids[1])
 
 
 def _tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -206,7 +206,17 @@ PROBES = [
         6,
     ),
     Probe(
-        "vote", "out[0] = vote_sync_any(in[t] == 40); out[1] = vote_sync_any(lane_index() > 99);", lambda: np.arange(64, dtype=np.uint32), 2
+        "vote",
+        "out[0] = vote_sync_any(in[t] == 40); out[1] = vote_sync_any(lane_index() > 99); out[2] = vote_sync_ballot(in[t] % 5 == 2);",
+        lambda: np.arange(64, dtype=np.uint32),
+        3,
+    ),
+    Probe(
+        "bits",
+        "out[0] = leading_zeros(in[t]); out[1] = leading_zeros(in[t] >> t % 32); out[2] = leading_zeros(0);"
+        "out[3] = trailing_zeros(in[t] | 1u << t % 32); out[4] = trailing_zeros(1u << t % 32);",
+        lambda: halves(64),
+        5,
     ),
     Probe(
         "shared",

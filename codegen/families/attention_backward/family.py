@@ -12,10 +12,12 @@ from flashgen.codegen.attention import ELEMENTS, gradient_traffic, l2_group_head
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifier_refusals, opens_keys, reads_scores, with_modifiers
+from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, KernelText, Program, Waits
+from flashgen.codegen.seen_tiles import TileShape, tile_context, tile_kernels, tile_launch, tile_resources, with_seen_tiles
 from flashgen.codegen.semaphores import files_with_semaphores, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_kernels, gradient_resources
@@ -77,7 +79,7 @@ class AttentionBackward(Family):
     name = "attention_backward"
     revision = 8
     operation = "backward"
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "dropout", "prefix_len", "sinks", "softcap", "traced", "window")
+    modifiers = TAKEN_BY_MOST
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
     parameters = ParameterBlock(_MAIN)
@@ -184,8 +186,9 @@ class AttentionBackward(Family):
     def kernels(self, problem: Problem, config: AttentionBackwardConfig) -> tuple[KernelText, ...]:
         """See Family. In the order in which they are launched."""
         return (
+            *tile_kernels(problem),
             KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
-            KernelText(with_modifiers(with_semaphores(self.parameters, problem), problem)),
+            KernelText(with_modifiers(with_semaphores(with_seen_tiles(self.parameters, problem), problem), problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
             *gradient_kernels(problem),
         )
@@ -193,6 +196,7 @@ class AttentionBackward(Family):
     def resources(self, problem: Problem, config: AttentionBackwardConfig) -> Mapping[str, BlockResources]:
         """See Family."""
         return {
+            **tile_resources(problem),
             "_preprocess": BlockResources(ROW_THREADS, 0),
             "": BlockResources(config.warps * 32, self.shared_bytes(problem, config)),
             "_postprocess": BlockResources(config.block_q * 2, self.sum_bytes(problem, config)),
@@ -220,7 +224,8 @@ class AttentionBackward(Family):
         waits = Waits.EARLIER if problem.deterministic else Waits.NOBODY
         more = semaphores(problem, w.batch * w.heads_q * query_tiles, config.warps)
         blocks = key_tiles * w.batch * w.heads_kv
-        return gradient_program(self.kernels(problem, config), call, counts, blocks, config.block_q, waits, more)
+        seen = tile_launch(call, TileShape(config.block_q, config.block_kv, rows_are_keys=True))
+        return gradient_program(self.kernels(problem, config), call, counts, blocks, config.block_q, waits, more, seen)
 
     def _tiles(self, config: AttentionBackwardConfig, workload: Workload) -> tuple[int, int]:
         """Of queries and of keys, at least one."""
@@ -245,6 +250,7 @@ class AttentionBackward(Family):
             "row_threads_per_sm": ROW_THREADS_PER_SM // (1 + reads_scores(problem)),
             "shared_bytes": self.shared_bytes(problem, config),
             "sum_bytes": self.sum_bytes(problem, config),
+            **tile_context(problem, TileShape(config.block_q, config.block_kv, rows_are_keys=True)),
         }
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionBackwardConfig]:

@@ -21,9 +21,11 @@ from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
+from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
+from flashgen.codegen.seen_tiles import TileShape, tile_context, tile_kernels, tile_launch, tile_resources, with_seen_tiles
 from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_buffers, gradient_kernels, gradient_launches, gradient_resources
@@ -34,7 +36,7 @@ from . import model
 from .config import AttentionBackwardSm90Config
 from .launch import PANEL, heads_of_l2_group, panels, tensor_maps
 from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
-from .registers import ACCUMULATORS, accumulators, modifier_reasons
+from .registers import ACCUMULATORS, accumulators, is_crowded, modifier_reasons
 
 CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
 THREADS = 128 * (CONSUMERS + 1)
@@ -64,9 +66,7 @@ class AttentionBackwardSm90(Family):
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
-    modifiers: ClassVar[tuple[str, ...]] = (
-        *("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "dropout", "prefix_len", "sinks", "softcap", "traced", "window"),
-    )
+    modifiers: ClassVar[tuple[str, ...]] = TAKEN_BY_MOST
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
@@ -126,8 +126,9 @@ class AttentionBackwardSm90(Family):
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order of their launches."""
         return (
+            *tile_kernels(problem),
             KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
-            KernelText(with_modifiers(with_semaphores(self.parameters, problem), problem)),
+            KernelText(with_modifiers(with_semaphores(with_seen_tiles(self.parameters, problem), problem), problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
             *gradient_kernels(problem),
         )
@@ -135,6 +136,7 @@ class AttentionBackwardSm90(Family):
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
         """See Family."""
         return {
+            **tile_resources(problem),
             "_preprocess": BlockResources(ROW_THREADS, 0),
             "": BlockResources(THREADS, self.shared_bytes(problem, config)),
             "_postprocess": BlockResources(self.postprocess_threads(problem, config), self.postprocess_bytes(problem, config)),
@@ -163,6 +165,8 @@ class AttentionBackwardSm90(Family):
         known |= {"scale_log2": scale_values(score_unit(call))["scale_log2"], "scale": float32(call.scalars["scale"])}
         known |= modifier_values(call)
         known |= self.schedule_values(config, w, device)
+        seen = tile_launch(call, TileShape(config.block_q, self.block_kv, rows_are_keys=True))
+        known |= seen.values
         for name in ("q", "k", "v", "out", "d_out"):
             batch, row, head, _ = call.views[name].strides
             known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
@@ -179,8 +183,8 @@ class AttentionBackwardSm90(Family):
             for kernel in self.kernels(problem, config)
             if kernel.suffix in grids
         ]
-        buffers = (*self.buffers(config, call), *gradient_buffers(call))
-        return Program((*launches, *gradient_launches(call, buffers)), buffers)
+        buffers = (*self.buffers(config, call), *gradient_buffers(call), *seen.buffers)
+        return Program((*seen.launches, *launches, *gradient_launches(call, buffers)), buffers)
 
     def tiles_of_head(self, config: Any, w: Workload) -> tuple[int, int]:
         """Query tiles of a query head, and work tiles of a key/value head."""
@@ -236,6 +240,7 @@ class AttentionBackwardSm90(Family):
             "shared_bytes": self.shared_bytes(problem, config),
             "postprocess_threads": self.postprocess_threads(problem, config),
             "postprocess_bytes": self.postprocess_bytes(problem, config),
+            **tile_context(problem, TileShape(config.block_q, self.block_kv, rows_are_keys=True)),
         }
 
     def instructions(self, problem: Problem, config: Any) -> str:
@@ -251,7 +256,7 @@ class AttentionBackwardSm90(Family):
     def space(self, problem: Problem, target: Target) -> Iterator[Config]:
         """See Family. A split helps where dQ is transposed and head dims are narrow."""
         narrow = max(problem.head_dim, problem.head_dim_v) <= NARROW
-        queries = (64, 80, 96, 128) if narrow else (FEWEST_QUERIES, 48, 64, 80)
+        queries = (64, 80, 96, 128) if narrow and not is_crowded(problem) else (FEWEST_QUERIES, 48, 64, 80)
         for block_q, stages, split in itertools.product(queries, (2, 3), (False, True)):
             if split and (block_q == 128 or not narrow):
                 continue

@@ -7,6 +7,7 @@ from typing import Any
 from flashgen.codegen.attention import padded
 from flashgen.codegen.modifier import adds_to_scores, drops, maps_scores, reads_scores
 from flashgen.codegen.problem import Problem
+from flashgen.codegen.seen_tiles import scatters
 
 from .launch import panels
 
@@ -25,12 +26,17 @@ def modifier_reasons(problem: Problem) -> list[str]:
     return reasons + ["a softcap must be without dropout in these kernels, which round P before dP is there"] * drops(problem)
 
 
+def is_crowded(problem: Problem) -> bool:
+    """Whether masks that hide keys of no range leave too few registers for tiles of 64 queries, where gradients are wide."""
+    return scatters(problem) and (adds_to_scores(problem) or problem.deterministic)
+
+
 def accumulators(problem: Problem, config: Any) -> int:
     """Registers a thread of dK and dV, with S and dP beside them or, if that is more, with dQ and dS, and P if it is still needed.
 
     Where a modifier maps scores, P is rounded while S and dP are still there. By experiment, the widest tiles then need a few more, the
     more the wider gradients are, as wide gradients leave too few where a modifier adds to scores, and the widest tiles where one also drops
-    elements of P.
+    elements of P. So do masks that hide keys of no range: see `is_crowded`.
     """
     operand: int = config.block_q // 4  # of P or dS, as wgmma takes it
     score_registers: int = config.block_q + maps_scores(problem) * (operand + 4 * (config.block_q > 96))
@@ -39,6 +45,7 @@ def accumulators(problem: Problem, config: Any) -> int:
     score_registers += 20 * (drops(problem) and adds_to_scores(problem) and config.block_q > 96)
     if gradients > WIDE // 2 and config.block_q > 80:
         score_registers += 12 * maps_scores(problem)
+    score_registers += 20 * (gradients > WIDE // 2 and is_crowded(problem))
     if gradients > WIDE:
         score_registers += 4 * (adds_to_scores(problem) or drops(problem))
     return gradients + max(score_registers, d_q_registers(problem, config) + beside_d_q)

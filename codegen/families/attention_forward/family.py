@@ -11,10 +11,21 @@ from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, with_modifiers
+from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, KernelLaunch, KernelText, Program
+from flashgen.codegen.seen_tiles import (
+    NO_TILES,
+    TileShape,
+    scatters,
+    tile_context,
+    tile_kernels,
+    tile_launch,
+    tile_resources,
+    with_seen_tiles,
+)
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
@@ -30,7 +41,7 @@ class AttentionForward(Family):
 
     name = "attention_forward"
     revision = 17
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "dropout", "prefix_len", "sinks", "softcap", "traced", "window")
+    modifiers = TAKEN_BY_MOST
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig
     parameters = ParameterBlock(
@@ -56,7 +67,9 @@ class AttentionForward(Family):
             "common/sequences",
             "common/score_chain",
             "warp/load",
+            "warp/load_tile",
             "warp/key_value_reader",
+            "warp/seen_key_value_reader",
             "warp/gemm",
             "common/mask",
         ),
@@ -85,6 +98,8 @@ class AttentionForward(Family):
                 reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
         if config.step_kv >= 1 and (config.block_kv % config.step_kv or not config.step_kv <= config.block_kv <= 256):
             reasons.append(f"block_kv must be a multiple of step_kv {config.step_kv}, up to 256; got {config.block_kv}")
+        if scatters(problem) and config.block_kv != config.step_kv:
+            reasons.append(f"block_kv must be step_kv {config.step_kv} with document_ids or a mask_mod; got {config.block_kv}")
         rows = (config.warps * 16, config.warps * 32)
         if config.warps >= 1 and config.block_q not in rows:
             given = f"{rows[0]} or {rows[1]} with warps {config.warps}"
@@ -128,7 +143,7 @@ class AttentionForward(Family):
 
     def kernels(self, problem: Problem, config: AttentionForwardConfig) -> tuple[KernelText, ...]:
         """See Family."""
-        return (KernelText(with_modifiers(self.parameters, problem)),)
+        return (*tile_kernels(problem), KernelText(with_modifiers(with_seen_tiles(self.parameters, problem), problem)))
 
     def call_refusals(self, call: Call, config: Config | None = None) -> list[str]:
         """See Family."""
@@ -136,7 +151,7 @@ class AttentionForward(Family):
 
     def resources(self, problem: Problem, config: AttentionForwardConfig) -> Mapping[str, BlockResources]:
         """See Family."""
-        return {"": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
+        return {**tile_resources(problem), "": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
 
     def threads(self, config: AttentionForwardConfig) -> int:
         """Threads of a block."""
@@ -171,8 +186,8 @@ class AttentionForward(Family):
         values |= {name: divisors[name] for name in ("heads_q", "l2_group_heads", "l2_group_tiles")}
         values |= {"len_q": workload.len_q, "len_kv": workload.len_kv, "query_tiles": query_tiles, **scale_values(score_unit(call))}
         values |= modifier_values(call)
-        grid = self.grid(config, workload)
-        return Program((KernelLaunch(grid, values),))
+        tiles = tile_launch(call, TileShape(config.block_q, config.block_kv)) if problem.modifiers else NO_TILES
+        return Program((*tiles.launches, KernelLaunch(self.grid(config, workload), values | tiles.values)), tiles.buffers)
 
     def context(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> dict[str, object]:
         """See Family."""
@@ -183,6 +198,7 @@ class AttentionForward(Family):
             "qk_first": config.first_product is FirstProduct.QK,
             "query_in_registers": config.query is QueryPlace.REGISTERS,
             "shared_bytes": self.shared_bytes(problem, config),
+            **tile_context(problem, TileShape(config.block_q, config.block_kv)),
         }
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionForwardConfig]:

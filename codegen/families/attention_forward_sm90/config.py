@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from flashgen.codegen.config import Config, tagged
 
+STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
+TILE_BYTES = 16  # of shared memory for the descriptor of each work tile: WorkTileInfo::kBytes in forward_storage.cuh
 PACK_GQA = (1, 2, 4, 8, 16)  # 16: the rows of a warp, whose output goes to memory in one box
 
 
@@ -58,6 +60,17 @@ class AttentionForwardSm90Config(Config):
     def queries(self) -> int:
         """Queries of a tile, which have a row for each of its heads."""
         return self.block_q // self.pack_gqa
+
+    @property
+    def divides_blocks(self) -> bool:
+        """Whether its tiles divide blocks of 128 queries and keys, of which masks are often made."""
+        return 128 % self.block_q == 128 % self.block_kv == 0
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Shared memory of pipelines of queries, keys, values and each consumer's sums, and of the tiles that a block knows."""
+        stages = self.query_stages + 2 * self.stages + self.warpgroups
+        return stages * STAGE_BYTES + (self.query_stages + 2) * TILE_BYTES
 
     @property
     def stale_row_max(self) -> bool:

@@ -7,11 +7,12 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from flashgen.codegen import wgmma
+from flashgen.codegen import seen_tiles, wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
+from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -25,10 +26,7 @@ from .config import PACK_GQA, AttentionForwardSm90Config, RowMax, Scheduler
 from .registers import registers_needed
 
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
-COUNTER_BYTES = 4  # an int
 SUM_BYTES = 8  # of shared memory for the statistics of each row: kStatisticsBytes in forward_storage.cuh
-STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
-TILE_BYTES = 16  # of shared memory for the descriptor of each work tile: WorkTileInfo::kBytes in forward_storage.cuh
 WIDEST_BESIDE_ANOTHER = 192  # head_dim_v of a block that shares its SM: 96 registers of a product's 128; 256 does not compile (C7602)
 OF_BATCHES = (Parameter("int", "batches"), Parameter("u64", "batches_reciprocal"))  # further, where each score has an element in memory
 LONG = 2048  # keys from which on the K and V of an L2 group may take more of it
@@ -45,7 +43,7 @@ class AttentionForwardSm90(Family):
     name = "attention_forward_sm90"
     revision = 11
     preference = 1
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "dropout", "prefix_len", "sinks", "softcap", "traced", "window")
+    modifiers = TAKEN_BY_MOST
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
     parameters = ParameterBlock(
@@ -90,6 +88,9 @@ class AttentionForwardSm90(Family):
             reasons.append(f"pack_gqa must be one of {', '.join(map(str, PACK_GQA))}; got {config.pack_gqa}")
         if config.ping_pong and config.warpgroups == 1:
             reasons.append("ping_pong must be false with warpgroups 1: it takes two consumers; got true")
+        if seen_tiles.scatters(problem) and (config.pack_gqa > 1 or not config.dynamic):
+            given = f"{config.scheduler.value} and {config.pack_gqa}"
+            reasons.append(f"scheduler must be dynamic and pack_gqa 1 with document_ids or a mask_mod; got {given}")
         if config.warpgroups == 3 and not config.dynamic:
             reasons.append("scheduler must be dynamic with warpgroups 3: the static one does not fit 160 registers; got static")
         return reasons or self._resource_reasons(problem, config, target)
@@ -131,11 +132,11 @@ class AttentionForwardSm90(Family):
     def kernels(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[KernelText, ...]:
         """See Family."""
         block = self.parameters.with_fields(*OF_BATCHES) if reads_scores(problem) else self.parameters
-        return (KernelText(with_modifiers(block, problem)),)
+        return (*seen_tiles.tile_kernels(problem), KernelText(with_modifiers(seen_tiles.with_seen_tiles(block, problem), problem)))
 
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
-        return {"": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
+        return {**seen_tiles.tile_resources(problem), "": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
 
     def threads(self, config: AttentionForwardSm90Config) -> int:
         """Threads of a block: the producer's warpgroup, and the consumers'."""
@@ -146,12 +147,7 @@ class AttentionForwardSm90(Family):
         panel = PANEL * problem.dtype.bytes
         panels, panels_v = _panels(problem.head_dim), _panels(problem.head_dim_v)
         tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
-        return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + self._barrier_bytes(config)
-
-    def _barrier_bytes(self, config: AttentionForwardSm90Config) -> int:
-        """Of pipelines of queries, keys, values and each consumer's sums, and of the tiles that a block knows."""
-        stages = config.query_stages + 2 * config.stages + config.warpgroups
-        return stages * STAGE_BYTES + (config.query_stages + 2) * TILE_BYTES
+        return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + config.barrier_bytes
 
     def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:
         return -(-workload.len_q // config.queries) * (workload.heads_q // config.pack_gqa) * workload.batch
@@ -164,13 +160,17 @@ class AttentionForwardSm90(Family):
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
         if reads_scores(problem):
             values |= {"batches": call.workload.batch, "batches_reciprocal": reciprocal(call.workload.batch)}
-        launch = KernelLaunch(grid, values, self._tensor_maps(config, call))
-        return Program((launch,), _TILE_COUNTER if config.dynamic else ())
+        tiles = (
+            seen_tiles.tile_launch(call, seen_tiles.TileShape(config.queries, config.block_kv))
+            if problem.modifiers
+            else seen_tiles.NO_TILES
+        )
+        launch = KernelLaunch(grid, values | tiles.values, self._tensor_maps(config, call))
+        return Program((*tiles.launches, launch), (*tiles.buffers, *(_TILE_COUNTER if config.dynamic else ())))
 
     def _sizes(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload) -> dict[str, int | float]:
         """The parameters that say how tiles are found."""
-        query_tiles = -(-workload.len_q // config.queries)
-        sets = workload.heads_q // config.pack_gqa
+        query_tiles, sets = -(-workload.len_q // config.queries), workload.heads_q // config.pack_gqa
         in_sets = workload if config.pack_gqa == 1 else dataclasses.replace(workload, heads_q=sets)
         l2_heads = l2_group_heads(problem, in_sets, L2_GROUP_BYTES if workload.len_kv >= LONG else SHORT_L2_GROUP_BYTES)
         return {
@@ -245,6 +245,7 @@ class AttentionForwardSm90(Family):
             "consumer_registers": consumer,
             "shared_bytes": self.shared_bytes(problem, config),
             "blocks_per_sm": self.blocks_per_sm(problem, config),
+            **seen_tiles.tile_context(problem, seen_tiles.TileShape(config.queries, config.block_kv)),
         }
 
     def instructions(self, problem: Problem, config: AttentionForwardSm90Config) -> str:
@@ -284,7 +285,7 @@ class AttentionForwardSm90(Family):
         return tiled_traffic(problem, workload, config.queries, config.block_kv, config.pack_gqa, least=1)
 
 
-_TILE_COUNTER = (Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER),)
+_TILE_COUNTER = (Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER),)
 FAMILY = AttentionForwardSm90()
 
 
@@ -294,4 +295,6 @@ def _default(problem: Problem, target: Target) -> AttentionForwardSm90Config:
     legal = [config for config in FAMILY.space(problem, target) if config.pack_gqa == 1]  # all of it is legal
     if not legal:
         FAMILY.require_legal(problem, AttentionForwardSm90Config(2, 64), target)
+    if seen_tiles.scatters(problem):
+        legal = [config for config in legal if config.divides_blocks] or legal
     return min(legal, key=lambda config: FAMILY.predict(problem, config, workload, device).seconds)

@@ -3,6 +3,9 @@
 
 struct KeyWork {
     int first_key, head_kv, batch;  // first_key: -1 where there is no work tile (WorkClaims)
+//% if scatters
+    int key_tile;
+//% endif
     QueryTileRange tiles;  // of each query head
 
     // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass. But
@@ -11,7 +14,9 @@ struct KeyWork {
     __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int index = block_index()) {
         const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
         const int first_key = (kLastFirst ? work.tile : p.key_tiles - 1 - work.tile) * kBlockKv;
-//% if opens
+//% if scatters
+        return {first_key, work.head, work.batch, first_key / kBlockKv, {}};  // its tiles are found one by one
+//% elif opens
         const Chain own = of_batch(chain, work.batch);
         return {first_key, work.head, work.batch, own.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
 //% else
@@ -20,6 +25,36 @@ struct KeyWork {
     }
 };
 
+//% if scatters
+// Where a block is on its way over query tiles that see some of its keys: one query head after the other. left: 0 behind the last one.
+struct HeadWalk {
+    SeenQueries seen;
+    int tile, left;
+    i64 index;  // the tile's place among those of all heads: [batch, heads_q, query_tiles]
+
+    template <class Parameters>
+    __device__ __forceinline__ HeadWalk(const KeyWork& work, const Parameters& p)
+        : seen(p, work.batch, work.head_kv, work.key_tile) {
+        find(work, p);
+    }
+    template <class Parameters>
+    __device__ __forceinline__ int head(const KeyWork&, const Parameters&) const {
+        return seen.head;
+    }
+    template <class Parameters>
+    __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
+        seen.advance(p, work.batch, work.key_tile);
+        find(work, p);
+    }
+
+  private:
+    template <class Parameters>
+    __device__ __forceinline__ void find(const KeyWork& work, const Parameters& p) {
+        tile = seen.tile, left = tile >= 0;
+        index = (static_cast<i64>(work.batch) * p.heads_q + seen.head) * p.query_tiles + tile;
+    }
+};
+//% else
 // Where a block is on its way over query tiles: one query head after the other, `left` tiles in all.
 struct HeadWalk {
     int current_head, tile, left;
@@ -40,3 +75,4 @@ struct HeadWalk {
         if (tile == work.tiles.end) tile = work.tiles.begin, ++current_head, index += p.query_tiles - work.tiles.count();
     }
 };
+//% endif

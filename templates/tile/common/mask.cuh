@@ -22,3 +22,13 @@ __device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4],
             }
         }
 }
+//% if scatters
+
+// The same by ranges of the chain, if it is `cut` by them, and by scattered masks, if it `hides` some of its keys.
+template <int kPackGqa, class Chain, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void mask_scores(float (&S)[kRowTiles][kKeyTiles][4], const ScorePosition<false, kPackGqa>& position, bool cut,
+                                            bool hides, const Chain& chain) {
+    if (cut) mask_scores<kPackGqa>(S, position.first_row, position.first_column, chain);
+    if (hides) hide_scattered(S, position, chain);
+}
+//% endif

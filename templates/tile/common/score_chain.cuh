@@ -67,11 +67,25 @@ struct KeyTileRange {
     __device__ __forceinline__ bool needs_mask(int tile) const { return tile >= full_end || (kHidesFirstKeys && tile < full_begin); }
 };
 
+//% if scatters
+// Whether a link is a scattered mask: see seen_tiles.cuh.
+template <class Link, class = void>
+constexpr bool kIsScattered = false;
+template <class Link>
+constexpr bool kIsScattered<Link, decltype(void(Link::kScatters))> = true;
+
+//% endif
 template <class... Links>
 struct ScoreChain : Links... {
     static constexpr bool kHidesFirstKeys = (Links::kHidesFirstKeys || ...);  // else the range of every query's keys begins at 0
 
     __device__ __forceinline__ bool visible(int query, int key) const { return (Links::visible(query, key) && ...); }
+//% if scatters
+    // The same but for scattered masks.
+    __device__ __forceinline__ bool in_ranges(int query, int key) const {
+        return ((kIsScattered<Links> || Links::visible(query, key)) && ...);
+    }
+//% endif
 //% if by_key
     // The queries that see any of the keys [first_key, end_key), and those that see all of them.
     __device__ __forceinline__ QueryRange queries(int first_key, int end_key) const {

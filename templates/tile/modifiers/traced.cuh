@@ -3,7 +3,13 @@
 <%= traced %>
 
 struct TracedLink : HidesNothing<TracedLink> {
-    static constexpr bool kAddsToScores = true, kHasHeads = true;
+    static constexpr bool kHasHeads = true;
+//% if traced_score
+    static constexpr bool kAddsToScores = true;
+//% endif
+//% if traced_mask
+    static constexpr bool kScatters = true;
+//% endif
     Traced functions;
     float unit, per_unit;  // from scores as the product gives them to scaled ones, and back
     int batch, heads[2];   // heads: of a lane's rows lane/4 and lane/4 + 8
@@ -14,6 +20,7 @@ struct TracedLink : HidesNothing<TracedLink> {
     }
     __device__ __forceinline__ void load_heads(int entry, int first, int second) { batch = entry, heads[0] = first, heads[1] = second; }
 
+//% if traced_score
     __device__ __forceinline__ float changed(float s, int query, int key) const { return changed(s, heads[0], query, key); }
     __device__ __forceinline__ float changed(float s, int head, int query, int key) const {
 //% if traced_score == "added"
@@ -21,13 +28,27 @@ struct TracedLink : HidesNothing<TracedLink> {
 //% elif traced_score == "bent"
         s = functions.bent(s * unit, batch, head, query, key) * per_unit;
 //% endif
-//% if traced_mask
-        if (!functions.visible(batch, head, query, key)) s = -infinity();
-//% endif
         return s;
     }
     template <class Position, int kRowTiles, int kTiles>
     __device__ __forceinline__ void add(float (&S)[kRowTiles][kTiles][4], RowOffset (&)[kRowTiles][2], const Position& position) const {
+        for_each(S, position, [&](float& s, int head, int query, int key) { s = changed(s, head, query, key); });
+    }
+//% endif
+//% if traced_mask
+    __device__ __forceinline__ bool visible(int query, int key) const { return functions.visible(batch, heads[0], query, key); }
+    template <class Position, int kRowTiles, int kTiles>
+    __device__ __forceinline__ void hide(float (&S)[kRowTiles][kTiles][4], const Position& position) const {
+        for_each(S, position, [&](float& s, int head, int query, int key) {
+            if (!functions.visible(batch, head, query, key)) s = -infinity();
+        });
+    }
+    __device__ __forceinline__ SeenInTile seen_in(const TileBounds& tile) const { return look_at(*this, tile); }
+//% endif
+
+  private:
+    template <class Position, int kRowTiles, int kTiles, class Change>
+    __device__ __forceinline__ void for_each(float (&S)[kRowTiles][kTiles][4], const Position& position, const Change& change) const {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
             if (j % 2 == 0) barrier_warp_sync();  // else the compiler would load elements of all columns at once, into too many registers
@@ -37,7 +58,7 @@ struct TracedLink : HidesNothing<TracedLink> {
                 for (int e = 0; e < 4; ++e) {
                     const int row = position.row(i, e / 2), column = position.first_column + lane_index() % 4 * 2 + j * 8 + e % 2;
                     const int query = Position::kRowsAreKeys ? column : row, key = Position::kRowsAreKeys ? row : column;
-                    S[i][j][e] = changed(S[i][j][e], heads[Position::kTwoHeads * (e / 2)], query, key);
+                    change(S[i][j][e], heads[Position::kTwoHeads * (e / 2)], query, key);
                 }
         }
     }

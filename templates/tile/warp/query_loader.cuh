@@ -19,6 +19,16 @@ struct QueryLoader {
     static constexpr int kBlockQ = QueryTile::kRowCount;
     const Parameters& p;
     const Sequences& sequences;
+//% if scatters
+    SeenQueries next;  // the tile that comes next
+    int batch, key_tile;
+    int huge = 0;  // whether the tile that was loaded last has huge rows
+
+    __device__ __forceinline__ QueryLoader(const Parameters& p, const Sequences& sequences, const SeenQueries& first, int batch,
+                                           int key_tile)
+        : p(p), sequences(sequences), next(first), batch(batch), key_tile(key_tile) {}
+
+//% else
     const QueryTileRange& tiles;
     int batch, head, tile, left;  // of the tile that comes next; left: tiles
     int huge = 0;                 // whether the tile that was loaded last has huge rows
@@ -28,9 +38,15 @@ struct QueryLoader {
         : p(p), sequences(sequences), tiles(tiles), batch(batch), head(head_kv * p.group), tile(tiles.begin),
           left(tiles.count() * p.group) {}
 
+//% endif
     // The caller commits the group.
     __device__ __forceinline__ void load_next(const QueryStage<QueryTile, GradientTile>& stage) {
+//% if scatters
+        if (next.tile < 0) return;
+        const int head = next.head, tile = next.tile;
+//% else
         if (left-- <= 0) return;
+//% endif
         const int first_query = tile * kBlockQ, queries = sequences.len_q(batch) - first_query;
         const i64 tile_index = sequences.first_tile(batch, head) + tile, row = tile_index * kBlockQ;
         huge = p.huge_tiles[tile_index];
@@ -41,6 +57,10 @@ struct QueryLoader {
         const int thread = thread_index();  // row_delta lies behind row_lse
         if (thread < kBlockQ / 4) cp_async_16(stage.row_lse() + thread * 16, p.row_lse + row + thread * 4);
         else if (thread < kBlockQ / 2) cp_async_16(stage.row_lse() + thread * 16, p.row_delta + row + thread * 4 - kBlockQ);
+//% if scatters
+        next.advance(p, batch, key_tile);
+//% else
         if (++tile == tiles.end) tile = tiles.begin, ++head;
+//% endif
     }
 };

@@ -1,7 +1,11 @@
 // From S^T and dP^T of a warp to P^T and dS^T. Their rows are keys, their columns queries: a lane holds two neighbouring queries of each
 // column tile of 8, whose statistics it reads from shared memory.
 
+//% if scatters
+// S = -inf where ranges of the chain hide a key from a query. `first_key` and `first_query` are the positions of s[0][0] of this warp.
+//% else
 // S = -inf where the chain says that a query does not see a key. `first_key` and `first_query` are the positions of s[0][0] of this warp.
+//% endif
 template <class Chain, int kRowTiles, int kTiles>
 __device__ __forceinline__ void mask_transposed(float (&s)[kRowTiles][kTiles][4], int first_key, int first_query, const Chain& chain) {
     const int key = first_key + lane_index() / 4, query = first_query + lane_index() % 4 * 2;
@@ -11,7 +15,11 @@ __device__ __forceinline__ void mask_transposed(float (&s)[kRowTiles][kTiles][4]
         for (int j = 0; j < kTiles; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
+//% if scatters
+                if (!chain.in_ranges(query + j * 8 + e % 2, key + i * 16 + e / 2 * 8)) s[i][j][e] = -infinity();
+//% else
                 if (!chain.visible(query + j * 8 + e % 2, key + i * 16 + e / 2 * 8)) s[i][j][e] = -infinity();
+//% endif
 }
 
 //% if by_key

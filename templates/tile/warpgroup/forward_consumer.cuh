@@ -29,7 +29,12 @@ struct ForwardConsumer {
     float O[Traits::kColumnsV / 8][4] = {};
     Fragment P[2];                            // one is multiplied with V while softmax writes the other
     SharedAddress current = 0, finished = 0;  // slots of the current work tile, and of the one whose O is to be stored
+//% if scatters
+    int first_query, k_block;                 // of the current work tile
+    SeenBlocks seen;                          // its K blocks
+//% else
     int first_query, k_block, lowest_block;   // of the current work tile
+//% endif
     Chain chain;                              // of its sequence
 //% if drops
     Dropout dropout;                          // of its head, the first one under PackGQA
@@ -49,8 +54,13 @@ struct ForwardConsumer {
     // to the first. The first S of a work tile overlaps the last product of the tile before, so the pipeline never drains. Line 20 is
     // finish_tile, and store_output in retire_pv. Returns false at the end of the work; P_prev is then left to `drain`.
     __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
+//% if scatters
+        const bool new_tile = !seen.advance(k_block);
+        if (new_tile && !wait_for_work()) return false;
+//% else
         const bool new_tile = --k_block < lowest_block;
         if (new_tile && !wait_for_work()) return false;
+//% endif
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
         wgmma_wait_group<1>();  // lines 14, 15 of the iteration before: O += P V is complete
@@ -142,9 +152,15 @@ struct ForwardConsumer {
         RowOffset offset[1][2] = {};
         add_terms(S, offset, position(), chain);
 //% endif
+//% if scatters
+        const bool cut = own_blocks.needs_mask(k_block), masked = seen.needs_row_max(cut || seen.hides);
+        mask_scores(S, position(), cut, seen.hides, chain);
+        if (seen.next < 0) release_q();
+//% else
         const bool masked = own_blocks.needs_mask(k_block);
         if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
         if (k_block == lowest_block) release_q();
+//% endif
 //% if folds
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked, small, chain);
 //% elif adds
@@ -156,7 +172,7 @@ struct ForwardConsumer {
         drop<kPackGqa>(P_made, dropout, first_query * kPackGqa + warp_row(), k_block * kBlockKv);
 //% endif
     }
-//% if changes
+//% if changes or scatters
     using Position = ScorePosition<false, kPackGqa>;
     __device__ __forceinline__ Position position() const { return {first_query * kPackGqa + warp_row(), k_block * kBlockKv}; }
 //% endif
@@ -196,8 +212,12 @@ struct ForwardConsumer {
         slot.advance();
         const Work work = Work::load(current);
         first_query = work.first_query;
+//% if scatters
+        seen.begin(work.seen(p), k_block = shfl_sync_first(work.end_block) - 1);
+//% else
         k_block = shfl_sync_first(work.end_block) - 1;
         lowest_block = work.lowest_block(p);
+//% endif
 //% if heads
         chain = of_packed_heads<kPackGqa>(work.chain(p), work.batch, work.first_head);
 //% else

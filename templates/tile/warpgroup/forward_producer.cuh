@@ -25,10 +25,19 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
     while (index < p.tiles) {
         const Work work = Work::find(p, index);
         const int head_kv = divide(work.first_head, p.group_reciprocal);
+//% if scatters
+        const SeenTiles seen = work.seen(p);
+        const int last_block = work.end_block - 1;
+        int next = index, following;
+#pragma unroll 1
+        for (int k_block = last_block; k_block >= 0; k_block = following) {
+            following = seen.before(k_block);
+//% else
         const int last_block = work.end_block - 1, lowest_block = work.lowest_block(p);
         int next = index;
 #pragma unroll 1
         for (int k_block = last_block; k_block >= lowest_block; --k_block) {
+//% endif
             smem.k_pipeline.producer_acquire(k_state);
             smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
             const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);
@@ -43,9 +52,13 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
                 smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
                 q_state.advance();
             }
+//% if scatters
+            if (following < 0) next = next_work_tile<Traits>(p, index);
+//% else
             // The claim's latency stalls this thread, while consumers work on the stages that are full. The claim is made with the last K
             // block but one, where there are two, so that its latency does not add to that of finding the next work tile.
             if (k_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
+//% endif
             load_v();
             v_block = k_block, v_head = head_kv, v_batch = work.batch;
         }

@@ -18,7 +18,12 @@ struct WorkTileInfo {
         const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.query_tiles), p.head_sets, p.head_sets_reciprocal);
 //% endif
         WorkTileInfo info{work.tile * Traits::kQueries, work.head * kPackGqa, work.batch, 0};
+//% if scatters
+        const int end = info.blocks(p).end, last = info.seen(p).before(end);
+        info.end_block = last < 0 ? max(end, 1) : last + 1;
+//% else
         info.end_block = max(info.blocks(p).end, 1);
+//% endif
         return info;
     }
     template <class Parameters>
@@ -37,12 +42,20 @@ struct WorkTileInfo {
     __device__ __forceinline__ auto blocks(const Parameters& p) const {
         return chain(p).template key_tiles<Traits::kQueries, Traits::kBlockKv>(first_query);
     }
+//% if scatters
+    // Which of them are visited: end_block - 1 is the last one, even if none is seen.
+    template <class Parameters>
+    __device__ __forceinline__ SeenTiles seen(const Parameters& p) const {
+        return SeenTiles::of(p, batch, first_head, first_query / Traits::kQueries);
+    }
+//% else
     // K blocks are visited from end_block - 1 down to this one.
     template <class Parameters>
     __device__ __forceinline__ int lowest_block(const Parameters& p) const {
         if constexpr (!decltype(chain(p))::kHidesFirstKeys) return 0;
         return min(blocks(p).begin, end_block - 1);
     }
+//% endif
     // Coordinates 1 and 2 of a row in the tensor maps of Q and O, where the column is coordinate 0: (query, head), or under PackGQA
     // (head, query) where kPackGqa divides the row: it divides a warp's first one, as it divides 16.
     static_assert(16 % kPackGqa == 0, "a warp's rows are whole queries");
@@ -59,6 +72,39 @@ struct WorkTileInfo {
     }
 };
 
+//% if scatters
+// A consumer's walk over the K blocks of a work tile that are seen, from the last to the first.
+struct SeenBlocks {
+    SeenTiles tiles;
+    int next = -1;                           // the block behind the one that it is at; -1: none
+    bool hides = false, was_masked = false;  // whether something of the block is hidden; whether the one before was masked
+
+    __device__ __forceinline__ void begin(const SeenTiles& of_tile, int block) {
+        tiles = of_tile;
+        go_to(block);
+    }
+    // Goes on to the next block. Returns false behind the last one.
+    __device__ __forceinline__ bool advance(int& block) {
+        if (next < 0) return false;
+        block = next;
+        go_to(block);
+        return true;
+    }
+    // Whether a row may see its first key in the block, given whether that is masked: else it is behind one that was.
+    __device__ __forceinline__ bool needs_row_max(bool masked) {
+        const bool needs = masked || was_masked;
+        was_masked = masked;
+        return needs;
+    }
+
+  private:
+    __device__ __forceinline__ void go_to(int block) {
+        hides = shfl_sync_first(tiles.hides(block)) != 0;
+        next = shfl_sync_first(tiles.before(block));
+    }
+};
+
+//% endif
 // The persistent tile scheduler: which work tile this thread block takes after `index`. Its first tile is that of its own index. For each
 // tile that it loads it makes one claim, late, so that blocks that run ahead take more tiles: `tiles` claims in all. Claim n, from 0,
 // gets tile launched_blocks + n, and the last launched_blocks claims find none. Whoever makes claim `tiles` - 1 resets the counter.

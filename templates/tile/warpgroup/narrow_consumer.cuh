@@ -90,6 +90,9 @@ struct NarrowConsumer {
 //% else
             if (unlikely(tiles.needs_mask(next.tile))) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
 //% endif
+//% if scatters
+            if (next.seen.hides()) hide_scattered(S, position, chain);
+//% endif
             const SharedAddress row_lse = stages.lse(state.stage);
             const float* row_shift = p.row_shift + next.index * kBlockQ;
             if (unlikely(stages.huge(state.stage)))
@@ -110,6 +113,9 @@ struct NarrowConsumer {
                 if (tiles.needs_mask(next.tile)) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
 //% endif
             }
+//% if scatters
+            if (next.seen.hides()) hide_scattered(S, ScorePosition<true>{work.first_key + warp * 16, next.tile * kBlockQ}, chain);
+//% endif
 //% if adds
             exponentiate(S, p.scale_log2, stages.lse(state.stage), offset);
 //% else

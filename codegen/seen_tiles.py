@@ -1,0 +1,110 @@
+"""What a family needs for masks that hide keys of no range: the kernel that finds which tiles they leave, before the others.
+
+Kernels then visit these tiles alone. See templates/tile/common/seen_tiles.cuh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+from .modifier import modifier_values, modifiers_of, opens_keys, with_modifiers
+from .operands import Axis, Call
+from .parameters import Parameter, ParameterBlock
+from .problem import Problem
+from .program import BlockResources, Buffer, KernelLaunch, KernelText
+
+SUFFIX = "_tiles"
+THREADS = 512
+FLAG_BYTES = 32 * 4  # of shared memory: a flag for each tile of a word
+WORD_BYTES, WORD_TILES = 8, 32  # TileWord
+_WORDS = Parameter("u32*", "seen_tiles")
+_OF_MAIN = (_WORDS, *(Parameter("int", name) for name in ("seen_batch", "seen_head", "seen_words")))
+_OF_TILES = ParameterBlock((_WORDS, *(Parameter("int", name) for name in ("seen_rows", "seen_heads", "seen_words", "len_q", "len_kv"))))
+
+
+class TileShape(NamedTuple):
+    """Queries and keys of a tile, and whether key tiles are rows, as in the backward pass."""
+
+    queries: int
+    keys: int
+    rows_are_keys: bool = False
+
+
+@cache
+def scatters(problem: Problem) -> bool:
+    """Whether a modifier hides keys of no range."""
+    return any(modifier.scattered_by is not None for modifier in modifiers_of(problem))
+
+
+@cache
+def hiding(problem: Problem) -> Problem:
+    """The problem with those of its modifiers alone that say which keys queries see: all that the kernel needs to know."""
+    each = (modifier for modifier in modifiers_of(problem) if modifier.hides_keys or modifier.opens or modifier.scattered_by is not None)
+    return replace(problem, modifiers=tuple(sorted(modifier.name for modifier in each)))
+
+
+@cache
+def _axes(problem: Problem) -> frozenset[Axis]:
+    """By which rows of tiles differ. The ranges of a prefix differ by the entry of the batch."""
+    found = {axis for modifier in modifiers_of(problem) for axis in modifier.scattered_by or ()}
+    return frozenset(found | {Axis.BATCH} if opens_keys(problem) else found)
+
+
+def tile_kernels(problem: Problem) -> tuple[KernelText, ...]:
+    """The kernel, before all others, if there is one."""
+    return (KernelText(with_modifiers(_OF_TILES, hiding(problem)), SUFFIX, "TilesParameters"),) if scatters(problem) else ()
+
+
+def tile_resources(problem: Problem) -> dict[str, BlockResources]:
+    """What its blocks take."""
+    return {SUFFIX: BlockResources(THREADS, FLAG_BYTES)} if scatters(problem) else {}
+
+
+def with_seen_tiles(block: ParameterBlock, problem: Problem) -> ParameterBlock:
+    """The parameters of a kernel that visits the tiles that are seen."""
+    return _with_words(block) if scatters(problem) else block
+
+
+@cache
+def _with_words(block: ParameterBlock) -> ParameterBlock:
+    return block.with_fields(*_OF_MAIN)
+
+
+def tile_context(problem: Problem, shape: TileShape) -> dict[str, object]:
+    """What templates are told: template arguments of `find_seen_tiles`, and threads of a block."""
+    flags = ("true" if flag else "false" for flag in (shape.rows_are_keys, problem.deterministic))
+    return {"seen_tile": f"{shape.queries}, {shape.keys}, {', '.join(flags)}", "tiles_threads": THREADS}
+
+
+class TileLaunch(NamedTuple):
+    """Of a call: the launch of the kernel, its memory, and what the kernels behind it are told. Nothing of a call without such masks."""
+
+    launches: tuple[KernelLaunch, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
+    values: dict[str, int | float] = {}  # noqa: RUF012  # nobody changes it
+
+
+NO_TILES = TileLaunch()
+
+
+def tile_launch(call: Call, shape: TileShape) -> TileLaunch:
+    """See TileLaunch."""
+    problem, w = call.problem, call.workload
+    if not scatters(problem):
+        return NO_TILES
+    query_tiles, key_tiles = -(-w.len_q // shape.queries), -(-w.len_kv // shape.keys)
+    rows, columns = (key_tiles, query_tiles) if shape.rows_are_keys else (query_tiles, key_tiles)
+    rows = max(1, rows)  # a launch without keys writes zeros, for one tile of them
+    axes, words = _axes(problem), -(-columns // WORD_TILES)
+    batches, heads = w.batch if Axis.BATCH in axes else 1, w.heads_q if Axis.HEADS_Q in axes else 1
+    values: dict[str, int | float] = {"seen_rows": rows, "seen_heads": heads, "seen_words": words, "len_q": w.len_q, "len_kv": w.len_kv}
+    values |= modifier_values(call._replace(problem=hiding(problem)))
+    launch = KernelLaunch(batches * heads * rows, values, suffix=SUFFIX)
+    steps: dict[str, int | float] = {
+        "seen_batch": heads * rows if batches > 1 else 0,
+        "seen_head": rows if heads > 1 else 0,
+        "seen_words": words,
+    }
+    return TileLaunch((launch,), (Buffer(_WORDS.name, batches * heads * rows * words * WORD_BYTES),), steps)

@@ -1,0 +1,176 @@
+// Scattered masks, which hide keys of no range: as of documents, or of a mask_mod. The kernel `_tiles` finds which tiles they leave, and
+// the kernels behind it visit these alone, and mask those of which something is hidden.
+//
+// A link of the chain that is such a mask (kScatters) has `visible`, `hide`, of a fragment, and `seen_in`, of a tile, which all lanes of a
+// warp call together.
+
+// S = -inf where scattered masks hide a key from a query.
+template <class Link, class Position, int kRowTiles, int kTiles>
+__device__ __forceinline__ void hide_by(const Link& link, float (&S)[kRowTiles][kTiles][4], const Position& position) {
+    if constexpr (kIsScattered<Link>) link.hide(S, position);
+}
+template <class Position, int kRowTiles, int kTiles, class... Links>
+__device__ __forceinline__ void hide_scattered(float (&S)[kRowTiles][kTiles][4], const Position& position,
+                                               const ScoreChain<Links...>& chain) {
+    (hide_by(static_cast<const Links&>(chain), S, position), ...);
+}
+
+// ---- what the kernel `_tiles` writes ----
+
+// 32 tiles of a row, a bit for each: whether some query may see some key, and whether some query does not see some key. Tiles beyond the
+// ranges of the chain count as not seen.
+struct TileWord {
+    u32 seen, hidden;
+};
+
+// A row of tiles: the key tiles of a query tile, or in the backward pass the query tiles of a key tile. Rows are the same for all heads, or
+// all entries of the batch, where masks do not depend on these.
+struct SeenTiles {
+    const TileWord* words;
+    int count;  // of words
+
+    template <class Parameters>
+    __device__ __forceinline__ static SeenTiles of(const Parameters& p, int batch, int head, int row) {
+        const i64 index = static_cast<i64>(batch) * p.seen_batch + head * p.seen_head + row;
+        return {reinterpret_cast<const TileWord*>(p.seen_tiles) + index * p.seen_words, p.seen_words};
+    }
+    __device__ __forceinline__ bool hides(int tile) const { return words[tile >> 5].hidden >> (tile & 31) & 1; }
+    // The last tile before `tile` that is seen; -1: none.
+    __device__ __forceinline__ int before(int tile) const {
+        int word = (tile - 1) >> 5;
+        if (word < 0) return -1;
+        u32 seen = words[word].seen & 0xffffffffu >> (31 - ((tile - 1) & 31));
+        while (seen == 0 && --word >= 0) seen = words[word].seen;
+        return seen == 0 ? -1 : word * 32 + 31 - leading_zeros(seen);
+    }
+    // The first tile from `tile` on that is seen; -1: none.
+    __device__ __forceinline__ int from(int tile) const {
+        int word = tile >> 5;
+        if (word >= count) return -1;
+        u32 seen = words[word].seen & 0xffffffffu << (tile & 31);
+        while (seen == 0 && ++word < count) seen = words[word].seen;
+        return seen == 0 ? -1 : word * 32 + trailing_zeros(seen);
+    }
+};
+
+// A walk over the query tiles that see keys of a key tile: of one query head of a key/value head after the other.
+struct SeenQueries {
+    SeenTiles tiles;
+    int head, end_head, tile;  // tile: -1 behind the last one
+
+    template <class Parameters>
+    __device__ __forceinline__ SeenQueries(const Parameters& p, int batch, int head_kv, int key_tile)
+        : tiles(SeenTiles::of(p, batch, head_kv * p.group, key_tile)), head(head_kv * p.group), end_head(head + p.group),
+          tile(tiles.from(0)) {
+        find_head(p, batch, key_tile);
+    }
+    template <class Parameters>
+    __device__ __forceinline__ void advance(const Parameters& p, int batch, int key_tile) {
+        tile = tiles.from(tile + 1);
+        find_head(p, batch, key_tile);
+    }
+    __device__ __forceinline__ bool hides() const { return tiles.hides(tile); }
+
+  private:
+    // Where a head has no tile left, the next one that has some.
+    template <class Parameters>
+    __device__ __forceinline__ void find_head(const Parameters& p, int batch, int key_tile) {
+        while (tile < 0 && ++head < end_head) {
+            tiles = SeenTiles::of(p, batch, head, key_tile);
+            tile = tiles.from(0);
+        }
+    }
+};
+
+// ---- the kernel ----
+
+// Queries and keys of a tile, as far as there are any.
+struct TileBounds {
+    int first_query, end_query, first_key, end_key;
+};
+
+// some: whether some query may see some key; all: whether every query sees every key.
+struct SeenInTile {
+    bool some, all;
+};
+
+// The row of a block, of those that differ: see SeenTiles.
+struct SeenRow {
+    int row, head, batch;
+
+    template <class Parameters>
+    __device__ __forceinline__ static SeenRow of_block(const Parameters& p) {
+        const int of_heads = block_index() / p.seen_rows, batch = of_heads / p.seen_heads;
+        return {block_index() - of_heads * p.seen_rows, of_heads - batch * p.seen_heads, batch};
+    }
+};
+
+// By a look at each query and key of a tile.
+template <class Link>
+__device__ __forceinline__ SeenInTile look_at(const Link& link, const TileBounds& tile) {
+    bool some = false, all = true;
+#pragma unroll 1
+    for (int query = tile.first_query; query < tile.end_query; ++query) {
+        for (int key = tile.first_key + lane_index(); key < tile.end_key; key += 32) {
+            const bool visible = link.visible(query, key);
+            some |= visible, all &= visible;
+        }
+        if (query % 8 == 7 && vote_sync_any(some) && vote_sync_any(!all)) break;
+    }
+    return {vote_sync_any(some), !vote_sync_any(!all)};
+}
+
+template <class Link>
+__device__ __forceinline__ void join_seen(SeenInTile& seen, const Link& link, const TileBounds& tile) {
+    if constexpr (kIsScattered<Link>) {
+        const SeenInTile own = link.seen_in(tile);
+        seen = {seen.some && own.some, seen.all && own.all};
+    }
+}
+template <class... Links>
+__device__ __forceinline__ SeenInTile seen_in_tile(const ScoreChain<Links...>& chain, const TileBounds& tile) {
+    SeenInTile seen{true, true};
+    (join_seen(seen, static_cast<const Links&>(chain), tile), ...);
+    return seen;
+}
+
+// Writes the words of a row: a warp looks at a tile. kInRange: tiles count as seen that the chain has in its ranges, as additions to dQ
+// that have an order count on all of them (semaphore.cuh).
+template <int kThreads, int kQueries, int kKeys, bool kRowsAreKeys, bool kInRange, class Parameters, class Chain>
+__device__ __forceinline__ void find_seen_tiles(const Parameters& p, const SeenRow& own, const Chain& chain) {
+    SharedRegions regions;
+    const SharedAddress flags = regions.take(32 * 4);  // of the tiles of a word: 1 for seen, 2 for hidden
+    const int warp = warp_index(), lane = lane_index();
+    const i64 row = (static_cast<i64>(own.batch) * p.seen_heads + own.head) * p.seen_rows + own.row;
+    int begin, end;
+    if constexpr (kRowsAreKeys) {
+        const auto range = chain.template query_tiles<kQueries>(own.row * kKeys, own.row * kKeys + kKeys, p.len_q);
+        begin = range.begin, end = range.end;
+    } else {
+        const auto range = chain.template key_tiles<kQueries, kKeys>(own.row * kQueries);
+        begin = range.begin, end = range.end;
+    }
+#pragma unroll 1
+    for (int word = 0; word < p.seen_words; ++word) {
+#pragma unroll 1
+        for (int i = warp; i < 32; i += kThreads / 32) {
+            const int column = word * 32 + i;
+            SeenInTile seen{false, false};
+            if (begin <= column && column < end) {
+                const int first_query = (kRowsAreKeys ? column : own.row) * kQueries, first_key = (kRowsAreKeys ? own.row : column) * kKeys;
+                const int end_query = min(first_query + kQueries, p.len_q), end_key = min(first_key + kKeys, p.len_kv);
+                seen = seen_in_tile(chain, {first_query, end_query, first_key, end_key});
+                if (kInRange) seen.some = true;
+            }
+            if (lane == 0) store_shared(flags + i * 4, (seen.some ? 1 : 0) | (seen.all ? 0 : 2));
+        }
+        barrier_sync();
+        if (warp == 0) {
+            const u32 flag = load_shared(flags + lane * 4);
+            const u32 seen = vote_sync_ballot((flag & 1) != 0), hidden = vote_sync_ballot((flag & 2) != 0);
+            u32* to = p.seen_tiles + (row * p.seen_words + word) * 2;
+            if (lane < 2) to[lane] = lane == 0 ? seen : hidden;
+        }
+        barrier_sync();  // nobody reads the flags any more
+    }
+}
