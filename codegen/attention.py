@@ -203,11 +203,8 @@ def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (
     if others := [name for name in map(kind_of, problem.modifiers) if name not in taken]:
         allowed = f"of {', '.join(taken)}" if taken else "none"
         reasons.append(f"modifiers must be {allowed} in these kernels; got {', '.join(others)}")
-    if any(one.bends_scores for one in modifiers_of(problem)):
-        if operation == "backward":
-            reasons.append("score_mod must only add to the score in the backward pass, as in score + bias[key]; got one that does more")
-        if "alibi" in problem.modifiers:
-            reasons.append("score_mod must only add to the score beside alibi_slopes, which come behind it; got one that does more")
+    if any(one.bends_scores for one in modifiers_of(problem)) and "alibi" in problem.modifiers:
+        reasons.append("score_mod must only add to the score beside alibi_slopes, which come behind it; got one that does more")
     return reasons
 
 

@@ -34,9 +34,9 @@ class Modifier(ABC):
     parameters: the fields that every kernel which asks the chain has for it
     sizes:      names of its values that are sizes of a workload
     numbers:    names of its values that are other numbers
-    tensors:    names of its `operands`
+    tensors:    names of its `operands`; learned: those of them that have gradients
     tiles:      files of tile operations that its link needs beside its own
-    gradient:   the kernel that the backward pass has for gradients of `tensors`; None where these have none
+    gradient:   the kernel that the backward pass has for gradients of `learned`; None where there are none
     sum_parameters, sum_tiles: further fields, and files of tile operations, of the other kernels of the backward pass where these sum
                 gradients up
     maps_scores, adds_to_scores, has_heads: what its link does: kMapsScores, kAddsToScores, kHasHeads in
@@ -59,6 +59,7 @@ class Modifier(ABC):
     sizes: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
+    learned: tuple[str, ...] = ()
     tiles: tuple[str, ...] = ()
     gradient: GradientKernel | None = None
     sum_parameters: tuple[Parameter, ...] = ()

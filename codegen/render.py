@@ -43,7 +43,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 # That lines of tile operations depend on: see `conditions`.
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key"),
-    *("scatters", "traced", "traced_score", "traced_mask"),
+    *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
 )
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
@@ -210,8 +210,8 @@ def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, objec
     links: what `modified_chain` is made of; maps: a link maps scores; adds: links add to them; changes: one of the two;
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
     joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
-    opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; scatters: see `Modifier.scattered_by`;
-    traced, traced_score, traced_mask: see `TracedModifier.conditions`
+    opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
+    `Modifier.scattered_by`; all others: see `TracedModifier.conditions`
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
     found: dict[str, object] = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds}
@@ -219,8 +219,9 @@ def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, objec
     named = {"heads": "has_heads", "joins": "joins_sums", "drops": "drops", "tensors": "reads_scores", "opens": "opens"}
     for name, attribute in {**named, "by_key": "masks_by_key"}.items():
         found[name] = any(getattr(one, attribute) for one in modifiers)
+    found["bends"] = operation == "backward" and any(one.bends_scores for one in modifiers)
     found["scatters"] = any(one.scattered_by is not None for one in modifiers)
-    found |= {"traced": "", "traced_score": "", "traced_mask": False}
+    found |= {"traced": "", "traced_score": "", "traced_mask": False, "traced_slope": "", "learns": False, "traced_gradients": ""}
     for one in modifiers:
         found |= one.conditions
     return found

@@ -7,7 +7,8 @@ import math
 from .operands import Axis, Call, Element, Operand, Role, View
 from .parameters import Parameter
 
-TILE_FILE, SUMS_FILE = "common/score_tensors", "common/score_sums"  # of the tile operations, before the links that have such tensors
+# Of the tile operations, before the links that have such tensors.
+TILE_FILE, SUMS_FILE, ROUNDED_FILE = "common/score_tensors", "common/score_sums", "common/rounded_sums"
 _STEPS = ("batch", "head", "query", "key")
 _FAR = ("batch", "head")  # steps that may not fit an int
 MOST = 2**24  # of the others: what a tile has of them does

@@ -163,8 +163,8 @@ def attention(
     key_padding_mask: bool, [batch, len_kv], True where a key is none of padding: the same as mask=key_padding_mask[:, None, None].
     score_mod: a function (score, batch, head, query, key) of FlexAttention's signature, in PyTorch: what takes the place of a scaled score,
        behind softcap, ALiBi and bias. It is traced (docs/traced-modifiers.md), and so are its captured tensors and numbers, which are read
-       anew in each call: other values compile nothing. Where it does more than add to the score it has no gradients yet. Captured tensors
-       have none. Or what `flashgen.compile_modifier` gives.
+       anew in each call: other values compile nothing. Captured tensors of floating-point numbers that require grad get their gradients,
+       but not with deterministic=True or beside a softcap. Or what `flashgen.compile_modifier` gives.
     mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. A causal mask
        or a window in it is one of the call. A kernel finds tiles of keys that no query of a tile sees, and these are not visited. Neither
        function is taken within torch.compile.

@@ -29,6 +29,33 @@ def struct_of(name: str, functions: Mapping[str, Expression]) -> str:
     return "\n".join((f"struct {name} {{", *lines, "};")) + "\n"
 
 
+def struct_with_slope(name: str, base: str, slope: Expression) -> str:
+    """A struct on `base`, which `struct_of` has made, with one function more: `slope`, the changed score's derivative by the score."""
+    return "\n".join((f"struct {name} : {base} {{", *_function("slope", slope), "};")) + "\n"
+
+
+def struct_of_gradient(name: str, base: str, sums: int, load: Expression, factor: Expression) -> str:
+    """A struct on `base` for a part of a captured tensor's gradient: see templates/tile/common/captured_sums.cuh.
+
+    sums: which of a kernel's sums are the tensor's
+    """
+    depends = depends_on(load)
+    on_query, on_key = (str(each in depends).lower() for each in ("query", "key"))
+    inputs = [each for each in INPUTS if each != "score"]
+    indices = printed(load.operands)
+    lines = [
+        f"    static constexpr int kSums = {sums};",
+        f"    static constexpr bool kOnQuery = {on_query}, kOnKey = {on_key};",
+        "",
+        *_function("factor", factor),
+        f"    __device__ __forceinline__ int position({', '.join(f'int {each}' for each in inputs)}) const {{",
+        *(f"        {statement}" for statement in indices.statements),
+        f"        return position_in({', '.join((load.value.tensor, *indices.results))});",
+        "    }",
+    ]
+    return "\n".join((f"struct {name} : {base} {{", *lines, "};")) + "\n"
+
+
 def by_number(name: str) -> tuple[str, int]:
     """The key by which n10 and t10 come behind n2 and t2."""
     return name[:1], int(name[1:])

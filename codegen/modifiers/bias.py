@@ -17,7 +17,16 @@ from flashgen.codegen.operation import dense
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import Buffer, BufferKind
-from flashgen.codegen.score_tensors import SUMS_FILE, TILE_FILE, count_of, score_operand, score_parameters, score_refusals, score_values
+from flashgen.codegen.score_tensors import (
+    ROUNDED_FILE,
+    SUMS_FILE,
+    TILE_FILE,
+    count_of,
+    score_operand,
+    score_parameters,
+    score_refusals,
+    score_values,
+)
 
 BIAS = "bias"
 D_BIAS = "d_bias"
@@ -41,8 +50,8 @@ class Bias(Modifier):
     element: ClassVar[Element] = Element.INPUT
     parameters = (*score_parameters(BIAS, "u16"), Parameter("float", "bias_per_unit"))
     sum_parameters = score_parameters(D_BIAS_SUM, "float", is_read=False)
-    tensors = (BIAS,)
-    tiles, sum_tiles = (TILE_FILE,), (SUMS_FILE,)
+    tensors = learned = (BIAS,)
+    tiles, sum_tiles = (TILE_FILE,), (SUMS_FILE, ROUNDED_FILE)
     gradient = rounding_kernel("Element")
     adds_to_scores = True
     has_heads = reads_scores = True

@@ -27,7 +27,7 @@ class Sinks(Modifier):
     rank = 30
     words = "sinks"
     parameters = (Parameter("const float*", SINKS), Parameter("float", "sinks_unit"))
-    tensors = (SINKS,)
+    tensors = learned = (SINKS,)
     joins_sums = True
     gradient = GradientKernel(
         ParameterBlock(

@@ -17,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_named, modifier_operands
+from flashgen.codegen.modifiers import listed_names
 from flashgen.codegen.modifiers.dropout import checked_dropout
 from flashgen.codegen.modifiers.softcap import checked_softcap
 from flashgen.codegen.operands import Operand
@@ -27,7 +28,7 @@ from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import torch_dtype
-from .traced_call import refuse_compiling, traced_call
+from .traced_call import is_indifferent, refuse_compiling, traced_call, with_gradients
 
 _PLAIN, _ENDS = {int}, {int, NoneType}  # types of sizes, and of a window's ends
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -64,14 +65,30 @@ def tensor_names(names: tuple[str, ...]) -> tuple[str, ...]:
 def have_gradients(names: tuple[str, ...]) -> tuple[bool, ...]:
     """Of each of `tensor_names`, whether the backward pass has a gradient of it: not of what is added to scores that are mapped."""
     each, maps = [modifier_named(name) for name in names], any(modifier_named(name).maps_scores for name in names)
-    return tuple(one.gradient is not None and not (maps and one.sum_parameters) for one in each for _ in one.tensors)
+    return tuple(name in one.learned and not (maps and one.sum_parameters) for one in each for name in one.tensors)
+
+
+@lru_cache(maxsize=2**10)
+def names_with_gradients(names: str, needed: tuple[bool, ...]) -> str:
+    """The names that the backward pass is told, where those of the modifiers' tensors that are `needed` are to have gradients."""
+    known = tuple(sorted(listed_names(names)))
+    wanted = [tensor for tensor, need in zip(tensor_names(known), needed, strict=True) if need]
+    return ",".join(with_gradients(name, wanted) for name in known)
 
 
 def require_gradients(names: tuple[str, ...], tensors: Sequence[torch.Tensor]) -> None:
     """Raises ArgumentError if one of these requires grad, but has no gradient."""
-    for name, has, tensor in zip(tensor_names(names), have_gradients(names), tensors, strict=True):
-        if not has:
+    for name, may, tensor in zip(tensor_names(names), _may_require_gradients(names), tensors, strict=True):
+        if not may:
             _require_no_gradient(name, tensor)
+
+
+@lru_cache(maxsize=2**10)
+def _may_require_gradients(names: tuple[str, ...]) -> tuple[bool, ...]:
+    """Captured tensors on which no score depends, or not smoothly, may: they get none, as in PyTorch."""
+    learning = have_gradients(tuple(with_gradients(name, tensor_names((name,))) for name in names))
+    all_of_names = zip(learning, (name for name in names for _ in tensor_names((name,))), tensor_names(names), strict=True)
+    return tuple(has or is_indifferent(name, tensor) for has, name, tensor in all_of_names)
 
 
 def _require_no_gradient(name: str, tensor: torch.Tensor) -> None:

@@ -47,6 +47,8 @@ class Tensors(Mapping[str, torch.Tensor]):
         by_name = {}
         for operand in operation_of(problem).operands(problem):
             size, dtype = operand.sizes(problem, workload), torch_dtype(operand, problem)
+            if operand.free and operand.role is not Role.IN:  # the gradient of a captured tensor
+                size = tuple(drawn[operand.name.removeprefix("d_")].shape)
             by_name[operand.name] = (
                 drawn[operand.name] if operand.name in drawn else torch.empty(size, dtype=dtype, device=generator.device)
             )

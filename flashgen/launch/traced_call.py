@@ -5,7 +5,7 @@ What a mask_mod says of positions alone, as a causal mask or a window does, is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ from flashgen.codegen.expressions.functions import TracedFunctions
 from flashgen.codegen.expressions.numbering import numbered
 from flashgen.codegen.expressions.recognition import VisibleWindow, visible_window
 from flashgen.codegen.expressions.tree import Expression
-from flashgen.codegen.modifiers.traced import name_of_functions, shape_scalars
+from flashgen.codegen.modifier import modifier_named
+from flashgen.codegen.modifiers.traced import CAPTURED_TENSOR, TracedModifier, name_of_functions, shape_scalars
 from flashgen.codegen.seen import Ends
 
 from ..traced.modifier import CompiledModifier, modifier_in_call
@@ -83,6 +84,18 @@ def _parts(functions: TracedFunctions, takes_window: bool) -> _Parts:
 
 def _value(end: Expression, numbers: Sequence[int | float]) -> int:
     return int(end.value if end.operation == "constant" else numbers[int(end.value[1:])])
+
+
+def with_gradients(name: str, tensors: Collection[str]) -> str:
+    """What the backward pass calls a modifier that is to give gradients of these tensors: of traced functions the name says so."""
+    modifier = modifier_named(name)
+    return modifier.learning(tensors).name if isinstance(modifier, TracedModifier) else name
+
+
+def is_indifferent(name: str, tensor: str) -> bool:
+    """Whether the derivative by a modifier's tensor is 0 everywhere: by one that traced functions capture for indices or masks."""
+    modifier = modifier_named(name)
+    return isinstance(modifier, TracedModifier) and tensor.removeprefix(CAPTURED_TENSOR) not in modifier.learnable
 
 
 def refuse_compiling() -> None:

@@ -3,8 +3,8 @@
 Tensors are those of forward.py, with gradients of the same shapes. Of a row that sees no key, and of a key that no row sees, gradients
 are 0. A sample's row r of a query head stands for query r, and for key r of the head's key/value head, as far as there are so many.
 
-A gradient of a modifier's operand may be a sum over all rows of a head. What plain PyTorch happens to err by in one such number says
-little, as its rows' errors cancel by chance: in its place stand three standard deviations of it, by the rounding of dP in each row.
+A gradient of a modifier's operand may be a sum over all rows of a head, or of all heads. What plain PyTorch happens to err by in one such
+number says little, as errors cancel by chance: in its place stand three standard deviations of it, by the rounding of dP.
 
 A gradient of which each score has an element is dS itself. Plain PyTorch has it in the element type, in which dS enters products, whatever
 the type of the operand: delta, which kernels have from the rounded out, is no more exact where one key has nearly all of a row.
@@ -19,15 +19,17 @@ import torch
 from torch import Tensor
 
 from flashgen.codegen.modifier import modifier_gradients, opens_keys
+from flashgen.codegen.modifiers.traced import CAPTURED_TENSOR
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
 from .forward import exact_attention, product_in_fp32, sample_rows, slices, softmax
-from .link import Link, Rows, changed_scores, hidden_keys, hiding_links, joined_scores, kept_factors, links_of
+from .link import Link, Rows, add_gradients, changes_of_scores, hidden_keys, hiding_links, joined_scores, kept_factors, links_of
 from .oracle import Oracle, Sample
 
 _SCORES_AT_ONCE = 2**25  # elements: 256 MiB in float64, of which there are up to five
+_OF_CAPTURED = f"d_{CAPTURED_TENSOR}"  # what names of captured tensors' gradients begin with
 _DEVIATIONS = 3  # of a sum over rows that plain PyTorch may be off by
 
 # (q [rows, d], k [keys, d], v [keys, d_v], d_out [rows, d_v], d_lse [rows], chain, scale) -> d_q, d_k, d_v.
@@ -54,24 +56,22 @@ class _Chain:
         rounded_off: what dP has lost
         """
         joined = joined_scores(self.rows, self.links)
-        changed, derivative = changed_scores(s[None], self.rows, self.links)
+        changed, changes = changes_of_scores(s[None], self.rows, self.links)
         p, lse = softmax(changed, hidden_keys(self.rows, self.causal, self.links), joined)
         kept = kept_factors(self.rows, self.links)
         if kept is not None:
             d_p.mul_(kept[0])
             rounded_off = None if rounded_off is None else rounded_off.mul_(kept[0])
         delta = (p[0] * d_p).sum(-1, keepdim=True).sub_(d_lse[:, None])
+        rounding = (p[0] * rounded_off).sum(-1) if rounded_off is not None else torch.zeros_like(delta[:, 0])
         if joined is not None:
             of_joined = (joined.to(lse.dtype) - lse).exp()  # P
-            rounding = (p[0] * rounded_off).sum(-1) if rounded_off is not None else torch.zeros_like(delta[:, 0])
             for link in self.links:
                 link.add_joined(self.sums, -of_joined * (delta[:, 0] + rounding), self.rows)
                 link.add_joined(self.squares, (of_joined * rounding).square(), self.rows)
         d_p.sub_(delta).mul_(p[0])
-        for link in self.links:
-            link.add_gradients(self.sums, d_p, self.rows)
-        if derivative is not None:
-            d_p.mul_(derivative[0])
+        error = None if rounded_off is None else rounded_off.sub_(rounding[:, None]).mul_(p[0])  # of dS
+        add_gradients(changes, self.sums, d_p, self.rows, self.squares, error)
         return p[0] if kept is None else p[0].mul_(kept[0]), d_p.mul_(scale)
 
 
@@ -169,20 +169,23 @@ class BackwardOracle(Oracle):
         group, element = heads_q // max(1, heads_kv), rounded or torch.float64
         whole = {f"d_{name}": tensors[name].new_empty(tensors[name].shape, dtype=element) for name in ("q", "k", "v")}
         wide = torch.float64 if rounded is None else torch.float32
-        like = {one.name: tensors[one.name.removeprefix("d_")] for one in modifier_gradients(problem)}
+        learned = modifier_gradients(problem)
+        like = {one.name: tensors[one.name.removeprefix("d_")] for one in learned}
         sums, squares = ({name: operand.new_zeros(operand.shape, dtype=wide) for name, operand in like.items()} for _ in range(2))
         heads = [(b, h) for b in range(batch) for h in range(heads_kv)]
         if sample is not None:
             of_batches = range(batch) if sums else None  # over which gradients of modifiers' operands are sums
-            heads = sorted({(b, h // group) for entry, h, _ in sample.tolist() for b in of_batches or (entry,)})
+            some = sorted({(b, h // group) for entry, h, _ in sample.tolist() for b in of_batches or (entry,)})
+            heads = heads if any(one.free for one in learned) else some  # of free ones an element may be any heads'
         causal, links, scale = problem.mask is Mask.CAUSAL, links_of(problem, tensors, scalars), scalars["scale"]
         for b, h in heads:
             d_q, d_k, d_v = _head(gradients, tensors, causal, links, scale, b, h, rounded, sums, squares)
             whole["d_q"][b, :, h * group : (h + 1) * group] = d_q.transpose(0, 1)
             whole["d_k"][b, :, h], whole["d_v"][b, :, h] = d_k, d_v
-        for one in modifier_gradients(problem):
+        for one in learned:
             total = sums[one.name] + _DEVIATIONS * squares[one.name].sqrt()
-            whole[one.name] = total.to(rounded) if one.is_strided and rounded is not None else total
+            own = like[one.name].dtype if one.free else rounded if one.is_strided else total.dtype
+            whole[one.name] = total if rounded is None else total.to(own)
         return whole if sample is None else self.sampled(whole, sample)
 
     def sample(self, problem: Problem, workload: Workload, count: int, seed: int) -> Sample:
@@ -205,8 +208,12 @@ class BackwardOracle(Oracle):
             found[name] = outputs[name][batch[there], row[there], heads[there]]
         for name in outputs.keys() - found.keys():
             there = row < outputs["d_q"].shape[1]
-            of_scores = outputs[name].ndim == 4
-            found[name] = outputs[name][batch[there], head[there], row[there]] if of_scores else outputs[name][head.unique()]
+            if name.startswith(_OF_CAPTURED):
+                found[name] = outputs[name]
+            elif outputs[name].ndim == 4:
+                found[name] = outputs[name][batch[there], head[there], row[there]]
+            else:
+                found[name] = outputs[name][head.unique()]
         return found
 
     def rows_of(self, touched: Mapping[str, Tensor]) -> Sample:
@@ -220,6 +227,8 @@ class BackwardOracle(Oracle):
             found.append(of_keys)
         for name in touched.keys() - rows.keys():  # of a modifier: a number for each score, or for each head
             mask = touched[name]
+            if name.startswith(_OF_CAPTURED):  # a sum over many rows of any
+                continue
             found.append(mask.any(-1).nonzero() if mask.ndim == 4 else torch.nn.functional.pad(mask.nonzero(), (1, 1)))
         rows_of_any: Tensor = torch.cat(found).unique(dim=0)
         return rows_of_any

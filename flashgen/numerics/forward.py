@@ -50,7 +50,7 @@ class _Masks:
 
     def softmax(self, rows: Rows, s: Tensor) -> tuple[Tensor, Tensor]:
         """P, as links leave it, and the log-sum-exp, of scaled scores [n, rows, len_kv], whose memory P takes."""
-        s, _ = changed_scores(s, rows, self.links)
+        s = changed_scores(s, rows, self.links)
         p, lse = softmax(s, hidden_keys(rows, self.causal, self.links), joined_scores(rows, self.links))
         kept = kept_factors(rows, self.links)
         return p if kept is None else p.mul_(kept), lse

@@ -74,8 +74,13 @@ class Link(ABC):
         """What it makes of scaled scores [n, rows, len_kv], in their element type. May reuse their memory."""
         return s
 
-    def derivative(self, changed: Tensor) -> Tensor | None:
-        """Of `changed` by what came of it; None for 1."""
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether what its gradients are depends on the scores that `changed` gets."""
+        return False
+
+    def derivative(self, changed: Tensor, before: Tensor | None, rows: Rows) -> Tensor | None:
+        """Of `changed` by what came of it, or by the scores `before`, if it `keeps_scores`; None for 1."""
         return None
 
     def joined(self, rows: Rows) -> Tensor | None:
@@ -86,8 +91,14 @@ class Link(ABC):
         """What it multiplies P by, [n, rows, len_kv]; None for 1."""
         return None
 
-    def add_gradients(self, sums: Mapping[str, Tensor], d_scores: Tensor, rows: Rows) -> None:  # noqa: B027  # most have none
-        """Adds what rows of a head give to gradients of its operands, by name. d_scores: of `changed` by all links, [rows, len_kv]."""
+    def add_gradients(  # noqa: B027  # most have none
+        self, sums: Mapping[str, Tensor], d_scores: Tensor, rows: Rows, before: Tensor | None, squared: bool = False
+    ) -> None:
+        """Adds what rows of a head give to gradients of its operands, by name. d_scores: of scores as it leaves them, [rows, len_kv].
+
+        before:  the scores that `changed` got, if it `keeps_scores`
+        squared: the square of what each score gives is added: of one whose gradients are sums, and d_scores errors
+        """
 
     def add_joined(self, sums: Mapping[str, Tensor], d_joined: Tensor, rows: Rows) -> None:  # noqa: B027  # most have none
         """The same, where `joined` has a gradient, d_joined, [n, rows]."""
@@ -145,11 +156,43 @@ def kept_factors(rows: Rows, links: Sequence[Link]) -> Tensor | None:
     return found[0] if found else None
 
 
-def changed_scores(s: Tensor, rows: Rows, links: Sequence[Link]) -> tuple[Tensor, Tensor | None]:
-    """What links make of scaled scores [n, rows, len_kv], one after the other, and the derivative of that; None for 1."""
-    whole: Tensor | None = None
+@dataclass(frozen=True)
+class Change:
+    """What a link did with scores. before: as it got them, if it `keeps_scores`; derivative: see `Link.derivative`."""
+
+    link: Link
+    before: Tensor | None
+    derivative: Tensor | None
+
+
+def changed_scores(s: Tensor, rows: Rows, links: Sequence[Link]) -> Tensor:
+    """What links make of scaled scores [n, rows, len_kv], one after the other."""
     for link in links:
         s = link.changed(s, rows)
-        own = link.derivative(s)
-        whole = whole if own is None else own if whole is None else whole * own
-    return s, whole
+    return s
+
+
+def changes_of_scores(s: Tensor, rows: Rows, links: Sequence[Link]) -> tuple[Tensor, list[Change]]:
+    """The same, and how."""
+    changes = []
+    for link in links:
+        before = s.clone() if link.keeps_scores else None
+        s = link.changed(s, rows)
+        changes.append(Change(link, before, link.derivative(s, before, rows)))
+    return s, changes
+
+
+def add_gradients(
+    changes: Sequence[Change], sums: Mapping[str, Tensor], d_scores: Tensor, rows: Rows, errors: Mapping[str, Tensor], error: Tensor | None
+) -> None:
+    """`Link.add_gradients` of all links, from the last to the first; d_scores, of changed scores, becomes the gradient of those before.
+
+    error: of d_scores, whose squares are added to `errors`. A score without a gradient gives none, whatever its derivative is.
+    """
+    for change in reversed(changes):
+        change.link.add_gradients(sums, d_scores, rows, change.before)
+        if error is not None:
+            change.link.add_gradients(errors, error, rows, change.before, squared=True)
+        if change.derivative is not None:
+            for each in (d_scores,) if error is None else (d_scores, error):
+                each.copy_(torch.where(each == 0, 0.0, each * change.derivative[0]))

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from ..launch.asked import asked, have_gradients, require_gradients
+from ..launch.asked import asked, have_gradients, names_with_gradients, require_gradients
 from ..launch.gpu import Plan, untraced
 from ..launch.gradients import Gradients
 from . import plans
@@ -118,10 +118,13 @@ def _gradients(compute: Any, ctx: Any, d_out: torch.Tensor | None, d_lse: torch.
     if d_out is None and d_lse is None:
         return (None,) * 3 + of_options + (None,) * len(tensors)
     d_out = torch.zeros_like(out) if d_out is None else d_out
-    d_q, d_k, d_v, *others = compute(any(needed_of_tensors), q, k, v, out, lse, d_out, d_lse, *ctx.options, *tensors)
+    *options, names, sizes, numbers = ctx.options
+    if any(needed_of_tensors):
+        names = names_with_gradients(names, tuple(needed_of_tensors))
+    of_modifiers = names, sizes, numbers
+    d_q, d_k, d_v, *others = compute(any(needed_of_tensors), q, k, v, out, lse, d_out, d_lse, *options, *of_modifiers, *tensors)
     of_tensors: list[torch.Tensor | None] = [None] * len(tensors)
     if others:
-        *_, names, sizes, numbers = ctx.options
         having = [i for i, has in enumerate(have_gradients(asked(names, sizes, numbers, tensors)[0].names)) if has]
         for i, gradient in zip(having, others, strict=True):
             of_tensors[i] = gradient if needed_of_tensors[i] else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ def evaluated(
     numbers: Mapping[str, int | float] | None = None,
     dtype: torch.dtype = torch.float32,
     nearest: bool = False,
+    loaded: Callable[[Expression, Tensor, Sequence[Tensor]], Tensor] | None = None,
 ) -> Tensor:
     """The value of a tree.
 
@@ -33,6 +34,7 @@ def evaluated(
     dtype:   in which it computes with floating-point numbers
 
     nearest: as a kernel does, an index out of range reads the nearest element. Else it raises IndexError.
+    loaded:  given a load of floating-point numbers, these and their indices, from 0 where `nearest`: what it counts as in their place
     """
     types = {FLOAT32: dtype, INT32: torch.int32, INT64: torch.int64, BOOL: torch.bool}
     device = next((each.device for each in (*inputs.values(), *(tensors or {}).values())), torch.device("cpu"))
@@ -46,7 +48,8 @@ def evaluated(
                     torch.where(index < 0, index + size, index).clamp(0, size - 1)
                     for index, size in zip(given, captured.shape, strict=True)
                 )
-            return (captured[given] if given else captured).to(types[node.type])
+            elements = (captured[given] if given else captured).to(types[node.type])
+            return elements if loaded is None or node.type is not FLOAT32 else loaded(node, elements, given)
         if node.operation == "input":
             return inputs[node.value].to(types[node.type])
         value = node.value if node.operation == "constant" else (numbers or {})[node.value]

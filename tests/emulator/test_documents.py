@@ -151,7 +151,7 @@ FAULTS = [
     fault("another-rows-tiles", "+ head * p.seen_head + row;", "+ head * p.seen_head;", "backward-sm90"),
     fault("another-entrys-tiles", "static_cast<i64>(batch) * p.seen_batch", "static_cast<i64>(0)", "sm90"),
     fault("other-heads-left-out", "while (tile < 0 && ++head < end_head)", "while (tile < 0 && (head += 2) < end_head)", "backward"),
-    fault("first-keys-below-the-maximum", "new_tile || masked || was_masked", "new_tile", "sm90"),
+    fault("first-keys-below-the-maximum", "needs = masked || was_masked", "needs = masked", "sm90"),
     fault("values-of-another-tile", "v + tile * kBlockKv * v_row", "v + behind * kBlockKv * v_row", "generic"),
     fault("keys-of-the-next-tile", "k + behind * kBlockKv * k_row", "k + (tile - 1) * kBlockKv * k_row", "generic"),
 ]

@@ -196,7 +196,7 @@ FAULTS = [
         "red_add_f32(own, dS[i][j][h * 2 + 1])",
         "backward-bias-sm90",
     ),
-    fault("last-sums-left", "if (n < p.d_bias_count) store", "if (n < p.d_bias_count - 1) store", "backward-bias-persistent"),
+    fault("last-sums-left", "to != nullptr && n < count", "to != nullptr && n < count - 1", "backward-bias-persistent"),
     fault("left-out-of-the-sum", "factor * normaliser(fmaf(total, factor, ex2_approx_ftz(height - rise)))", "normaliser(total)", "sinks"),
     fault("left-out-of-lse", "lse = lse_with_sink(lse, p.sinks[head]);", "", "sinks-sm90"),
     fault("scaled", "fmaf(-origin.row_max, ln2_hi, sink)", "fmaf(-origin.row_max, ln2_hi, sink * unit)", "sinks-sm90"),

@@ -21,8 +21,8 @@ import flashgen
 from flashgen import templates
 from flashgen.codegen.config import Config
 from flashgen.codegen.family import families, find_family
-from flashgen.codegen.modifier import modifiers
-from flashgen.codegen.modifiers.traced import name_of_functions
+from flashgen.codegen.modifier import modifier_named, modifiers
+from flashgen.codegen.modifiers.traced import TracedModifier, name_of_functions
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.prune import END, MARK, pruned
@@ -65,22 +65,40 @@ def modified_specs() -> list[KernelSpec]:
     return found
 
 
+def traced_modifier(name: str) -> TracedModifier:
+    """Of a function that is traced in tests."""
+    case = CASES[name]
+    given = {"mask_mod" if case.is_mask else "score_mod": case.function}
+    found = modifier_named(name_of_functions(modifier_in_call(**given).modifier))
+    assert isinstance(found, TracedModifier)
+    return found
+
+
+def learning(name: str) -> TracedModifier:
+    """The same with gradients of all that may have some."""
+    modifier = traced_modifier(name)
+    return modifier.learning(modifier.tensors)
+
+
 def traced_specs() -> list[KernelSpec]:
-    """One of each function that is traced in tests."""
-    family, target, found = find_family("attention_forward"), find_target("sm_80"), []
-    for case in CASES.values():
-        given = {"mask_mod" if case.is_mask else "score_mod": case.function}
-        problem = Problem(Dtype.BF16, 64, modifiers=(name_of_functions(modifier_in_call(**given).modifier),))
+    """One of each function that is traced in tests, and of some the backward pass."""
+    target, found = find_target("sm_80"), []
+    problems = [Problem(Dtype.BF16, 64, modifiers=(traced_modifier(name).name,)) for name in CASES]
+    problems += [Problem(Dtype.BF16, 64, operation="backward", modifiers=(learning(name).name,)) for name in LEARNING]
+    for problem in problems:
+        family = find_family(f"attention_{problem.operation}")
         found.append(KernelSpec(family, problem, family.default(problem, target), target))
     return found
 
 
+LEARNING = ("relative_bias", "method")  # of scores that are added to, and of bent ones
 SPECS = specs(4)
 some_specs = pytest.mark.parametrize("spec", SPECS[::7], ids=lambda s: s.name)
 rendered = functools.cache(render)  # of many tests
 other_environment = functools.cache(jinja_environment.__wrapped__)
 # Files of tile operations that say something else where a problem has modifiers.
-KINDS = ((), *((modifier,) for modifier in modifiers().values()), tuple(modifiers().values()))  # of modifiers, the plain kind first
+# Kinds of modifiers, the plain kind first.
+KINDS = ((), *((modifier,) for modifier in (*modifiers().values(), *map(learning, LEARNING))), tuple(modifiers().values()))
 CONDITIONAL = [path for path in templates.paths() if path.startswith("tile/") and "//%" in templates.read(path)]
 
 
@@ -172,7 +190,8 @@ def test_a_file_with_conditions_has_either_what_holds_for_plain_problems_or_the_
         given = conditions(kind, "backward")
         texts.add(text := template.render(path=path, **given).split("\n\n", 1)[1])
         assert "//%" not in text
-        inserted = str(given["traced"]).splitlines()  # what comes of functions is no line of a file
+        from_functions = (str(given[name]) for name in ("traced", "traced_slope", "traced_gradients"))
+        inserted = "\n".join(from_functions).splitlines()  # what comes of functions is no line of a file
         assert all(line in lines or line in inserted for line in text.removesuffix(END).splitlines())
     assert len(texts) > 1
 

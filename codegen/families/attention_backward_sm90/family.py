@@ -255,7 +255,7 @@ class AttentionBackwardSm90(Family):
 
     def space(self, problem: Problem, target: Target) -> Iterator[Config]:
         """See Family. A split helps where dQ is transposed and head dims are narrow."""
-        narrow = max(problem.head_dim, problem.head_dim_v) <= NARROW
+        narrow = max(problem.head_dim, problem.head_dim_v) <= NARROW and widest_tile(problem) >= 64
         queries = (64, 80, 96, 128) if narrow and not is_crowded(problem) else (FEWEST_QUERIES, 48, 64, 80)
         for block_q, stages, split in itertools.product(queries, (2, 3), (False, True)):
             if split and (block_q == 128 or not narrow):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.codegen.attention import padded
-from flashgen.codegen.modifier import adds_to_scores, drops, maps_scores, reads_scores
+from flashgen.codegen.modifier import adds_to_scores, drops, maps_scores, modifiers_of, reads_scores
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.seen_tiles import scatters
 
@@ -20,6 +20,8 @@ SPLIT = 16  # of those, that are lost if the product of dV is under way beside d
 
 def modifier_reasons(problem: Problem) -> list[str]:
     """Why there are no registers for a problem's modifiers together, by experiment, or no place in the order of work."""
+    if any(one.bends_scores for one in modifiers_of(problem)):
+        return ["score_mod must only add to the score in these kernels, which keep no scores for its derivative; got one that does more"]
     if not maps_scores(problem):
         return []
     reasons = ["a softcap must be without a bias and a mask in these kernels: they spill with both"] if reads_scores(problem) else []

@@ -26,10 +26,10 @@ class BiasLink(Link):
         assert rows.heads is not None
         return s.add_(self.bias[rows.batch][rows.heads, rows.queries].to(s.dtype))
 
-    def add_gradients(self, sums: Mapping[str, Tensor], d_scores: Tensor, rows: Rows) -> None:
-        """See Link."""
+    def add_gradients(self, sums: Mapping[str, Tensor], d_scores: Tensor, rows: Rows, before: Tensor | None, squared: bool = False) -> None:
+        """See Link. An element is one score's: its error is no sum."""
         assert rows.heads is not None
-        if "d_bias" in sums:  # not where scores are mapped
+        if "d_bias" in sums and not squared:  # not where scores are mapped
             sums["d_bias"][rows.batch][rows.heads[0], rows.queries] += d_scores.to(sums["d_bias"].dtype)
 
 

@@ -25,7 +25,7 @@ class SoftcapLink(Link):
         """See Link."""
         return s.div_(self.cap).tanh_().mul_(self.cap)
 
-    def derivative(self, changed: Tensor) -> Tensor | None:
+    def derivative(self, changed: Tensor, before: Tensor | None, rows: Rows) -> Tensor | None:
         """See Link."""
         return 1 - (changed / self.cap).square()
 

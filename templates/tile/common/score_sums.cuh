@@ -40,12 +40,12 @@ struct ScoreSums {
 template <class Link, class = void>
 constexpr bool kCollects = false;
 template <class Link>
-constexpr bool kCollects<Link, decltype(void(&Link::sums))> = true;
+constexpr bool kCollects<Link, decltype(void(Link::kCollectsGradients))> = true;
 template <class Link, int kRowTiles, int kTiles>
 __device__ __forceinline__ void collect_by(const Link& link, const float (&dS)[kRowTiles][kTiles][4], const ScorePosition<true>& position) {
     if constexpr (kCollects<Link>) link.collect(dS, position);
 }
-// Hands dS, of the scores as links have left them and not scaled, to those that have gradients.
+// Hands dS, of the scores as links have left them and not scaled, to those that have gradients; one that bends scores has had its own.
 template <int kRowTiles, int kTiles, class... Links>
 __device__ __forceinline__ void collect_gradients(const float (&dS)[kRowTiles][kTiles][4], const ScorePosition<true>& position,
                                                   const ScoreChain<Links...>& chain) {

@@ -13,6 +13,7 @@ struct Bias : HidesNothing<Bias<T>>, ScoreTensor<T> {
     static constexpr bool kAddsToScores = true, kHasHeads = true;
     float per_unit;  // from the bias to scores as the product gives them
 //% if collects
+    static constexpr bool kCollectsGradients = true;
     ScoreSums sums;  // of its gradient
 //% endif
 
@@ -49,20 +50,8 @@ struct Bias : HidesNothing<Bias<T>>, ScoreTensor<T> {
 };
 //% if collects
 
-__device__ __forceinline__ void store_rounded(float* to, float value) { *to = value; }
-template <class Element>
-__device__ __forceinline__ void store_rounded(Element* to, float value) {
-    to->bits = static_cast<u16>(cvt_rn_x2<Element>(value, 0.0f));
-}
-
-// d_bias from its sums: each block has kThreads * 8 numbers.
 template <int kThreads, class Parameters>
 __device__ __forceinline__ void round_bias_gradient(const Parameters& p) {
-    const i64 first = static_cast<i64>(block_index()) * (kThreads * 8) + thread_index();
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const i64 n = first + i * kThreads;
-        if (n < p.d_bias_count) store_rounded(p.d_bias + n, p.d_bias_sum[n]);
-    }
+    round_sums<kThreads>(p.d_bias, p.d_bias_sum, p.d_bias_count);
 }
 //% endif

@@ -1,7 +1,12 @@
 // Functions of scores and masks that were traced, as a link of the chain. `Traced` is what came of them.
 
 <%= traced %>
-
+//% if bends
+<%= traced_slope %>
+//% endif
+//% if learns
+<%= traced_gradients %>
+//% endif
 struct TracedLink : HidesNothing<TracedLink> {
     static constexpr bool kHasHeads = true;
 //% if traced_score
@@ -10,13 +15,26 @@ struct TracedLink : HidesNothing<TracedLink> {
 //% if traced_mask
     static constexpr bool kScatters = true;
 //% endif
+//% if bends
+    static constexpr bool kBendsScores = true;
+//% elif learns
+    static constexpr bool kCollectsGradients = true;
+//% endif
     Traced functions;
     float unit, per_unit;  // from scores as the product gives them to scaled ones, and back
     int batch, heads[2];   // heads: of a lane's rows lane/4 and lane/4 + 8
+    int len_q;
+//% if learns
+    TracedSums sums;  // of gradients of captured tensors
+//% endif
 
     template <class Parameters>
-    __device__ __forceinline__ static TracedLink of(const Parameters& p, int, int) {
-        return {{}, traced_of(p), p.traced_unit, p.traced_per_unit, 0, {0, 0}};
+    __device__ __forceinline__ static TracedLink of(const Parameters& p, int len_q, int) {
+//% if learns
+        return {{}, traced_of(p), p.traced_unit, p.traced_per_unit, 0, {0, 0}, len_q, traced_sums_of(p)};
+//% else
+        return {{}, traced_of(p), p.traced_unit, p.traced_per_unit, 0, {0, 0}, len_q};
+//% endif
     }
     __device__ __forceinline__ void load_heads(int entry, int first, int second) { batch = entry, heads[0] = first, heads[1] = second; }
 
@@ -32,7 +50,10 @@ struct TracedLink : HidesNothing<TracedLink> {
     }
     template <class Position, int kRowTiles, int kTiles>
     __device__ __forceinline__ void add(float (&S)[kRowTiles][kTiles][4], RowOffset (&)[kRowTiles][2], const Position& position) const {
-        for_each(S, position, [&](float& s, int head, int query, int key) { s = changed(s, head, query, key); });
+        for_each(S, position, [&](float& s, int head, int query, int key) {
+            // Of a query past the end a function may make NaN, and so would be its P, which is 0. Forward nobody has use for it.
+            if (!Position::kRowsAreKeys || query < len_q) s = changed(s, head, query, key);
+        });
     }
 //% endif
 //% if traced_mask
@@ -44,6 +65,36 @@ struct TracedLink : HidesNothing<TracedLink> {
         });
     }
     __device__ __forceinline__ SeenInTile seen_in(const TileBounds& tile) const { return look_at(*this, tile); }
+//% endif
+//% if bends
+
+    // For dS of scores as the functions leave them; where it is 0, whatever the derivative is, it stays so.
+    template <int kRowTiles, int kTiles>
+    __device__ __forceinline__ void unbend(float (&dS)[kRowTiles][kTiles][4], const float (&before)[kRowTiles][kTiles][4],
+                                           const ScorePosition<true>& position) const {
+//% if learns
+        TracedGradients::add(functions, sums, dS, before, unit, position, batch, heads[0]);
+//% endif
+        const TracedSlope with_slope{functions};
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+            if (j % 2 == 0) barrier_warp_sync();
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int key = position.row(i, e / 2), query = position.first_column + lane_index() % 4 * 2 + j * 8 + e % 2;
+                    if (dS[i][j][e] != 0.0f) dS[i][j][e] *= with_slope.slope(before[i][j][e] * unit, batch, heads[0], query, key);
+                }
+        }
+    }
+//% elif learns
+
+    template <int kRowTiles, int kTiles>
+    __device__ __forceinline__ void collect(const float (&dS)[kRowTiles][kTiles][4], const ScorePosition<true>& position) const {
+        // Nothing that is added depends on the score: dS stands for S.
+        TracedGradients::add(functions, sums, dS, dS, unit, position, batch, heads[0]);
+    }
 //% endif
 
   private:
