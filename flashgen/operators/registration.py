@@ -21,7 +21,7 @@ from flashgen.codegen.workload import Workload
 
 from ..launch.arguments import LAYOUTS, check_call, check_traced
 from ..launch.asked import asked
-from ..launch.gpu import untraced
+from ..launch.untraced import untraced
 from . import plans
 
 LIBRARY = torch.library.Library("flashgen", "DEF")
