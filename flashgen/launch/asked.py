@@ -171,8 +171,8 @@ def modified_of_call(
     """
     traced = None
     if score_mod is not None or mask_mod is not None:
-        told = recorded_call if is_dynamo_compiling() else traced_call
-        traced = told(score_mod, mask_mod, top_left, takes_window=window is None and prefix_len is None)
+        functions = (score_mod, mask_mod, top_left, window is None and prefix_len is None)
+        traced = recorded_call(*functions, device) if is_dynamo_compiling() else traced_call(*functions)
         window = window if traced.window is None else traced.window
     seen = _seen(causal, window, chunk, top_left)
     names, sizes = list(seen.modifiers), seen.sizes_of_modifiers

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch.compiler import assume_constant_result
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
@@ -38,8 +39,13 @@ class _Told(NamedTuple):
     numbers: tuple[int, ...] = ()
 
 
-def recorded_call(score_mod: Any, mask_mod: ModFunction | None, top_left: int, takes_window: bool) -> TracedCall:
-    """See `traced_call`. Symbols that stand for captured whole numbers stay symbols; of other numbers Dynamo guards the values."""
+def recorded_call(
+    score_mod: Any, mask_mod: ModFunction | None, top_left: int, takes_window: bool, device: torch.device | None = None
+) -> TracedCall:
+    """See `traced_call`. Symbols that stand for captured whole numbers stay symbols; of other numbers Dynamo guards the values.
+
+    device: where kernels read captured tensors
+    """
     score_mod, mask_mod = functions_given(score_mod, mask_mod)
     recording = Recording()
     score, mask = (
@@ -62,7 +68,12 @@ def recorded_call(score_mod: Any, mask_mod: ModFunction | None, top_left: int, t
         window = (None if left is None else left - top_left, None if right is None else right + top_left)
     whole = [numbers[i] for i in told.whole]
     others = [float(guard_scalar(numbers[i])) for i in told.numbers]
-    return TracedCall(window, told.name, whole, others, [recording.tensors[i] for i in told.tensors])
+    return TracedCall(window, told.name, whole, others, [_moved(recording.tensors[i], device) for i in told.tensors])
+
+
+def _moved(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    """A tensor without dimensions goes with those of any device, as in PyTorch, where functions make such constants on the CPU."""
+    return tensor if device is None or tensor.dim() or tensor.device.type != "cpu" or tensor.device == device else tensor.to(device)
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]

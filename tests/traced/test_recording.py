@@ -33,10 +33,12 @@ def nothing_compiled() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def compiled(score_mod: Any, mask_mod: Mod | None = None, takes_window: bool = False, dynamic: bool | None = None) -> TracedCall:
+def compiled(
+    score_mod: Any, mask_mod: Mod | None = None, takes_window: bool = False, dynamic: bool | None = None, device: Any = None
+) -> TracedCall:
     """What `recorded_call` gives within torch.compile."""
     found: TracedCall = torch.compile(
-        lambda: recorded_call(score_mod, mask_mod, 0, takes_window), fullgraph=True, backend="eager", dynamic=dynamic
+        lambda: recorded_call(score_mod, mask_mod, 0, takes_window, device), fullgraph=True, backend="eager", dynamic=dynamic
     )()
     return found
 
@@ -107,7 +109,6 @@ def test_pythons_operators_are_those_of_tensors() -> None:
         lambda score, b, h, q, k: score if q > k else -score,
         lambda score, b, h, q, k: torch.cond(q > k, lambda s: s + 1, lambda s: s - 1, (score,)),
         lambda score, b, h, q, k: torch.stack([score, score])[0],
-        lambda score, b, h, q, k: score + torch.rand(()),
     ],
 )
 def test_values_of_stand_ins_become_no_numbers(function: Mod) -> None:
@@ -141,3 +142,12 @@ def test_symbols() -> None:
             assert found.window == (None, whole + 3)
             assert (found.numbers, sorted(found.whole)) == (([0.5], [whole, whole, size]) if dynamic else ([], []))
             assert [tensor is table for tensor in found.tensors] == [True]
+
+
+def test_constants_without_dimensions_go_with_any_device() -> None:
+    """PyTorch 2.11 does not tell the recording that a function makes them: they are tensors that it captures, then, on the CPU."""
+    one, table = torch.tensor(1.0), torch.ones(8)
+    found = compiled(lambda score, b, h, q, k: score * one + table[q] + torch.tensor(2.0), device=torch.device("meta"))
+    assert [tensor.device.type for tensor in found.tensors if not tensor.dim()] == ["meta"] * (len(found.tensors) - 1)
+    assert [tensor is table for tensor in found.tensors if tensor.dim()] == [True]
+    assert [tensor is one for tensor in compiled(lambda score, b, h, q, k: score * one, device=one.device).tensors] == [True]

@@ -132,8 +132,9 @@ SCORES: dict[str, tuple[Callable[..., Any], str]] = {
     "tensor": (changes_tensor, "must not change tensors that it captures"),
     "signature": (lambda s, q, k: s, r"score_mod must take \(score, batch, head, query, key\); got a function of \(s, q, k\)"),
 }
-# Python's max of tensors is torch.maximum to Dynamo, which also sees what is changed in Python, and changes it.
-TAKEN_BY_DYNAMO = {"python_max", "global", "nonlocal", "attribute", "list", "dict"}
+# Python's max of tensors is torch.maximum to Dynamo, which also sees what is changed in Python, and changes it. PyTorch 2.11's tells no
+# mode of functions that are given no tensors: what they make is captured.
+TAKEN_BY_DYNAMO = {"python_max", "global", "nonlocal", "attribute", "list", "dict", "new_tensor", "listed", "random"}
 MASKS: dict[str, tuple[Callable[..., Any], str]] = {
     "score": (
         lambda b, h, q, k: (q - k) * 1.0,
@@ -163,7 +164,15 @@ def test_mask_mods(name: str) -> None:
         compile_modifier(mask_mod=function)
 
 
-_DYNAMOS = ("[Dd]ata-dependent", "making fake tensor", "builtin operator `range", "unpack scalar", "ndarray", "bind arguments")
+_DYNAMOS = (
+    "[Dd]ata-dependent",
+    "making fake tensor",
+    "builtin operator `range",
+    "unpack scalar",
+    "ndarray",
+    "bind arguments",
+    "Indexing list",
+)
 
 
 _REFUSED = [*(("score_mod", name) for name in SCORES if name not in TAKEN_BY_DYNAMO), *(("mask_mod", name) for name in MASKS)]
