@@ -56,10 +56,15 @@ def _checked(window: Ends) -> tuple[int, int]:
     if not isinstance(window, tuple) or len(window) != 2:
         raise ArgumentError(f"window must be a tuple (left, right), each a number of keys or None; got {shown(window)}")
     for end in window:
-        if end is not None and (isinstance(end, bool) or not isinstance(end, int) or not -OPEN < end < OPEN):
+        if end is not None and not (_is_whole(end) and -OPEN < end < OPEN):
             raise ArgumentError(f"window must have ends that are None or whole numbers from {1 - OPEN} to {OPEN - 1}; got {shown(window)}")
     left, right = (OPEN if end is None else end for end in window)
     return left, right
+
+
+def _is_whole(number: object) -> bool:
+    """A SymInt stands for one where PyTorch traces a call; this layer knows it by name."""
+    return (isinstance(number, int) and not isinstance(number, bool)) or type(number).__name__ == "SymInt"
 
 
 def _checked_chunk(chunk: int) -> int:

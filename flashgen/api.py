@@ -166,8 +166,8 @@ def attention(
        anew in each call: other values compile nothing. Captured tensors of floating-point numbers that require grad get their gradients,
        but not with deterministic=True or beside a softcap. Or what `flashgen.compile_modifier` gives.
     mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. A causal mask
-       or a window in it is one of the call. A kernel finds tiles of keys that no query of a tile sees, and these are not visited. Neither
-       function is taken within torch.compile.
+       or a window in it is one of the call. A kernel finds tiles of keys that no query of a tile sees, and these are not visited.
+       torch.compile traces both.
     dropout_p: probability, from 0 to 1 and met to 2^-16, of each element of P to be dropped; the others are divided by 1 - dropout_p. Lse
        is what it is without. A seed comes from PyTorch's generator of the device, so that torch.manual_seed repeats a call, each replay of
        a CUDA graph drops other elements, and gradients know the same ones. What is dropped depends on no kernel, nor on other modifiers.

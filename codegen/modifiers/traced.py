@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from functools import cache
+from typing import NamedTuple
 
 from flashgen.codegen.attention import float32
 from flashgen.codegen.errors import ArgumentError, shown
@@ -64,6 +65,14 @@ def learnable_tensors(functions: TracedFunctions) -> tuple[str, ...]:
     return tuple(name for name in functions.tensor_kinds if name in having)
 
 
+class Captured(NamedTuple):
+    """What a modifier's functions capture. numbers, whole: names of its numbers, and of those that are integers. ranks: of its tensors."""
+
+    numbers: tuple[str, ...]
+    whole: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
 class TracedModifier(Modifier):
     """See the module's docstring."""
 
@@ -79,7 +88,10 @@ class TracedModifier(Modifier):
         self.words = " and ".join(f"{name}_mod" for name in ("score", "mask") if getattr(self.functions, name) is not None)
         self.tensors = tuple(CAPTURED_TENSOR + name for name in kinds)
         of_tensors = [of_shape for name, (_, rank) in kinds.items() for of_shape in _names_of_shape(name, rank)]
-        self.numbers = (*(CAPTURED_NUMBER + name for name in types), *of_tensors)
+        numbers = tuple(CAPTURED_NUMBER + name for name in types)
+        whole = tuple(CAPTURED_NUMBER + name for name, kind in types.items() if kind != "float32")
+        self.captured = Captured(numbers, whole, tuple(rank for _, rank in kinds.values()))
+        self.numbers = (*numbers, *of_tensors)
         self.parameters = (
             *(Parameter(f"const {_C_TYPES[dtype]}*", CAPTURED_TENSOR + name) for name, (dtype, _) in kinds.items()),
             *(Parameter("int", name) for name in of_tensors),

@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_named, modifier_operands
-from flashgen.codegen.modifiers import listed_names
+from flashgen.codegen.modifiers import TRACED, listed_names
 from flashgen.codegen.modifiers.dropout import checked_dropout
 from flashgen.codegen.modifiers.softcap import checked_softcap
 from flashgen.codegen.operands import Operand
@@ -28,9 +28,10 @@ from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import torch_dtype
-from .traced_call import is_indifferent, refuse_compiling, traced_call, with_gradients
+from .recorded_call import recorded_call
+from .traced_call import is_indifferent, traced_call, with_captured, with_gradients
 
-_PLAIN, _ENDS = {int}, {int, NoneType}  # types of sizes, and of a window's ends
+_PLAIN, _ENDS = {int, float}, {int, NoneType}  # types of sizes and numbers, and of a window's ends
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 Modified = tuple[str, Sequence[int], Sequence[float], Sequence[torch.Tensor]]
@@ -43,10 +44,12 @@ def asked(
     """What operators are told, in the types of `codegen`. Raises ArgumentError as `given_modifiers`, and for more or fewer tensors."""
     if not names and not tensors and not sizes and not numbers:
         return NO_MODIFIERS, ()
-    known = {*map(type, sizes)} <= _PLAIN  # else a tracer's symbol is among them
+    found = tuple(tensors or ())
+    if TRACED in names:
+        sizes, numbers = with_captured(names, sizes, numbers, found)
+    known = {*map(type, sizes), *map(type, numbers)} <= _PLAIN  # else a tracer's symbol is among them
     given = (_given if known else given_modifiers)(names, tuple(sizes), tuple(numbers))
     wanted = tensor_names(given.names)
-    found = tuple(tensors or ())
     if len(found) != len(wanted):
         raise ArgumentError(f"tensors must be those of {names or 'no modifiers'}: {', '.join(wanted) or 'none'}; got {len(found)}")
     return given, found
@@ -185,9 +188,8 @@ def modified_of_call(
     """
     traced = None
     if score_mod is not None or mask_mod is not None:
-        if is_dynamo_compiling():
-            refuse_compiling()
-        traced = traced_call(score_mod, mask_mod, top_left, takes_window=window is None and prefix_len is None)
+        functions = (score_mod, mask_mod, top_left, window is None and prefix_len is None)
+        traced = recorded_call(*functions, device) if is_dynamo_compiling() else traced_call(*functions)
         window = window if traced.window is None else traced.window
     seen = _seen(causal, window, chunk, top_left)
     names, sizes = list(seen.modifiers), seen.sizes_of_modifiers
@@ -226,6 +228,7 @@ def modified_of_call(
         tensors.append(given.float() if given.dtype in _SIXTEEN_BITS else given)
     if traced is not None and traced.name:
         names.append(traced.name)
+        sizes = (*sizes, *traced.whole)
         numbers.extend(traced.numbers)
         tensors.extend(traced.tensors)
     return seen.mask is Mask.CAUSAL, (",".join(names), sizes, numbers, tensors) if names else ()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,26 +26,14 @@ from ..selection.families import NO_FAMILY, excluded_families, families_for
 from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, require_memory, workload_of
 from .asked import addresses_of_tensors, tensor_strides
 from .bound import BoundCall
+from .untraced import untraced
 
-F = TypeVar("F", bound=Callable[..., Any])
 Run = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]  # q, k, v, whether to give lse, the modifiers' tensors
 _LOCAL = threading.local()
 
 
 class CaptureError(FlashgenError, RuntimeError):
     """A kernel would have to be compiled or loaded while a CUDA graph is being captured."""
-
-
-def untraced(function: F) -> F:
-    """The function, marked: torch.compile looks neither into it nor into what it calls when it has left a call to Python.
-
-    PyTorch marks so by private names, which may go: they cost a call nothing, and load no compiler as `torch.compiler.disable` does.
-    """
-    with suppress(AttributeError, TypeError):
-        marks = torch._C._dynamo.eval_frame
-        skip = marks._FrameAction.SKIP
-        marks.set_code_exec_strategy(function.__code__, marks._FrameExecStrategy(skip, skip))
-    return function
 
 
 class Plan:

@@ -28,7 +28,8 @@ from .arguments import (
 )
 from .asked import addresses_of_tensors, gradient_strides, have_gradients, tensor_strides
 from .bound import BoundCall
-from .gpu import bind_chosen, current_device, current_stream, empty_strided, require_context, untraced
+from .gpu import bind_chosen, current_device, current_stream, empty_strided, require_context
+from .untraced import untraced
 
 logger = logging.getLogger("flashgen")
 _said: set[str] = set()

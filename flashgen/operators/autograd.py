@@ -14,8 +14,9 @@ import torch
 from torch.autograd import forward_ad
 
 from ..launch.asked import asked, have_gradients, names_with_gradients, require_gradients
-from ..launch.gpu import Plan, untraced
+from ..launch.gpu import Plan
 from ..launch.gradients import Gradients
+from ..launch.untraced import untraced
 from . import plans
 from .batching import batched, refuse_mapped_gradients
 from .gradients import (

@@ -10,7 +10,7 @@ import torch
 from flashgen.codegen.modifiers import kind_of, listed_names
 
 from ..launch.arguments import TracedArgumentError, check_traced
-from ..launch.gpu import untraced
+from ..launch.untraced import untraced
 
 
 def refuse_mapped_gradients(*_: Any) -> NoReturn:

@@ -17,8 +17,8 @@ from torch.utils.flop_counter import register_flop_formula
 from flashgen.codegen.errors import FlashgenError
 
 from ..launch.asked import asked, have_gradients
-from ..launch.gpu import untraced
 from ..launch.gradients import Gradients, check_gradient_call, usable
+from ..launch.untraced import untraced
 from . import plans
 from .registration import LIBRARY, cpu_is_allowed, flops_of, register_for_all_others
 

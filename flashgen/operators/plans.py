@@ -16,8 +16,9 @@ from flashgen.codegen.modifier import NO_MODIFIERS, Given
 
 from ..launch.arguments import LAYOUTS, check_options
 from ..launch.asked import signature_of
-from ..launch.gpu import Plan, Run, untraced
+from ..launch.gpu import Plan, Run
 from ..launch.gradients import GradientPlan
+from ..launch.untraced import untraced
 from ..selection import loaded
 
 _MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
@@ -241,8 +242,7 @@ _LOCAL = _OfThread()
 def plan_for(*arguments: Any) -> Plan:
     """This thread's plan for the call's signature: see `Plan`."""
     plans, key = _plans(), _signature(*arguments)
-    plan = plans.get(key)
-    return _new_plan(plans, key, *arguments) if plan is None else plan
+    return plans.get(key) or _new_plan(plans, key, *arguments)
 
 
 def gradient_plan_for(*arguments: Any) -> GradientPlan:

@@ -21,12 +21,13 @@ from flashgen.codegen.workload import Workload
 
 from ..launch.arguments import LAYOUTS, check_call, check_traced
 from ..launch.asked import asked
-from ..launch.gpu import untraced
+from ..launch.untraced import untraced
 from . import plans
 
 LIBRARY = torch.library.Library("flashgen", "DEF")
 _ARGUMENTS = "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, str layout"
 _MODIFIERS = ', str modifiers="", SymInt[] sizes=[], float[] numbers=[], Tensor[]? tensors=None)'  # see launch/asked.py
+_LEFT_OUT: tuple[Any, ...] = ("", (), (), None)  # what stands for modifiers where there are none
 LIBRARY.define(f"attention_output{_ARGUMENTS}{_MODIFIERS} -> Tensor out")
 LIBRARY.define(f"attention_forward{_ARGUMENTS}{_MODIFIERS} -> (Tensor out, Tensor lse)")
 LIBRARY.define(f"attention{_ARGUMENTS}, bool? deterministic=None{_MODIFIERS} -> (Tensor out, Tensor lse)")
@@ -134,7 +135,9 @@ def _flops_with_autograd(*arguments: Any, **_: Any) -> int:
 
 def flops_of(operation: str, q: Sequence[int], k: Sequence[int], v: Sequence[int], causal: bool, layout: str, *modified: Any) -> int:
     """Floating-point operations of an operation on tensors of these shapes."""
-    (row, head), given = LAYOUTS[layout], asked(*modified)[0]
+    row, head = LAYOUTS[layout]
+    names, sizes, numbers, shapes = (*modified, *_LEFT_OUT[len(modified) :])
+    given, _ = asked(names, sizes, numbers, [torch.empty(shape, device="meta") for shape in shapes or ()])
     mask = Mask.CAUSAL if causal else Mask.FULL
     problem = Problem(Dtype.BF16, q[3], v[3], mask, operation, modifiers=given.names)  # the dtype does not matter
     return int(operation_of(problem).flops(problem, Workload(q[0], q[head], k[head], q[row], k[row], **dict(given.sizes))))

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.expressions.functions import TracedFunctions
@@ -33,7 +34,7 @@ class ModifierInCall(NamedTuple):
 _SCORES, _MASKS = TraceCache("score_mod"), TraceCache("mask_mod")
 
 
-class _Joined(NamedTuple):
+class Joined(NamedTuple):
     """A modifier, and where its tensors and numbers are among those of its functions, one function's after the other's."""
 
     modifier: TracedFunctions
@@ -42,13 +43,13 @@ class _Joined(NamedTuple):
 
 
 @lru_cache(maxsize=2**10)
-def _joined(score: Expression | None, mask: Expression | None, tensor_names: tuple[str, ...], number_names: tuple[str, ...]) -> _Joined:
+def joined(score: Expression | None, mask: Expression | None, tensor_names: tuple[str, ...], number_names: tuple[str, ...]) -> Joined:
     """The modifier of two trees, whose tensors and numbers have these names."""
     done = numbered([tree for tree in (score, mask) if tree is not None])
     trees = iter(done.trees)
     modifier = TracedFunctions(None if score is None else next(trees), None if mask is None else next(trees))
     indices = tuple(tensor_names.index(name) for name in done.tensors), tuple(number_names.index(name) for name in done.numbers)
-    return _Joined(_kept(modifier), *indices)
+    return Joined(_kept(modifier), *indices)
 
 
 @lru_cache(maxsize=2**10)
@@ -57,28 +58,35 @@ def _kept(modifier: TracedFunctions) -> TracedFunctions:
     return modifier
 
 
+def functions_given(
+    score_mod: ModFunction | CompiledModifier | None, mask_mod: ModFunction | None
+) -> tuple[ModFunction | None, ModFunction | None]:
+    """A call's score_mod and mask_mod, or those of its compiled modifier. Raises ArgumentError. torch.compile traces this."""
+    if not isinstance(score_mod, CompiledModifier):
+        return score_mod, mask_mod
+    if mask_mod is not None:
+        raise ArgumentError("mask_mod must be None where score_mod is a compiled modifier, which has its own; got another one")
+    return score_mod.score_mod, score_mod.mask_mod
+
+
 def modifier_in_call(score_mod: ModFunction | CompiledModifier | None = None, mask_mod: ModFunction | None = None) -> ModifierInCall:
     """What the functions are in this call: captured values are read anew, and a trace is made only where none holds.
 
     Raises ArgumentError where one of them cannot be traced, and where none is given.
     """
-    if isinstance(score_mod, CompiledModifier):
-        compiled = score_mod
-        if mask_mod is not None:
-            raise ArgumentError("mask_mod must be None where score_mod is a compiled modifier, which has its own; got another one")
-        score_mod, mask_mod = compiled.score_mod, compiled.mask_mod
+    score_mod, mask_mod = functions_given(score_mod, mask_mod)
     score = None if score_mod is None else _SCORES.read(score_mod)
     mask = None if mask_mod is None else _MASKS.read(mask_mod)
     if score is None and mask is None:
         raise ArgumentError("score_mod must be a function where mask_mod is None; got None")
     if score is None or mask is None:
         tree, tensor_names, number_names, tensors, numbers = score or mask  # type: ignore[misc]
-        joined = _joined(*((None, tree) if score is None else (tree, None)), tensor_names, number_names)
+        together = joined(*((None, tree) if score is None else (tree, None)), tensor_names, number_names)
     else:
         tensors, numbers = score.tensors + mask.tensors, score.numbers + mask.numbers
         tensor_names, number_names = score.tensor_names + mask.tensor_names, score.number_names + mask.number_names
-        joined = _joined(score.tree, mask.tree, tensor_names, number_names)
-    modifier, of_tensors, of_numbers = joined
+        together = joined(score.tree, mask.tree, tensor_names, number_names)
+    modifier, of_tensors, of_numbers = together
     return ModifierInCall(modifier, tuple([tensors[i] for i in of_tensors]), tuple([numbers[i] for i in of_numbers]))
 
 
@@ -90,7 +98,8 @@ class CompiledModifier:
 
     def __init__(self, score_mod: ModFunction | None, mask_mod: ModFunction | None) -> None:
         self.score_mod, self.mask_mod = score_mod, mask_mod
-        modifier_in_call(score_mod, mask_mod)
+        if not is_dynamo_compiling():  # torch.compile cannot look into a trace: the call that uses it refuses what is wrong
+            modifier_in_call(score_mod, mask_mod)
 
     @property
     def modifier(self) -> TracedFunctions:

@@ -283,5 +283,7 @@ _ALIASES = {
 
 def handler_of(name: str) -> Handler | None:
     """The handler of a function, a method or an operator (`__add__`) of PyTorch by its name; None for one that is not understood."""
+    if name == "rand":  # torch.rand, not __rand__
+        return None
     plain = name.removeprefix("__").removesuffix("__") if name.startswith("__") else name
     return HANDLERS.get(_ALIASES.get(plain, plain))

@@ -86,7 +86,7 @@ def trace(function: Callable[..., Any], argument: str) -> Trace:
         raise ArgumentError(f"{argument} must be a function of ({', '.join(ARGUMENTS[argument])}); got {shown(function)}")
     treatment = Treatment()
     for _ in range(_MOST_TRACES):
-        run = _Run(argument, treatment)
+        run = TraceRun(argument, treatment)
         try:
             done = run.trace(function)
             if not run.captures.wants_restart:
@@ -102,7 +102,7 @@ def trace(function: Callable[..., Any], argument: str) -> Trace:
     raise ArgumentError(f"{argument} must read the same captured values whenever it is called; got {shown(function)}, which does not")
 
 
-class _Run(TorchFunctionMode):
+class TraceRun(TorchFunctionMode):
     """One run of a function. As a mode it is told of each call of a PyTorch function."""
 
     def __init__(self, argument: str, treatment: Treatment) -> None:
@@ -118,8 +118,7 @@ class _Run(TorchFunctionMode):
         """Calls the function."""
         self._check_signature(function)
         stand_in = self.captures.root(function)
-        types = {FLOAT32: torch.float32, INT32: torch.int32}
-        given = [TracedTensor(Scalar(input_node(name), types[INPUTS[name]])) for name in ARGUMENTS[self._argument]]
+        given = self._inputs()
         with self:
             returned = stand_in(*given)
             tree = self._result(returned)
@@ -127,6 +126,10 @@ class _Run(TorchFunctionMode):
         slots, values = tuple(self.captures.slots), tuple(self.captures.values)
         numbers = {name: formula for (formula, _), name in self._numbers.items()}
         return Trace(tree, slots, values, self._tensors, numbers, self.captures.is_open, self._met)
+
+    def _inputs(self) -> list[TracedTensor]:
+        types = {FLOAT32: torch.float32, INT32: torch.int32}
+        return [TracedTensor(Scalar(input_node(name), types[INPUTS[name]])) for name in ARGUMENTS[self._argument]]
 
     def refuse(self, must: str, got: str) -> NoReturn:
         """See Context."""

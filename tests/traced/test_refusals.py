@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flashgen.codegen.errors import ArgumentError
+from flashgen.launch.recorded_call import recorded_call
 from flashgen.traced.modifier import compile_modifier
 from flashgen.traced.tracing import trace
 
@@ -96,6 +97,7 @@ SCORES: dict[str, tuple[Callable[..., Any], str]] = {
     "shaped": (lambda s, b, h, q, k: s + torch.zeros(4)[h], "must make tensors of more than one number outside"),
     "listed": (lambda s, b, h, q, k: s + torch.tensor(LIST)[h], "must make tensors of more than one number outside"),
     "random": (lambda s, b, h, q, k: s + torch.rand(()), "functions of torch that flashgen knows.*rand"),
+    "random_of_sizes": (lambda s, b, h, q, k: s + torch.rand(2, 3), "functions of torch that flashgen knows.*rand"),
     "whole_tensor": (lambda s, b, h, q, k: s + T2[h], "must index captured tensors with an integer for each dimension.*lacks 1 of 2"),
     "tensor_method": (lambda s, b, h, q, k: s + T.exp()[h], "must index captured tensors"),
     "slice": (lambda s, b, h, q, k: s + T2[h, :], "must index captured tensors by integers"),
@@ -130,6 +132,9 @@ SCORES: dict[str, tuple[Callable[..., Any], str]] = {
     "tensor": (changes_tensor, "must not change tensors that it captures"),
     "signature": (lambda s, q, k: s, r"score_mod must take \(score, batch, head, query, key\); got a function of \(s, q, k\)"),
 }
+# Python's max of tensors is torch.maximum to Dynamo, which also sees what is changed in Python, and changes it. PyTorch 2.11's tells no
+# mode of functions that are given no tensors: what they make is captured.
+TAKEN_BY_DYNAMO = {"python_max", "global", "nonlocal", "attribute", "list", "dict", "new_tensor", "listed", "random"}
 MASKS: dict[str, tuple[Callable[..., Any], str]] = {
     "score": (
         lambda b, h, q, k: (q - k) * 1.0,
@@ -157,6 +162,33 @@ def test_mask_mods(name: str) -> None:
     function, match = MASKS[name]
     with pytest.raises(ArgumentError, match=match):
         compile_modifier(mask_mod=function)
+
+
+_DYNAMOS = (
+    "[Dd]ata-dependent",
+    "making fake tensor",
+    "builtin operator `range",
+    "unpack scalar",
+    "ndarray",
+    "bind arguments",
+    "Indexing list",
+)
+
+
+_REFUSED = [*(("score_mod", name) for name in SCORES if name not in TAKEN_BY_DYNAMO), *(("mask_mod", name) for name in MASKS)]
+
+
+@pytest.mark.parametrize(("argument", "name"), _REFUSED)
+def test_within_torch_compile(argument: str, name: str) -> None:
+    """By the recording, or by Dynamo before it."""
+    function, _ = (SCORES if argument == "score_mod" else MASKS)[name]
+
+    def call() -> object:
+        return recorded_call(function, None, 0, False) if argument == "score_mod" else recorded_call(None, function, 0, False)
+
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="|".join((f"{argument} must", *_DYNAMOS))):
+        torch.compile(call, fullgraph=True, backend="eager")()
 
 
 def test_other_arguments() -> None:
