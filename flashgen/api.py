@@ -153,11 +153,12 @@ def attention(
     key_padding_mask: bool, [batch, len_kv], True where a key is none of padding: the same as mask=key_padding_mask[:, None, None].
     score_mod: a function (score, batch, head, query, key) of FlexAttention's signature, in PyTorch: what takes the place of a scaled score,
        behind softcap, ALiBi and bias. It is traced (docs/traced-modifiers.md), and so are its captured tensors and numbers, which are read
-       anew in each call: other values compile nothing. Where it does more than add to the score it has no gradients yet. Captured tensors
-       have none. Or what `flashgen.compile_modifier` gives.
-    mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. A causal mask
-       or a window in it is one of the call; other tiles of keys that nobody sees take as long as others. Neither function is taken within
-       torch.compile.
+       anew in each call: other values compile nothing. A softcap, ALiBi or a bias in it is the call's where it is the same thing. Where
+       else it does more than add to the score it has no gradients yet. Captured tensors have none, but for such a bias. Or what
+       `flashgen.compile_modifier` gives.
+    mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. A causal
+       mask, a window or a mask in memory in it is one of the call; other tiles of keys that nobody sees take as long as others. Neither
+       function is taken within torch.compile.
     dropout_p: probability, from 0 to 1 and met to 2^-16, of each element of P to be dropped; the others are divided by 1 - dropout_p. Lse
        is what it is without. A seed comes from PyTorch's generator of the device, so that torch.manual_seed repeats a call, each replay of
        a CUDA graph drops other elements, and gradients know the same ones. What is dropped depends on no kernel, nor on other modifiers.
@@ -196,7 +197,9 @@ def attention(
         or isinstance(causal, str)
     ):
         given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, chunk, prefix_len, dropout_p, score_mod, mask_mod)
-        causal, modified = modified_of_call(causal, *given, top_left=_queries_beyond_keys(q, k, layout), device=getattr(q, "device", None))
+        sizes, device = _sizes(q, k, layout), getattr(q, "device", None)
+        top_left, call = (0, None) if sizes is None else (sizes[2] - sizes[3], (sizes, q, scale))
+        causal, modified = modified_of_call(causal, *given, top_left=top_left, device=device, call=call)
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())
         run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers, tensors)
@@ -228,10 +231,10 @@ def _beside_mask(
     return (*(found if isinstance(found, tuple) else (found,)), mask)
 
 
-def _queries_beyond_keys(q: torch.Tensor, k: torch.Tensor, layout: str) -> int:
-    """len_q - len_kv; 0 for tensors that `check_types` will speak of."""
+def _sizes(q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[int, int, int, int] | None:
+    """batch, heads_q, len_q, len_kv; None for tensors that `check_types` will speak of."""
     try:
-        row = LAYOUTS[layout][0]
-        return q.shape[row] - k.shape[row]
+        (row, head), of_q = LAYOUTS[layout], q.shape
+        return of_q[0], of_q[head], of_q[row], k.shape[row]
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):
-        return 0
+        return None

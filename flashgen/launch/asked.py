@@ -27,6 +27,7 @@ from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import torch_dtype
+from .built_in import CallOf
 from .traced_call import refuse_compiling, traced_call
 
 _PLAIN, _ENDS = {int}, {int, NoneType}  # types of sizes, and of a window's ends
@@ -160,17 +161,23 @@ def modified_of_call(
     *,
     top_left: int,
     device: torch.device | None = None,
+    call: CallOf | None = None,
 ) -> tuple[bool, Modified | tuple[()]]:
     """Whether the mask is causal, and what operators are told of modifiers. Raises ArgumentError.
 
-    top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator
+    top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator; call: what functions are for
     """
     traced = None
     if score_mod is not None or mask_mod is not None:
         if is_dynamo_compiling():
             refuse_compiling()
-        traced = traced_call(score_mod, mask_mod, top_left, takes_window=window is None and prefix_len is None)
-        window = window if traced.window is None else traced.window
+        own = {"softcap": softcap, "has_alibi": alibi_slopes is not None, "has_bias": bias is not None}
+        own["has_mask"] = mask is not None or key_padding_mask is not None
+        traced = traced_call(score_mod, mask_mod, call, causal, window, prefix_len, top_left, **own)
+        built_in, window = traced.built_in, traced.window
+        softcap = softcap if built_in.softcap is None else built_in.softcap
+        alibi_slopes = alibi_slopes if built_in.alibi_slopes is None else built_in.alibi_slopes
+        bias, mask = bias if built_in.bias is None else built_in.bias, mask if built_in.boolean_mask is None else built_in.boolean_mask
     seen = _seen(causal, window, chunk, top_left)
     names, sizes = list(seen.modifiers), seen.sizes_of_modifiers
     numbers, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
