@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -39,18 +40,23 @@ def _tracers() -> Callable[[], bool]:
 _nobody_traces = _tracers()
 
 
+def may_compute(device: torch.device) -> bool:
+    """Whether slopes can be computed now that stay what they are: not where somebody traces or a CUDA graph is captured."""
+    return _nobody_traces() and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+
+
 def slopes_of_heads(slope: Expression, numbers: Sequence[int | float], heads: int, device: torch.device) -> torch.Tensor | None:
     """fp32 [heads] of an expression of the head, constants and numbers, which are those of its function: n0, n1, ...
 
-    Computed once, as long as numbers are the same. None where that cannot be: somebody traces, or a CUDA graph is captured.
+    Computed once, as long as numbers are the same. None where that cannot be.
     """
     if not _nobody_traces():
         return None
-    values = {each.value: numbers[int(each.value[1:])] for each in numbers_of(slope)}
-    key = (slope, tuple(values.values()), heads, device)
+    key = (slope, *[numbers[i] for i in _indices(slope)], heads, device)
     found = _kept.get(key)
     if found is None:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        values = {f"n{i}": numbers[i] for i in _indices(slope)}
+        if not may_compute(device) or 0 in values.values():  # 0 and -0 would be the same key
             return None
         with torch.inference_mode(False), torch.no_grad():
             each = evaluated(slope, {"head": torch.arange(heads, device="cpu")}, numbers=values)
@@ -59,3 +65,8 @@ def slopes_of_heads(slope: Expression, numbers: Sequence[int | float], heads: in
             _kept.clear()
         _kept[key] = found
     return found
+
+
+@lru_cache(maxsize=2**10)
+def _indices(slope: Expression) -> tuple[int, ...]:
+    return tuple(int(each.value[1:]) for each in numbers_of(slope))

@@ -20,8 +20,8 @@ from flashgen.codegen.expressions.tree import Expression
 from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.seen import Causal, Ends
 
-from ..traced.modifier import CompiledModifier, modifier_in_call
-from .built_in import BuiltIn, CallOf, facts_of, may_be_built_in, taken_out
+from ..traced.modifier import CompiledModifier, functions_in_call
+from .built_in import CallOf, Own, built_in, may_be_built_in
 
 ModFunction = Callable[..., Any]
 
@@ -30,7 +30,10 @@ class TracedCall(NamedTuple):
     """What becomes keywords of the call, if anything, and the modifier of what else the functions do; without a name there is none."""
 
     window: Ends | None
-    built_in: BuiltIn
+    softcap: float | None
+    alibi_slopes: torch.Tensor | None
+    bias: torch.Tensor | None
+    mask: torch.Tensor | None
     name: str
     numbers: list[float]
     tensors: list[torch.Tensor]
@@ -42,32 +45,37 @@ def traced_call(
     call: CallOf | None,
     causal: Causal,
     window: Ends | None,
-    prefix_len: torch.Tensor | None,
+    opens: bool,
     top_left: int,
-    **own: Any,
+    own: Own,
 ) -> TracedCall:
     """Raises ArgumentError for what cannot be traced.
 
     call: without it nothing but a window is taken out of the functions
+    opens: whether a prefix shows keys that a window hides: then none is taken out
     top_left: len_q - len_kv, as functions count positions from the first query and the first key
-    own: of the call: see `facts_of`
     """
-    functions, tensors, numbers = modifier_in_call(score_mod, mask_mod)
-    parts = _parts(functions, window is None and prefix_len is None)  # a prefix opens windows
-    if parts.left is not None or parts.right is not None:
-        left, right = (None if end is None else _value(end, numbers) for end in (parts.left, parts.right))
-        window = (None if left is None else left - top_left, None if right is None else right + top_left)
-    built_in, rest = parts.built_in, parts.rest
-    if parts.may_be_built_in and call is not None:
-        facts = facts_of(call, causal, window, prefix_len is not None, top_left, **own)
-        built_in = taken_out(built_in.score, built_in.mask, tensors, numbers, facts)
-        rest = _rest(built_in.score, built_in.mask)
-    values = [float(numbers[i]) for i in rest.numbers]
-    captured = [tensors[i] for i in rest.tensors]
-    for tensor in captured:  # as `shape_scalars` has them
-        values += tensor.shape
-        values += tensor.stride()
-    return TracedCall(window, built_in, rest.name, values, captured)
+    functions, tensors, numbers = functions_in_call(score_mod, mask_mod)
+    left, right, score, mask, is_known, rest = _parts(functions.score, functions.mask, window is None and not opens)
+    if left is not None or right is not None:
+        window = (
+            None if left is None else _value(left, numbers) - top_left,
+            None if right is None else _value(right, numbers) + top_left,
+        )
+    softcap, slopes, bias, of_mask = None, None, None, None
+    if is_known and call is not None:
+        found = built_in(score, mask, tensors, numbers, call, (causal, window, opens, top_left), own)
+        softcap, slopes, bias, of_mask = found.softcap, found.alibi_slopes, found.bias, found.boolean_mask
+        rest = _rest(found.score, found.mask)
+    name, of_tensors, of_numbers = rest
+    values, captured = [], []
+    if name:
+        values = [float(numbers[i]) for i in of_numbers]
+        captured = [tensors[i] for i in of_tensors]
+        for tensor in captured:  # as `shape_scalars` has them
+            values += tensor.shape
+            values += tensor.stride()
+    return TracedCall(window, softcap, slopes, bias, of_mask, name, values, captured)
 
 
 class _Rest(NamedTuple):
@@ -83,21 +91,20 @@ class _Parts(NamedTuple):
 
     left: Expression | None
     right: Expression | None
-    built_in: BuiltIn
+    score: Expression | None
+    mask: Expression | None
     may_be_built_in: bool
     rest: _Rest
 
 
 @lru_cache(maxsize=2**10)
-def _parts(functions: TracedFunctions, takes_window: bool) -> _Parts:
-    score, mask = functions.score, functions.mask
+def _parts(score: Expression | None, mask: Expression | None, takes_window: bool) -> _Parts:
     window = VisibleWindow(None, None, mask)
     if takes_window and mask is not None:
         found = visible_window(mask)
         if all(end is None or end.operation in ("constant", "number") for end in (found.left, found.right)):
             window = found
-    is_known = may_be_built_in(score, window.rest)
-    return _Parts(window.left, window.right, BuiltIn(score, window.rest), is_known, _rest(score, window.rest))
+    return _Parts(window.left, window.right, score, window.rest, may_be_built_in(score, window.rest), _rest(score, window.rest))
 
 
 @lru_cache(maxsize=2**10)

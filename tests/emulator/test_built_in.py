@@ -225,3 +225,29 @@ def test_vmap_takes_a_bias_that_all_entries_share() -> None:
     plus: Mod = lambda s, b, h, q, k: s + BIAS[b, h, q, k]  # noqa: E731
     found = torch.vmap(lambda q: flashgen.attention(q, q, q, score_mod=plus))(q)
     assert torch.equal(found[:, 0], flashgen.attention(Q, Q, Q, bias=BIAS[:1]))
+
+
+def test_what_is_remembered_is_of_no_values() -> None:
+    """Other tensors and numbers of a function that has been called count, and so do changes of a tensor that it captures."""
+    slopes, cap, kept = SLOPES.clone(), 30.0, MASK
+    score_mod: Mod = lambda s, b, h, q, k: cap * torch.tanh(s / cap) - slopes[h] * (q - k).abs()  # noqa: E731
+    mask_mod: Mod = lambda b, h, q, k: kept[b, h, q, k]  # noqa: E731
+
+    def told() -> tuple[Any, ...]:
+        given: dict[str, Any] = dict.fromkeys(KEYWORDS) | {"score_mod": score_mod, "mask_mod": mask_mod}
+        modified = modified_of_call(False, **given, top_left=0, call=((BATCH, HEADS, LEN_Q, LEN_Q), Q, None))[1]
+        assert modified
+        return modified[0], *modified[2], *modified[3]
+
+    for _ in range(2):
+        assert all(
+            one is other or one == other for one, other in zip(told(), ("softcap,alibi,boolean_mask", cap, slopes, kept), strict=True)
+        )
+        slopes, cap, kept = slopes.clone(), cap + 1, ~kept
+    assert told()[0] == "softcap,alibi,boolean_mask"
+    slopes.requires_grad_()
+    assert told()[0].startswith("softcap,boolean_mask,traced(score: add(score, neg(mul(t0:fp32[head],")
+    slopes.requires_grad_(False).resize_(2)
+    assert told()[0].startswith("softcap,boolean_mask,traced(")
+    cap = -30.0
+    assert told()[0].startswith("boolean_mask,traced(")
