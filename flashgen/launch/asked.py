@@ -28,6 +28,7 @@ from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import torch_dtype
 from .built_in import CallOf
+from .seeds import drawn_seed
 from .traced_call import refuse_compiling, traced_call
 
 _PLAIN, _ENDS = {int}, {int, NoneType}  # types of sizes, and of a window's ends
@@ -208,7 +209,7 @@ def modified_of_call(
         names.append("boolean_mask")
         tensors.append(_tensor("mask", mask))
     if dropped:
-        tensors.append(torch.randint(2**63 - 1, (), device=device))  # of the device: a graph draws another one in each replay
+        tensors.append(drawn_seed(device))
     if prefix_len is not None:
         names.append("prefix_len")
         tensors.append(_tensor("prefix_len", prefix_len))

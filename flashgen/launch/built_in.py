@@ -17,7 +17,8 @@ from flashgen.codegen.expressions.tree import BOOL, FLOAT32, SCORE, Expression, 
 from flashgen.codegen.score_tensors import MOST
 from flashgen.codegen.seen import TOP_LEFT, Causal, Ends
 
-from .head_slopes import may_compute, slopes_of_heads
+from .head_slopes import slopes_of_heads
+from .tracers import may_be_kept
 
 _ZERO, _TRUE = constant(0.0, FLOAT32), constant(True, BOOL)
 _USUAL = 2.0**60  # numbers up to this, and from its reciprocal on, are ones that all kernels can multiply and divide by
@@ -129,7 +130,7 @@ def _decide(
     taken = (None if slope is not None else slopes, bias, of_mask)
     indices = [next((i for i, each in enumerate(tensors) if each is tensor), None) for tensor in taken]
     is_part = any(index is None and tensor is not None for index, tensor in zip(indices, taken, strict=True))
-    if key and not is_part and may_compute(facts.device):
+    if key and not is_part and may_be_kept(facts.device):
         if len(_decisions) >= _MOST_DECISIONS:
             _decisions.clear()
         _decisions[key] = _Decision(
