@@ -163,11 +163,12 @@ def attention(
     key_padding_mask: bool, [batch, len_kv], True where a key is none of padding: the same as mask=key_padding_mask[:, None, None].
     score_mod: a function (score, batch, head, query, key) of FlexAttention's signature, in PyTorch: what takes the place of a scaled score,
        behind softcap, ALiBi and bias. It is traced (docs/traced-modifiers.md), and so are its captured tensors and numbers, which are read
-       anew in each call: other values compile nothing. Captured tensors of floating-point numbers that require grad get their gradients,
-       but not with deterministic=True or beside a softcap. Or what `flashgen.compile_modifier` gives.
-    mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. A causal mask
-       or a window in it is one of the call. A kernel finds tiles of keys that no query of a tile sees, and these are not visited.
-       torch.compile traces both.
+       anew in each call: other values compile nothing. A softcap, ALiBi or a bias in it is the call's where it is the same thing. Captured
+       tensors of floating-point numbers that require grad get their gradients, but not with deterministic=True or beside a softcap. Or what
+       `flashgen.compile_modifier` gives.
+    mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. A causal mask,
+       a window or a mask in memory in it is one of the call. A kernel finds tiles of keys that no query of a tile sees, and these are not
+       visited. torch.compile traces both.
     dropout_p: probability, from 0 to 1 and met to 2^-16, of each element of P to be dropped; the others are divided by 1 - dropout_p. Lse
        is what it is without. A seed comes from PyTorch's generator of the device, so that torch.manual_seed repeats a call, each replay of
        a CUDA graph drops other elements, and gradients know the same ones. What is dropped depends on no kernel, nor on other modifiers.
@@ -207,8 +208,9 @@ def attention(
         or isinstance(causal, str)
     ):
         given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, chunk, prefix_len, document_ids, dropout_p)
-        beyond, device = _queries_beyond_keys(q, k, layout), getattr(q, "device", None)
-        causal, modified = modified_of_call(causal, *given, score_mod, mask_mod, top_left=beyond, device=device)
+        sizes, device = _sizes(q, k, layout), getattr(q, "device", None)
+        top_left, call = (0, None) if sizes is None else (sizes[2] - sizes[3], (sizes, q, scale))
+        causal, modified = modified_of_call(causal, *given, score_mod, mask_mod, top_left=top_left, device=device, call=call)
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())
         run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers, tensors)
@@ -240,10 +242,10 @@ def _beside_mask(
     return (*(found if isinstance(found, tuple) else (found,)), mask)
 
 
-def _queries_beyond_keys(q: torch.Tensor, k: torch.Tensor, layout: str) -> int:
-    """len_q - len_kv; 0 for tensors that `check_types` will speak of."""
+def _sizes(q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[int, int, int, int] | None:
+    """batch, heads_q, len_q, len_kv; None for tensors that `check_types` will speak of."""
     try:
-        row = LAYOUTS[layout][0]
-        return q.shape[row] - k.shape[row]
+        (row, head), of_q = LAYOUTS[layout], q.shape
+        return of_q[0], of_q[head], of_q[row], k.shape[row]
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):
-        return 0
+        return None

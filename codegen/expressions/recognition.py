@@ -1,4 +1,4 @@
-"""Forms of expressions for which kernels have faster ways: scores that are only added to, windows and causal masks, ALiBi."""
+"""Forms of expressions for which kernels have faster ways: scores that are only added to, windows and causal masks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from .bounds import range_of_type, ranges_of
 from .build import apply
 from .linear import LinearForm, is_exact
-from .tree import BOOL, FLOAT32, HEAD, INT32, KEY, QUERY, SCORE, Expression, constant, depends_on
+from .tree import BOOL, FLOAT32, INT32, KEY, QUERY, SCORE, Expression, constant, depends_on
 
 _DISTANCE = apply("add", QUERY, apply("neg", KEY))
-_LENGTHS = (apply("float32", _DISTANCE), apply("float32", apply("abs", _DISTANCE)))  # of a key behind its query; of any key
 
 
 def added_term(score: Expression) -> Expression | None:
@@ -101,23 +100,23 @@ def _window_ends(condition: Expression) -> tuple[Expression | None, Expression |
         return None
     low, high = condition.operands
     if low.operation == "abs" and condition.operation != "eq" and low.operands[0] in (_DISTANCE, apply("neg", _DISTANCE)):
-        right = _end(LinearForm.of((high, 1)), int(condition.operation == "lt"), {})
+        right = constant_beside(LinearForm.of((high, 1)), {}, int(condition.operation == "lt"))
         return None if right is None else (right, right)
     ranges = ranges_of(low, high)
     if not (is_exact(low, ranges) and is_exact(high, ranges)):
         return None
     form = LinearForm.of((high, 1), (low, -1))  # 0 <= form
     if condition.operation == "eq":
-        ends = _end(form, 0, {QUERY: 1, KEY: -1}), _end(form.negated(), 0, {QUERY: -1, KEY: 1})
+        ends = constant_beside(form, {QUERY: 1, KEY: -1}), constant_beside(form.negated(), {QUERY: -1, KEY: 1})
         if None in ends:
-            ends = _end(form.negated(), 0, {QUERY: 1, KEY: -1}), _end(form, 0, {QUERY: -1, KEY: 1})
+            ends = constant_beside(form.negated(), {QUERY: 1, KEY: -1}), constant_beside(form, {QUERY: -1, KEY: 1})
         return None if None in ends else ends
     strict = int(condition.operation == "lt")
-    right, left = _end(form, strict, {QUERY: 1, KEY: -1}), _end(form, strict, {QUERY: -1, KEY: 1})
+    right, left = constant_beside(form, {QUERY: 1, KEY: -1}, strict), constant_beside(form, {QUERY: -1, KEY: 1}, strict)
     return None if right is None and left is None else (right, left)
 
 
-def _end(form: LinearForm, strict: int, positions: dict[Expression, int]) -> Expression | None:
+def constant_beside(form: LinearForm, positions: dict[Expression, int], strict: int = 0) -> Expression | None:
     """What stands beside `positions` in a form, less `strict`, if it is of constants and numbers and cannot wrap."""
     others = tuple((term, by) for term, by in form.terms if term not in positions)
     found = {term: by for term, by in form.terms if term in positions}
@@ -127,27 +126,3 @@ def _end(form: LinearForm, strict: int, positions: dict[Expression, int]) -> Exp
     least, most = end.range(ranges_of(*(term for term, _ in others)))
     low, high = range_of_type(INT32)
     return end.expression(INT32) if low <= least and most <= high else None
-
-
-def alibi_slopes(score: Expression, mask: Expression | None = None) -> Expression | None:
-    """The load of a head's slope, if the tree is ALiBi: score - slope * |query - key|, with slopes [heads] or [batch, heads] of fp32.
-
-    Under a mask that hides all keys behind a query's position, slope * (key - query) is the same. Where len_q != len_kv, the modifier
-    `alibi` counts distances from another diagonal.
-    """
-    term = added_term(score)
-    if term is None or term.operation != "neg" or term.operands[0].operation != "mul":
-        return None
-    slope, length = term.operands[0].operands
-    if slope.operation != "load" or slope.value.dtype != "fp32" or slope.operands[-1:] != (HEAD,):
-        return None
-    if len(slope.operands) > 2 or (len(slope.operands) == 2 and slope.operands[0].value != "batch"):
-        return None
-    if length is _LENGTHS[1] or (length is _LENGTHS[0] and mask is not None and _hides_later_keys(mask)):
-        return slope
-    return None
-
-
-def _hides_later_keys(mask: Expression) -> bool:
-    right = visible_window(mask).right
-    return right is not None and ranges_of(right)[right][1] <= 0

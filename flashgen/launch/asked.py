@@ -28,7 +28,9 @@ from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import torch_dtype
+from .built_in import CallOf
 from .recorded_call import recorded_call
+from .seeds import drawn_seed
 from .traced_call import is_indifferent, traced_call, with_captured, with_gradients
 
 _PLAIN, _ENDS = {int, float}, {int, NoneType}  # types of sizes and numbers, and of a window's ends
@@ -48,14 +50,19 @@ def asked(
     if TRACED in names:
         sizes, numbers = with_captured(names, sizes, numbers, found)
     known = {*map(type, sizes), *map(type, numbers)} <= _PLAIN  # else a tracer's symbol is among them
-    given = (_given if known else given_modifiers)(names, tuple(sizes), tuple(numbers))
-    wanted = tensor_names(given.names)
+    given, wanted = (_given if known else _given_anew)(names, tuple(sizes), tuple(numbers))
     if len(found) != len(wanted):
         raise ArgumentError(f"tensors must be those of {names or 'no modifiers'}: {', '.join(wanted) or 'none'}; got {len(found)}")
     return given, found
 
 
-_given = lru_cache(maxsize=2**10)(given_modifiers)  # each call asks
+def _given_anew(names: str, sizes: Sequence[int], numbers: Sequence[float]) -> tuple[Given, tuple[str, ...]]:
+    """What operators are told, and its tensors' names."""
+    given = given_modifiers(names, sizes, numbers)
+    return given, tensor_names(given.names)
+
+
+_given = lru_cache(maxsize=2**10)(_given_anew)  # each call asks
 
 
 @lru_cache(maxsize=2**10)
@@ -181,20 +188,28 @@ def modified_of_call(
     *,
     top_left: int,
     device: torch.device | None = None,
+    call: CallOf | None = None,
 ) -> tuple[bool, Modified | tuple[()]]:
     """Whether the mask is causal, and what operators are told of modifiers. Raises ArgumentError.
 
-    top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator
+    top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator; call: what functions are for
     """
     traced = None
     if score_mod is not None or mask_mod is not None:
-        functions = (score_mod, mask_mod, top_left, window is None and prefix_len is None)
-        traced = recorded_call(*functions, device) if is_dynamo_compiling() else traced_call(*functions)
+        if is_dynamo_compiling():
+            traced = recorded_call(score_mod, mask_mod, top_left, window is None and prefix_len is None, device)
+        else:
+            own = softcap, alibi_slopes is not None, bias is not None, mask is not None or key_padding_mask is not None
+            traced = traced_call(score_mod, mask_mod, call, causal, window, prefix_len is not None, top_left, own)
         window = window if traced.window is None else traced.window
-    seen = _seen(causal, window, chunk, top_left)
-    names, sizes = list(seen.modifiers), seen.sizes_of_modifiers
+        softcap = softcap if traced.softcap is None else traced.softcap
+        alibi_slopes = alibi_slopes if traced.alibi_slopes is None else traced.alibi_slopes
+        bias = bias if traced.bias is None else traced.bias
+        mask = mask if traced.mask is None else traced.mask
+    is_causal, of_seen, sizes = _seen(causal, window, chunk, top_left)
+    names = list(of_seen)
     numbers, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
-    dropped = checked_dropout(dropout_p)
+    dropped = 0.0 if type(dropout_p) is float and dropout_p == 0 else checked_dropout(dropout_p)
     if dropped:
         names.append("dropout")
         numbers.append(dropped)
@@ -204,7 +219,8 @@ def modified_of_call(
     if alibi_slopes is not None:
         names.append("alibi")
         tensors.append(_tensor("alibi_slopes", alibi_slopes))
-        _require_no_gradient("alibi_slopes", alibi_slopes)
+        if alibi_slopes.requires_grad:
+            _require_no_gradient("alibi_slopes", alibi_slopes)
     if bias is not None:
         names.append("bias_fp32" if _tensor("bias", bias).dtype == torch.float32 else "bias")
         tensors.append(bias)
@@ -218,7 +234,7 @@ def modified_of_call(
         names.append("document_ids")
         tensors.extend(_documents(document_ids, top_left))
     if dropped:
-        tensors.append(torch.randint(2**63 - 1, (), device=device))  # of the device: a graph draws another one in each replay
+        tensors.append(drawn_seed(device))
     if prefix_len is not None:
         names.append("prefix_len")
         tensors.append(_tensor("prefix_len", prefix_len))
@@ -231,7 +247,13 @@ def modified_of_call(
         sizes = (*sizes, *traced.whole)
         numbers.extend(traced.numbers)
         tensors.extend(traced.tensors)
-    return seen.mask is Mask.CAUSAL, (",".join(names), sizes, numbers, tensors) if names else ()
+    if not names:
+        return is_causal, ()
+    text = names[0] if len(names) == 1 else ",".join(names) if is_dynamo_compiling() else _listed(tuple(names))
+    return is_causal, (text, sizes, numbers, tensors)
+
+
+_listed = lru_cache(maxsize=2**10)(",".join)  # one text each time, as those of traced functions are long
 
 
 def seed_of(names: str = "", sizes: Any = (), numbers: Any = (), tensors: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
@@ -239,20 +261,27 @@ def seed_of(names: str = "", sizes: Any = (), numbers: Any = (), tensors: Sequen
     return next((tensor for tensor in tensors if tensor.dtype == torch.int64 and tensor.ndim == 0), None)
 
 
-def _seen(causal: Causal, window: Ends | None, chunk: int | None, top_left: int) -> Seen:
-    """`Seen.of`, which remembers what it was asked in the usual types. torch.compile looks into no memory."""
+_Told = tuple[bool, tuple[str, ...], Sequence[int]]  # whether the mask is causal, the modifiers, their sizes
+
+
+def _seen(causal: Causal, window: Ends | None, chunk: int | None, top_left: int) -> _Told:
+    """Of `Seen.of`, which remembers what it was asked in the usual types. torch.compile looks into no memory."""
     if type(causal) in (bool, str) and type(chunk) in _ENDS and not is_dynamo_compiling():
         top_left = top_left if type(causal) is str else 0  # it says nothing else
         if window is None:
             return _remembered(causal, None, None, chunk, top_left)
         if type(window) is tuple and len(window) == 2 and {*map(type, window)} <= _ENDS:
             return _remembered(causal, *window, chunk, top_left)
-    return Seen.of(causal, window, chunk, top_left)
+    return _told(Seen.of(causal, window, chunk, top_left))
+
+
+def _told(seen: Seen) -> _Told:
+    return seen.mask is Mask.CAUSAL, seen.modifiers, seen.sizes_of_modifiers
 
 
 @lru_cache(maxsize=2**10)
-def _remembered(causal: Causal, left: int | None, right: int | None, chunk: int | None, top_left: int) -> Seen:
-    return Seen.of(causal, (left, right), chunk, top_left)
+def _remembered(causal: Causal, left: int | None, right: int | None, chunk: int | None, top_left: int) -> _Told:
+    return _told(Seen.of(causal, (left, right), chunk, top_left))
 
 
 def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:
@@ -283,7 +312,7 @@ def _tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
 def addresses_of_tensors(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Where they lie. Raises ArgumentError for one whose storage is gone, which a kernel would read all the same."""
     found = [tensor.data_ptr() for tensor in tensors]
-    if not all(found):
+    if 0 in found:
         raise ArgumentError("tensors of modifiers must have storages that hold their elements; got one without")
     return found
 

@@ -68,7 +68,9 @@ def recorded_call(
         window = (None if left is None else left - top_left, None if right is None else right + top_left)
     whole = [numbers[i] for i in told.whole]
     others = [float(guard_scalar(numbers[i])) for i in told.numbers]
-    return TracedCall(window, told.name, whole, others, [_moved(recording.tensors[i], device) for i in told.tensors])
+    return TracedCall(
+        window, None, None, None, None, told.name, whole, others, [_moved(recording.tensors[i], device) for i in told.tensors]
+    )
 
 
 def _moved(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
@@ -83,15 +85,16 @@ def _told(
     """A `_Told` in Dynamo's types. An error is no exception, which Dynamo would take for one of its own."""
     try:
         functions, of_tensors, of_numbers = replayed(score, mask, tensors, numbers)
-        parts = function_parts(functions, takes_window)
+        parts = function_parts(functions.score, functions.mask, takes_window)
     except ArgumentError as error:
         unknown = tuple(i for i, (kind, _) in enumerate(numbers) if kind != "constant")  # which may be to blame
         return tuple(_Told(needed=unknown)) if unknown else tuple(_Told(error=str(error)))
     except NeededNumbers as needed:
         return tuple(_Told(needed=tuple(sorted(needed.numbers))))
     left, right = (_end(end, of_numbers) for end in (parts.left, parts.right))
-    whole, others = (tuple(of_numbers[i] for i in which) for which in (parts.whole, parts.numbers))
-    return tuple(_Told("", (), parts.name, left, right, tuple(of_tensors[i] for i in parts.tensors), whole, others))
+    rest = parts.rest
+    whole, others = (tuple(of_numbers[i] for i in which) for which in (rest.whole, rest.numbers))
+    return tuple(_Told("", (), rest.name, left, right, tuple(of_tensors[i] for i in rest.tensors), whole, others))
 
 
 def _end(end: Expression | None, numbers: Sequence[int]) -> _End:

@@ -1,6 +1,7 @@
 """A call's score_mod and mask_mod as operators are told of them: the modifier's name, numbers and tensors.
 
-What a mask_mod says of positions alone, as a causal mask or a window does, is a window of the call: so tiles of keys are skipped.
+What a mask_mod says of positions alone, as a causal mask or a window does, is a window of the call: so tiles of keys are skipped. What
+kernels have built in is taken out of functions, too: built_in.py.
 """
 
 from __future__ import annotations
@@ -19,21 +20,26 @@ from flashgen.codegen.expressions.tree import Expression
 from flashgen.codegen.modifier import modifier_named
 from flashgen.codegen.modifiers import is_modifier, listed_names
 from flashgen.codegen.modifiers.traced import CAPTURED_TENSOR, Captured, TracedModifier, name_of_functions
-from flashgen.codegen.seen import Ends
+from flashgen.codegen.seen import Causal, Ends
 
-from ..traced.modifier import CompiledModifier, modifier_in_call
+from ..traced.modifier import CompiledModifier, functions_in_call
+from .built_in import CallOf, Own, built_in, may_be_built_in
 from .untraced import untraced
 
 ModFunction = Callable[..., Any]
 
 
 class TracedCall(NamedTuple):
-    """The window that a mask_mod says, if any, and the modifier of what else the functions do; without a name there is none.
+    """What becomes keywords of the call, if anything, and the modifier of what else the functions do; without a name there is none.
 
     whole, numbers: the whole numbers that they capture, and the others. tensors: that they capture
     """
 
     window: Ends | None
+    softcap: float | None
+    alibi_slopes: torch.Tensor | None
+    bias: torch.Tensor | None
+    mask: torch.Tensor | None
     name: str
     whole: list[int]
     numbers: list[float]
@@ -42,58 +48,86 @@ class TracedCall(NamedTuple):
 
 @untraced
 def traced_call(
-    score_mod: ModFunction | CompiledModifier | None, mask_mod: ModFunction | None, top_left: int, takes_window: bool
+    score_mod: ModFunction | CompiledModifier | None,
+    mask_mod: ModFunction | None,
+    call: CallOf | None,
+    causal: Causal,
+    window: Ends | None,
+    opens: bool,
+    top_left: int,
+    own: Own,
 ) -> TracedCall:
     """Raises ArgumentError for what cannot be traced.
 
+    call: without it nothing but a window is taken out of the functions
+    opens: whether a prefix shows keys that a window hides: then none is taken out
     top_left: len_q - len_kv, as functions count positions from the first query and the first key
-    takes_window: whether a window may be taken out of the mask_mod: not beside a prefix, which opens windows
     """
-    functions, tensors, numbers = modifier_in_call(score_mod, mask_mod)
-    parts = function_parts(functions, takes_window)
-    window = None
-    if parts.left is not None or parts.right is not None:
-        left, right = (None if end is None else _value(end, numbers) for end in (parts.left, parts.right))
-        window = (None if left is None else left - top_left, None if right is None else right + top_left)
-    whole, others = ([numbers[i] for i in which] for which in (parts.whole, parts.numbers))
-    return TracedCall(window, parts.name, whole, others, [tensors[i] for i in parts.tensors])  # type: ignore[arg-type]
+    functions, tensors, numbers = functions_in_call(score_mod, mask_mod)
+    left, right, score, mask, is_known, rest = function_parts(functions.score, functions.mask, window is None and not opens)
+    if left is not None or right is not None:
+        window = (
+            None if left is None else _value(left, numbers) - top_left,
+            None if right is None else _value(right, numbers) + top_left,
+        )
+    softcap, slopes, bias, of_mask = None, None, None, None
+    if is_known and call is not None:
+        found = built_in(score, mask, tensors, numbers, call, (causal, window, opens, top_left), own)
+        softcap, slopes, bias, of_mask = found.softcap, found.alibi_slopes, found.bias, found.boolean_mask
+        rest = _rest(found.score, found.mask)
+    name, of_tensors, of_whole, of_numbers = rest
+    if not name:
+        return TracedCall(window, softcap, slopes, bias, of_mask, "", [], [], [])
+    whole, others = [numbers[i] for i in of_whole], [numbers[i] for i in of_numbers]
+    return TracedCall(window, softcap, slopes, bias, of_mask, name, whole, others, [tensors[i] for i in of_tensors])  # type: ignore[arg-type]
 
 
-class FunctionParts(NamedTuple):
-    """Ends of the window of a mask_mod, the name of what else there is, and which tensors and numbers of all functions it has.
+class FunctionRest(NamedTuple):
+    """The modifier of what is left of functions: its name, and which tensors and numbers of the functions it has.
 
     whole, numbers: the whole ones, and the others
     """
 
-    left: Expression | None
-    right: Expression | None
     name: str
     tensors: tuple[int, ...] = ()
     whole: tuple[int, ...] = ()
     numbers: tuple[int, ...] = ()
 
 
+class FunctionParts(NamedTuple):
+    """Ends of the window of a mask_mod, the functions without it, and their modifier where nothing else is taken out of them."""
+
+    left: Expression | None
+    right: Expression | None
+    score: Expression | None
+    mask: Expression | None
+    may_be_built_in: bool
+    rest: FunctionRest
+
+
 @lru_cache(maxsize=2**10)
-def function_parts(functions: TracedFunctions, takes_window: bool) -> FunctionParts:
-    """What operators are told of functions. takes_window: see `traced_call`."""
-    mask = functions.mask
+def function_parts(score: Expression | None, mask: Expression | None, takes_window: bool) -> FunctionParts:
+    """What is taken out of functions, and what is left. takes_window: whether a window may be."""
     window = VisibleWindow(None, None, mask)
     if takes_window and mask is not None:
         found = visible_window(mask)
         if all(end is None or end.operation in ("constant", "number") for end in (found.left, found.right)):
             window = found
-    trees = [tree for tree in (functions.score, window.rest) if tree is not None]
+    return FunctionParts(window.left, window.right, score, window.rest, may_be_built_in(score, window.rest), _rest(score, window.rest))
+
+
+@lru_cache(maxsize=2**10)
+def _rest(score: Expression | None, mask: Expression | None) -> FunctionRest:
+    trees = [tree for tree in (score, mask) if tree is not None]
     if not trees:
-        return FunctionParts(window.left, window.right, "")
+        return FunctionRest("")
     done = numbered(trees)
     left = iter(done.trees)
-    score, rest = (None if tree is None else next(left) for tree in (functions.score, window.rest))
-    left_over = TracedFunctions(score, rest)
-    types = [*left_over.number_types.values()]
+    functions = TracedFunctions(*(None if tree is None else next(left) for tree in (score, mask)))
+    types = [*functions.number_types.values()]
     whole = [name for name, kind in zip(done.numbers, types, strict=True) if kind == "int32"]
     others = [name for name, kind in zip(done.numbers, types, strict=True) if kind != "int32"]
-    indices = (tuple(int(name[1:]) for name in names) for names in (done.tensors, whole, others))
-    return FunctionParts(window.left, window.right, name_of_functions(left_over), *indices)
+    return FunctionRest(name_of_functions(functions), *(tuple(int(name[1:]) for name in names) for names in (done.tensors, whole, others)))
 
 
 def _value(end: Expression, numbers: Sequence[int | float]) -> int:

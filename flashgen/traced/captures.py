@@ -17,7 +17,7 @@ from .captured_number import CapturedNumber
 from .code_scan import is_library_function, scanned
 from .object_stand_in import ObjectStandIn
 from .refusal import Restart
-from .slots import MISSING, Guard, Path, Reader, Slot, Treatment, read_attribute, read_cell, read_global, read_item
+from .slots import MISSING, Guard, OfType, Path, Reader, SameObject, Slot, Treatment, read_attribute, read_cell, read_global, read_item
 
 _MOST_ITEMS = 64  # of a captured tuple, list or dict, for each of which there is a slot
 _MOST_SLOTS = 1000
@@ -122,7 +122,7 @@ class Captures:
         if value is MISSING or value is None or kind in (bool, str, bytes, torch.dtype, torch.device, type(...)):
             return (lambda new, slots: type(new) is kind and new == value), None
         if isinstance(value, (enum.Enum, enum.EnumMeta)) or is_library_function(value):
-            return (lambda new, slots: new is value), None
+            return SameObject(value), None
         before = self._ancestor(value, index)
         if isinstance(value, BuiltinFunctionType) or (before is not None and kind in (tuple, list, dict)):
             self.make_opaque()  # such as time.time, or a method of an object; a list that has itself
@@ -134,12 +134,12 @@ class Captures:
             return self._function_kind(value)
         if kind is MethodType:
             make = lambda i: MethodType(*(self.captured(i, read_attribute, name) for name in ("__func__", "__self__")))  # noqa: E731
-            return (lambda new, slots: type(new) is kind), make
+            return OfType(kind), make
         if kind is functools.partial:
-            return (lambda new, slots: type(new) is kind), self._partial
+            return OfType(kind), self._partial
         if isinstance(value, (type, ModuleType)):
-            return (lambda new, slots: new is value), self._object
-        return (lambda new, slots: type(new) is kind), self._object
+            return SameObject(value), self._object
+        return OfType(kind), self._object
 
     def _ancestor(self, value: Any, index: int) -> int | None:
         """The slot of the same object on the way here: a function that names itself, the object of a method."""
@@ -160,7 +160,7 @@ class Captures:
             return (lambda new, slots: type(new) is kind and new == value and (not sign or math.copysign(1.0, new) == sign)), None
         make = lambda index: CapturedNumber(self, ("slot", index), value)  # noqa: E731
         if kind is float:
-            return (lambda new, slots: type(new) is float), make
+            return OfType(float), make
         return (lambda new, slots: type(new) is int and -NUMBER_LIMIT <= new <= NUMBER_LIMIT), make
 
     def _tensor_kind(self, value: torch.Tensor, index: int, path: Path) -> tuple[Guard, Callable[[int], Any]]:

@@ -1,4 +1,4 @@
-"""What a score_mod and a mask_mod are together: `modifier_in_call`, which every call asks, and `compile_modifier`.
+"""What a score_mod and a mask_mod are together: `functions_in_call`, which every call asks, and `compile_modifier`.
 
 alibi = flashgen.compile_modifier(lambda score, b, h, q, k: score - slopes[h] * (q - k).abs())
 print(alibi.source)
@@ -35,11 +35,11 @@ _SCORES, _MASKS = TraceCache("score_mod"), TraceCache("mask_mod")
 
 
 class Joined(NamedTuple):
-    """A modifier, and where its tensors and numbers are among those of its functions, one function's after the other's."""
+    """A modifier, and where its tensors and numbers are among those of its functions, one after the other; None: as they are."""
 
     modifier: TracedFunctions
-    tensors: tuple[int, ...]
-    numbers: tuple[int, ...]
+    tensors: tuple[int, ...] | None
+    numbers: tuple[int, ...] | None
 
 
 @lru_cache(maxsize=2**10)
@@ -48,8 +48,11 @@ def joined(score: Expression | None, mask: Expression | None, tensor_names: tupl
     done = numbered([tree for tree in (score, mask) if tree is not None])
     trees = iter(done.trees)
     modifier = TracedFunctions(None if score is None else next(trees), None if mask is None else next(trees))
-    indices = tuple(tensor_names.index(name) for name in done.tensors), tuple(number_names.index(name) for name in done.numbers)
-    return Joined(_kept(modifier), *indices)
+    return Joined(_kept(modifier), _indices(tensor_names, done.tensors), _indices(number_names, done.numbers))
+
+
+def _indices(names: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[int, ...] | None:
+    return None if names == wanted else tuple(names.index(name) for name in wanted)
 
 
 @lru_cache(maxsize=2**10)
@@ -69,25 +72,37 @@ def functions_given(
     return score_mod.score_mod, score_mod.mask_mod
 
 
+def functions_in_call(
+    score_mod: ModFunction | CompiledModifier | None = None, mask_mod: ModFunction | None = None
+) -> tuple[TracedFunctions, tuple[Tensor, ...], tuple[int | float, ...]]:
+    """`modifier_in_call` without names: each call makes one."""
+    score_mod, mask_mod = functions_given(score_mod, mask_mod)
+    if score_mod is not None and mask_mod is not None:
+        score, tensor_names, number_names, tensors, numbers = _SCORES.read(score_mod)
+        mask, *names, more_tensors, more_numbers = _MASKS.read(mask_mod)
+        tensors, numbers = tensors + more_tensors, numbers + more_numbers
+        modifier, of_tensors, of_numbers = joined(score, mask, tensor_names + names[0], number_names + names[1])
+    elif score_mod is not None:
+        score, tensor_names, number_names, tensors, numbers = _SCORES.read(score_mod)
+        modifier, of_tensors, of_numbers = joined(score, None, tensor_names, number_names)
+    elif mask_mod is not None:
+        mask, tensor_names, number_names, tensors, numbers = _MASKS.read(mask_mod)
+        modifier, of_tensors, of_numbers = joined(None, mask, tensor_names, number_names)
+    else:
+        raise ArgumentError("score_mod must be a function where mask_mod is None; got None")
+    if of_tensors is not None:
+        tensors = tuple([tensors[i] for i in of_tensors])
+    if of_numbers is not None:
+        numbers = tuple([numbers[i] for i in of_numbers])
+    return modifier, tensors, numbers
+
+
 def modifier_in_call(score_mod: ModFunction | CompiledModifier | None = None, mask_mod: ModFunction | None = None) -> ModifierInCall:
     """What the functions are in this call: captured values are read anew, and a trace is made only where none holds.
 
     Raises ArgumentError where one of them cannot be traced, and where none is given.
     """
-    score_mod, mask_mod = functions_given(score_mod, mask_mod)
-    score = None if score_mod is None else _SCORES.read(score_mod)
-    mask = None if mask_mod is None else _MASKS.read(mask_mod)
-    if score is None and mask is None:
-        raise ArgumentError("score_mod must be a function where mask_mod is None; got None")
-    if score is None or mask is None:
-        tree, tensor_names, number_names, tensors, numbers = score or mask  # type: ignore[misc]
-        together = joined(*((None, tree) if score is None else (tree, None)), tensor_names, number_names)
-    else:
-        tensors, numbers = score.tensors + mask.tensors, score.numbers + mask.numbers
-        tensor_names, number_names = score.tensor_names + mask.tensor_names, score.number_names + mask.number_names
-        together = joined(score.tree, mask.tree, tensor_names, number_names)
-    modifier, of_tensors, of_numbers = together
-    return ModifierInCall(modifier, tuple([tensors[i] for i in of_tensors]), tuple([numbers[i] for i in of_numbers]))
+    return ModifierInCall(*functions_in_call(score_mod, mask_mod))
 
 
 class CompiledModifier:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.expressions.build import cast
+from flashgen.codegen.expressions.functions import TracedFunctions
 from flashgen.codegen.expressions.tree import FLOAT32, INT32, Expression, ScalarType
 
 from .captured_number import CapturedNumber, slots_of
-from .modifier import Joined, joined
+from .modifier import joined
 from .recording import Noted, Steps
 from .refusal import Restart
 from .slots import Treatment
@@ -40,7 +41,15 @@ class NeededNumbers(Exception):
         self.numbers |= slots
 
 
-def replayed(score: Steps | None, mask: Steps | None, tensors: Sequence[TensorKind], numbers: Sequence[NumberKind]) -> Joined:
+class Replayed(NamedTuple):
+    """The functions together, and which of a recording's tensors and numbers they have."""
+
+    functions: TracedFunctions
+    tensors: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+def replayed(score: Steps | None, mask: Steps | None, tensors: Sequence[TensorKind], numbers: Sequence[NumberKind]) -> Replayed:
     """What the functions are together, of a recording's tensors and numbers, which are of these kinds.
 
     Raises ArgumentError for what cannot be traced, and NeededNumbers.
@@ -49,7 +58,9 @@ def replayed(score: Steps | None, mask: Steps | None, tensors: Sequence[TensorKi
     trees = [None if steps is None else run.tree(steps) for run, steps in zip(runs.values(), (score, mask), strict=True)]
     slots = {name: slot for run in runs.values() for name, slot in run.slots_of_numbers().items()}
     found = joined(*trees, tuple(map(_name, range(len(tensors)))), tuple(slots))
-    return found._replace(numbers=tuple([*slots.values()][i] for i in found.numbers))
+    of_numbers = [*slots.values()]
+    own_numbers = tuple(of_numbers) if found.numbers is None else tuple(of_numbers[i] for i in found.numbers)
+    return Replayed(found.modifier, tuple(range(len(tensors))) if found.tensors is None else found.tensors, own_numbers)
 
 
 def _name(tensor: int) -> str:

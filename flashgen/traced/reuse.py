@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,35 +18,32 @@ from flashgen.codegen.expressions.bounds import NUMBER_LIMIT
 from flashgen.codegen.expressions.tree import INT32, Expression, loads_of, numbers_of, to_float32
 
 from .captured_number import Formula, value_of
-from .slots import Guard, Reader
+from .slots import Guard, OfType, Reader, SameObject
 from .tracing import Trace, trace
 
 _MOST_OF_ONE_CODE = 32
 _MOST_CODES = 2**12
 
 
-class Reading(NamedTuple):
-    """A function in one call: its tree, the names of tensors and numbers in it, and those that the function has captured."""
+Reading = tuple[Expression, tuple[str, ...], tuple[str, ...], tuple[torch.Tensor, ...], tuple[int | float, ...]]
+"""A function in one call: its tree, the names of tensors and of numbers in it, and those that the function has captured.
 
-    tree: Expression
-    tensor_names: tuple[str, ...]
-    number_names: tuple[str, ...]
-    tensors: tuple[torch.Tensor, ...]
-    numbers: tuple[int | float, ...]
+Without names of its own: each call makes some.
+"""
 
 
 @dataclass
 class _KeptTrace:
     """A trace without the values that were read for it, which must not be kept alive.
 
-    steps:   its slots but the first: parent, reader, key, guard
+    steps:   its slots but the first: parent, reader, key, and guard, or what a SameObject or an OfType asks for, which needs no call then
     tensors: slots of the tensors in the tree
     numbers: of each number in the tree the formula, its slot if the formula is no more than that or else -1, the type of what it gives, and
              whether the tree has it as an integer
     """
 
     tree: Expression
-    steps: tuple[tuple[int, Reader, Any, Guard], ...]
+    steps: tuple[tuple[int, Reader, Any, Guard | None, type[Any] | None, Any], ...]
     tensor_names: tuple[str, ...]
     tensors: tuple[int, ...]
     number_names: tuple[str, ...]
@@ -61,21 +58,27 @@ class _KeptTrace:
             formula = made.numbers[name]
             slot = formula[1] if formula[0] == "slot" else -1
             numbers.append((formula, slot, type(value_of(formula, made.values)), is_int))
-        steps = tuple((slot.parent, slot.read, slot.key, slot.guard) for slot in made.slots[1:])
+        steps = tuple((slot.parent, slot.read, slot.key, *_asked(slot.guard)) for slot in made.slots[1:])
         return cls(made.tree, steps, loaded, tuple(made.tensors[name] for name in loaded), tuple(whole), tuple(numbers))
 
     def read(self, function: Any) -> Reading | None:
         """The function's captured values, read anew; None if a guard says that it must be traced."""
         values = [function]
-        for parent, read, key, guard in self.steps:
+        for parent, read, key, guard, kind, same in self.steps:
             value = read(values[parent], key)
-            if not guard(value, values):
+            if guard is not None:
+                if not guard(value, values):
+                    return None
+            elif value is not same if kind is None else type(value) is not kind:
                 return None
             values.append(value)
         return self.reading(values)
 
     def reading(self, values: Sequence[Any]) -> Reading | None:
         """The trace with these values in its slots; None where a number has another type than in the trace, or is too large."""
+        tensors = tuple([values[slot] for slot in self.tensors])
+        if not self.numbers:
+            return self.tree, self.tensor_names, (), tensors, ()
         numbers: list[int | float] = []
         for formula, slot, kind, is_int in self.numbers:
             try:
@@ -86,8 +89,7 @@ class _KeptTrace:
             if not fits or type(value) is not kind:
                 return None
             numbers.append(value if is_int else to_float32(value))
-        tensors = tuple([values[slot] for slot in self.tensors])
-        return Reading(self.tree, self.tensor_names, self.number_names, tensors, tuple(numbers))
+        return self.tree, self.tensor_names, self.number_names, tensors, tuple(numbers)
 
 
 @dataclass
@@ -100,7 +102,7 @@ class TraceCache:
 
     def read(self, function: Callable[..., Any]) -> Reading:
         """The function in this call. Raises ArgumentError as `trace` does."""
-        key = _code_of(function)
+        key = function.__code__ if type(function) is FunctionType else _code_of(function)
         for guard, kept in self._kept.get(key, ()):
             if guard(function, ()):
                 found = kept.read(function)
@@ -112,13 +114,20 @@ class TraceCache:
         reading = kept.reading(made.values)
         assert reading is not None  # these are the values that it was made of
         if made.is_open:
-            names, tensors = (*reading.tensor_names, *made.met), (*reading.tensors, *made.met.values())
-            return reading._replace(tensor_names=names, tensors=tensors)
+            tree, tensor_names, number_names, tensors, numbers = reading
+            return tree, (*tensor_names, *made.met), number_names, (*tensors, *made.met.values()), numbers
         if len(self._kept) >= _MOST_CODES:
             self._kept.clear()
         others = self._kept.setdefault(key, [])
         self._kept[key] = [(made.slots[0].guard, kept), *others[: _MOST_OF_ONE_CODE - 1]]
         return reading
+
+
+def _asked(guard: Guard) -> tuple[Guard | None, type[Any] | None, Any]:
+    """A guard, or the type or the object that it asks for."""
+    if isinstance(guard, OfType):
+        return None, guard.kind, None
+    return (None, None, guard.value) if isinstance(guard, SameObject) else (guard, None, None)
 
 
 def _code_of(function: Any) -> Any:

@@ -17,6 +17,28 @@ Guard = Callable[[Any, Sequence[Any]], bool]
 Reader = Callable[[Any, Any], Any]
 
 
+@dataclass(frozen=True)
+class SameObject:
+    """The guard of what must be the same object."""
+
+    value: Any
+
+    def __call__(self, new: Any, slots: Sequence[Any]) -> bool:
+        """See Guard."""
+        return new is self.value
+
+
+@dataclass(frozen=True)
+class OfType:
+    """The guard of what must have the same type."""
+
+    kind: type[Any]
+
+    def __call__(self, new: Any, slots: Sequence[Any]) -> bool:
+        """See Guard."""
+        return type(new) is self.kind
+
+
 def read_cell(function: FunctionType, index: int) -> Any:
     """What a closure's cell holds."""
     try:

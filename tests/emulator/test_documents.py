@@ -146,7 +146,6 @@ FAULTS = [
     fault("later-documents-skipped", _SOME, "queries.lowest == keys.lowest", "backward"),
     fault("a-tile-left-out", _BEFORE, "0x7fffffffu >> (31 - ((tile - 1) & 31))", "sm90"),
     fault("a-tile-left-out", _FROM, "0xfffffffeu << (tile & 31)", "backward"),
-    fault("words-mixed-up", "lane == 0 ? seen : hidden", "hidden", "backward-sm90"),
     fault("another-rows-tiles", "+ head * p.seen_head + row;", "+ head * p.seen_head;", "backward-sm90"),
     fault("another-entrys-tiles", "static_cast<i64>(batch) * p.seen_batch", "static_cast<i64>(0)", "sm90"),
     fault("other-heads-left-out", "while (tile < 0 && ++head < end_head)", "while (tile < 0 && (head += 2) < end_head)", "backward"),

@@ -53,7 +53,7 @@ FUNCTIONS: dict[str, tuple[Mod | None, Mod | None]] = {
     "no-keys": (None, lambda b, h, q, k: (q % 3 != 0) & (h < 3)),
 }
 BENT: dict[str, Mod] = {
-    "softcap": lambda score, b, h, q, k: 2.0 * torch.tanh(score / 2.0),
+    "tanh": lambda score, b, h, q, k: 3.0 * torch.tanh(score / 2.0),
     "gate": lambda score, b, h, q, k: torch.where(q >= k, score * SLOPES[h], score - 1.0),
 }
 
@@ -175,4 +175,4 @@ def test_what_cannot_be_taken_is_refused() -> None:
         with pytest.raises(ArgumentError, match=message):
             flashgen.attention(q, q, q, score_mod=partial(plus_element, table))
     with pytest.raises(ArgumentError, match=r"beside alibi_slopes"):
-        flashgen.attention(q, q, q, score_mod=BENT["softcap"], alibi_slopes=torch.ones(2))
+        flashgen.attention(q, q, q, score_mod=BENT["tanh"], alibi_slopes=torch.ones(2))

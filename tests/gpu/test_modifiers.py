@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import flashgen
 from flashgen.build.gpu.driver import gpu
@@ -20,6 +21,7 @@ from flashgen.codegen.family import Family, families
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import OPEN, Workload
+from flashgen.launch import seeds
 from flashgen.launch.once import run_once
 from flashgen.launch.tensors import Tensors
 from flashgen.selection import compilation, loaded
@@ -217,6 +219,43 @@ def test_the_dropout_mask_is_that_of_both_passes(head_dim: int, dtype: torch.dty
     found, right = (torch.autograd.grad(one, q, into.to(one.dtype), retain_graph=True)[0] for one in (out, wanted))
     assert apart(out, wanted) < 0.01
     assert apart(found, right) < 0.01
+
+
+def test_dropout_follows_the_state_of_pytorchs_generator() -> None:
+    q = torch.randn(1, 300, 4, 64, device="cuda", dtype=torch.bfloat16)
+
+    def kept() -> torch.Tensor:
+        return flashgen.attention(q, q, q, dropout_p=0.3, return_dropout_mask=True)[1]
+
+    torch.manual_seed(5)
+    first, second = kept(), kept()
+    assert not torch.equal(first, second)
+    drawn = torch.rand(4, device="cuda")
+    torch.manual_seed(5)
+    assert torch.equal(kept(), first)
+    state = torch.cuda.get_rng_state()
+    assert torch.equal(kept(), second)
+    assert torch.equal(torch.rand(4, device="cuda"), drawn)
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(kept(), second)
+    many = {int(seeds.drawn_seed(q.device)) for _ in range(2500)}
+    assert len(many) == 2500
+    torch.manual_seed(5)
+    other = torch.cuda.Stream()
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        assert torch.equal(kept(), first)
+    torch.manual_seed(6)
+    assert not torch.equal(kept(), first)
+
+
+def test_checkpointing_drops_the_same_elements() -> None:
+    q = torch.randn(1, 300, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    torch.manual_seed(5)
+    (wanted,) = torch.autograd.grad(flashgen.attention(q, q, q, dropout_p=0.3).float().sum(), q)
+    torch.manual_seed(5)
+    again = checkpoint(lambda q: flashgen.attention(q, q, q, dropout_p=0.3), q, use_reentrant=False)
+    assert apart(torch.autograd.grad(again.float().sum(), q)[0], wanted) < 0.01
 
 
 def test_each_replay_drops_other_elements() -> None:

@@ -16,7 +16,7 @@ from flashgen.codegen.expressions.build import apply, less
 from flashgen.codegen.expressions.canonical_text import parse_tree, text_of
 from flashgen.codegen.expressions.cxx import printed
 from flashgen.codegen.expressions.derivative import derivative
-from flashgen.codegen.expressions.recognition import added_term, alibi_slopes, scaled_and_added, visible_window, window_ends
+from flashgen.codegen.expressions.recognition import added_term, scaled_and_added, visible_window, window_ends
 from flashgen.codegen.expressions.stages import stages_of
 from flashgen.codegen.expressions.tree import (
     FLOAT32,
@@ -312,32 +312,6 @@ def test_a_window_beside_other_conditions() -> None:
     assert not found.is_causal
     assert found.rest is not None
     assert depends_on(found.rest) == {"head", "query", "key"}
-
-
-def test_alibi() -> None:
-    causal = mask(lambda b, h, q, k: q >= k)
-    wide = mask(lambda b, h, q, k: q + 1 >= k)
-    everywhere, behind = score(lambda s, b, h, q, k: s - SLOPES[h] * (q - k).abs()), score(lambda s, b, h, q, k: s + (k - q) * SLOPES[h])
-    slopes = load_node("t0", "fp32", (HEAD,))
-    assert alibi_slopes(everywhere) is slopes
-    assert alibi_slopes(everywhere, causal) is slopes
-    assert alibi_slopes(behind) is None
-    assert alibi_slopes(behind, wide) is None
-    assert alibi_slopes(behind, causal) is slopes
-    assert alibi_slopes(score(lambda s, b, h, q, k: s - BATCH_SLOPES[b, h] * abs(q - k))) is load_node(
-        "t0", "fp32", (input_node("batch"), HEAD)
-    )
-    for other in (
-        lambda s, b, h, q, k: s + SLOPES[h] * (q - k).abs(),
-        lambda s, b, h, q, k: s - HALVES[h] * (q - k).abs(),
-        lambda s, b, h, q, k: s - SLOPES[b] * (q - k).abs(),
-        lambda s, b, h, q, k: s - BATCH_SLOPES[h, b] * (q - k).abs(),
-        lambda s, b, h, q, k: s - BATCH_SLOPES[0, h] * (q - k).abs(),
-        lambda s, b, h, q, k: s - SLOPES[h] * (q - k - 1).abs(),
-        lambda s, b, h, q, k: 2 * s - SLOPES[h] * (q - k).abs(),
-        lambda s, b, h, q, k: s - 0.5 * (q - k).abs(),
-    ):
-        assert alibi_slopes(score(other), causal) is None
 
 
 def test_stages() -> None:

@@ -1,0 +1,54 @@
+"""Seeds of dropout: int64 numbers in memory, which follow from the state of PyTorch's generator of the device.
+
+A number that PyTorch draws costs a kernel each time, whose launch takes as long as much of a call. So seeds of a GPU come from tables of
+many, which one kernel draws. A generator's state is a seed and an offset: the offset says where in which table a seed lies, and goes on, so
+that torch.manual_seed repeats a call, a state that is put back (as in checkpointing) gives the same seed again, and each call another one.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from .tracers import may_be_kept
+
+_MOST = 2**63 - 1
+_SEEDS = 2**10  # of a table
+_STEP = 4  # by which an offset goes on, as PyTorch's own go in multiples of it
+_OWN = 0x666C617368676E  # tables come from generators of other seeds than PyTorch's: else the numbers would be some of those it draws
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+_tables: dict[tuple[int, int], tuple[tuple[int, int], torch.Tensor]] = {}  # the last of a device and a stream, and which one it is
+_lock = Lock()
+
+
+def drawn_seed(device: torch.device | None) -> torch.Tensor:
+    """Of no dimensions, on the device. Each replay of a CUDA graph, and each run of a compiled graph, draws another one."""
+    if is_dynamo_compiling() or device is None or device.type != "cuda" or not may_be_kept(device):
+        return torch.randint(_MOST, (), device=device)
+    index: int = device.index
+    return _next(torch.cuda.default_generators[index], device, _raw_stream(index))
+
+
+def _next(generator: Any, device: torch.device, stream: int) -> torch.Tensor:
+    """The seed of a generator's state, which goes on. A table is of one stream: no other one waits until it is there."""
+    with _lock:
+        offset = generator.get_offset()
+        generator.set_offset(offset + _STEP)
+    number, index = divmod(offset // _STEP, _SEEDS)
+    wanted = generator.initial_seed(), number
+    found = _tables.get((device.index, stream))
+    if found is None or found[0] != wanted:
+        found = _tables[device.index, stream] = wanted, _table(device, *wanted)
+    return found[1][index]
+
+
+def _table(device: torch.device, seed: int, number: int) -> torch.Tensor:
+    """The seeds of all offsets from number * _SEEDS * _STEP on to the next table's."""
+    with torch.inference_mode(False):  # they may be kept for a backward pass
+        generator = torch.Generator(device)
+        generator.manual_seed((seed ^ _OWN) & (2**64 - 1))
+        generator.set_offset(number * _SEEDS * _STEP)
+        return torch.randint(_MOST, (_SEEDS,), generator=generator, device=device)

@@ -1,0 +1,106 @@
+"""Seeds of dropout from tables, with a generator that is made up: what PyTorch's own is asked on a GPU, without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashgen.launch import seeds
+
+DEVICE = torch.device("cuda", 0)
+
+
+class Philox:
+    """A generator of a GPU, as far as seeds ask for it."""
+
+    def __init__(self, seed: int, offset: int = 0) -> None:
+        self.seed, self.offset = seed, offset
+
+    def initial_seed(self) -> int:
+        return self.seed
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        assert offset % 4 == 0
+        self.offset = offset
+
+
+def made_up(device: torch.device, seed: int, number: int) -> torch.Tensor:
+    """A table of main memory."""
+    return torch.randint(2**63 - 1, (seeds._SEEDS,), generator=torch.Generator().manual_seed(seed * 1000 + number))
+
+
+@pytest.fixture(autouse=True)
+def tables(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Which tables are made."""
+    made: list[tuple[int, int]] = []
+
+    def table(device: torch.device, seed: int, number: int) -> torch.Tensor:
+        made.append((seed, number))
+        return made_up(device, seed, number)
+
+    monkeypatch.setattr(seeds, "_table", table)
+    monkeypatch.setattr(seeds, "_tables", {})
+    return made
+
+
+def draw(generator: Philox, count: int = 1, stream: int = 0) -> list[int]:
+    return [int(seeds._next(generator, DEVICE, stream)) for _ in range(count)]
+
+
+def test_each_call_has_another_seed_and_states_repeat_theirs(tables: list[tuple[int, int]]) -> None:
+    generator = Philox(7)
+    first = draw(generator, 3 * seeds._SEEDS)
+    assert len(set(first)) == len(first)
+    assert generator.offset == 4 * len(first)
+    assert tables == [(7, 0), (7, 1), (7, 2)]
+    assert draw(Philox(7), 5) == first[:5]
+    assert draw(Philox(7, 4 * 1500), 5) == first[1500:1505]
+    assert not set(draw(Philox(8), 100)) & set(first)
+
+
+def test_what_others_draw_in_between_changes_seeds() -> None:
+    generator = Philox(3)
+    alone = draw(generator, 2)
+    generator.offset = 0
+    first = draw(generator)
+    generator.offset += 12
+    assert draw(generator)[0] not in alone
+    assert first == alone[:1]
+
+
+def test_each_stream_has_its_own_table(tables: list[tuple[int, int]]) -> None:
+    assert draw(Philox(5), 1, stream=1) == draw(Philox(5), 1, stream=2) == draw(Philox(5), 1, stream=1)
+    assert tables == [(5, 0), (5, 0)]
+
+
+def test_seeds_have_no_dimensions_and_can_be_kept_for_a_backward_pass() -> None:
+    with torch.inference_mode():
+        seed = seeds._next(Philox(1), DEVICE, 0)
+    assert (seed.shape, seed.dtype) == ((), torch.int64)
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_other_devices_draw_as_pytorch_does(device: torch.device | None) -> None:
+    torch.manual_seed(11)
+    first = seeds.drawn_seed(device)
+    torch.manual_seed(11)
+    assert torch.equal(first, torch.randint(2**63 - 1, ()))
+
+
+def test_graphs_draw_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed of a table would be the same in each replay."""
+    monkeypatch.setattr(seeds, "may_be_kept", lambda device: False)
+    monkeypatch.setattr(torch, "randint", lambda most, shape, device: (most, shape, device))
+    assert seeds.drawn_seed(DEVICE) == (2**63 - 1, (), DEVICE)
+
+
+def test_a_call_takes_its_seed_from_the_generator_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Philox(2)
+    monkeypatch.setattr(seeds, "may_be_kept", lambda device: True)
+    monkeypatch.setattr(seeds, "_raw_stream", lambda index: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", (None, generator))
+    assert int(seeds.drawn_seed(torch.device("cuda", 1))) == int(made_up(DEVICE, 2, 0)[0])
+    assert generator.offset == 4
