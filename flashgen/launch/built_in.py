@@ -28,7 +28,6 @@ _NOWHERE = None, None, None
 _decisions: dict[tuple[Any, ...], _Decision] = {}
 _AXES = 4  # of a tensor of which each score has an element: batch, head, query, key
 
-
 Sizes = tuple[int, int, int, int]  # batch, heads_q, len_q, len_kv
 CallOf = tuple[Sizes, torch.Tensor, float | None]
 """What of a call functions are asked for: its sizes, q and the scale, which nobody has checked yet."""
