@@ -13,8 +13,9 @@ from flashgen.codegen.seen import Causal, Ends
 from flashgen.codegen.typed import require_type
 
 from .launch.arguments import LAYOUTS, check_types, require_together
-from .launch.asked import asked, modified_of_call, seed_of
+from .launch.asked import asked
 from .launch.gpu import CaptureError
+from .launch.keywords import modified_of_call, seed_of
 from .numerics.modifiers.dropout import dropout_mask
 from .operators.autograd import differentiable_attention, is_differentiated
 from .operators.plans import nobody_listens, run_at_hand

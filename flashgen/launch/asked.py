@@ -13,25 +13,17 @@ from types import NoneType
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_named, modifier_operands
 from flashgen.codegen.modifiers import TRACED, listed_names
-from flashgen.codegen.modifiers.dropout import checked_dropout
-from flashgen.codegen.modifiers.softcap import checked_softcap
 from flashgen.codegen.operands import Operand
 from flashgen.codegen.operation import dense
-from flashgen.codegen.problem import Mask, Problem
-from flashgen.codegen.seen import Causal, Ends, Seen
-from flashgen.codegen.typed import require_type
+from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import torch_dtype
-from .built_in import CallOf
-from .recorded_call import recorded_call
-from .seeds import drawn_seed
-from .traced_call import is_indifferent, traced_call, with_captured, with_gradients
+from .traced_call import is_indifferent, with_captured, with_gradients
 
 _PLAIN, _ENDS = {int, float}, {int, NoneType}  # types of sizes and numbers, and of a window's ends
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -90,7 +82,7 @@ def require_gradients(names: tuple[str, ...], tensors: Sequence[torch.Tensor]) -
     """Raises ArgumentError if one of these requires grad, but has no gradient."""
     for name, may, tensor in zip(tensor_names(names), _may_require_gradients(names), tensors, strict=True):
         if not may:
-            _require_no_gradient(name, tensor)
+            require_no_gradient(name, tensor)
 
 
 @lru_cache(maxsize=2**10)
@@ -101,7 +93,8 @@ def _may_require_gradients(names: tuple[str, ...]) -> tuple[bool, ...]:
     return tuple(has or is_indifferent(name, tensor) for has, name, tensor in all_of_names)
 
 
-def _require_no_gradient(name: str, tensor: torch.Tensor) -> None:
+def require_no_gradient(name: str, tensor: torch.Tensor) -> None:
+    """Raises ArgumentError if it requires grad."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(f"{name} must not require grad, as it has no gradient here: detach it; got requires_grad=True")
 
@@ -168,145 +161,6 @@ def expanded(operands: Sequence[Operand], problem: Problem, workload: Workload, 
     """Views of the operands' whole sizes, by name; `operands`: those of modifiers, or their gradients."""
     pairs = zip(operands, tensors, strict=True)
     return {operand.name: tensor if operand.free else tensor.expand(operand.sizes(problem, workload)) for operand, tensor in pairs}
-
-
-def modified_of_call(
-    causal: Causal,
-    window: Ends | None,
-    softcap: float | None,
-    alibi_slopes: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    bias: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    key_padding_mask: torch.Tensor | None = None,
-    chunk: int | None = None,
-    prefix_len: torch.Tensor | None = None,
-    document_ids: Any = None,
-    dropout_p: float = 0.0,
-    score_mod: Any = None,
-    mask_mod: Any = None,
-    *,
-    top_left: int,
-    device: torch.device | None = None,
-    call: CallOf | None = None,
-) -> tuple[bool, Modified | tuple[()]]:
-    """Whether the mask is causal, and what operators are told of modifiers. Raises ArgumentError.
-
-    top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator; call: what functions are for
-    """
-    traced = None
-    if score_mod is not None or mask_mod is not None:
-        if is_dynamo_compiling():
-            traced = recorded_call(score_mod, mask_mod, top_left, window is None and prefix_len is None, device)
-        else:
-            own = softcap, alibi_slopes is not None, bias is not None, mask is not None or key_padding_mask is not None
-            traced = traced_call(score_mod, mask_mod, call, causal, window, prefix_len is not None, top_left, own)
-        window = window if traced.window is None else traced.window
-        softcap = softcap if traced.softcap is None else traced.softcap
-        alibi_slopes = alibi_slopes if traced.alibi_slopes is None else traced.alibi_slopes
-        bias = bias if traced.bias is None else traced.bias
-        mask = mask if traced.mask is None else traced.mask
-    is_causal, of_seen, sizes = _seen(causal, window, chunk, top_left)
-    names = list(of_seen)
-    numbers, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
-    dropped = 0.0 if type(dropout_p) is float and dropout_p == 0 else checked_dropout(dropout_p)
-    if dropped:
-        names.append("dropout")
-        numbers.append(dropped)
-    if softcap is not None:
-        names.append("softcap")
-        numbers.append(checked_softcap(softcap))
-    if alibi_slopes is not None:
-        names.append("alibi")
-        tensors.append(_tensor("alibi_slopes", alibi_slopes))
-        if alibi_slopes.requires_grad:
-            _require_no_gradient("alibi_slopes", alibi_slopes)
-    if bias is not None:
-        names.append("bias_fp32" if _tensor("bias", bias).dtype == torch.float32 else "bias")
-        tensors.append(bias)
-    if key_padding_mask is not None:
-        of_keys = _of_keys(key_padding_mask)
-        mask = of_keys if mask is None else _tensor("mask", mask) & of_keys
-    if mask is not None:
-        names.append("boolean_mask")
-        tensors.append(_tensor("mask", mask))
-    if document_ids is not None:
-        names.append("document_ids")
-        tensors.extend(_documents(document_ids, top_left))
-    if dropped:
-        tensors.append(drawn_seed(device))
-    if prefix_len is not None:
-        names.append("prefix_len")
-        tensors.append(_tensor("prefix_len", prefix_len))
-    if sinks is not None:
-        names.append("sinks")
-        given = _tensor("sinks", sinks)
-        tensors.append(given.float() if given.dtype in _SIXTEEN_BITS else given)
-    if traced is not None and traced.name:
-        names.append(traced.name)
-        sizes = (*sizes, *traced.whole)
-        numbers.extend(traced.numbers)
-        tensors.extend(traced.tensors)
-    if not names:
-        return is_causal, ()
-    text = names[0] if len(names) == 1 else ",".join(names) if is_dynamo_compiling() else _listed(tuple(names))
-    return is_causal, (text, sizes, numbers, tensors)
-
-
-_listed = lru_cache(maxsize=2**10)(",".join)  # one text each time, as those of traced functions are long
-
-
-def seed_of(names: str = "", sizes: Any = (), numbers: Any = (), tensors: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
-    """Of the dropout that operators are told of: the only number in memory. None without. torch.compile traces this."""
-    return next((tensor for tensor in tensors if tensor.dtype == torch.int64 and tensor.ndim == 0), None)
-
-
-_Told = tuple[bool, tuple[str, ...], Sequence[int]]  # whether the mask is causal, the modifiers, their sizes
-
-
-def _seen(causal: Causal, window: Ends | None, chunk: int | None, top_left: int) -> _Told:
-    """Of `Seen.of`, which remembers what it was asked in the usual types. torch.compile looks into no memory."""
-    if type(causal) in (bool, str) and type(chunk) in _ENDS and not is_dynamo_compiling():
-        top_left = top_left if type(causal) is str else 0  # it says nothing else
-        if window is None:
-            return _remembered(causal, None, None, chunk, top_left)
-        if type(window) is tuple and len(window) == 2 and {*map(type, window)} <= _ENDS:
-            return _remembered(causal, *window, chunk, top_left)
-    return _told(Seen.of(causal, window, chunk, top_left))
-
-
-def _told(seen: Seen) -> _Told:
-    return seen.mask is Mask.CAUSAL, seen.modifiers, seen.sizes_of_modifiers
-
-
-@lru_cache(maxsize=2**10)
-def _remembered(causal: Causal, left: int | None, right: int | None, chunk: int | None, top_left: int) -> _Told:
-    return _told(Seen.of(causal, (left, right), chunk, top_left))
-
-
-def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:
-    """As a mask. Raises ArgumentError."""
-    if _tensor("key_padding_mask", key_padding_mask).ndim != 2:
-        raise ArgumentError(f"key_padding_mask must have the shape (batch, len_kv); got {tuple(key_padding_mask.shape)}")
-    return key_padding_mask.unsqueeze(1).unsqueeze(1)  # in half the time of an index
-
-
-def _documents(document_ids: Any, top_left: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those of queries, and of keys. Raises ArgumentError."""
-    if isinstance(document_ids, torch.Tensor):
-        if top_left != 0:
-            rule = "must be a pair of tensors, of queries and of keys, where len_q is not len_kv"
-            raise ArgumentError(f"document_ids {rule}; got one, and len_q - len_kv is {top_left}")
-        return document_ids, document_ids
-    if not isinstance(document_ids, tuple) or len(document_ids) != 2:
-        raise ArgumentError(f"document_ids must be a tensor or a pair of tensors, of queries and of keys; got {shown(document_ids)}")
-    return _tensor("document_ids[0]", document_ids[0]), _tensor("document_ids[1]", document_ids[1])
-
-
-def _tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if not isinstance(tensor, torch.Tensor):
-        require_type(name, tensor, torch.Tensor)
-    return tensor
 
 
 def addresses_of_tensors(tensors: Sequence[torch.Tensor]) -> list[int]:

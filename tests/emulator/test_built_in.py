@@ -10,7 +10,7 @@ import torch
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError
-from flashgen.launch.asked import modified_of_call
+from flashgen.launch.keywords import modified_of_call
 
 Mod = Callable[..., Any]
 BATCH, HEADS, LEN_Q, LEN_KV, DIM = 2, 4, 33, 40, 16

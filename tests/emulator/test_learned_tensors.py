@@ -11,7 +11,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError, FlashgenError
-from flashgen.launch.asked import modified_of_call, names_with_gradients
+from flashgen.launch.asked import names_with_gradients
+from flashgen.launch.keywords import modified_of_call
 from tests.emulator.test_traced import close, exact, stacked
 
 Mod = Callable[..., Any]

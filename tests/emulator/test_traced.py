@@ -13,7 +13,7 @@ import flashgen
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.workload import OPEN
 from flashgen.launch import cpu
-from flashgen.launch.asked import modified_of_call
+from flashgen.launch.keywords import modified_of_call
 
 Mod = Callable[..., Any]
 

@@ -21,7 +21,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.seen import Seen
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import OPEN, Workload
-from flashgen.launch.asked import modified_of_call
+from flashgen.launch.keywords import modified_of_call
 from flashgen.records.choice import bucket, distance
 from flashgen.selection.picks import model_picks, picks
 from flashgen.tuning.generation import asked_workload

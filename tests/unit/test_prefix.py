@@ -18,7 +18,7 @@ from flashgen.codegen.render import conditions, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload
-from flashgen.launch.asked import modified_of_call
+from flashgen.launch.keywords import modified_of_call
 from flashgen.numerics.link import Rows, hidden_keys
 from flashgen.numerics.modifiers.chunk import ChunkLink
 from flashgen.numerics.modifiers.prefix_len import PrefixLink

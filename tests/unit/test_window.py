@@ -24,7 +24,7 @@ from flashgen.codegen.seen import Seen
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import OPEN, Workload
-from flashgen.launch.asked import modified_of_call
+from flashgen.launch.keywords import modified_of_call
 from flashgen.records.choice import bucket, distance
 from flashgen.records.record import BENCHMARK_VERSION, Record, RecordKey, Timing
 from flashgen.records.store import Records
