@@ -109,8 +109,8 @@ class TracedModifier(Modifier):
         if not learned:
             return
         self.learned = tuple(CAPTURED_TENSOR + name for name in learned)
-        if sum(gradient.tensor in learned for gradient in functions.gradients) > 1:
-            self.widest_tile = 32  # by experiment, too: with 48 some spill beside sinks
+        if mask is not None or sum(gradient.tensor in learned for gradient in functions.gradients) > 1:
+            self.widest_tile = 32  # by experiment, too: with 48 some spill, as beside sinks or a bias
         self.sum_parameters = tuple(Parameter("float*", f"d_{name}_sum") for name in self.learned)
         self.sum_tiles = (SUMS_FILE, ROUNDED_FILE, CAPTURED_SUMS_FILE)
         fields = (

@@ -16,7 +16,7 @@ Mod = Callable[..., Any]
 FLOATS, NUMBER = {rank: torch.zeros((1,) * rank) for rank in (1, 2)}, torch.zeros(())
 HALVES, BRAINS = {rank: torch.zeros((1,) * rank).half() for rank in (1, 2)}, {rank: torch.zeros((1,) * rank).bfloat16() for rank in (1, 2)}
 OTHERS = torch.zeros(1, dtype=torch.int64)
-DIVIDES_BY_0_AT = 90
+DIVIDES_BY_0_AT = 90  # of `branch`, in whose text it is a constant
 FUNCTIONS: dict[str, tuple[Mod, Mod | None]] = {
     "distance": (lambda score, b, h, q, k: score + FLOATS[2][h, q - k + 20], None),
     "slope": (lambda score, b, h, q, k: score - BRAINS[1][h] * 0.125 * (q - k).abs(), None),
@@ -28,7 +28,7 @@ FUNCTIONS: dict[str, tuple[Mod, Mod | None]] = {
     "cap": (lambda score, b, h, q, k: 2 * torch.tanh(score / 2), None),
     "factor": (lambda score, b, h, q, k: score * FLOATS[1][h], None),
     "gate": (lambda score, b, h, q, k: score * torch.sigmoid(score * FLOATS[2][h, q]), lambda b, h, q, k: OTHERS[k] != 2),
-    "branch": (lambda score, b, h, q, k: torch.where(q >= k, score * BRAINS[2][h, q - k], 40 * score / (q - DIVIDES_BY_0_AT)), None),
+    "branch": (lambda score, b, h, q, k: torch.where(q >= k, score * BRAINS[2][h, q - k], 4 * score / (q - 90)), None),
 }
 BENDING = ("cap", "factor", "gate", "branch")
 
