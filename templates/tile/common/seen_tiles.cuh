@@ -15,10 +15,8 @@ __device__ __forceinline__ void hide_scattered(float (&S)[kRowTiles][kTiles][4],
     (hide_by(static_cast<const Links&>(chain), S, position), ...);
 }
 
-// ---- what the kernel `_tiles` writes ----
-
-// 32 tiles of a row, a bit for each: whether some query may see some key, and whether some query does not see some key. Tiles beyond the
-// ranges of the chain count as not seen.
+// What the kernel `_tiles` writes of 32 tiles of a row, a bit for each: whether some query may see some key, and whether some query does
+// not see some key. Tiles beyond the ranges of the chain count as not seen.
 struct TileWord {
     u32 seen, hidden;
 };
@@ -82,9 +80,7 @@ struct SeenQueries {
     }
 };
 
-// ---- the kernel ----
-
-// Queries and keys of a tile, as far as there are any.
+// For the kernel that writes them. Queries and keys of a tile, as far as there are any.
 struct TileBounds {
     int first_query, end_query, first_key, end_key;
 };

@@ -91,7 +91,7 @@ struct NarrowConsumer {
             if (unlikely(tiles.needs_mask(next.tile))) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
 //% endif
 //% if scatters
-            if (next.seen.hides()) hide_scattered(S, position, chain);
+            if (next.seen.hides()) hide_scattered(S, ScorePosition<true>{work.first_key + warp * 16, next.tile * kBlockQ}, chain);
 //% endif
             const SharedAddress row_lse = stages.lse(state.stage);
             const float* row_shift = p.row_shift + next.index * kBlockQ;
