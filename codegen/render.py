@@ -44,6 +44,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
+    "traced_tiles",
 )
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
@@ -221,7 +222,15 @@ def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, objec
         found[name] = any(getattr(one, attribute) for one in modifiers)
     found["bends"] = operation == "backward" and any(one.bends_scores for one in modifiers)
     found["scatters"] = any(one.scattered_by is not None for one in modifiers)
-    found |= {"traced": "", "traced_score": "", "traced_mask": False, "traced_slope": "", "learns": False, "traced_gradients": ""}
+    found |= {
+        "traced": "",
+        "traced_score": "",
+        "traced_mask": False,
+        "traced_slope": "",
+        "learns": False,
+        "traced_gradients": "",
+        "traced_tiles": "",
+    }
     for one in modifiers:
         found |= one.conditions
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .cxx import CXX_TYPES, printed
+from .tile_logic import tile_logic
 from .tree import BOOL, INPUTS, Expression, depends_on, loads_of, numbers_of
 
 _ELEMENTS = {
@@ -51,6 +52,20 @@ def struct_of_gradient(name: str, base: str, sums: int, load: Expression, factor
         f"    __device__ __forceinline__ int position({', '.join(f'int {each}' for each in inputs)}) const {{",
         *(f"        {statement}" for statement in indices.statements),
         f"        return position_in({', '.join((load.value.tensor, *indices.results))});",
+        "    }",
+    ]
+    return "\n".join((f"struct {name} : {base} {{", *lines, "};")) + "\n"
+
+
+def struct_of_tiles(name: str, base: str, mask: Expression) -> str:
+    """A struct on `base` with the function `seen_in`, of a tile: see tile_logic.py. kIsKnown: whether that asks all of the mask."""
+    logic = tile_logic(mask)
+    lines = [
+        f"    static constexpr bool kIsKnown = {str(logic.is_known).lower()};",
+        "",
+        "    __device__ __forceinline__ SeenInTile seen_in(int batch, int head, const TileBounds& tile) const {",
+        *(f"        {statement}" for statement in logic.statements),
+        f"        return {logic.result};",
         "    }",
     ]
     return "\n".join((f"struct {name} : {base} {{", *lines, "};")) + "\n"

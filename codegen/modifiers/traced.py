@@ -18,7 +18,7 @@ from flashgen.codegen.attention import float32
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.expressions.functions import TracedFunctions, functions_of
 from flashgen.codegen.expressions.recognition import added_term
-from flashgen.codegen.expressions.struct import struct_of, struct_of_gradient, struct_with_slope
+from flashgen.codegen.expressions.struct import struct_of, struct_of_gradient, struct_of_tiles, struct_with_slope
 from flashgen.codegen.expressions.tree import dependences, loads_of
 from flashgen.codegen.gradient_kernel import GradientKernel
 from flashgen.codegen.modifier import Modifier, maps_scores, score_unit
@@ -202,13 +202,16 @@ class TracedModifier(Modifier):
 
         traced: the text of its functions; traced_score: whether its score_mod is `added` or `bent`; traced_mask: whether it has a mask_mod
         traced_slope: the text of a bent score's derivative; learns: whether tensors have gradients; traced_gradients: the text of these
+        traced_tiles: the text of how much of a tile a mask_mod lets queries see
         """
         score = "" if self.functions.score is None else "bent" if self.bends_scores else "added"
         slope, d_score = "", self.functions.d_score
         if self.bends_scores and d_score is not None:
             slope = struct_with_slope("TracedSlope", "Traced", d_score)
-        found = {"traced": self.source, "traced_score": score, "traced_mask": self.functions.mask is not None}
-        return {**found, "traced_slope": slope, "learns": bool(self.learned), "traced_gradients": self._text_of_gradients}
+        found: dict[str, object] = {"traced": self.source, "traced_score": score, "traced_mask": self.functions.mask is not None}
+        tiles = "" if self.functions.mask is None else struct_of_tiles("TracedTiles", "Traced", self.functions.mask)
+        found |= {"traced_slope": slope, "traced_tiles": tiles}
+        return {**found, "learns": bool(self.learned), "traced_gradients": self._text_of_gradients}
 
     @property
     def _text_of_gradients(self) -> str:

@@ -169,13 +169,13 @@ def test_what_cannot_be_is_refused_by_name() -> None:
     q, table = stacked(1, 16, 2, 16), drawn(16).requires_grad_()
 
     def mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        return score + table[k]
+        return score + table[k] * 2  # twice: else it would be a bias
 
     with pytest.raises(ArgumentError, match=r"^deterministic must be False for gradients of captured tensors"):
         flashgen.attention(q, q, q, deterministic=True, score_mod=mod).sum().backward()
     with pytest.raises(ArgumentError, match=r"^traced_t0 must not require grad, as it has no gradient here"):
         flashgen.attention(q, q, q, softcap=2.0, score_mod=mod)
-    of_one = torch.func.grad(lambda q, table: flashgen.attention(q, q, q, score_mod=lambda s, *at: s + table[at[3]]).float().sum(), 1)
+    of_one = torch.func.grad(lambda q, table: flashgen.attention(q, q, q, score_mod=lambda s, *at: s + table[at[3]] * 2).float().sum(), 1)
     with pytest.raises(ArgumentError, match=r"^gradients of modifiers' tensors must not be mapped by torch\.vmap"):
         torch.vmap(of_one, (0, None))(q[:, None], table)
     _, modified = modified_of_call(False, *(None,) * 10, 0.0, mod, None, top_left=0)

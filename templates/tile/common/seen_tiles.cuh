@@ -101,6 +101,71 @@ struct SeenRow {
     }
 };
 
+// The lowest and the highest of some numbers.
+struct ValueRange {
+    i64 lowest, highest;
+
+    __device__ __forceinline__ void include(i64 low, i64 high) {
+        lowest = low < lowest ? low : lowest;
+        highest = high > highest ? high : highest;
+    }
+};
+
+// Of value(i) for i from `begin` to `end` - 1, by a warp.
+template <class Value>
+__device__ __forceinline__ ValueRange range_over(int begin, int end, const Value& value) {
+    constexpr i64 kHighest = 0x7fffffffffffffffll;
+    ValueRange found{kHighest, -kHighest - 1};
+    for (int i = begin + lane_index(); i < end; i += 32) {
+        const i64 own = value(i);
+        found.include(own, own);
+    }
+    auto of_lane = [](i64 own, int distance) {
+        const u32 low = shfl_sync_bfly(static_cast<u32>(own), distance), high = shfl_sync_bfly(static_cast<u32>(own >> 32), distance);
+        return static_cast<i64>(static_cast<u64>(high) << 32 | low);
+    };
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const i64 lowest = of_lane(found.lowest, distance), highest = of_lane(found.highest, distance);
+        found.include(lowest, highest);
+    }
+    return found;
+}
+
+// Comparisons of numbers of two ranges, where all pairs of them may occur.
+__device__ __forceinline__ SeenInTile is_at_most(const ValueRange& a, const ValueRange& b) {
+    return {a.lowest <= b.highest, a.highest <= b.lowest};
+}
+__device__ __forceinline__ SeenInTile is_below(const ValueRange& a, const ValueRange& b) {
+    return {a.lowest < b.highest, a.highest < b.lowest};
+}
+__device__ __forceinline__ SeenInTile is_equal(const ValueRange& a, const ValueRange& b) {
+    const bool some = a.lowest <= b.highest && b.lowest <= a.highest;
+    return {some, some && a.lowest == a.highest && b.lowest == b.highest};
+}
+
+// What conditions on the same tile come to, as far as that is known: `some` may be true, and `all` false, where a look would tell more.
+__device__ __forceinline__ SeenInTile both(const SeenInTile& a, const SeenInTile& b) { return {a.some && b.some, a.all && b.all}; }
+__device__ __forceinline__ SeenInTile either(const SeenInTile& a, const SeenInTile& b) { return {a.some || b.some, a.all || b.all}; }
+__device__ __forceinline__ SeenInTile opposite(const SeenInTile& a) { return {!a.all, !a.some}; }
+constexpr SeenInTile kUnknown{true, false};
+
+// Of what is the same in blocks of so many queries and keys, which begin at multiples of that.
+constexpr int kWholeTile = 0x40000000;
+__device__ __forceinline__ int block_of(i64 divisor) { return divisor < 1 || divisor > kWholeTile ? 1 : static_cast<int>(divisor); }
+template <class Visible>
+__device__ __forceinline__ SeenInTile seen_blocks(const TileBounds& tile, int block_q, int block_kv, const Visible& visible) {
+    const int first_q = tile.first_query / block_q, first_kv = tile.first_key / block_kv;
+    const int queries = (tile.end_query - 1) / block_q - first_q + 1, keys = (tile.end_key - 1) / block_kv - first_kv + 1;
+    bool some = false, all = true;
+    for (int i = lane_index(); i < queries * keys; i += 32) {
+        const int query = max(tile.first_query, (first_q + i / keys) * block_q);
+        const bool own = visible(query, max(tile.first_key, (first_kv + i % keys) * block_kv));
+        some |= own, all &= own;
+    }
+    return {vote_sync_any(some), !vote_sync_any(!all)};
+}
+
 // By a look at each query and key of a tile.
 template <class Link>
 __device__ __forceinline__ SeenInTile look_at(const Link& link, const TileBounds& tile) {

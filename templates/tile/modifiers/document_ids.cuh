@@ -1,10 +1,5 @@
 // Documents as a link of the chain: a query sees the keys of its own document.
 
-// The lowest and the highest of some numbers.
-struct Extent {
-    int lowest, highest;
-};
-
 struct DocumentIds : HidesNothing<DocumentIds> {
     static constexpr bool kScatters = true, kHasHeads = true;
     const int *of_queries, *of_keys;  // of all entries of the batch
@@ -52,26 +47,8 @@ struct DocumentIds : HidesNothing<DocumentIds> {
 
     // By the lowest and the highest document of its queries and of its keys: that finds all that is seen where ids are in order.
     __device__ __forceinline__ SeenInTile seen_in(const TileBounds& tile) const {
-        const Extent queries = extent(query_documents, tile.first_query, tile.end_query);
-        const Extent keys = extent(key_documents, tile.first_key, tile.end_key);
-        const bool some = queries.lowest <= keys.highest && keys.lowest <= queries.highest;
-        return {some, some && queries.lowest == queries.highest && keys.lowest == keys.highest};
-    }
-
-  private:
-    // Of the documents [begin, end), by a warp.
-    __device__ __forceinline__ static Extent extent(const int* documents, int begin, int end) {
-        Extent found{0x7fffffff, -0x7fffffff - 1};
-        for (int i = begin + lane_index(); i < end; i += 32) {
-            const int document = documents[i];
-            found = {min(found.lowest, document), max(found.highest, document)};
-        }
-#pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) {
-            const int lowest = static_cast<int>(shfl_sync_bfly(static_cast<u32>(found.lowest), distance));
-            const int highest = static_cast<int>(shfl_sync_bfly(static_cast<u32>(found.highest), distance));
-            found = {min(found.lowest, lowest), max(found.highest, highest)};
-        }
-        return found;
+        const ValueRange queries = range_over(tile.first_query, tile.end_query, [&](int query) -> i64 { return query_documents[query]; });
+        const ValueRange keys = range_over(tile.first_key, tile.end_key, [&](int key) -> i64 { return key_documents[key]; });
+        return is_equal(queries, keys);
     }
 };

@@ -7,6 +7,9 @@
 //% if learns
 <%= traced_gradients %>
 //% endif
+//% if traced_mask
+<%= traced_tiles %>
+//% endif
 struct TracedLink : HidesNothing<TracedLink> {
     static constexpr bool kHasHeads = true;
 //% if traced_score
@@ -64,7 +67,11 @@ struct TracedLink : HidesNothing<TracedLink> {
             if (!functions.visible(batch, head, query, key)) s = -infinity();
         });
     }
-    __device__ __forceinline__ SeenInTile seen_in(const TileBounds& tile) const { return look_at(*this, tile); }
+    __device__ __forceinline__ SeenInTile seen_in(const TileBounds& tile) const {
+        const TracedTiles tiles{functions};
+        const SeenInTile seen = tiles.seen_in(batch, heads[0], tile);
+        return tiles.kIsKnown || !seen.some || seen.all ? seen : look_at(*this, tile);
+    }
 //% endif
 //% if bends
 
