@@ -286,6 +286,11 @@ def documents(b: Any, h: Any, q: Any, k: Any) -> Any:
 
 
 @_mask
+def other_documents(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return DOCUMENTS[q] != DOCUMENTS[k]
+
+
+@_mask
 def documents_64(b: Any, h: Any, q: Any, k: Any) -> Any:
     return (DOCUMENTS_64[q] == DOCUMENTS_64[k]) & causal(b, h, q, k)
 
