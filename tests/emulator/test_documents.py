@@ -128,8 +128,8 @@ def fault(name: str, find: str, replace: str, kernel: str) -> tuple[str, Fault]:
 
 
 _ENTRY = "of_keys + batch * keys_step"
-_SOME = "queries.lowest <= keys.highest && keys.lowest <= queries.highest"
-_ALL = "some && queries.lowest == queries.highest && keys.lowest == keys.highest"
+_SOME = "a.lowest <= b.highest && b.lowest <= a.highest"
+_ALL = "some && a.lowest == a.highest && b.lowest == b.highest"
 _BEFORE = "0xffffffffu >> (31 - ((tile - 1) & 31))"
 _FROM = "0xffffffffu << (tile & 31)"
 FAULTS = [
@@ -140,17 +140,17 @@ FAULTS = [
     fault("not-hidden", "if (own[i][h] != document)", "if (own[i][h] < document)", "backward-full"),
     fault("columns-of-the-neighbour", "+ j * 8 + e;", "+ j * 8 + 1 - e;", "backward-sm90-full"),
     fault("partial-taken-for-full", _ALL, "some", "sm90"),
-    fault("partial-taken-for-full", _ALL, "some && queries.lowest == queries.highest", "backward-sm90-full"),
-    fault("keys-taken-for-queries", _ALL, "some && keys.lowest == keys.highest", "generic-wide"),
+    fault("partial-taken-for-full", _ALL, "some && a.lowest == a.highest", "backward-sm90-full"),
+    fault("keys-taken-for-queries", _ALL, "some && b.lowest == b.highest", "generic-wide"),
     fault("neighbours-skipped", _SOME, _SOME.replace("<=", "<"), "sm90"),
-    fault("later-documents-skipped", _SOME, "queries.lowest == keys.lowest", "backward"),
+    fault("later-documents-skipped", _SOME, "a.lowest == b.lowest", "backward"),
     fault("a-tile-left-out", _BEFORE, "0x7fffffffu >> (31 - ((tile - 1) & 31))", "sm90"),
     fault("a-tile-left-out", _FROM, "0xfffffffeu << (tile & 31)", "backward"),
     fault("another-rows-tiles", "+ head * p.seen_head + row;", "+ head * p.seen_head;", "backward-sm90"),
     fault("another-entrys-tiles", "static_cast<i64>(batch) * p.seen_batch", "static_cast<i64>(0)", "sm90"),
     fault("other-heads-left-out", "while (tile < 0 && ++head < end_head)", "while (tile < 0 && (head += 2) < end_head)", "backward"),
-    fault("values-of-another-tile", "v + tile * kBlockKv * v_row", "v + behind * kBlockKv * v_row", "generic"),
-    fault("keys-of-the-next-tile", "k + behind * kBlockKv * k_row", "k + (tile - 1) * kBlockKv * k_row", "generic"),
+    fault("values-of-another-tile", "v + tile * kBlockKv * v_row", "v + max(behind, 0) * kBlockKv * v_row", "generic"),
+    fault("keys-of-the-tile-itself", "k + behind * kBlockKv * k_row", "k + tile * kBlockKv * k_row", "generic"),
 ]
 
 
