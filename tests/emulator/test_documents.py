@@ -150,7 +150,7 @@ FAULTS = [
     fault("another-entrys-tiles", "static_cast<i64>(batch) * p.seen_batch", "static_cast<i64>(0)", "sm90"),
     fault("other-heads-left-out", "while (tile < 0 && ++head < end_head)", "while (tile < 0 && (head += 2) < end_head)", "backward"),
     fault("values-of-another-tile", "v + tile * kBlockKv * v_row", "v + max(behind, 0) * kBlockKv * v_row", "generic"),
-    fault("keys-of-the-tile-itself", "k + behind * kBlockKv * k_row", "k + tile * kBlockKv * k_row", "generic"),
+    fault("keys-of-an-earlier-tile", "k + behind * kBlockKv * k_row", "k + max(behind - 1, 0) * kBlockKv * k_row", "generic"),
 ]
 
 
