@@ -272,7 +272,7 @@ def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier], collect
         after = files.index(_CHAIN) + 1
         needed = dict.fromkeys(name for modifier in with_links for name in (*modifier.tiles, *(modifier.sum_tiles if collects else ())))
         links, opening = ([one.tile_file for one in with_links if one.opens is opens] for opens in (False, True))
-        scattered = ["common/seen_tiles"] * any(one.scattered_by is not None for one in with_links)
+        scattered = ["common/seen_tiles", "common/tile_looks"] if any(one.scattered_by is not None for one in with_links) else []
         files[after:] = ["common/score_changes", *scattered, *needed, *links, "common/modified_chain", *opening, *files[after:]]
     return files
 

@@ -190,7 +190,7 @@ def test_a_file_with_conditions_has_either_what_holds_for_plain_problems_or_the_
         given = conditions(kind, "backward")
         texts.add(text := template.render(path=path, **given).split("\n\n", 1)[1])
         assert "//%" not in text
-        from_functions = (str(given[name]) for name in ("traced", "traced_slope", "traced_gradients"))
+        from_functions = (str(given[name]) for name in ("traced", "traced_slope", "traced_gradients", "traced_tiles"))
         inserted = "\n".join(from_functions).splitlines()  # what comes of functions is no line of a file
         assert all(line in lines or line in inserted for line in text.removesuffix(END).splitlines())
     assert len(texts) > 1
