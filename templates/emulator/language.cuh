@@ -34,5 +34,7 @@ inline float __int_as_float(int value) { return bits_as<float>(value); }
 inline float __uint_as_float(unsigned int value) { return bits_as<float>(value); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
+inline long long min(long long a, long long b) { return a < b ? a : b; }  // else these would become ints without a word
+inline long long max(long long a, long long b) { return a > b ? a : b; }
 using std::fmaf;
 using std::fmaxf;

@@ -9,46 +9,42 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, RowMax, Scheduler
-from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.codegen.render import Atoms, Source
+from flashgen.codegen.problem import Mask
+from flashgen.codegen.render import Atoms
 from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import OPEN, Workload
 from flashgen.launch.cpu import run_on_cpu
 from flashgen.launch.tensors import Tensors
-from flashgen.numerics.rule import Verdict
-from flashgen.verification.expected import Expected
-from tests.support.fault import Fault, Setting
-from tests.support.plan import planned, to_run
-from tests.support.runs import LIMITS, compile_ahead, emulated_kernel, emulated_text
+from tests.support.fault import Fault
+from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, judged, planned_cases, planned_faults
+from tests.support.runs import LIMITS, emulated_kernel, emulated_text
 
 GENERIC = AttentionForwardConfig(64, 32, 32, 4, 3, QueryPlace.SHARED, FirstProduct.QK)
 SM90 = AttentionForwardSm90Config(2, 64, 2, 2, 1, scheduler=Scheduler.DYNAMIC)
 EXACT = AttentionForwardSm90Config(1, 48, 2, 1, 1, RowMax.EXACT, ping_pong=False, scheduler=Scheduler.DYNAMIC)
 ALONE = ("document_ids",)
+TOGETHER = ("document_ids", "prefix_len", "window")
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
-KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] = {
-    "generic": ("attention_forward", 64, Mask.CAUSAL, False, ALONE, GENERIC),
-    "generic-wide": ("attention_forward", 72, Mask.FULL, False, ALONE, None),
-    "generic-others": ("attention_forward", 64, Mask.FULL, False, ("alibi", "document_ids", "prefix_len", "sinks", "window"), GENERIC),
-    "sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ALONE, SM90),
-    "sm90-causal": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ALONE, SM90),
-    "sm90-exact": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ALONE, EXACT),
-    "sm90-others": ("attention_forward_sm90", 128, Mask.CAUSAL, False, ("chunk", "document_ids", "dropout", "softcap"), SM90),
-    "sm90-prefix": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("alibi", "document_ids", "prefix_len", "window"), SM90),
-    "backward": ("attention_backward", 64, Mask.CAUSAL, False, ALONE, None),
-    "backward-full": ("attention_backward", 128, Mask.FULL, False, ALONE, None),
-    "backward-ordered": ("attention_backward", 64, Mask.CAUSAL, True, ALONE, None),
-    "backward-others": ("attention_backward", 64, Mask.CAUSAL, False, ("bias", "document_ids", "prefix_len", "sinks", "window"), None),
-    "backward-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ALONE, None),
-    "backward-sm90-full": ("attention_backward_sm90", 128, Mask.FULL, False, ALONE, None),
-    "backward-sm90-ordered": ("attention_backward_sm90", 64, Mask.CAUSAL, True, ALONE, None),
-    "backward-sm90-others": ("attention_backward_sm90", 64, Mask.FULL, False, ("alibi", "document_ids", "softcap", "window"), None),
-    "backward-sm90-dropout": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("chunk", "document_ids", "dropout"), None),
+KERNELS = {
+    "generic": NamedKernel("attention_forward", 64, Mask.CAUSAL, False, ALONE, GENERIC),
+    "generic-wide": NamedKernel("attention_forward", 72, Mask.FULL, False, ALONE),
+    "generic-others": NamedKernel("attention_forward", 64, Mask.FULL, False, ("alibi", *TOGETHER, "sinks"), GENERIC),
+    "sm90": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, ALONE, SM90),
+    "sm90-causal": NamedKernel("attention_forward_sm90", 64, Mask.CAUSAL, False, ALONE, SM90),
+    "sm90-exact": NamedKernel("attention_forward_sm90", 64, Mask.CAUSAL, False, ALONE, EXACT),
+    "sm90-others": NamedKernel("attention_forward_sm90", 128, Mask.CAUSAL, False, ("chunk", "document_ids", "dropout", "softcap"), SM90),
+    "sm90-prefix": NamedKernel("attention_forward_sm90", 64, Mask.CAUSAL, False, ("alibi", *TOGETHER), SM90),
+    "backward": NamedKernel("attention_backward", 64, Mask.CAUSAL, False, ALONE),
+    "backward-full": NamedKernel("attention_backward", 128, Mask.FULL, False, ALONE),
+    "backward-ordered": NamedKernel("attention_backward", 64, Mask.CAUSAL, True, ALONE),
+    "backward-others": NamedKernel("attention_backward", 64, Mask.CAUSAL, False, ("bias", *TOGETHER, "sinks")),
+    "backward-sm90": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, False, ALONE),
+    "backward-sm90-full": NamedKernel("attention_backward_sm90", 128, Mask.FULL, False, ALONE),
+    "backward-sm90-ordered": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, True, ALONE),
+    "backward-sm90-others": NamedKernel("attention_backward_sm90", 64, Mask.FULL, False, ("alibi", "document_ids", "softcap", "window")),
+    "backward-sm90-dropout": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, False, ("chunk", "document_ids", "dropout")),
 }
 LENGTHS = ((150, 300), (300, 170), (420, 420), (70, 70))
 
@@ -78,15 +74,8 @@ KINDS = ("one", "shuffled", "turned", "apart", "far")
 CASES = list(itertools.product(KERNELS, KINDS, LENGTHS))
 
 
-def spec_of(kernel: str, dtype: Dtype = Dtype.FP16) -> KernelSpec:
-    name, head_dim, mask, deterministic, modifiers, config = KERNELS[kernel]
-    family, target = find_family(name), find_target("sm_90a")
-    problem = Problem(dtype, head_dim, head_dim, mask, family.operation, deterministic, modifiers)
-    return KernelSpec(family, problem, config or family.default(problem, target), target)
-
-
 def drawn(kernel: str, spec: KernelSpec, lengths: tuple[int, int], of_queries: torch.Tensor, of_keys: torch.Tensor) -> Tensors:
-    modifiers = KERNELS[kernel][4]
+    modifiers = KERNELS[kernel].modifiers
     ends, chunk = (90, 20) if "window" in modifiers else (OPEN, OPEN), 100 if "chunk" in modifiers else OPEN
     tensors = Tensors.random(spec.problem, Workload(2, 2, 1, *lengths, *ends, chunk), torch.Generator().manual_seed(5))
     tensors["document_ids_q"].copy_(of_queries)
@@ -95,36 +84,19 @@ def drawn(kernel: str, spec: KernelSpec, lengths: tuple[int, int], of_queries: t
     return tensors
 
 
-def judged(spec: KernelSpec, text: Source, tensors: Tensors) -> Verdict:
-    run_on_cpu(emulated_kernel(spec, text), tensors, limits=LIMITS)
-    return Expected.of(tensors).judge(tensors)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
-    wanted = {params["kernel"] for params in to_run(request) if "kernel" in params}
-    compile_ahead(emulated_text(spec_of(kernel)) for kernel in KERNELS if kernel in wanted)
+    compile_wanted(request, KERNELS)
 
 
 @pytest.mark.parametrize(
     ("kernel", "kind", "lengths"),
-    planned(
-        CASES,
-        1,
-        family=lambda case: KERNELS[case[0]][0],
-        kinds=lambda case: case,
-        name=lambda case: f"{case[0]}-{case[1]}-{case[2]}",
-        seconds=lambda case: 1.5,
-    ),
+    planned_cases(CASES, KERNELS, 1.5),
 )
 def test_queries_see_keys_of_their_documents(kernel: str, kind: str, lengths: tuple[int, int]) -> None:
-    spec = spec_of(kernel)
+    spec = KERNELS[kernel].spec()
     verdict = judged(spec, emulated_text(spec), drawn(kernel, spec, lengths, *documents(kind, *lengths)))
     assert verdict.ok, verdict.message
-
-
-def fault(name: str, find: str, replace: str, kernel: str) -> tuple[str, Fault]:
-    return kernel, Fault(f"{name}-{kernel}", find, replace, Setting(KERNELS[kernel][5] or AttentionForwardSm90Config(2, 64), ()))
 
 
 _ENTRY = "of_keys + batch * keys_step"
@@ -133,41 +105,33 @@ _ALL = "some && a.lowest == a.highest && b.lowest == b.highest"
 _BEFORE = "0xffffffffu >> (31 - ((tile - 1) & 31))"
 _FROM = "0xffffffffu << (tile & 31)"
 FAULTS = [
-    fault("documents-of-another-entry", _ENTRY, "of_keys", "sm90"),
-    fault("documents-of-another-entry", _ENTRY, "of_keys + (1 - batch) * keys_step", "backward-sm90"),
-    fault("next-keys-document", "key_documents[min(key, len_kv - 1)]", "key_documents[min(key + 1, len_kv - 1)]", "generic"),
-    fault("not-hidden", "if (own[i][h] != document)", "if (own[i][h] > document)", "sm90"),
-    fault("not-hidden", "if (own[i][h] != document)", "if (own[i][h] < document)", "backward-full"),
-    fault("columns-of-the-neighbour", "+ j * 8 + e;", "+ j * 8 + 1 - e;", "backward-sm90-full"),
-    fault("partial-taken-for-full", _ALL, "some", "sm90"),
-    fault("partial-taken-for-full", _ALL, "some && a.lowest == a.highest", "backward-sm90-full"),
-    fault("keys-taken-for-queries", _ALL, "some && b.lowest == b.highest", "generic-wide"),
-    fault("neighbours-skipped", _SOME, _SOME.replace("<=", "<"), "sm90"),
-    fault("later-documents-skipped", _SOME, "a.lowest == b.lowest", "backward"),
-    fault("a-tile-left-out", _BEFORE, "0x7fffffffu >> (31 - ((tile - 1) & 31))", "sm90"),
-    fault("a-tile-left-out", _FROM, "0xfffffffeu << (tile & 31)", "backward"),
-    fault("another-rows-tiles", "+ head * p.seen_head + row;", "+ head * p.seen_head;", "backward-sm90"),
-    fault("another-entrys-tiles", "static_cast<i64>(batch) * p.seen_batch", "static_cast<i64>(0)", "sm90"),
-    fault("other-heads-left-out", "while (tile < 0 && ++head < end_head)", "while (tile < 0 && (head += 2) < end_head)", "backward"),
-    fault("values-of-another-tile", "v + tile * kBlockKv * v_row", "v + max(behind, 0) * kBlockKv * v_row", "generic"),
-    fault("keys-of-an-earlier-tile", "k + behind * kBlockKv * k_row", "k + max(behind - 1, 0) * kBlockKv * k_row", "generic"),
+    fault_of("documents-of-another-entry", _ENTRY, "of_keys", "sm90"),
+    fault_of("documents-of-another-entry", _ENTRY, "of_keys + (1 - batch) * keys_step", "backward-sm90"),
+    fault_of("next-keys-document", "key_documents[min(key, len_kv - 1)]", "key_documents[min(key + 1, len_kv - 1)]", "generic"),
+    fault_of("not-hidden", "if (own[i][h] != document)", "if (own[i][h] > document)", "sm90"),
+    fault_of("not-hidden", "if (own[i][h] != document)", "if (own[i][h] < document)", "backward-full"),
+    fault_of("columns-of-the-neighbour", "+ j * 8 + e;", "+ j * 8 + 1 - e;", "backward-sm90-full"),
+    fault_of("partial-taken-for-full", _ALL, "some", "sm90"),
+    fault_of("partial-taken-for-full", _ALL, "some && a.lowest == a.highest", "backward-sm90-full"),
+    fault_of("keys-taken-for-queries", _ALL, "some && b.lowest == b.highest", "generic-wide"),
+    fault_of("neighbours-skipped", _SOME, _SOME.replace("<=", "<"), "sm90"),
+    fault_of("later-documents-skipped", _SOME, "a.lowest == b.lowest", "backward"),
+    fault_of("a-tile-left-out", _BEFORE, "0x7fffffffu >> (31 - ((tile - 1) & 31))", "sm90"),
+    fault_of("a-tile-left-out", _FROM, "0xfffffffeu << (tile & 31)", "backward"),
+    fault_of("another-rows-tiles", "+ head * p.seen_head + row;", "+ head * p.seen_head;", "backward-sm90"),
+    fault_of("another-entrys-tiles", "static_cast<i64>(batch) * p.seen_batch", "static_cast<i64>(0)", "sm90"),
+    fault_of("other-heads-left-out", "while (tile < 0 && ++head < end_head)", "while (tile < 0 && (head += 2) < end_head)", "backward"),
+    fault_of("values-of-another-tile", "v + tile * kBlockKv * v_row", "v + max(behind, 0) * kBlockKv * v_row", "generic"),
+    fault_of("keys-of-an-earlier-tile", "k + behind * kBlockKv * k_row", "k + max(behind - 1, 0) * kBlockKv * k_row", "generic"),
 ]
 
 
 @pytest.mark.parametrize(
     ("kernel", "planted"),
-    planned(
-        FAULTS,
-        0,
-        family=lambda case: KERNELS[case[0]][0],
-        kinds=lambda case: [case[1].find],
-        name=lambda case: case[1].name,
-        seconds=lambda case: 2.0,
-        fault=True,
-    ),
+    planned_faults(FAULTS, KERNELS),
 )
 def test_a_fault_of_documents_shows(kernel: str, planted: Fault) -> None:
-    spec = spec_of(kernel)
+    spec = KERNELS[kernel].spec()
     tensors = drawn(kernel, spec, (420, 420), *documents("turned", 420, 420))
     assert not judged(spec, planted.apply(emulated_text(spec), Atoms.EMULATED), tensors).ok
 
@@ -175,7 +139,7 @@ def test_a_fault_of_documents_shows(kernel: str, planted: Fault) -> None:
 @pytest.mark.parametrize("kernel", ["generic", "sm90", "backward", "backward-sm90-full"])
 def test_tiles_of_other_documents_are_not_visited(kernel: str) -> None:
     """NaN, times a probability of 0, would show."""
-    spec = spec_of(kernel)
+    spec = KERNELS[kernel].spec()
     ids = tokens(512, 256).expand(2, -1)
     tensors = drawn(kernel, spec, (512, 512), ids, ids)
     if spec.problem.operation == "forward":

@@ -7,49 +7,44 @@ import itertools
 import pytest
 import torch
 
-from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
-from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.codegen.render import Atoms, Source
+from flashgen.codegen.problem import Mask
+from flashgen.codegen.render import Atoms
 from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import OPEN, Workload
 from flashgen.launch.cpu import run_on_cpu
 from flashgen.launch.tensors import Tensors
-from flashgen.numerics.rule import Verdict
-from flashgen.verification.expected import Expected
-from tests.support.fault import Fault, Setting
-from tests.support.plan import planned, to_run
-from tests.support.runs import LIMITS, compile_ahead, emulated_kernel, emulated_text
+from tests.support.fault import Fault
+from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, judged, planned_cases, planned_faults
+from tests.support.runs import LIMITS, emulated_kernel, emulated_text
 
 GENERIC = AttentionForwardConfig(64, 64, 32, 4, 3, QueryPlace.SHARED, FirstProduct.QK)
 SM90 = AttentionForwardSm90Config(2, 64, 2, 2, 1)
 WINDOW, CHUNK = ("prefix_len", "window"), ("chunk", "prefix_len")
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
-KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] = {
-    "generic": ("attention_forward", 64, Mask.CAUSAL, False, ("prefix_len",), GENERIC),
-    "generic-window": ("attention_forward", 64, Mask.FULL, False, WINDOW, GENERIC),
-    "generic-chunk": ("attention_forward", 64, Mask.CAUSAL, False, CHUNK, GENERIC),
-    "generic-full": ("attention_forward", 64, Mask.FULL, False, ("prefix_len",), GENERIC),
-    "sm90": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("prefix_len",), SM90),
-    "sm90-window": ("attention_forward_sm90", 64, Mask.FULL, False, WINDOW, SM90),
-    "sm90-all": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "chunk", "prefix_len", "window"), SM90),
-    "packed": ("attention_forward_sm90", 64, Mask.CAUSAL, False, CHUNK, AttentionForwardSm90Config(2, 64, 2, 2, 1, pack_gqa=2)),
-    "backward": ("attention_backward", 64, Mask.CAUSAL, False, ("prefix_len",), None),
-    "backward-ordered": ("attention_backward", 64, Mask.CAUSAL, True, ("prefix_len",), None),
-    "backward-window": ("attention_backward", 64, Mask.FULL, False, WINDOW, None),
-    "backward-window-ordered": ("attention_backward", 64, Mask.FULL, True, WINDOW, None),
-    "backward-all-ordered": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi", "chunk", "prefix_len", "window"), None),
-    "backward-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("prefix_len",), None),
-    "backward-sm90-window-ordered": ("attention_backward_sm90", 64, Mask.FULL, True, WINDOW, None),
-    "backward-sm90-chunk-ordered": ("attention_backward_sm90", 64, Mask.CAUSAL, True, CHUNK, None),
-    "backward-sm90-alibi": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("alibi", "prefix_len"), None),
-    "backward-persistent": ("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("prefix_len",), None),
-    "backward-persistent-full": ("attention_backward_persistent_sm90", 64, Mask.FULL, False, ("alibi", "prefix_len"), None),
-    "backward-wide": ("attention_backward_wide_sm90", 256, Mask.CAUSAL, False, ("prefix_len",), None),
-    "backward-wide-window-ordered": (
+KERNELS = {
+    "generic": NamedKernel("attention_forward", 64, Mask.CAUSAL, False, ("prefix_len",), GENERIC),
+    "generic-window": NamedKernel("attention_forward", 64, Mask.FULL, False, WINDOW, GENERIC),
+    "generic-chunk": NamedKernel("attention_forward", 64, Mask.CAUSAL, False, CHUNK, GENERIC),
+    "generic-full": NamedKernel("attention_forward", 64, Mask.FULL, False, ("prefix_len",), GENERIC),
+    "sm90": NamedKernel("attention_forward_sm90", 64, Mask.CAUSAL, False, ("prefix_len",), SM90),
+    "sm90-window": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, WINDOW, SM90),
+    "sm90-all": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "chunk", "prefix_len", "window"), SM90),
+    "packed": NamedKernel("attention_forward_sm90", 64, Mask.CAUSAL, False, CHUNK, AttentionForwardSm90Config(2, 64, 2, 2, 1, pack_gqa=2)),
+    "backward": NamedKernel("attention_backward", 64, Mask.CAUSAL, False, ("prefix_len",)),
+    "backward-ordered": NamedKernel("attention_backward", 64, Mask.CAUSAL, True, ("prefix_len",)),
+    "backward-window": NamedKernel("attention_backward", 64, Mask.FULL, False, WINDOW),
+    "backward-window-ordered": NamedKernel("attention_backward", 64, Mask.FULL, True, WINDOW),
+    "backward-all-ordered": NamedKernel("attention_backward", 64, Mask.CAUSAL, True, ("alibi", "chunk", "prefix_len", "window")),
+    "backward-sm90": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, False, ("prefix_len",)),
+    "backward-sm90-window-ordered": NamedKernel("attention_backward_sm90", 64, Mask.FULL, True, WINDOW),
+    "backward-sm90-chunk-ordered": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, True, CHUNK),
+    "backward-sm90-alibi": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, False, ("alibi", "prefix_len")),
+    "backward-persistent": NamedKernel("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("prefix_len",)),
+    "backward-persistent-full": NamedKernel("attention_backward_persistent_sm90", 64, Mask.FULL, False, ("alibi", "prefix_len")),
+    "backward-wide": NamedKernel("attention_backward_wide_sm90", 256, Mask.CAUSAL, False, ("prefix_len",)),
+    "backward-wide-window-ordered": NamedKernel(
         "attention_backward_wide_sm90",
         256,
         Mask.FULL,
@@ -66,19 +61,12 @@ ENDS = {"gap": (40, -20), "empty": (20, -60), "later": (-20, 60)}
 CASES = [
     (kernel, prefix, lengths, ends)
     for kernel, prefix, lengths, ends in itertools.product(KERNELS, PREFIXES, LENGTHS, ENDS)
-    if ends == "gap" or "window" in KERNELS[kernel][4]
+    if ends == "gap" or "window" in KERNELS[kernel].modifiers
 ]
 
 
-def spec_of(kernel: str, dtype: Dtype = Dtype.FP16) -> KernelSpec:
-    name, head_dim, mask, deterministic, modifiers, config = KERNELS[kernel]
-    family, target = find_family(name), find_target("sm_90a")
-    problem = Problem(dtype, head_dim, head_dim, mask, family.operation, deterministic, modifiers)
-    return KernelSpec(family, problem, config or family.default(problem, target), target)
-
-
 def drawn(kernel: str, spec: KernelSpec, lengths: tuple[int, int], prefix: tuple[int, int], ends: tuple[int, int], chunk: int) -> Tensors:
-    modifiers = KERNELS[kernel][4]
+    modifiers = KERNELS[kernel].modifiers
     ends, chunk = ends if "window" in modifiers else (OPEN, OPEN), chunk if "chunk" in modifiers else OPEN
     tensors = Tensors.random(spec.problem, Workload(2, 2, 1, *lengths, *ends, chunk), torch.Generator().manual_seed(5))
     tensors["prefix_len"].copy_(torch.tensor(prefix))
@@ -86,36 +74,19 @@ def drawn(kernel: str, spec: KernelSpec, lengths: tuple[int, int], prefix: tuple
     return tensors
 
 
-def judged(spec: KernelSpec, text: Source, tensors: Tensors) -> Verdict:
-    run_on_cpu(emulated_kernel(spec, text), tensors, limits=LIMITS)
-    return Expected.of(tensors).judge(tensors)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
-    wanted = {params["kernel"] for params in to_run(request) if "kernel" in params}
-    compile_ahead(emulated_text(spec_of(kernel)) for kernel in KERNELS if kernel in wanted)
+    compile_wanted(request, KERNELS)
 
 
 @pytest.mark.parametrize(
     ("kernel", "prefix", "lengths", "ends"),
-    planned(
-        CASES,
-        1,
-        family=lambda case: KERNELS[case[0]][0],
-        kinds=lambda case: case,
-        name=lambda case: f"{case[0]}-{case[1]}-{case[2]}-{case[3]}",
-        seconds=lambda case: 1.0,
-    ),
+    planned_cases(CASES, KERNELS),
 )
 def test_all_queries_see_the_prefix(kernel: str, prefix: str, lengths: tuple[int, int], ends: str) -> None:
-    spec = spec_of(kernel)
+    spec = KERNELS[kernel].spec()
     verdict = judged(spec, emulated_text(spec), drawn(kernel, spec, lengths, PREFIXES[prefix], ENDS[ends], 50))
     assert verdict.ok, verdict.message
-
-
-def fault(name: str, find: str, replace: str, kernel: str) -> tuple[str, Fault]:
-    return kernel, Fault(f"{name}-{kernel}", find, replace, Setting(KERNELS[kernel][5] or AttentionForwardSm90Config(2, 64), ()))
 
 
 _LOAD = "prefix = min(lengths[batch], len_kv);"
@@ -125,41 +96,33 @@ _OF_KEY = "if (key < prefix) return"
 _FULL = "if (end_key <= prefix) return"
 _QUERIES = "first_key < prefix ? 0 : seen.begin"
 FAULTS = [
-    fault("prefix-of-another-entry", _LOAD, _LOAD.replace("[batch]", "[0]"), "generic"),
-    fault("prefix-of-another-entry", _LOAD, _LOAD.replace("[batch]", "[1 - batch]"), "backward-sm90"),
-    fault("one-key-short", _LOAD, _LOAD.replace("[batch]", "[batch] - 1"), "sm90"),
-    fault("one-key-far", _LOAD, _LOAD.replace("[batch]", "[batch] + 1"), "backward"),
-    fault("beyond-the-end", _LOAD, "prefix = lengths[batch];", "backward-sm90"),
-    fault("causal-mask-not-opened", _KEYS, "{seen.begin, seen.end}", "generic"),
-    fault("window-not-opened", "key < seen.begin && key >= chain.prefix", "key < seen.begin", "generic-window"),
-    fault("chunk-not-opened", "key < seen.begin && key >= chain.prefix", "key < seen.begin", "packed"),
-    fault("gap-seen", "key < seen.begin && key >= chain.prefix", "false", "sm90-window"),
-    fault("gap-taken-for-full", "(of_last.begin + kBlockKv - 1) / kBlockKv", "begin / kBlockKv", "generic-window"),
-    fault("prefix-tiles-skipped", "this->prefix > 0 ? 0 : of_first.begin", "of_first.begin", "sm90-window"),
-    fault("causal-mask-not-opened", _OF_KEY, "if (false) return", "backward-persistent"),
-    fault("border-not-opened", _OF_KEY, "if (key + 1 < prefix) return", "backward-sm90"),
-    fault("window-not-opened", _VISIBLE, "(key < prefix && key <= query) || others.visible(query, key)", "backward-window"),
-    fault("taken-for-full", _FULL, "if (first_key <= prefix) return", "backward"),
-    fault("first-queries-skipped", _QUERIES, "seen.begin", "backward-sm90"),
-    fault("last-queries-skipped", "prefix > 0 ? 0x7fffffff : seen.end", "seen.end", "backward-window"),
-    fault("another-entrys-tiles", "of_batch(chain, work.batch);", "of_batch(chain, 0);", "backward-wide"),
+    fault_of("prefix-of-another-entry", _LOAD, _LOAD.replace("[batch]", "[0]"), "generic"),
+    fault_of("prefix-of-another-entry", _LOAD, _LOAD.replace("[batch]", "[1 - batch]"), "backward-sm90"),
+    fault_of("one-key-short", _LOAD, _LOAD.replace("[batch]", "[batch] - 1"), "sm90"),
+    fault_of("one-key-far", _LOAD, _LOAD.replace("[batch]", "[batch] + 1"), "backward"),
+    fault_of("beyond-the-end", _LOAD, "prefix = lengths[batch];", "backward-sm90"),
+    fault_of("causal-mask-not-opened", _KEYS, "{seen.begin, seen.end}", "generic"),
+    fault_of("window-not-opened", "key < seen.begin && key >= chain.prefix", "key < seen.begin", "generic-window"),
+    fault_of("chunk-not-opened", "key < seen.begin && key >= chain.prefix", "key < seen.begin", "packed"),
+    fault_of("gap-seen", "key < seen.begin && key >= chain.prefix", "false", "sm90-window"),
+    fault_of("gap-taken-for-full", "(of_last.begin + kBlockKv - 1) / kBlockKv", "begin / kBlockKv", "generic-window"),
+    fault_of("prefix-tiles-skipped", "this->prefix > 0 ? 0 : of_first.begin", "of_first.begin", "sm90-window"),
+    fault_of("causal-mask-not-opened", _OF_KEY, "if (false) return", "backward-persistent"),
+    fault_of("border-not-opened", _OF_KEY, "if (key + 1 < prefix) return", "backward-sm90"),
+    fault_of("window-not-opened", _VISIBLE, "(key < prefix && key <= query) || others.visible(query, key)", "backward-window"),
+    fault_of("taken-for-full", _FULL, "if (first_key <= prefix) return", "backward"),
+    fault_of("first-queries-skipped", _QUERIES, "seen.begin", "backward-sm90"),
+    fault_of("last-queries-skipped", "prefix > 0 ? 0x7fffffff : seen.end", "seen.end", "backward-window"),
+    fault_of("another-entrys-tiles", "of_batch(chain, work.batch);", "of_batch(chain, 0);", "backward-wide"),
 ]
 
 
 @pytest.mark.parametrize(
     ("kernel", "planted"),
-    planned(
-        FAULTS,
-        0,
-        family=lambda case: KERNELS[case[0]][0],
-        kinds=lambda case: [case[1].find],
-        name=lambda case: case[1].name,
-        seconds=lambda case: 2.0,
-        fault=True,
-    ),
+    planned_faults(FAULTS, KERNELS),
 )
 def test_a_fault_of_a_prefix_shows(kernel: str, planted: Fault) -> None:
-    spec = spec_of(kernel)
+    spec = KERNELS[kernel].spec()
     text = planted.apply(emulated_text(spec), Atoms.EMULATED)
     prefix = (3, 700) if "beyond" in planted.name else (3, 200)
     tensors = drawn(kernel, spec, (650, 500), prefix, (100, 0), 150)
@@ -173,7 +136,7 @@ def test_a_fault_of_a_prefix_shows(kernel: str, planted: Fault) -> None:
 @pytest.mark.parametrize("kernel", ["generic", "sm90", "generic-window", "sm90-window"])
 def test_tiles_behind_a_prefix_are_not_visited(kernel: str) -> None:
     """NaN in values, times probabilities of 0, would show. Entries without a prefix skip what the window hides."""
-    spec = spec_of(kernel)
+    spec = KERNELS[kernel].spec()
     tensors = drawn(kernel, spec, (128, 640), (0, 512) if "window" in kernel else (0, 64), (100, 0), OPEN)
     if "window" in kernel:
         tensors["v"][0, :384] = torch.nan

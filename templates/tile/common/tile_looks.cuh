@@ -25,11 +25,6 @@ struct SeenRow {
 // The lowest and the highest of some numbers.
 struct ValueRange {
     i64 lowest, highest;
-
-    __device__ __forceinline__ void include(i64 low, i64 high) {
-        lowest = low < lowest ? low : lowest;
-        highest = high > highest ? high : highest;
-    }
 };
 
 // Of value(i) for i from `begin` to `end` - 1, by a warp.
@@ -39,7 +34,7 @@ __device__ __forceinline__ ValueRange range_over(int begin, int end, const Value
     ValueRange found{kHighest, -kHighest - 1};
     for (int i = begin + lane_index(); i < end; i += 32) {
         const i64 own = value(i);
-        found.include(own, own);
+        found = {min(found.lowest, own), max(found.highest, own)};
     }
     auto of_lane = [](i64 own, int distance) {
         const u32 low = shfl_sync_bfly(static_cast<u32>(own), distance), high = shfl_sync_bfly(static_cast<u32>(own >> 32), distance);
@@ -48,7 +43,7 @@ __device__ __forceinline__ ValueRange range_over(int begin, int end, const Value
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
         const i64 lowest = of_lane(found.lowest, distance), highest = of_lane(found.highest, distance);
-        found.include(lowest, highest);
+        found = {min(found.lowest, lowest), max(found.highest, highest)};
     }
     return found;
 }
@@ -104,10 +99,7 @@ __device__ __forceinline__ SeenInTile look_at(const Link& link, const TileBounds
 
 template <class Link>
 __device__ __forceinline__ void join_seen(SeenInTile& seen, const Link& link, const TileBounds& tile) {
-    if constexpr (kIsScattered<Link>) {
-        const SeenInTile own = link.seen_in(tile);
-        seen = {seen.some && own.some, seen.all && own.all};
-    }
+    if constexpr (kIsScattered<Link>) seen = both(seen, link.seen_in(tile));
 }
 template <class... Links>
 __device__ __forceinline__ SeenInTile seen_in_tile(const ScoreChain<Links...>& chain, const TileBounds& tile) {
