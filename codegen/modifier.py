@@ -39,14 +39,14 @@ class Modifier(ABC):
     gradient:   the kernel that the backward pass has for gradients of `learned`; None where there are none
     sum_parameters, sum_tiles: further fields, and files of tile operations, of the other kernels of the backward pass where these sum
                 gradients up
-    maps_scores, adds_to_scores, has_heads: what its link does: kMapsScores, kAddsToScores, kHasHeads in
-                templates/tile/common/score_changes.cuh
+    maps_scores, adds_to_scores, has_heads: what its link does: templates/tile/common/score_changes.cuh
     bends_scores: of one that adds to scores, whether what it adds depends on the score
     joins_sums: whether it adds to the row sums: templates/tile/modifiers/sinks.cuh
     drops: whether it drops elements of P: templates/tile/modifiers/dropout.cuh
     masks_by_key: whether kernels for Hopper mask by the queries that see a key: `mask_by_key` in templates/tile/warp/score_gradients.cuh
     opens: whether its link holds those that hide keys, and shows keys that they hide: templates/tile/modifiers/prefix_len.cuh
     scattered_by: of one whose link hides keys of no range, by which of BATCH and HEADS_Q tiles are seen or not: seen_tiles.py
+    in_blocks: of such a one, whether it says the same of all queries and keys of a block, as of `query // 128`
     reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh
     widest_tile: scores in a row of a tile that Hopper's kernels have registers for beside it
     """
@@ -73,6 +73,7 @@ class Modifier(ABC):
     masks_by_key: bool = False
     opens: bool = False
     scattered_by: tuple[Axis, ...] | None = None
+    in_blocks: bool = False
     reads_scores: bool = False
     widest_tile: int = 2**31
 

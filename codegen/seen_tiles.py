@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .modifier import modifier_values, modifiers_of, opens_keys, with_modifiers
 from .operands import Axis, Call
@@ -36,6 +36,17 @@ class TileShape(NamedTuple):
 def scatters(problem: Problem) -> bool:
     """Whether a modifier hides keys of no range."""
     return any(modifier.scattered_by is not None for modifier in modifiers_of(problem))
+
+
+def block_reasons(problem: Problem, config: Any, block_kv: int | None = None) -> list[str]:
+    """Why a mask in blocks cannot have tiles of these sizes: most blocks are of 128, and tiles that go beyond one are often seen in part.
+
+    block_kv: where the config has none
+    """
+    queries, keys = config.block_q, block_kv or config.block_kv
+    if not any(modifier.in_blocks for modifier in modifiers_of(problem)) or 128 % queries == 128 % keys == 0:
+        return []
+    return [f"tiles must divide 128 x 128 queries and keys with a mask in blocks; got {queries} x {keys}"]
 
 
 @cache

@@ -38,11 +38,14 @@ class PrintedExpressions:
     results: tuple[str, ...]
 
 
-def printed(trees: Sequence[Expression], inputs: Mapping[Expression, str] | None = None, prefix: str = "x") -> PrintedExpressions:
+def printed(
+    trees: Sequence[Expression], inputs: Mapping[Expression, str] | None = None, prefix: str = "x", branches: bool = True
+) -> PrintedExpressions:
     """The C++ of trees, which share their statements.
 
     inputs: nodes that are known by a name already, such as those of `stages_of`; nothing below them is written
     prefix: of the names of statements
+    branches: whether conditions behind `and` and `or` may be left out where the first one decides
     """
     known = dict(inputs or {})
     ranges = ranges_of(*trees)
@@ -54,7 +57,7 @@ def printed(trees: Sequence[Expression], inputs: Mapping[Expression, str] | None
     for node in trees_below:
         if node in texts:
             continue
-        text = _written(node, texts, ranges)
+        text = _written(node, texts, ranges, _LOGIC if branches else _BITS)
         if node in named:
             statements.append(f"const {CXX_TYPES[node.type]} {named[node]} = {text[0]};")
             text = named[node], _PRIMARY
@@ -78,7 +81,9 @@ def _is_used_once(tree: Expression, trees: Sequence[Expression]) -> bool:
     return trees.count(tree) == 1 and not any(tree in node.operands for node in nodes_of(*trees))
 
 
-def _written(node: Expression, texts: Mapping[Expression, tuple[str, int]], ranges: dict[Expression, Range]) -> tuple[str, int]:
+def _written(
+    node: Expression, texts: Mapping[Expression, tuple[str, int]], ranges: dict[Expression, Range], logic: Mapping[str, tuple[str, int]]
+) -> tuple[str, int]:
     def text(operand: Expression, least: int) -> str:
         own, precedence = texts[operand]
         return own if precedence >= least else f"({own})"
@@ -124,7 +129,7 @@ def _written(node: Expression, texts: Mapping[Expression, tuple[str, int]], rang
             sign, own = _BINARY[node.operation]
             return f"{text(operands[0], own + 1)} {sign} {text(operands[1], own + 1)}", own
         case "and" | "or" | "xor":
-            sign, own = _LOGIC[node.operation] if node.type is BOOL else _BITS[node.operation]
+            sign, own = (logic if node.type is BOOL else _BITS)[node.operation]
             return f"{text(operands[0], own)} {sign} {text(operands[1], own + 1)}", own
         case "not":
             return f"{'!' if node.type is BOOL else '~'}{text(operands[0], _UNARY)}", _UNARY

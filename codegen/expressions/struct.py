@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from .blocks import block_parts
 from .cxx import CXX_TYPES, printed
 from .tile_logic import tile_logic
-from .tree import BOOL, INPUTS, Expression, depends_on, loads_of, numbers_of
+from .tree import BOOL, INPUTS, Expression, dependences, depends_on, loads_of, nodes_of, numbers_of
 
 _ELEMENTS = {
     **{"bf16": "Bf16", "fp16": "Fp16", "fp32": "float", "int8": "signed char", "uint8": "unsigned char", "int16": "short"},
@@ -58,17 +59,75 @@ def struct_of_gradient(name: str, base: str, sums: int, load: Expression, factor
 
 
 def struct_of_tiles(name: str, base: str, mask: Expression) -> str:
-    """A struct on `base` with the function `seen_in`, of a tile: see tile_logic.py. kIsKnown: whether that asks all of the mask."""
-    logic = tile_logic(mask)
+    """A struct on `base` of what a mask is in a whole tile, and in a fragment of scores: see templates/tile/modifiers/traced.cuh.
+
+    kIsKnown, seen_in: of a tile, see tile_logic.py; whether that asks all of the mask
+    Parts, parts_of:   what of the mask is the same for kAlikeQueries and kAlikeKeys, which begin at multiples of these (0: for all)
+    visible_beside:    the mask by these; kIsShort: whether that takes few instructions
+    """
+    logic, alike = tile_logic(mask), block_parts(mask)
+    names = {node: f"part{i}" for i, node in enumerate(alike.parts)}
+    fields = "".join(f"        {CXX_TYPES[node.type]} {field};\n" for node, field in names.items()).rstrip()
+    parts = printed(alike.parts)
+    known = {node: f"parts.{field}" for node, field in names.items()}
+    loads = [node for node in nodes_of(mask) if node.operation == "load" and _is_below(mask, node, known)]
+    loaded = []
+    for i, load in enumerate(loads):  # all of them, whatever else hides a key: so none waits for a branch
+        body = printed([load], known, prefix=f"at{i}_")
+        loaded += [*body.statements, f"const {CXX_TYPES[load.type]} element{i} = {body.results[0]};"]
+        known[load] = f"element{i}"
+    rest = printed([mask], known, branches=False)
+    inputs = "int batch, int head, int query, int key"
     lines = [
         f"    static constexpr bool kIsKnown = {str(logic.is_known).lower()};",
+        f"    static constexpr bool kIsShort = {str(_is_short(mask, alike.parts)).lower()};",
+        f"    static constexpr int kAlikeQueries = {alike.sizes[0]}, kAlikeKeys = {alike.sizes[1]};",
+        "    struct Parts {",
+        *([fields] if fields else []),
+        "    };",
         "",
         "    __device__ __forceinline__ SeenInTile seen_in(int batch, int head, const TileBounds& tile) const {",
         *(f"        {statement}" for statement in logic.statements),
         f"        return {logic.result};",
         "    }",
+        f"    __device__ __forceinline__ Parts parts_of({inputs}) const {{",
+        *(f"        {statement}" for statement in parts.statements),
+        f"        return {{{', '.join(parts.results)}}};",
+        "    }",
+        f"    __device__ __forceinline__ bool visible_beside(const Parts& parts, {inputs}) const {{",
+        *(f"        {statement}" for statement in (*loaded, *rest.statements)),
+        f"        return {rest.results[0]};",
+        "    }",
     ]
     return "\n".join((f"struct {name} : {base} {{", *lines, "};")) + "\n"
+
+
+def _is_below(tree: Expression, wanted: Expression, known: Collection[Expression]) -> bool:
+    """Whether a node occurs in a tree outside of what is known."""
+    stack, met = [tree], set(known)
+    while stack:
+        node = stack.pop()
+        if node is wanted:
+            return node not in known
+        if node not in met:
+            met.add(node)
+            stack.extend(node.operands)
+    return False
+
+
+def _is_short(tree: Expression, known: Collection[Expression]) -> bool:
+    """Whether it may be written out for many scores: what is not known reads no table of queries and keys, nor divides by a number."""
+    stack, met, depends = [tree], set(known), dependences(tree)
+    while stack:
+        node = stack.pop()
+        if node in met:
+            continue
+        met.add(node)
+        reads = node.operation == "load" and {"query", "key"} <= depends[node]
+        if reads or (node.operation in ("floor_div", "mod") and node.operands[1].operation != "constant"):
+            return False
+        stack.extend(node.operands)
+    return True
 
 
 def by_number(name: str) -> tuple[str, int]:

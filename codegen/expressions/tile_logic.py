@@ -10,24 +10,14 @@ from __future__ import annotations
 from itertools import count
 from typing import NamedTuple
 
+from .blocks import AXES, Blocks, blocks_of
 from .cxx import printed
-from .tree import BOOL, Expression, dependences, nodes_of
+from .tree import BOOL, Expression, dependences
 
 _COMPARISONS = {"le": "is_at_most", "lt": "is_below", "eq": "is_equal", "ne": "is_equal"}
 _MOST_LOOKS = 256  # in a tile of 128 x 128 that are worth while
 _TILE = 128
 _WHOLE = "kWholeTile"  # C++: a block that no tile is larger than
-_AXES = ("query", "key")
-
-
-class Blocks(NamedTuple):
-    """In which blocks a value is the same: by what queries, or keys, are divided; one constant or number alone. None: for all of them.
-
-    fine: whether there are no such blocks along an axis, or none that are known
-    """
-
-    divisor: Expression | None = None
-    fine: bool = False
 
 
 class TileLogic(NamedTuple):
@@ -47,7 +37,7 @@ class _Writer:
     def __init__(self, condition: Expression) -> None:
         self._condition = condition
         self._depends = dependences(condition)
-        self._blocks = {axis: _blocks_of(condition, axis) for axis in _AXES}
+        self._blocks = {axis: blocks_of(condition, axis) for axis in AXES}
         self._statements: list[str] = []
         self._numbers = count()
         self._is_known = True
@@ -57,7 +47,7 @@ class _Writer:
         return TileLogic(tuple(self._statements), result, self._is_known)
 
     def _seen(self, node: Expression) -> str:
-        blocks = [self._blocks[axis][node] for axis in _AXES]
+        blocks = [self._blocks[axis][node] for axis in AXES]
         if self._looks(blocks) <= _MOST_LOOKS:
             sizes = ", ".join(_block(own) for own in blocks)
             return self._named("SeenInTile", f"seen_blocks(tile, {sizes}, {_lambda('int query, int key', 'bool', node)})")
@@ -68,7 +58,7 @@ class _Writer:
         if node.operation == "not":
             return f"opposite({self._seen(parts[0])})"
         if node.operation in _COMPARISONS and all(part.type.is_integer for part in parts):
-            axes = [self._depends[part] & {*_AXES} for part in parts]
+            axes = [self._depends[part] & {*AXES} for part in parts]
             if {frozenset(("query",)), frozenset(("key",))} == {*axes}:
                 sides = (self._range(part, "query" if "query" in own else "key") for part, own in zip(parts, axes, strict=True))
                 compared = f"{_COMPARISONS[node.operation]}({', '.join(sides)})"
@@ -105,23 +95,3 @@ def _block(blocks: Blocks) -> str:
 def _lambda(parameters: str, result: str, node: Expression) -> str:
     body = printed([node])
     return f"[&]({parameters}) -> {result} {{ {' '.join((*body.statements, f'return {body.results[0]};'))} }}"
-
-
-def _blocks_of(condition: Expression, axis: str) -> dict[Expression, Blocks]:
-    """Of each node. The value of `axis` // divisor is the same in blocks of that many."""
-    found: dict[Expression, Blocks] = {}
-    for node in nodes_of(condition):
-        if node.operation == "input":
-            found[node] = Blocks(fine=node.value == axis)
-        elif node.operation == "floor_div" and _divides(node, axis):
-            found[node] = Blocks(node.operands[1])
-        else:
-            each = {found[part] for part in node.operands} - {Blocks()}
-            found[node] = Blocks() if not each else next(iter(each)) if len(each) == 1 else Blocks(fine=True)
-    return found
-
-
-def _divides(node: Expression, axis: str) -> bool:
-    of, divisor = node.operands
-    is_axis = of.operation == "input" and of.value == axis
-    return is_axis and (divisor.operation == "number" or (divisor.operation == "constant" and divisor.value > 0))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from flashgen.codegen.attention import float32
 from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.expressions.blocks import in_blocks
 from flashgen.codegen.expressions.functions import TracedFunctions, functions_of
 from flashgen.codegen.expressions.recognition import added_term
 from flashgen.codegen.expressions.struct import struct_of, struct_of_gradient, struct_of_tiles, struct_with_slope
@@ -102,6 +103,7 @@ class TracedModifier(Modifier):
         self.adds_to_scores = score is not None
         self.reads_scores = score is not None and bool(loads_of(score))
         self.scattered_by = None if mask is None else tuple(axis for name, axis in _AXES.items() if name in dependences(mask)[mask])
+        self.in_blocks = mask is not None and in_blocks(mask)
         self.widest_tile = 64 if self.reads_scores else 2**31  # by experiment: wider ones spill where two tensors are read for each score
         self.added = None if score is None else added_term(score)
         self.bends_scores = score is not None and self.added is None

@@ -13,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from flashgen.codegen.errors import ArgumentError, choice_error, shown
+from flashgen.codegen.expressions.blocks import SMALLEST_BLOCK, divisors_of_positions
 from flashgen.codegen.expressions.bounds import NUMBER_LIMIT, ranges_of
 from flashgen.codegen.expressions.build import apply, less, negative
 from flashgen.codegen.expressions.linear import is_exact
@@ -30,7 +31,7 @@ from flashgen.codegen.expressions.tree import (
     number_node,
 )
 
-from .captured_number import CapturedNumber, Formula, is_captured, parts_of, slots_of
+from .captured_number import CapturedNumber, Formula, is_captured, parts_of, slots_of, value_of
 from .captures import Captures
 from .promotion import Promotion
 from .refusal import Restart, refuse
@@ -183,9 +184,13 @@ class TraceRun(TorchFunctionMode):
         """A captured tensor with all its indices is a scalar."""
         if len(partial.indices) < len(partial.shape) or partial.dtype not in STORED:
             return partial
-        stored = STORED[partial.dtype]
-        dtype = torch.float32 if LOADED_AS[stored] is FLOAT32 else partial.dtype
-        return Scalar(load_node(partial.name, stored, partial.indices), dtype)
+        divisors = divisors_of_positions(partial.indices)
+        for (formula, _), name in self._numbers.items():
+            if name in divisors and value_of(formula, self.captures.values) % SMALLEST_BLOCK == 0:
+                self.captures.make_constant(slots_of(formula))  # of a table of blocks: kernels know how large these are
+                raise Restart
+        dtype = torch.float32 if LOADED_AS[STORED[partial.dtype]] is FLOAT32 else partial.dtype
+        return Scalar(load_node(partial.name, STORED[partial.dtype], partial.indices), dtype)
 
     def _check_signature(self, function: Callable[..., Any]) -> None:
         wanted = ARGUMENTS[self._argument]

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.expressions.blocks import block_parts
 from flashgen.codegen.expressions.bounds import NUMBER_LIMIT
 from flashgen.codegen.expressions.build import apply, less
 from flashgen.codegen.expressions.canonical_text import parse_tree, text_of
 from flashgen.codegen.expressions.cxx import printed
 from flashgen.codegen.expressions.derivative import derivative
 from flashgen.codegen.expressions.recognition import added_term, scaled_and_added, visible_window, window_ends
-from flashgen.codegen.expressions.stages import stages_of
 from flashgen.codegen.expressions.tree import (
     FLOAT32,
     HEAD,
@@ -314,18 +314,21 @@ def test_a_window_beside_other_conditions() -> None:
     assert depends_on(found.rest) == {"head", "query", "key"}
 
 
-def test_stages() -> None:
-    tree = score(lambda s, b, h, q, k: s * torch.exp(SLOPES[h]) + SLOPES[h] * (q // 2) + torch.sin(k * 1.0) + (q - k))
-    stages = stages_of(tree)
-    assert [text_of(each) for each in stages.of_head] == ["t0:fp32[head]", "exp(t0:fp32[head])"]
-    assert [text_of(each) for each in stages.of_row] == ["mul(t0:fp32[head], float32(floor_div(query, 2)))"]
-    assert [text_of(each) for each in stages.of_column] == ["sin(float32(key))"]
-    names = {each: f"{kind}{i}" for kind in ("of_head", "of_row", "of_column") for i, each in enumerate(getattr(stages, kind))}
-    body = printed([tree], names)
-    assert body.statements == ()
-    assert "t0" not in body.results[0]
-    assert all(name in body.results[0] for name in ("of_head1", "of_row0", "of_column0"))
-    assert printed(stages.of_row, {stages.of_head[0]: "slope"}).results == ("slope * static_cast<float>(query / 2)",)
+def test_parts_that_are_the_same_in_blocks() -> None:
+    tree = mask(
+        lambda b, h, q, k: (IDS[q // 32] == IDS[k // 48]) | ((SLOPES[h] > 1) & (IDS[k // 96] < k) & (IDS[q // 100] > IDS[-(k // 64)]))
+    )
+    found = block_parts(tree)
+    texts = [
+        "lt(1.0, t1:fp32[head])",
+        "eq(t0:int32[floor_div(key, 48)], t0:int32[floor_div(query, 32)])",
+        "t0:int32[floor_div(key, 96)]",
+        "t0:int32[neg(floor_div(key, 64))]",
+    ]
+    assert sorted(text_of(each) for each in found.parts) == sorted(texts)
+    assert found.sizes == (32, 16)
+    assert block_parts(mask(lambda b, h, q, k: q // 8 == k // 8)).parts == ()
+    assert block_parts(mask(lambda b, h, q, k: q // 64 == k // 32)).sizes == (64, 32)
 
 
 def test_statements_are_shared() -> None:

@@ -17,7 +17,7 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, KernelText, Program, Waits
-from flashgen.codegen.seen_tiles import TileShape, tile_context, tile_kernels, tile_launch, tile_resources, with_seen_tiles
+from flashgen.codegen.seen_tiles import TileShape, block_reasons, tile_context, tile_kernels, tile_launch, tile_resources, with_seen_tiles
 from flashgen.codegen.semaphores import files_with_semaphores, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_kernels, gradient_resources
@@ -146,7 +146,7 @@ class AttentionBackward(Family):
             reasons.append(f"rows_dq must be at least block_q / warps {c.block_q / c.warps:g}; got {c.rows_dq}")
         if c.block_q > c.warps * 64:
             reasons.append(f"block_q must be at most 64 a warp: {c.warps * 64}; got {c.block_q}")
-        return reasons or self._resource_reasons(problem, config, target)
+        return reasons or block_reasons(problem, config) or self._resource_reasons(problem, config, target)
 
     def _resource_reasons(self, problem: Problem, config: AttentionBackwardConfig, target: Target) -> list[str]:
         reasons = []

@@ -25,7 +25,7 @@ from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
-from flashgen.codegen.seen_tiles import TileShape, tile_context, tile_kernels, tile_launch, tile_resources, with_seen_tiles
+from flashgen.codegen.seen_tiles import TileShape, block_reasons, tile_context, tile_kernels, tile_launch, tile_resources, with_seen_tiles
 from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_buffers, gradient_kernels, gradient_launches, gradient_resources
@@ -98,7 +98,7 @@ class AttentionBackwardSm90(Family):
         """See Family."""
         limits = (("block_q", 16, min(128, widest_tile(problem)), 16), ("stages", 2, 4, 1))
         reasons = self.refusals(problem, target) + range_reasons(config, limits)
-        return reasons or self._resource_reasons(problem, config, target)
+        return reasons or block_reasons(problem, config, BLOCK_KV) or self._resource_reasons(problem, config, target)
 
     def _resource_reasons(self, problem: Problem, config: Any, target: Target) -> list[str]:
         reasons = []

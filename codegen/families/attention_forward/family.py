@@ -19,6 +19,7 @@ from flashgen.codegen.program import BlockResources, KernelLaunch, KernelText, P
 from flashgen.codegen.seen_tiles import (
     NO_TILES,
     TileShape,
+    block_reasons,
     scatters,
     tile_context,
     tile_kernels,
@@ -104,7 +105,7 @@ class AttentionForward(Family):
         if config.warps >= 1 and config.block_q not in rows:
             given = f"{rows[0]} or {rows[1]} with warps {config.warps}"
             reasons.append(f"block_q must give each warp 16 or 32 rows, so {given}; got {config.block_q}")
-        return reasons or self._resource_reasons(problem, config, target)
+        return reasons or block_reasons(problem, config) or self._resource_reasons(problem, config, target)
 
     def _resource_reasons(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> list[str]:
         reasons = []

@@ -93,7 +93,7 @@ class AttentionForwardSm90(Family):
             reasons.append(f"scheduler must be dynamic and pack_gqa 1 with document_ids or a mask_mod; got {given}")
         if config.warpgroups == 3 and not config.dynamic:
             reasons.append("scheduler must be dynamic with warpgroups 3: the static one does not fit 160 registers; got static")
-        return reasons or self._resource_reasons(problem, config, target)
+        return reasons or seen_tiles.block_reasons(problem, config) or self._resource_reasons(problem, config, target)
 
     def _resource_reasons(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> list[str]:
         reasons = []

@@ -92,7 +92,7 @@ __device__ __forceinline__ SeenInTile look_at(const Link& link, const TileBounds
             const bool visible = link.visible(query, key);
             some |= visible, all &= visible;
         }
-        if (query % 8 == 7 && vote_sync_any(some) && vote_sync_any(!all)) break;
+        if (vote_sync_any(some) && vote_sync_any(!all)) break;
     }
     return {vote_sync_any(some), !vote_sync_any(!all)};
 }

@@ -9,6 +9,8 @@
 //% endif
 //% if traced_mask
 <%= traced_tiles %>
+// Of numbers that may be 0: then the other one.
+__device__ __forceinline__ constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
 //% endif
 struct TracedLink : HidesNothing<TracedLink> {
     static constexpr bool kHasHeads = true;
@@ -63,9 +65,37 @@ struct TracedLink : HidesNothing<TracedLink> {
     __device__ __forceinline__ bool visible(int query, int key) const { return functions.visible(batch, heads[0], query, key); }
     template <class Position, int kRowTiles, int kTiles>
     __device__ __forceinline__ void hide(float (&S)[kRowTiles][kTiles][4], const Position& position) const {
-        for_each(S, position, [&](float& s, int head, int query, int key) {
-            if (!functions.visible(batch, head, query, key)) s = -infinity();
-        });
+        constexpr bool kRowsAreKeys = Position::kRowsAreKeys;
+        constexpr int kAlike = common_divisor((kRowsAreKeys ? TracedTiles::kAlikeQueries : TracedTiles::kAlikeKeys) / 8, kTiles);
+        constexpr int kTogether = 8, kUnrolled = TracedTiles::kIsShort ? kTogether : 1;  // tiles of columns; 32 scores of a lane
+        const TracedTiles tiles{functions};
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+            TracedTiles::Parts parts;
+#pragma unroll
+            for (int first = 0; first < kTiles; first += kTogether) {
+                u32 visible = 0;  // a bit for each score
+#pragma unroll kUnrolled
+                for (int j = first; j < min(first + kTogether, kTiles); ++j) {
+                    if (j % 4 == 0) barrier_warp_sync();  // see for_each
+                    if (j % kAlike == 0) {
+                        const int row = position.first_row + i * 16, column = position.first_column + j * 8;
+                        parts = tiles.parts_of(batch, heads[0], kRowsAreKeys ? column : row, kRowsAreKeys ? row : column);
+                    }
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const int row = position.row(i, e / 2), column = position.first_column + lane_index() % 4 * 2 + j * 8 + e % 2;
+                        const int query = kRowsAreKeys ? column : row, key = kRowsAreKeys ? row : column;
+                        visible |= static_cast<u32>(tiles.visible_beside(parts, batch, heads[0], query, key)) << (j - first) * 4 + e;
+                    }
+                }
+#pragma unroll
+                for (int j = first; j < min(first + kTogether, kTiles); ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        if ((visible >> (j - first) * 4 + e & 1) == 0) S[i][j][e] = -infinity();
+            }
+        }
     }
     __device__ __forceinline__ SeenInTile seen_in(const TileBounds& tile) const {
         const TracedTiles tiles{functions};
