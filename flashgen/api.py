@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.nn.attention.flex_attention import BlockMask
 
 from flashgen.codegen.modifier import NO_MODIFIERS
 from flashgen.codegen.seen import Causal, Ends
@@ -53,6 +54,7 @@ def attention(
     dropout_p: float = ...,
     score_mod: ScoreMod = ...,
     mask_mod: MaskMod = ...,
+    block_mask: BlockMask | None = ...,
     return_dropout_mask: Literal[False] = ...,
 ) -> torch.Tensor: ...
 @overload
@@ -79,6 +81,7 @@ def attention(
     dropout_p: float = ...,
     score_mod: ScoreMod = ...,
     mask_mod: MaskMod = ...,
+    block_mask: BlockMask | None = ...,
     return_dropout_mask: Literal[False] = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
@@ -105,6 +108,7 @@ def attention(
     dropout_p: float = ...,
     score_mod: ScoreMod = ...,
     mask_mod: MaskMod = ...,
+    block_mask: BlockMask | None = ...,
     return_dropout_mask: Literal[True],
 ) -> tuple[torch.Tensor, ...]: ...
 def attention(
@@ -130,6 +134,7 @@ def attention(
     dropout_p: float = 0.0,
     score_mod: ScoreMod = None,
     mask_mod: MaskMod = None,
+    block_mask: BlockMask | None = None,
     return_dropout_mask: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """softmax(scale * q k^T) v, on the GPU that holds the tensors and in its current stream.
@@ -170,6 +175,9 @@ def attention(
     mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. A causal mask,
        a window or a mask in memory in it is one of the call. A kernel finds tiles of keys that no query of a tile sees, and these are not
        visited. torch.compile traces both.
+    block_mask: FlexAttention's BlockMask for len_q and len_kv, of any BLOCK_SIZE that is a multiple of 16: a query sees the keys of its
+       full blocks, and those of its other blocks that the block mask's own mask_mod lets it see. Other masks hide some of these. What it
+       lists is read once, and anew when its tensors have changed.
     dropout_p: probability, from 0 to 1 and met to 2^-16, of each element of P to be dropped; the others are divided by 1 - dropout_p. Lse
        is what it is without. A seed comes from PyTorch's generator of the device, so that torch.manual_seed repeats a call, each replay of
        a CUDA graph drops other elements, and gradients know the same ones. What is dropped depends on no kernel, nor on other modifiers.
@@ -206,12 +214,13 @@ def attention(
         or dropout_p != 0.0
         or score_mod is not None
         or mask_mod is not None
+        or block_mask is not None
         or isinstance(causal, str)
     ):
         given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, chunk, prefix_len, document_ids, dropout_p)
         sizes, device = _sizes(q, k, layout), getattr(q, "device", None)
         top_left, call = (0, None) if sizes is None else (sizes[2] - sizes[3], (sizes, q, scale))
-        causal, modified = modified_of_call(causal, *given, score_mod, mask_mod, top_left=top_left, device=device, call=call)
+        causal, modified = modified_of_call(causal, *given, score_mod, mask_mod, block_mask, top_left=top_left, device=device, call=call)
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())
         run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers, tensors)

@@ -8,9 +8,10 @@ Needs a GPU. bf16, batch * length = 16384, heads * head_dim = 2048, inputs from 
     documents  causal, of documents with 1024 tokens in the mean, at lengths 4096 and 16384
     blocks     random blocks of 128 x 128, one of ten seen, at length 16384: all of them whole; and of every second one a half
 
-FlexAttention's block masks are made beforehand. `mask_mod` is flashgen with the function that they are made of, whose tiles it finds in
-each call. A peer whose results differ from flashgen's by more than 2 % of their norm gets no time. Milliseconds, medians of 7 rounds; the
-last column is the best peer's time over flashgen's.
+FlexAttention's block masks are made beforehand, and flashgen is given the same ones. `mask_mod` is flashgen with the function that they are
+made of, whose tiles it finds in each call. A peer whose results differ from flashgen's by more than 2 % of their norm gets no time.
+Milliseconds, medians of 7 rounds; the last column is the best peer's time over flashgen's. Of blocks also the share of the time without a
+mask that they would have if each took as long as there, over flashgen's time, and how long it takes to find tiles.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .modifier_cost import milliseconds
 
 TOKENS, MODEL_DIM, MEAN_LENGTH, BLOCK, SEEN = 16384, 2048, 1024, 128, 0.1
 ROUNDS, CALLS, TOLERANCE = 7, 5, 0.02
-OURS = "flashgen"
+OURS, DENSE, TILES = "flashgen", "without", "tiles"
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -41,7 +42,7 @@ class Case(NamedTuple):
     """What queries see.
 
     mask_mod: all of it, as FlexAttention wants it; by_batch: whether that looks at the entry of the batch
-    ours: the options of flashgen's calls, by what they are called
+    ours: the options of flashgen's calls, by what they are called; a block mask is that of FlexAttention
     """
 
     name: str
@@ -79,7 +80,8 @@ def blocks(part: bool) -> Case:
         return seen[i // BLOCK, j // BLOCK] & (whole[i // BLOCK, j // BLOCK] | ((i + j) % 2 == 0))
 
     mask_mod = of_parts if part else of_whole
-    return Case(f"blocks-{'parts' if part else 'whole'}", length, mask_mod, False, {OURS: {"mask_mod": mask_mod}})
+    ours: dict[str, dict[str, Any]] = {OURS: {"block_mask": None}, "mask_mod": {"mask_mod": mask_mod}}
+    return Case(f"blocks-{'parts' if part else 'whole'}", length, mask_mod, False, ours)
 
 
 KINDS: dict[str, list[Callable[[], Case]]] = {
@@ -94,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", choices=[*KINDS], nargs="+", default=[*KINDS])
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--pass", dest="operation", choices=("forward", "backward"), nargs="+", default=["forward", "backward"])
+    parser.add_argument("--alone", action="store_true", help="flashgen without the others, whose compilation takes minutes")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         sys.exit("error: a GPU is needed; got none")
@@ -105,10 +108,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{case.name} length {case.length}: a block mask is made in {built:.3f} ms, {mask.sparsity():.1f} % of it empty", flush=True)
         for operation in options.operation:
             for head_dim in options.head_dim:
-                times, failed = measured(operation, head_dim, case, mask)
+                times, failed = measured(operation, head_dim, case, mask, options.alone)
                 told = "  ".join(f"{name} {time:.3f}" for name, time in times.items())
                 best = min((time for name, time in times.items() if name.startswith("flex")), default=float("nan"))
                 print(f"  {operation:8} head_dim {head_dim:3}  {told}  {best / times[OURS]:.3f}", flush=True)
+                if DENSE in times:
+                    share = times[DENSE] * (1 - mask.sparsity() / 100)
+                    speeds = "  ".join(f"{name} {share / times[name]:.3f}" for name in case.ours)
+                    print(f"    of the speed without a mask: {speeds}; tiles found in {times[TILES]:.3f} ms", flush=True)
                 for name, why in failed.items():
                     print(f"    {name}: {why}")
 
@@ -121,12 +128,15 @@ def block_mask(case: Case) -> tuple[flex.BlockMask, float]:
     return mask, milliseconds(make, CALLS)
 
 
-def measured(operation: str, head_dim: int, case: Case, mask: flex.BlockMask) -> tuple[dict[str, float], dict[str, str]]:
+def measured(operation: str, head_dim: int, case: Case, mask: flex.BlockMask, alone: bool) -> tuple[dict[str, float], dict[str, str]]:
     """Times of those that can do it, and why the others cannot."""
     shape = (TOKENS // case.length, MODEL_DIM // head_dim, case.length, head_dim)
     given = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
-    peers: dict[str, Attention] = {name: partial(flashgen.attention, layout="bhsd", **options) for name, options in case.ours.items()}
-    for name, kernels in (("flex", None), ("flex_flash", {"BACKEND": "FLASH"})):
+    peers: dict[str, Attention] = {}
+    for name, options in case.ours.items():
+        own = {"block_mask": mask} if "block_mask" in options else options
+        peers[name] = partial(flashgen.attention, layout="bhsd", **own)
+    for name, kernels in () if alone else (("flex", None), ("flex_flash", {"BACKEND": "FLASH"})):
         peers[name] = torch.compile(partial(flex.flex_attention, block_mask=mask, kernel_options=kernels), dynamic=False)
     runs: dict[str, Callable[[], Any]] = {}
     failed: dict[str, str] = {}
@@ -141,11 +151,24 @@ def measured(operation: str, head_dim: int, case: Case, mask: flex.BlockMask) ->
             wanted, runs[name] = wanted or found, run
         except Exception as error:  # each fails in its own ways
             failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    if case.name.startswith("blocks"):
+        runs[DENSE] = call(operation, partial(flashgen.attention, layout="bhsd"), given)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS):
         for name, run in runs.items():
             times[name].append(milliseconds(run, CALLS))
+    if DENSE in runs:
+        times[TILES] = [milliseconds_of_tiles(runs[OURS])]
     return {name: statistics.median(each) for name, each in times.items()}, failed
+
+
+def milliseconds_of_tiles(run: Callable[[], Any]) -> float:
+    """Of the kernels in a call that find tiles."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(CALLS):
+            run()
+        torch.cuda.synchronize()
+    return sum(float(event.device_time_total) for event in profile.key_averages() if event.key.endswith("_tiles")) / CALLS / 1000
 
 
 def fault_of(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:

@@ -18,6 +18,7 @@ from flashgen.codegen.seen import Causal, Ends, Seen
 from flashgen.codegen.typed import require_type
 
 from .asked import Modified, require_no_gradient
+from .block_masks import with_block_mask
 from .built_in import CallOf
 from .recorded_call import recorded_call
 from .seeds import drawn_seed
@@ -42,6 +43,7 @@ def modified_of_call(
     dropout_p: float = 0.0,
     score_mod: Any = None,
     mask_mod: Any = None,
+    block_mask: Any = None,
     *,
     top_left: int,
     device: torch.device | None = None,
@@ -52,6 +54,8 @@ def modified_of_call(
     top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator; call: what functions are for
     """
     traced = None
+    if block_mask is not None:
+        score_mod, mask_mod = with_block_mask(score_mod, mask_mod, block_mask, call)
     if score_mod is not None or mask_mod is not None:
         if is_dynamo_compiling():
             traced = recorded_call(score_mod, mask_mod, top_left, window is None and prefix_len is None, device)
