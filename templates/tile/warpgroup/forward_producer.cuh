@@ -21,17 +21,23 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
     prefetch_tensormap(p.k_map);
     prefetch_tensormap(p.v_map);
     int index = block_index();
+//% if scatters
+    Work work = Work::find(p, index);
+//% endif
 #pragma unroll 1
     while (index < p.tiles) {
+//% if not scatters
         const Work work = Work::find(p, index);
+//% endif
         const int head_kv = divide(work.first_head, p.group_reciprocal);
 //% if scatters
         const SeenTiles seen = work.seen(p);
+        const int batch = work.batch;
         const int last_block = work.end_block - 1;
-        int next = index, following;
+        int next = index, following = seen.before(last_block), after;
 #pragma unroll 1
-        for (int k_block = last_block; k_block >= 0; k_block = following) {
-            following = seen.before(k_block);
+        for (int k_block = last_block; k_block >= 0; k_block = following, following = after) {
+            after = following < 0 ? -1 : seen.before(following);
 //% else
         const int last_block = work.end_block - 1, lowest_block = work.lowest_block(p);
         int next = index;
@@ -53,14 +59,20 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
                 q_state.advance();
             }
 //% if scatters
-            if (following < 0) next = next_work_tile<Traits>(p, index);
+            // The next work tile is claimed with the last block but one, and found with the last: both take their time.
+            if (after < 0 && (following >= 0 || k_block == last_block)) next = next_work_tile<Traits>(p, index);
+            if (following < 0 && next < p.tiles) work = Work::find(p, next);
 //% else
             // The claim's latency stalls this thread, while consumers work on the stages that are full. The claim is made with the last K
             // block but one, where there are two, so that its latency does not add to that of finding the next work tile.
             if (k_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
 //% endif
             load_v();
+//% if scatters
+            v_block = k_block, v_head = head_kv, v_batch = batch;
+//% else
             v_block = k_block, v_head = head_kv, v_batch = work.batch;
+//% endif
         }
         index = next;
     }

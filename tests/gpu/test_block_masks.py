@@ -1,0 +1,86 @@
+"""FlexAttention's block masks on a GPU: results and gradients beside plain PyTorch in float64, of seeded random sizes; CUDA graphs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+import flashgen
+
+pytestmark = pytest.mark.gpu
+Mod = Callable[..., Any]
+BLOCKS = (torch.rand(40, 40, generator=torch.Generator().manual_seed(1)) < 0.4).cuda() if torch.cuda.is_available() else torch.ones(40, 40)
+IDS = (torch.arange(4096) // 150).to(BLOCKS.device)
+FUNCTIONS: dict[str, Mod] = {
+    "documents": lambda b, h, q, k: (IDS[q] == IDS[k]) & (q >= k),
+    "by-entry": lambda b, h, q, k: (q - k).abs() < 90 * (b + 1),
+    "by-head": lambda b, h, q, k: (q >= k) | (h % 2 == 1),
+    "blocks": lambda b, h, q, k: BLOCKS[q // 64, k // 64],
+    "parts": lambda b, h, q, k: BLOCKS[q // 128, k // 128] & (BLOCKS[k // 128, q // 128] | ((q + k) % 2 == 0)),
+}
+
+
+def exact(mask_mod: Mod, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    scores = q @ k.mT * q.shape[3] ** -0.5
+    at = torch.meshgrid(*(torch.arange(size, device=q.device) for size in scores.shape), indexing="ij")
+    hidden = ~mask_mod(*at).expand(scores.shape)
+    nothing = hidden.all(-1, keepdim=True)
+    return torch.where(nothing, 0.0, scores.masked_fill(hidden & ~nothing, -torch.inf).softmax(-1)) @ v
+
+
+def made(name: str, batch: int, heads: int, lengths: tuple[int, int], size: Any) -> BlockMask:
+    by = {"by-entry": (batch, None), "by-head": (None, heads)}.get(name, (None, None))
+    return create_block_mask(FUNCTIONS[name], *by, *lengths, device="cuda", BLOCK_SIZE=size)
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_results_and_gradients(name: str, head_dim: int) -> None:
+    draw = random.Random(f"{name} {head_dim}")
+    for _ in range(4):
+        dtype, heads = draw.choice((torch.bfloat16, torch.float16)), draw.choice(((4, 4), (4, 2), (6, 1)))
+        batch, lengths = draw.randint(1, 3), (draw.randint(1, 900), draw.randint(1, 900))
+        size = draw.choice((128, (64, 128), (16, 48), 256))
+        mask = made(name, batch, heads[0], lengths, size)
+        shapes = ((batch, heads[0], lengths[0], head_dim), *((batch, heads[1], lengths[1], head_dim),) * 2)
+        given = [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes]
+        floats = [t.detach().double().requires_grad_() for t in given]
+        out, wanted = flashgen.attention(*given, layout="bhsd", block_mask=mask), exact(FUNCTIONS[name], *floats)
+        into = torch.randn_like(out)
+        found = torch.autograd.grad(out, given, into)
+        right = torch.autograd.grad(wanted, floats, into.double())
+        for one, other in zip((out, *found), (wanted, *right), strict=True):
+            apart = float((one.double() - other).abs().max())
+            assert apart <= 2**-6 * max(1.0, float(other.abs().max())), (dtype, heads, batch, lengths, size)
+
+
+def test_a_graph_replays_it() -> None:
+    q = torch.randn(1, 2, 512, 64, device="cuda", dtype=torch.bfloat16)
+    mask = made("parts", 1, 2, (512, 512), 128)
+    wanted = flashgen.attention(q, q, q, layout="bhsd", block_mask=mask)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flashgen.attention(q, q, q, layout="bhsd", block_mask=mask)
+    q.mul_(-1)
+    graph.replay()
+    q.mul_(-1)
+    graph.replay()
+    assert torch.equal(out, wanted)
+
+
+def test_another_stream_makes_its_own_table() -> None:
+    q = torch.randn(1, 2, 512, 64, device="cuda", dtype=torch.bfloat16)
+    mask = made("documents", 1, 2, (512, 512), 128)
+    wanted = flashgen.attention(q, q, q, layout="bhsd", block_mask=mask)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        found = flashgen.attention(q, q, q, layout="bhsd", block_mask=mask)
+    torch.cuda.synchronize()
+    assert torch.equal(found, wanted)
