@@ -19,11 +19,12 @@ from .attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, s
 from .config import Config, range_reasons, tagged
 from .devices import DRAM_EFFICIENCY, Device
 from .family import Family, Prediction
+from .modifier import drops, modifier_values, with_modifiers
 from .operands import Call
 from .operation import operation_of
 from .parameters import Parameter, ParameterBlock
 from .problem import Mask, Problem
-from .program import BlockResources
+from .program import BlockResources, KernelText
 from .target import Target
 from .workload import Workload
 
@@ -111,7 +112,7 @@ class LadderFamily(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation)
+        reasons = problem_reasons(problem, self.operation, self.modifiers)
         for name, width in (("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)):
             if width > MAX_HEAD_DIM:
                 reasons.append(f"{name} must be at most {MAX_HEAD_DIM} in {self.name}; got {width} (nearest: {MAX_HEAD_DIM})")
@@ -181,6 +182,14 @@ class LadderFamily(Family):
         queries, keys = self.tile_bytes(problem, config)
         return queries + int(config.stages) * keys
 
+    def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See Family."""
+        return (*self.atoms, *["set_f16"] * (drops(problem) and "set_f16" not in self.atoms)), self.tiles
+
+    def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
+        """See Family."""
+        return (KernelText(with_modifiers(self.parameters, problem)),)
+
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
         """See Family."""
         return {"": BlockResources(config.warps * 32, self.shared_bytes(problem, config))}
@@ -195,7 +204,7 @@ class LadderFamily(Family):
             values |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
         values |= {name: divisors[name] for name in ("heads_q", "l2_group_heads", "l2_group_tiles")}
         values |= {"len_q": w.len_q, "len_kv": w.len_kv, "query_tiles": self.query_tiles(config, w)}
-        return values | scale_values(call.scalars["scale"])
+        return {**values, **scale_values(call.scalars["scale"]), **modifier_values(call)}
 
     def query_tiles(self, config: Any, workload: Workload) -> int:
         """Of a head."""

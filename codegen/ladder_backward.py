@@ -21,6 +21,7 @@ from .families.attention_backward.launches import gradient_program
 from .families.attention_backward.model import LAUNCH_SECONDS
 from .family import Prediction, Traffic
 from .ladder import LadderFamily, Work
+from .modifier import with_modifiers
 from .operands import Call
 from .operation import operation_of
 from .problem import Problem
@@ -112,8 +113,8 @@ class LadderBackward(LadderFamily):
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order in which they are launched."""
         return (
-            KernelText(self.row_parameters, "_preprocess", "RowParameters"),
-            KernelText(self.parameters),
+            KernelText(with_modifiers(self.row_parameters, problem), "_preprocess", "RowParameters"),
+            KernelText(with_modifiers(self.parameters, problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
         )
 

@@ -124,8 +124,8 @@ def _states(block_mask: BlockMask) -> torch.Tensor:
         (_FULL, m.full_kv_num_blocks, m.full_kv_indices),
     ):
         if count is not None and indices is not None:
-            order = torch.arange(indices.shape[-1], device=indices.device)
-            listed = (order < count.unsqueeze(-1)) & (indices >= 0) & (indices < columns)
+            position = torch.arange(indices.shape[-1], device=indices.device)
+            listed = (position < count.unsqueeze(-1)) & (indices >= 0) & (indices < columns)
             states.scatter_(-1, torch.where(listed, indices, columns).long(), state)  # what is not listed: into a column of nobody
     states = states[..., :columns]
     while states.ndim < 4:

@@ -102,7 +102,7 @@ def test_families_take_it_or_say_why_not() -> None:
     forward, backward = {"attention_forward", "attention_forward_sm90"}, {"attention_backward", "attention_backward_sm90"}
     assert takes == forward | backward | {"attention_backward_wide_sm90"}
     (reason,) = find_family("flash1_forward").refusals(PROBLEM, find_target("sm_90a"))
-    assert reason == "modifiers must be none in these kernels; got chunk"
+    assert reason == "modifiers must be of dropout in these kernels; got chunk"
 
 
 def test_positions_are_divided_exactly() -> None:

@@ -106,7 +106,7 @@ def test_families_take_it_or_say_why_not() -> None:
     }
     assert takes == {"attention_forward", "attention_forward_sm90", "attention_backward", "attention_backward_sm90"}
     (reason,) = find_family("flash1_forward").refusals(PROBLEM, find_target("sm_90a"))
-    assert reason == "modifiers must be none in these kernels; got window"
+    assert reason == "modifiers must be of dropout in these kernels; got window"
 
 
 def test_a_launch_has_its_ends_however_far_they_are() -> None:

@@ -27,6 +27,7 @@ class Flash1Backward(LadderBackward):
     name = "flash1_backward"
     revision = 2
     template = "kernels/flash1_backward.cu.j2"
+    modifiers = ("dropout",)
     config_type = Flash1BackwardConfig
 
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:

@@ -15,6 +15,7 @@ from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Traffic
 from flashgen.codegen.flash1 import paper_block_sizes
 from flashgen.codegen.ladder import LadderFamily, Work
+from flashgen.codegen.modifier import drops
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter
 from flashgen.codegen.problem import Problem
@@ -35,10 +36,12 @@ class Flash1Forward(LadderFamily):
     name = "flash1_forward"
     revision = 4
     template = "kernels/flash1_forward.cu.j2"
+    modifiers = ("dropout",)
     config_type = Flash1ForwardConfig
     unhidden = 0.3  # a step reads its rows before it computes
     parameters = LadderFamily.parameters.with_fields(Parameter("volatile float*", "running_rows"), Parameter("int", "splits"))
     registers_beside = 88
+    registers_of_dropout = 40  # more
     usual_keys = (128, 64, 32, 16)  # O moves once a key tile
 
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
@@ -53,7 +56,8 @@ class Flash1Forward(LadderFamily):
 
     def registers_needed(self, problem: Problem, config: Flash1ForwardConfig) -> int:
         """See LadderFamily. Addresses of O and of the statistics beside those of two loops; more of them where a warp has 32 rows."""
-        return super().registers_needed(problem, config) + 2 * (self.rows_and_keys(config)[0] - 16)
+        of_dropout = self.registers_of_dropout * drops(problem)
+        return super().registers_needed(problem, config) + 2 * (self.rows_and_keys(config)[0] - 16) + of_dropout
 
     def splits(self, problem: Problem, config: Flash1ForwardConfig, workload: Workload, device: Device) -> int:
         """Blocks of a head: the fewest whose waves fill the GPU nearly as well as those of any number up to 30 do.

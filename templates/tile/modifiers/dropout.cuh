@@ -46,7 +46,8 @@ struct Dropout {
 // What an element of P is multiplied by.
 __device__ __forceinline__ float keep_factor(const Dropout& dropout, u32 query, u32 key) {
     const RandomWords bits = dropout.random(Dropout::queries_of(query), Dropout::keys_of(key));
-    const u32 kept = dropout.kept(bits.word[query / 8 % 2 + key / 8 % 2 * 2]);
+    const u32 low = key / 8 % 2 ? bits.word[2] : bits.word[0], high = key / 8 % 2 ? bits.word[3] : bits.word[1];
+    const u32 kept = dropout.kept(query / 8 % 2 ? high : low);
     return kept >> key % 2 * 16 & 1 ? dropout.scale : 0.0f;
 }
 
@@ -75,6 +76,29 @@ template <int kPackGqa, int kSteps>
 __device__ __forceinline__ void drop(u32 (&P)[kSteps][4], const Dropout& dropout, int first_row, int first_key) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) drop<kPackGqa>(P[step], dropout, first_row, first_key + step * 16);
+}
+
+// The same of a fragment of P in fp32, where what is left is scaled, too. Random bits come from a loop that is not unrolled: the compiler
+// would make them all at once, into more registers than there are.
+template <int kRowTiles, int kTiles>
+__device__ __forceinline__ void drop(float (&P)[kRowTiles][kTiles][4], const Dropout& dropout, int first_row, int first_key) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int first = 0; first < kTiles; first += 8) {
+            u32 kept = 0;  // of 16 keys four neighbouring bits of either half
+#pragma unroll 1
+            for (int j = first; j < min(first + 8, kTiles); j += 2) {
+                u32 all[4] = {0x10001u, 0x20002u, 0x40004u, 0x80008u};
+                drop(all, dropout, first_row + i * 16, first_key + j * 8);
+                kept |= (all[0] | all[1] | all[2] | all[3]) << (j - first) * 2;
+            }
+#pragma unroll
+            for (int j = first; j < min(first + 8, kTiles); ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    P[i][j][e] *= kept >> ((j - first) / 2 * 4 + j % 2 * 2 + e / 2 + e % 2 * 16) & 1 ? dropout.scale : 0.0f;
+        }
 }
 
 // What is left of P is still to be divided by the probability that it is.
