@@ -158,3 +158,43 @@ def test_what_a_peer_has_not_is_all_that_is_said() -> None:
     assert result.errors == {"math": "math has no softcap"}
     having = {name for name, peer in PEERS.items() if issubclass(peer, AttentionPeer) and {*ALL} <= {*peer.modifiers}}
     assert having == {"flashgen", "flashgen_deterministic", "flex", "flex_flash", "eager"}
+
+
+def test_documents_are_those_of_the_inputs() -> None:
+    """A benchmark has documents in order, the same of queries and keys, and FlexAttention's block mask knows them."""
+    cell = Cell(Problem(Dtype.FP16, 16, 8, Mask.CAUSAL, modifiers=("document_ids",)), Workload(2, 2, 2, 3000, 3000))
+    inputs = Runner({}, CPU, 0, 1).inputs(cell, "bhsd")
+    ids = inputs["document_ids_kv"]
+    assert torch.equal(inputs["document_ids_q"], ids)
+    assert (ids.diff() >= 0).all()
+    assert 0 < ids.max() < 20
+    asked: list[Any] = []
+
+    class Told(Flex):
+        def __init__(self) -> None:
+            self._attention = self._told
+
+        @staticmethod
+        def _told(q: Tensor, k: Tensor, v: Tensor, slopes: Any, sinks: Any, cap: Any, mask: Any, gqa: bool, options: Any) -> Tensor:
+            asked.append(mask)
+            return q
+
+    Told().prepare(cell, CPU)(inputs)()
+    at = torch.meshgrid(*(torch.arange(size) for size in (2, 1, 3000, 3000)), indexing="ij")
+    seen = asked[0].mask_mod(*at)
+    assert torch.equal(seen[:, 0], (ids[:, :, None] == ids[:, None]) & (at[2] >= at[3])[:, 0])
+    given: list[Any] = []
+
+    class Asked(Flashgen):
+        def __init__(self) -> None:
+            self._attention = lambda *tensors, **keywords: given.append(keywords["document_ids"])  # type: ignore[assignment]
+
+    Asked().prepare(cell, CPU)(inputs)()
+    assert given[0] == (inputs["document_ids_q"], inputs["document_ids_kv"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_flashgen_has_documents(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    assert fault_of(Flashgen(), cell_of("document_ids", operation=operation)) == ""
