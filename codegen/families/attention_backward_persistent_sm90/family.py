@@ -91,7 +91,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         """See Family. In the order of their launches."""
         return (
             KernelText(with_modifiers(self.row_parameters, problem), "_preprocess", "RowParameters"),
-            KernelText(with_modifiers(self.parameters, problem)),
+            KernelText(self.main_parameters(problem)),
             *gradient_kernels(problem),
         )
 

@@ -20,11 +20,13 @@ from flashgen.codegen.attention import (
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
+from flashgen.codegen.modifier import fetches, modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
+from flashgen.codegen.parameters import ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
+from flashgen.codegen.score_tensors import batch_values, with_batches
 from flashgen.codegen.seen_tiles import TileShape, tile_context, tile_kernels, tile_launch, tile_resources, with_seen_tiles
 from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
@@ -63,6 +65,7 @@ class AttentionBackwardSm90(Family):
     revision = 11
     block_kv: ClassVar[int] = BLOCK_KV
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
+    fetches_scores: ClassVar[bool] = True
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
@@ -115,6 +118,7 @@ class AttentionBackwardSm90(Family):
         """Dynamic shared memory of a block of the main kernel, in bytes."""
         of_row = panels(problem.head_dim) + panels(problem.head_dim_v)
         rows = (BLOCK_KV + config.stages * config.block_q) * of_row + D_SCORES_STAGES * config.block_q * panels(BLOCK_KV)
+        rows += fetches(problem) * config.block_q * BLOCK_KV // PANEL
         return int(
             rows * PANEL * problem.dtype.bytes + config.stages * (row_bytes(config.block_q) + SEMAPHORE_BYTES * problem.deterministic)
         )
@@ -128,10 +132,15 @@ class AttentionBackwardSm90(Family):
         return (
             *tile_kernels(problem),
             KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
-            KernelText(with_modifiers(with_semaphores(with_seen_tiles(self.parameters, problem), problem), problem)),
+            KernelText(self.main_parameters(problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
             *gradient_kernels(problem),
         )
+
+    def main_parameters(self, problem: Problem) -> ParameterBlock:
+        """Of the kernel that computes dK, dV and the sums of dQ."""
+        block = with_seen_tiles(with_batches(self.parameters, reads_scores(problem)), problem)
+        return with_modifiers(with_semaphores(block, problem), problem)
 
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
         """See Family."""
@@ -163,7 +172,7 @@ class AttentionBackwardSm90(Family):
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}
         known |= {"scale_log2": scale_values(score_unit(call))["scale_log2"], "scale": float32(call.scalars["scale"])}
-        known |= modifier_values(call)
+        known |= modifier_values(call) | batch_values(call)
         known |= self.schedule_values(config, w, device)
         seen = tile_launch(call, TileShape(config.block_q, self.block_kv, rows_are_keys=True))
         known |= seen.values

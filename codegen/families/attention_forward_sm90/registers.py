@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashgen.codegen.attention import padded
-from flashgen.codegen.modifier import adds_to_scores, maps_scores
+from flashgen.codegen.modifier import adds_to_scores, fetches, maps_scores
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.seen_tiles import scatters
 
@@ -15,6 +15,7 @@ BESIDE = (48, 40, 32)
 OF_MAP = 16  # more, where a modifier maps scores: its constants, and what a large score takes
 WIDEST = (128, 128, 80)  # K blocks, by consumers, whose map needs no more than that
 WIDEST_SUM = 144  # the same where a modifier adds to scores
+OF_FETCHED = 8  # more, where elements of scores are fetched
 OF_SCATTERED = 16  # more, where masks beside it hide keys of no range
 
 
@@ -22,7 +23,7 @@ def registers_needed(problem: Problem, config: AttentionForwardSm90Config) -> in
     """An estimate of the registers of a consumer's thread; the compiler has the last word."""
     beside, block_kv = BESIDE[config.warpgroups - 1], config.block_kv
     if adds_to_scores(problem):
-        beside += max(0, block_kv - WIDEST_SUM) + OF_SCATTERED * scatters(problem)
+        beside += max(0, block_kv - WIDEST_SUM) + OF_SCATTERED * scatters(problem) + OF_FETCHED * fetches(problem)
     if maps_scores(problem):
         beside += OF_MAP + max(0, block_kv - WIDEST[config.warpgroups - 1])
     return block_kv + padded(problem.head_dim_v) // 2 + beside

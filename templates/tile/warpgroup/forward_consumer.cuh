@@ -39,6 +39,9 @@ struct ForwardConsumer {
 //% if drops
     Dropout dropout;                          // of its head, the first one under PackGQA
 //% endif
+//% if fetches
+    bool fetched;                             // whether the next scores have what `fetch` has brought
+//% endif
     // K blocks that this consumer's rows see, for the mask alone: every consumer visits all blocks of the work tile, as the turns of
     // ping-pong scheduling and the releases of K and V must match in number.
     Blocks own_blocks;
@@ -60,6 +63,9 @@ struct ForwardConsumer {
 //% else
         const bool new_tile = --k_block < lowest_block;
         if (new_tile && !wait_for_work()) return false;
+//% endif
+//% if fetches
+        fetch(new_tile);
 //% endif
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
@@ -101,6 +107,9 @@ struct ForwardConsumer {
         // time when they wait: a named barrier counts arrivals. The last consumer's last arrival has no partner; the end of the thread
         // block drops it.
         if (Traits::kPingPong && consumer == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
+//% if fetches
+        fetch(false);
+//% endif
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();
         make_p(P[0], true);
@@ -150,7 +159,13 @@ struct ForwardConsumer {
 //% endif
 //% if adds
         RowOffset offset[1][2] = {};
+//% if fetches
+        Chain own = chain_of(Work::load(current));
+        if (fetched) set_fetched(own, smem.fetched_by(warp_row() / 16));
+        add_terms(S, offset, position(), own);
+//% else
         add_terms(S, offset, position(), chain);
+//% endif
 //% endif
 //% if scatters
         const bool cut = own_blocks.needs_mask(k_block), masked = seen.needs_row_max(cut || seen.hides);
@@ -175,6 +190,19 @@ struct ForwardConsumer {
 //% if changes or scatters
     using Position = ScorePosition<false, kPackGqa>;
     __device__ __forceinline__ Position position() const { return {first_query * kPackGqa + warp_row(), k_block * kBlockKv}; }
+//% endif
+//% if fetches
+    // A chain of its own: what it knows of tensors would take registers all the time.
+    __device__ __forceinline__ Chain chain_of(const Work& work) const {
+        return of_packed_heads<kPackGqa>(work.chain(p), work.batch, work.first_head);
+    }
+    // What scores of the K block that is next have in memory, which make_p waits for: here, where no scores take registers. new_tile: it is
+    // the first one of the next work tile.
+    __device__ __forceinline__ void fetch(bool new_tile) {
+        const Work work = Work::load(new_tile ? smem.work_slot(slot.stage) : current);
+        const int row = warp_row(), block = new_tile ? shfl_sync_first(work.end_block) - 1 : k_block;
+        fetched = fetch_scores<kBlockKv>(chain_of(work), smem.fetched_by(row / 16), Position{work.first_query * kPackGqa + row, block * kBlockKv});
+    }
 //% endif
     // Every warp releases Q for itself. Once Q of work tile t is released, the producer may write tile t + kQueryStages into
     // the slot of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
