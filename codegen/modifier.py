@@ -47,8 +47,7 @@ class Modifier(ABC):
     masks_by_key: whether kernels for Hopper mask by the queries that see a key: `mask_by_key` in templates/tile/warp/score_gradients.cuh
     opens: whether its link holds those that hide keys, and shows keys that they hide: templates/tile/modifiers/prefix_len.cuh
     scattered_by: of one whose link hides keys of no range, by which of BATCH and HEADS_Q tiles are seen or not: seen_tiles.py
-    reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh
-    fetched: whether kernels bring these elements to shared memory before, where they can: templates/tile/common/fetched_tensor.cuh
+    reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh; fetched: fetched_tensor.cuh
     widest_tile: scores in a row of a tile that Hopper's kernels have registers for beside it
     """
 
@@ -263,12 +262,6 @@ def drops(problem: Problem) -> bool:
 def reads_scores(problem: Problem) -> bool:
     """Whether a modifier has a tensor of which each score has an element."""
     return any(one.reads_scores for one in modifiers_of(problem))
-
-
-@cache
-def fetches(problem: Problem) -> bool:
-    """Whether kernels that can bring elements of scores to shared memory before they need them."""
-    return any(one.fetched for one in modifiers_of(problem))
 
 
 @cache

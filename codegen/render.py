@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from flashgen import templates
 
 from .errors import ArgumentError
-from .modifier import Modifier, collects_gradients, fetches, modifiers_of
+from .modifier import Modifier, collects_gradients, modifiers_of
 from .prune import END, MARK, parts, pruned
+from .score_tensors import fetches
 from .seen_tiles import hiding, scatters
 from .spec import KernelSpec
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from .attention import reciprocal
+from .modifier import modifiers_of
 from .operands import Axis, Call, Element, Operand, Role, View
 from .parameters import Parameter, ParameterBlock
+from .problem import Problem
 
 # Of the tile operations, before the links that have such tensors.
 TILE_FILE, FETCHED_FILE = "common/score_tensors", "common/fetched_tensor"
@@ -22,6 +25,12 @@ MOST = 2**24  # of the others: what a tile has of them does
 def score_operand(name: str, element: Element, role: Role = Role.IN) -> Operand:
     """[batch, heads_q, len_q, len_kv], with any strides. An output may be left out."""
     return Operand(name, (Axis.BATCH, Axis.HEADS_Q, Axis.LEN_Q, Axis.LEN_KV), element, role, optional=role is Role.OUT)
+
+
+@cache
+def fetches(problem: Problem) -> bool:
+    """Whether kernels that can bring elements of scores to shared memory before they need them."""
+    return any(one.fetched for one in modifiers_of(problem))
 
 
 def with_batches(block: ParameterBlock, wanted: bool) -> ParameterBlock:

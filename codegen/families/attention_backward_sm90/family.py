@@ -20,14 +20,13 @@ from flashgen.codegen.attention import (
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import fetches, modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
-from flashgen.codegen.parameters import ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
-from flashgen.codegen.score_tensors import batch_values, with_batches
-from flashgen.codegen.seen_tiles import TileShape, tile_context, tile_kernels, tile_launch, tile_resources, with_seen_tiles
+from flashgen.codegen.score_tensors import batch_values, fetches
+from flashgen.codegen.seen_tiles import TileShape, tile_context, tile_kernels, tile_launch, tile_resources
 from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_buffers, gradient_kernels, gradient_launches, gradient_resources
@@ -37,7 +36,7 @@ from flashgen.codegen.workload import Workload
 from . import model
 from .config import AttentionBackwardSm90Config
 from .launch import PANEL, heads_of_l2_group, panels, tensor_maps
-from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
+from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS, main_parameters
 from .registers import ACCUMULATORS, accumulators, is_crowded, modifier_reasons
 
 CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
@@ -132,15 +131,10 @@ class AttentionBackwardSm90(Family):
         return (
             *tile_kernels(problem),
             KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
-            KernelText(self.main_parameters(problem)),
+            KernelText(main_parameters(self.parameters, problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
             *gradient_kernels(problem),
         )
-
-    def main_parameters(self, problem: Problem) -> ParameterBlock:
-        """Of the kernel that computes dK, dV and the sums of dQ."""
-        block = with_seen_tiles(with_batches(self.parameters, reads_scores(problem)), problem)
-        return with_modifiers(with_semaphores(block, problem), problem)
 
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
         """See Family."""

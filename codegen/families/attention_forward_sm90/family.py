@@ -11,13 +11,13 @@ from flashgen.codegen import seen_tiles, wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import fetches, modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
-from flashgen.codegen.score_tensors import batch_values, with_batches
+from flashgen.codegen.score_tensors import batch_values, fetches, with_batches
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
 from flashgen.codegen.workload import Workload
@@ -43,8 +43,7 @@ class AttentionForwardSm90(Family):
     name = "attention_forward_sm90"
     revision = 11
     preference = 1
-    modifiers = TAKEN_BY_MOST
-    fetches_scores = True
+    modifiers, fetches_scores = TAKEN_BY_MOST, True
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
     parameters = ParameterBlock(
@@ -160,8 +159,7 @@ class AttentionForwardSm90(Family):
         values = self._sizes(problem, config, call.workload)
         grid = min(int(values["tiles"]), self.blocks_per_sm(problem, config) * device.sm_count)
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
-        if reads_scores(problem):
-            values |= batch_values(call)
+        values |= batch_values(call) if reads_scores(problem) else {}
         tiles = (
             seen_tiles.tile_launch(call, seen_tiles.TileShape(config.queries, config.block_kv))
             if problem.modifiers

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from flashgen.codegen.attention import padded
-from flashgen.codegen.modifier import adds_to_scores, fetches, maps_scores
+from flashgen.codegen.modifier import adds_to_scores, maps_scores
 from flashgen.codegen.problem import Problem
+from flashgen.codegen.score_tensors import fetches
 from flashgen.codegen.seen_tiles import scatters
 
 from .config import AttentionForwardSm90Config

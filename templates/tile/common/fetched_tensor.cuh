@@ -1,6 +1,6 @@
 // A tensor of which each score has an element of 16 bits, brought to shared memory while other scores are worked on: a warp fetches what its
 // next fragment needs, and reads it once the fragment is there. Where keys are no neighbours in memory, chunks of 16 bytes begin elsewhere,
-// the fragment ends within a chunk, or all queries have the same elements, nothing is fetched, and it is read in place.
+// the fragment ends within a chunk, or all queries have the same elements, nothing is fetched, and it is read in own_chunk.
 
 template <class T>
 struct FetchedTensor : ScoreTensor<T> {
@@ -11,23 +11,23 @@ struct FetchedTensor : ScoreTensor<T> {
     template <int kColumns, class Position>
     __device__ __forceinline__ bool fetch(SharedAddress to, const Position& position) const {
         const int end = Position::kRowsAreKeys ? position.first_row + 16 : position.first_column + kColumns;
-        const u64 places = reinterpret_cast<u64>(this->of_row[0]) | reinterpret_cast<u64>(this->of_row[Position::kTwoHeads]);
-        const bool chunks = this->key_step == 1 && this->query_step != 0 && this->query_step % 8 == 0 && places % 16 == 0;
+        const u64 starts = reinterpret_cast<u64>(this->of_row[0]) | reinterpret_cast<u64>(this->of_row[Position::kTwoHeads]);
+        const bool chunks = this->key_step == 1 && this->query_step != 0 && this->query_step % 8 == 0 && starts % 16 == 0;
         if (vote_sync_any(!chunks) || (end > this->len_kv && this->len_kv % 8 != 0)) return false;
         barrier_warp_sync();  // all lanes have read what was there
         u32 lane = lane_index();
-        launder(lane);  // else the compiler would keep places in registers
+        launder(lane);  // else the compiler would keep addresses in registers
         const int last = this->len_q - 1;
         if constexpr (Position::kRowsAreKeys) {
             const int first_key = position.first_row + static_cast<int>(lane) % 2 * 8;
             const T* own = this->of_row[0] + first_key;
             const int query = position.first_column + static_cast<int>(lane / 2);
-            const SharedAddress place = by_query(to, lane / 2, lane % 2);
+            const SharedAddress own_chunk = by_query(to, lane / 2, lane % 2);
 #pragma unroll
             for (int i = 0; i < kColumns; i += 16)
-                cp_async_16(place + i * 32, own + static_cast<i64>(min(query + i, last)) * this->query_step, first_key < this->len_kv);
+                cp_async_16(own_chunk + i * 32, own + static_cast<i64>(min(query + i, last)) * this->query_step, first_key < this->len_kv);
         } else {
-            const SharedAddress place = by_row(to, lane / 4, lane % 4);
+            const SharedAddress own_chunk = by_row(to, lane / 4, lane % 4);
             const int first_key = position.first_column + static_cast<int>(lane) % 4 * 8;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
@@ -35,7 +35,7 @@ struct FetchedTensor : ScoreTensor<T> {
                 const T* own = this->of_row[Position::kTwoHeads * h] + query * this->query_step + first_key;
 #pragma unroll
                 for (int i = 0; i < kColumns; i += 32)  // a panel may have more columns
-                    cp_async_16(chunks_on(place, i / 8) + h * 8 * 128, own + i, first_key + i < this->len_kv);
+                    cp_async_16(chunks_on(own_chunk, i / 8) + h * 8 * 128, own + i, first_key + i < this->len_kv);
             }
         }
         cp_async_commit_group();
@@ -49,13 +49,13 @@ struct FetchedTensor : ScoreTensor<T> {
         barrier_warp_sync();
         u32 lane = lane_index();
         launder(lane);
-        const SharedAddress place = Position::kRowsAreKeys ? by_query(fetched, lane / 16 * 8 + lane % 8, lane / 8 % 2)
+        const SharedAddress own_chunk = Position::kRowsAreKeys ? by_query(fetched, lane / 16 * 8 + lane % 8, lane / 8 % 2)
                                                            : by_row(fetched, lane % 16, lane / 16);
 #pragma unroll
         for (u32 j = 0; j < kTiles; j += 2) {
             u32 pairs[4];  // of the fragment's tiles j and j + 1, each of the rows lane/4 and lane/4 + 8
-            if constexpr (Position::kRowsAreKeys) ldmatrix_x4_trans(pairs, place + j * 8 * 32);
-            else ldmatrix_x4(pairs, chunks_on(place, j));
+            if constexpr (Position::kRowsAreKeys) ldmatrix_x4_trans(pairs, own_chunk + j * 8 * 32);
+            else ldmatrix_x4(pairs, chunks_on(own_chunk, j));
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const ElementPair<T> pair{pairs[i]};
@@ -71,8 +71,8 @@ struct FetchedTensor : ScoreTensor<T> {
     __device__ __forceinline__ static SharedAddress by_row(SharedAddress first, u32 row, u32 chunk) {
         return first + row * 128 + (chunk ^ row % 8) * 16;
     }
-    __device__ __forceinline__ static SharedAddress chunks_on(SharedAddress place, u32 chunks) {
-        return (place ^ chunks % 8 * 16) + chunks / 8 * (16 * 128);
+    __device__ __forceinline__ static SharedAddress chunks_on(SharedAddress own_chunk, u32 chunks) {
+        return (own_chunk ^ chunks % 8 * 16) + chunks / 8 * (16 * 128);
     }
     __device__ __forceinline__ static SharedAddress by_query(SharedAddress first, u32 query, u32 chunk) {
         return first + query * 32 + (chunk ^ query / 4 % 2) * 16;

@@ -5,11 +5,11 @@ template <class Key, class Value, class Query, class DOut, class Lse, class Walk
 struct BackwardInputs {
     static constexpr int kDeltaBytes = Lse::kRows * 4;  // of row_delta, for a query tile
     SharedAddress keys, values, queries, d_out, row_lse, row_delta;
-    Pipeline<kStages> query_pipeline, d_out_pipeline;
 //% if fetches
     static constexpr int kFetchedBytes = fetched_bytes<true>(Lse::kRows), kConsumerWarps = 8;
     SharedAddress fetched;  // by consumers' warps
 //% endif
+    Pipeline<kStages> query_pipeline, d_out_pipeline;
 
     __device__ __forceinline__ explicit BackwardInputs(SharedRegions& regions)
         : keys(regions.take(Key::kBytes)), values(regions.take(Value::kBytes)), queries(regions.take(kStages * Query::kBytes)),
