@@ -64,9 +64,6 @@ struct ForwardConsumer {
         const bool new_tile = --k_block < lowest_block;
         if (new_tile && !wait_for_work()) return false;
 //% endif
-//% if fetches
-        fetch(new_tile);
-//% endif
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
         wgmma_wait_group<1>();  // lines 14, 15 of the iteration before: O += P V is complete
@@ -107,9 +104,6 @@ struct ForwardConsumer {
         // time when they wait: a named barrier counts arrivals. The last consumer's last arrival has no partner; the end of the thread
         // block drops it.
         if (Traits::kPingPong && consumer == 0) bar_arrive(kFirstBarrier, kPingPongThreads);
-//% if fetches
-        fetch(false);
-//% endif
         issue_qk();  // lines 3 to 6
         wgmma_wait_group<0>();
         make_p(P[0], true);
@@ -163,6 +157,11 @@ struct ForwardConsumer {
         Chain own = chain_of(Work::load(current));
         if (fetched) set_fetched(own, smem.fetched_by(warp_row() / 16));
         add_terms(S, offset, position(), own);
+//% if scatters
+        if (seen.next >= 0) fetch(own, seen.next);
+//% else
+        if (k_block > lowest_block) fetch(own, k_block - 1);
+//% endif
 //% else
         add_terms(S, offset, position(), chain);
 //% endif
@@ -198,10 +197,9 @@ struct ForwardConsumer {
     }
     // What scores of the K block that is next have in memory, which make_p waits for: here, where no scores take registers. new_tile: it is
     // the first one of the next work tile.
-    __device__ __forceinline__ void fetch(bool new_tile) {
-        const Work work = Work::load(new_tile ? smem.work_slot(slot.stage) : current);
-        const int row = warp_row(), block = new_tile ? shfl_sync_first(work.end_block) - 1 : k_block;
-        fetched = fetch_scores<kBlockKv>(chain_of(work), smem.fetched_by(row / 16), Position{work.first_query * kPackGqa + row, block * kBlockKv});
+    __device__ __forceinline__ void fetch(const Chain& own, int block) {
+        const int row = warp_row();
+        fetched = fetch_scores<kBlockKv>(own, smem.fetched_by(row / 16), Position{first_query * kPackGqa + row, block * kBlockKv});
     }
 //% endif
     // Every warp releases Q for itself. Once Q of work tile t is released, the producer may write tile t + kQueryStages into
@@ -255,6 +253,9 @@ struct ForwardConsumer {
         dropout = Dropout::of(p, work.batch, work.first_head);
 //% endif
         own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
+//% if fetches
+        fetch(chain, k_block);
+//% endif
     }
     __device__ __forceinline__ void finish_tile() {
 //% if joins
