@@ -1,6 +1,6 @@
 // A tensor of which each score has an element of 16 bits, brought to shared memory while other scores are worked on: a warp fetches what its
 // next fragment needs, and reads it once the fragment is there. Where keys are no neighbours in memory, chunks of 16 bytes begin elsewhere,
-// the fragment ends within a chunk, or all queries have the same elements, nothing is fetched, and it is read in own_chunk.
+// or the fragment ends within a chunk, nothing is fetched, and it is read in place.
 
 template <class T>
 struct FetchedTensor : ScoreTensor<T> {
@@ -12,7 +12,7 @@ struct FetchedTensor : ScoreTensor<T> {
     __device__ __forceinline__ bool fetch(SharedAddress to, const Position& position) const {
         const int end = Position::kRowsAreKeys ? position.first_row + 16 : position.first_column + kColumns;
         const u64 starts = reinterpret_cast<u64>(this->of_row[0]) | reinterpret_cast<u64>(this->of_row[Position::kTwoHeads]);
-        const bool chunks = this->key_step == 1 && this->query_step != 0 && this->query_step % 8 == 0 && starts % 16 == 0;
+        const bool chunks = this->key_step == 1 && this->query_step % 8 == 0 && starts % 16 == 0;
         if (vote_sync_any(!chunks) || (end > this->len_kv && this->len_kv % 8 != 0)) return false;
         barrier_warp_sync();  // all lanes have read what was there
         u32 lane = lane_index();

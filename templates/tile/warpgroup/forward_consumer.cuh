@@ -40,7 +40,7 @@ struct ForwardConsumer {
     Dropout dropout;                          // of its head, the first one under PackGQA
 //% endif
 //% if fetches
-    bool fetched;                             // whether the next scores have what `fetch` has brought
+    SharedAddress fetched = 0;                          // whether the next scores have what `fetch` has brought
 //% endif
     // K blocks that this consumer's rows see, for the mask alone: every consumer visits all blocks of the work tile, as the turns of
     // ping-pong scheduling and the releases of K and V must match in number.
@@ -155,7 +155,7 @@ struct ForwardConsumer {
         RowOffset offset[1][2] = {};
 //% if fetches
         Chain own = chain_of(Work::load(current));
-        if (fetched) set_fetched(own, smem.fetched_by(warp_row() / 16));
+        set_fetched(own, fetched);
         add_terms(S, offset, position(), own);
 //% if scatters
         if (seen.next >= 0) fetch(own, seen.next);
@@ -199,7 +199,8 @@ struct ForwardConsumer {
     // the first one of the next work tile.
     __device__ __forceinline__ void fetch(const Chain& own, int block) {
         const int row = warp_row();
-        fetched = fetch_scores<kBlockKv>(own, smem.fetched_by(row / 16), Position{first_query * kPackGqa + row, block * kBlockKv});
+        const SharedAddress to = smem.fetched_by(row / 16);
+        fetched = fetch_scores<kBlockKv>(own, to, Position{first_query * kPackGqa + row, block * kBlockKv}) ? to : 0;
     }
 //% endif
     // Every warp releases Q for itself. Once Q of work tile t is released, the producer may write tile t + kQueryStages into
