@@ -69,7 +69,7 @@ def sum_values(name: str, operand: str, call: Call) -> dict[str, int | float]:
     keys, queries = _units(view)
     heads = view.sizes[1] if view.strides[1] else 1
     of_head = keys * queries * UNIT
-    steps = (of_head * heads * bool(view.strides[0]), of_head * bool(view.strides[1]), UNIT, queries * UNIT)
+    steps = (of_head * heads * bool(view.strides[0]), of_head * bool(view.strides[1]), keys * UNIT, UNIT)
     return {f"{name}_{step}": number for step, number in zip(_STEPS, steps, strict=True)}
 
 

@@ -90,7 +90,12 @@ FAULTS = [
     fault("not-awaited", "cp_async_wait_group<0>();", "", "forward"),
     fault("not-turned", "ldmatrix_x4_trans(pairs, own_chunk", "ldmatrix_x4(pairs, own_chunk", "backward"),
     fault("first-keys-twice", "own_chunk + i * 32, own + static", "own_chunk + i * 32, own - lane % 2 * 8 + static", "backward-persistent"),
-    fault("tile-before", "if (next.left > 0) fetch();\n            if (next.left > 0) consumer", "if (next.left > 0) consumer", "backward-narrow"),
+    fault(
+        "tile-before",
+        "if (next.left > 0) fetch();\n            if (next.left > 0) consumer",
+        "if (next.left > 0) consumer",
+        "backward-narrow",
+    ),
 ]
 
 

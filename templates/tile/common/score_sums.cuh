@@ -27,11 +27,14 @@ struct ScoreSums {
         for (int i = 0; i < kRowTiles; ++i) {
             const int first_row = position.first_row + i * kUnitKeys;
             if (first_row >= len_kv) return;
-            const i64 unit = static_cast<i64>(first_row / kUnitKeys) * key_step;
-            float* own = of_head + unit + position.first_column / kUnitQueries * kUnit + lane_index() * 4;
+            const i64 unit = static_cast<i64>(position.first_column / kUnitQueries) * query_step;
+            float* own = of_head + unit + first_row / kUnitKeys * kUnit + lane_index() * 4;
 #pragma unroll
-            for (int j = 0; j < kTiles; ++j)
-                if (j * kUnitQueries < columns) add_four<kVectors>(own + j * kUnit, dS[i][j]);
+            for (int j = 0; j < kTiles; ++j) {
+                if (j * kUnitQueries < columns) add_four<kVectors>(own, dS[i][j]);
+                own += query_step;
+                launder(own);  // else the compiler would keep the distances of all columns in registers
+            }
         }
     }
     template <bool kVectors>
