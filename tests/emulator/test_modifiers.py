@@ -191,7 +191,7 @@ FAULTS = [
     fault("one-key-off", "change(S[i][j][h * 2 + 1], own[step])", "change(S[i][j][h * 2 + 1], own[0])", "bias"),
     fault("gradient-left-out", "if (j * kUnitQueries < columns) add", "if (j * kUnitQueries + 8 < columns) add", "backward-bias"),
     fault("gradient-of-another", "* kUnit + lane_index() * 4;", "* kUnit + (lane_index() ^ 1) * 4;", "backward-bias-sm90"),
-    fault("neighbours-swapped", "odd ? own[h][1] : got;", "odd ? got : own[h][1];", "backward-bias-sm90"),
+    fault("neighbours-swapped", "odd ? own[h][1] : got);", "odd ? got : own[h][1]);", "backward-bias-sm90"),
     fault("last-pair-left", "query < len_q && key < len_kv) store", "query < len_q && key + 2 < len_kv) store", "backward-bias-persistent"),
     fault("left-out-of-the-sum", "factor * normaliser(fmaf(total, factor, ex2_approx_ftz(height - rise)))", "normaliser(total)", "sinks"),
     fault("left-out-of-lse", "lse = lse_with_sink(lse, p.sinks[head]);", "", "sinks-sm90"),

@@ -1,5 +1,5 @@
 // A tensor of which each score has an element of 16 bits, brought to shared memory while other scores are worked on: a warp fetches what its
-// next fragment needs (of rows that are the same one of them), and reads it once the fragment is there. Where keys are no neighbours in memory, chunks of 16 bytes begin elsewhere,
+// next fragment needs, and reads it once the fragment is there. Where keys are no neighbours in memory, chunks of 16 bytes begin elsewhere,
 // or the fragment ends within a chunk, nothing is fetched, and it is read in place.
 
 template <class T>
@@ -26,6 +26,9 @@ struct FetchedTensor : ScoreTensor<T> {
 #pragma unroll
             for (int i = 0; i < kColumns; i += 16)
                 cp_async_16(own_chunk + i * 32, own + static_cast<i64>(min(query + i, last)) * this->query_step, first_key < this->len_kv);
+        } else if (Position::kHeads == 1 && this->query_step == 0) {  // all rows are the same: the first one is enough
+            const int chunk = static_cast<int>(lane), first_key = position.first_column + chunk * 8;
+            if (chunk < kColumns / 8) cp_async_16(chunks_on(to, lane), this->of_row[0] + first_key, first_key < this->len_kv);
         } else {
             const SharedAddress own_chunk = by_row(to, lane / 4, lane % 4);
             const int first_key = position.first_column + static_cast<int>(lane) % 4 * 8;
@@ -35,7 +38,7 @@ struct FetchedTensor : ScoreTensor<T> {
                 const T* own = this->of_row[Position::kTwoHeads * h] + query * this->query_step + first_key;
 #pragma unroll
                 for (int i = 0; i < kColumns; i += 32)  // a panel may have more columns
-                    if (this->query_step != 0 || (h == 0 && lane / 4 == 0)) cp_async_16(chunks_on(own_chunk, i / 8) + h * 8 * 128, own + i, first_key + i < this->len_kv);
+                    cp_async_16(chunks_on(own_chunk, i / 8) + h * 8 * 128, own + i, first_key + i < this->len_kv);
             }
         }
         cp_async_commit_group();
@@ -50,7 +53,7 @@ struct FetchedTensor : ScoreTensor<T> {
         u32 lane = lane_index();
         launder(lane);
         const SharedAddress own_chunk = Position::kRowsAreKeys ? by_query(fetched, lane / 16 * 8 + lane % 8, lane / 8 % 2)
-                                                           : by_row(fetched, this->query_step != 0 ? lane % 16 : 0, lane / 16);
+                                                           : by_row(fetched, Position::kHeads == 1 && this->query_step == 0 ? 0 : lane % 16, lane / 16);
 #pragma unroll
         for (u32 j = 0; j < kTiles; j += 2) {
             u32 pairs[4];  // of the fragment's tiles j and j + 1, each of the rows lane/4 and lane/4 + 8

@@ -44,25 +44,16 @@ __device__ __forceinline__ void round_units(Element* to, const float* sums, int 
     const int query = query_unit * kQueries + lane % 4 * 2 + odd;
     const i64 first_unit = (static_cast<i64>(head) * query_units + query_unit) * units;
     Element* row = to + (static_cast<i64>(head) * len_q + query) * len_kv;
-    constexpr int kWarps = kThreads / 32, kAtOnce = 4;  // units of a warp that are loaded before one is stored
-#pragma unroll 1
-    for (int unit = warp_index(); unit < units; unit += kWarps * kAtOnce) {
-        uint4 four[kAtOnce];
+#pragma unroll 4
+    for (int unit = warp_index(); unit < units; unit += kThreads / 32) {
+        const uint4 four = reinterpret_cast<const uint4*>(sums + (first_unit + unit) * ScoreSums::kUnit)[lane];
+        const u32 own[2][2] = {{four.x, four.y}, {four.z, four.w}};
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const i64 own_unit = first_unit + min(unit + i * kWarps, units - 1);
-            four[i] = reinterpret_cast<const uint4*>(sums + own_unit * ScoreSums::kUnit)[lane];
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const u32 own[2][2] = {{four[i].x, four[i].y}, {four[i].z, four[i].w}};
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const u32 got = shfl_sync_bfly(odd ? own[h][0] : own[h][1], 4);  // of the query that this lane keeps
-                const int key = (unit + i * kWarps) * kKeys + h * 8 + lane / 4 - odd;
-                const float first = __uint_as_float(odd ? got : own[h][0]), second = __uint_as_float(odd ? own[h][1] : got);
-                if (to != nullptr && query < len_q && key < len_kv) store_pair(row + key, first, second, key + 1 < len_kv);
-            }
+        for (int h = 0; h < 2; ++h) {
+            const u32 got = shfl_sync_bfly(odd ? own[h][0] : own[h][1], 4);  // of the query that this lane keeps
+            const int key = unit * kKeys + h * 8 + lane / 4 - odd;
+            const float first = __uint_as_float(odd ? got : own[h][0]), second = __uint_as_float(odd ? own[h][1] : got);
+            if (to != nullptr && query < len_q && key < len_kv) store_pair(row + key, first, second, key + 1 < len_kv);
         }
     }
 }
