@@ -91,7 +91,7 @@ class Bias(Modifier):
         count = count_of(view)
         blocks, lengths = -(-count // (THREADS * EACH)), (0, 0)
         if count and has_units(view):
-            blocks, lengths = heads_of(view) * query_units(view), view.sizes[2:]
+            blocks, lengths = heads_of(view) * query_units(view), (view.sizes[2], view.sizes[3])
         return blocks, {"d_bias_count": count, "d_bias_len_q": lengths[0], "d_bias_len_kv": lengths[1]}
 
     def values(self, call: Call) -> Mapping[str, int | float]:

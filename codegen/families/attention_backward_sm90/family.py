@@ -117,7 +117,7 @@ class AttentionBackwardSm90(Family):
         """Dynamic shared memory of a block of the main kernel, in bytes."""
         of_row = panels(problem.head_dim) + panels(problem.head_dim_v)
         rows = (BLOCK_KV + config.stages * config.block_q) * of_row + D_SCORES_STAGES * config.block_q * panels(BLOCK_KV)
-        rows += fetches(problem) * config.block_q * BLOCK_KV // PANEL
+        rows += bool(problem.modifiers and fetches(problem)) * config.block_q * BLOCK_KV // PANEL
         return int(
             rows * PANEL * problem.dtype.bytes + config.stages * (row_bytes(config.block_q) + SEMAPHORE_BYTES * problem.deterministic)
         )
@@ -166,7 +166,7 @@ class AttentionBackwardSm90(Family):
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}
         known |= {"scale_log2": scale_values(score_unit(call))["scale_log2"], "scale": float32(call.scalars["scale"])}
-        known |= modifier_values(call) | batch_values(call)
+        known |= modifier_values(call) | (batch_values(call) if problem.modifiers else {})
         known |= self.schedule_values(config, w, device)
         seen = tile_launch(call, TileShape(config.block_q, self.block_kv, rows_are_keys=True))
         known |= seen.values

@@ -16,7 +16,7 @@ BESIDE = (48, 40, 32)
 OF_MAP = 16  # more, where a modifier maps scores: its constants, and what a large score takes
 WIDEST = (128, 128, 80)  # K blocks, by consumers, whose map needs no more than that
 WIDEST_SUM = 144  # the same where a modifier adds to scores
-OF_FETCHED = 8  # more, where elements of scores are fetched
+OF_FETCHED, OF_CLAIMED_FETCHED = 8, 24  # more, where elements of scores are fetched, and work tiles claimed
 OF_SCATTERED = 16  # more, where masks beside it hide keys of no range
 
 
@@ -24,7 +24,11 @@ def registers_needed(problem: Problem, config: AttentionForwardSm90Config) -> in
     """An estimate of the registers of a consumer's thread; the compiler has the last word."""
     beside, block_kv = BESIDE[config.warpgroups - 1], config.block_kv
     if adds_to_scores(problem):
-        beside += max(0, block_kv - WIDEST_SUM) + OF_SCATTERED * scatters(problem) + OF_FETCHED * fetches(problem)
+        beside += (
+            max(0, block_kv - WIDEST_SUM)
+            + OF_SCATTERED * scatters(problem)
+            + (OF_CLAIMED_FETCHED if config.dynamic else OF_FETCHED) * fetches(problem)
+        )
     if maps_scores(problem):
         beside += OF_MAP + max(0, block_kv - WIDEST[config.warpgroups - 1])
     return block_kv + padded(problem.head_dim_v) // 2 + beside

@@ -1,6 +1,6 @@
-// A tensor of which each score has an element of 16 bits, brought to shared memory while other scores are worked on: a warp fetches what its
-// next fragment needs, and reads it once the fragment is there. Where keys are no neighbours in memory, chunks of 16 bytes begin elsewhere,
-// or the fragment ends within a chunk, nothing is fetched, and it is read in place.
+// A tensor of which each score has an element of 16 bits, brought to shared memory while other scores are worked on: a warp fetches what
+// its next fragment needs, and reads it once the fragment is there. Where keys are no neighbours in memory, chunks of 16 bytes begin
+// elsewhere, or the fragment ends within a chunk, nothing is fetched, and it is read in place.
 
 template <class T>
 struct FetchedTensor : ScoreTensor<T> {
@@ -26,7 +26,7 @@ struct FetchedTensor : ScoreTensor<T> {
 #pragma unroll
             for (int i = 0; i < kColumns; i += 16)
                 cp_async_16(own_chunk + i * 32, own + static_cast<i64>(min(query + i, last)) * this->query_step, first_key < this->len_kv);
-        } else if (Position::kHeads == 1 && this->query_step == 0) {  // all rows are the same: the first one is enough
+        } else if (Position::kOneHead && this->query_step == 0) {  // all rows are the same: the first one is enough
             const int chunk = static_cast<int>(lane), first_key = position.first_column + chunk * 8;
             if (chunk < kColumns / 8) cp_async_16(chunks_on(to, lane), this->of_row[0] + first_key, first_key < this->len_kv);
         } else {
@@ -52,8 +52,9 @@ struct FetchedTensor : ScoreTensor<T> {
         barrier_warp_sync();
         u32 lane = lane_index();
         launder(lane);
+        const u32 row = Position::kOneHead && this->query_step == 0 ? 0 : lane % 16;
         const SharedAddress own_chunk = Position::kRowsAreKeys ? by_query(fetched, lane / 16 * 8 + lane % 8, lane / 8 % 2)
-                                                           : by_row(fetched, Position::kHeads == 1 && this->query_step == 0 ? 0 : lane % 16, lane / 16);
+                                                               : by_row(fetched, row, lane / 16);
 #pragma unroll
         for (u32 j = 0; j < kTiles; j += 2) {
             u32 pairs[4];  // of the fragment's tiles j and j + 1, each of the rows lane/4 and lane/4 + 8

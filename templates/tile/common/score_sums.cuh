@@ -84,8 +84,8 @@ template <bool kVectors, class Link, int kRowTiles, int kTiles>
 __device__ __forceinline__ void collect_by(const Link& link, const float (&dS)[kRowTiles][kTiles][4], const ScorePosition<true>& position) {
     if constexpr (kCollects<Link>) link.template collect<kVectors>(dS, position);
 }
-// Hands dS, of the scores as links have left them and not scaled, to those that have gradients; one that bends scores has had its own. kVectors: whether the
-// target adds four numbers at once.
+// Hands dS, of the scores as links have left them and not scaled, to those that have gradients; one that bends scores has had its own.
+// kVectors: whether the target adds four numbers at once.
 template <bool kVectors, int kRowTiles, int kTiles, class... Links>
 __device__ __forceinline__ void collect_gradients(const float (&dS)[kRowTiles][kTiles][4], const ScorePosition<true>& position,
                                                   const ScoreChain<Links...>& chain) {

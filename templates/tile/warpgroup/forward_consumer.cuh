@@ -154,7 +154,8 @@ struct ForwardConsumer {
 //% if adds
         RowOffset offset[1][2] = {};
 //% if fetches
-        Chain own = chain_of(Work::load(current));
+        const Work work = Work::load(current);  // a chain of its own: what it knows of tensors would take registers all the time
+        Chain own = of_packed_heads<kPackGqa>(work.chain(p), work.batch, work.first_head);
         set_fetched(own, fetched);
         add_terms(S, offset, position(), own);
 //% if scatters
@@ -191,12 +192,7 @@ struct ForwardConsumer {
     __device__ __forceinline__ Position position() const { return {first_query * kPackGqa + warp_row(), k_block * kBlockKv}; }
 //% endif
 //% if fetches
-    // A chain of its own: what it knows of tensors would take registers all the time.
-    __device__ __forceinline__ Chain chain_of(const Work& work) const {
-        return of_packed_heads<kPackGqa>(work.chain(p), work.batch, work.first_head);
-    }
-    // What scores of the K block that is next have in memory, which make_p waits for: here, where no scores take registers. new_tile: it is
-    // the first one of the next work tile.
+    // Begins to copy what the scores of a K block have in memory; make_p waits for it. Called once make_p has read what was copied before.
     __device__ __forceinline__ void fetch(const Chain& own, int block) {
         const int row = warp_row();
         const SharedAddress to = smem.fetched_by(row / 16);
