@@ -33,9 +33,9 @@ def fetches(problem: Problem) -> bool:
     return any(one.fetched for one in modifiers_of(problem))
 
 
-def with_batches(block: ParameterBlock, wanted: bool) -> ParameterBlock:
+def with_batches(block: ParameterBlock) -> ParameterBlock:
     """With what work tiles are found by where entries of the batch that share a head's elements come one after the other."""
-    return block.with_fields(*_OF_BATCHES) if wanted else block
+    return block.with_fields(*_OF_BATCHES)
 
 
 def batch_values(call: Call) -> dict[str, int]:

@@ -131,7 +131,7 @@ class AttentionForwardSm90(Family):
 
     def kernels(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[KernelText, ...]:
         """See Family."""
-        block = seen_tiles.with_seen_tiles(with_batches(self.parameters, reads_scores(problem)), problem)
+        block = seen_tiles.with_seen_tiles(with_batches(self.parameters) if reads_scores(problem) else self.parameters, problem)
         return (*seen_tiles.tile_kernels(problem), KernelText(with_modifiers(block, problem)))
 
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
