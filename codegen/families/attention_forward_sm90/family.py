@@ -17,7 +17,7 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
-from flashgen.codegen.score_tensors import batch_values, fetches, with_batches
+from flashgen.codegen.score_tensors import fetches, with_batches
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
 from flashgen.codegen.workload import Workload
@@ -155,11 +155,11 @@ class AttentionForwardSm90(Family):
 
     def program(self, config: AttentionForwardSm90Config, call: Call, device: Device) -> Program:
         """See Family. As many blocks as are resident at once, as they stay. Only tiles that are claimed need a counter."""
-        problem = call.problem
+        problem, batch = call.problem, call.workload.batch
         values = self._sizes(problem, config, call.workload)
         grid = min(int(values["tiles"]), self.blocks_per_sm(problem, config) * device.sm_count)
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
-        values |= batch_values(call) if reads_scores(problem) else {}
+        values |= {"batches": batch, "batches_reciprocal": reciprocal(batch)} if reads_scores(problem) else {}
         tiles = (
             seen_tiles.tile_launch(call, seen_tiles.TileShape(config.queries, config.block_kv))
             if problem.modifiers
