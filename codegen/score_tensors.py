@@ -8,7 +8,7 @@ from functools import cache
 from .attention import reciprocal
 from .modifier import modifiers_of
 from .operands import Axis, Call, Element, Operand, Role, View
-from .parameters import Parameter, ParameterBlock
+from .parameters import Parameter
 from .problem import Problem
 
 # Of the tile operations, before the links that have such tensors.
@@ -18,7 +18,8 @@ _STEPS = ("batch", "head", "query", "key")
 _FAR = ("batch", "head")  # steps that may not fit an int
 UNIT_KEYS, UNIT_QUERIES = 16, 8  # of a unit of sums: ScoreSums in templates/tile/common/score_sums.cuh
 UNIT = UNIT_KEYS * UNIT_QUERIES
-_OF_BATCHES = (Parameter("int", "batches"), Parameter("u64", "batches_reciprocal"))
+# By which work tiles are found where entries of the batch that share a head's elements come one after the other.
+OF_BATCHES = (Parameter("int", "batches"), Parameter("u64", "batches_reciprocal"))
 MOST = 2**24  # of the others: what a tile has of them does
 
 
@@ -31,11 +32,6 @@ def score_operand(name: str, element: Element, role: Role = Role.IN) -> Operand:
 def fetches(problem: Problem) -> bool:
     """Whether kernels that can bring elements of scores to shared memory before they need them."""
     return any(one.fetched for one in modifiers_of(problem))
-
-
-def with_batches(block: ParameterBlock) -> ParameterBlock:
-    """With what work tiles are found by where entries of the batch that share a head's elements come one after the other."""
-    return block.with_fields(*_OF_BATCHES)
 
 
 def batch_values(call: Call) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashgen.codegen.modifier import reads_scores, with_modifiers
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Problem
-from flashgen.codegen.score_tensors import with_batches
+from flashgen.codegen.score_tensors import OF_BATCHES
 from flashgen.codegen.seen_tiles import with_seen_tiles
 from flashgen.codegen.semaphores import with_semaphores
 
@@ -53,5 +53,5 @@ SUM_PARAMETERS = ParameterBlock(
 
 def main_parameters(block: ParameterBlock, problem: Problem) -> ParameterBlock:
     """Of the kernel that computes dK, dV and the sums of dQ, with those of a problem's modifiers."""
-    block = with_seen_tiles(with_batches(block) if reads_scores(problem) else block, problem)
+    block = with_seen_tiles(block.with_fields(*OF_BATCHES) if reads_scores(problem) else block, problem)
     return with_modifiers(with_semaphores(block, problem), problem)

@@ -17,7 +17,7 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
-from flashgen.codegen.score_tensors import fetches, with_batches
+from flashgen.codegen.score_tensors import OF_BATCHES, fetches
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
 from flashgen.codegen.workload import Workload
@@ -131,7 +131,7 @@ class AttentionForwardSm90(Family):
 
     def kernels(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[KernelText, ...]:
         """See Family."""
-        block = seen_tiles.with_seen_tiles(with_batches(self.parameters) if reads_scores(problem) else self.parameters, problem)
+        block = seen_tiles.with_seen_tiles(self.parameters.with_fields(*OF_BATCHES) if reads_scores(problem) else self.parameters, problem)
         return (*seen_tiles.tile_kernels(problem), KernelText(with_modifiers(block, problem)))
 
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
