@@ -53,6 +53,7 @@ class Family(ABC):
     `correct`: whether its kernels compute what their operation says. One that does not, to show what goes wrong, is never automatic, and
     nobody can tune, generate or debug it: see `require_correct`.
     `modifiers`: names of those that its kernels can have.
+    `fetches_scores`: whether its kernels bring what scores have in memory to shared memory before they need it.
     `preference`: where no measurement says which family is faster, the one with the highest is taken of those that can do the same.
     """
 
@@ -65,6 +66,7 @@ class Family(ABC):
     parameters: ClassVar[ParameterBlock]
     operation: ClassVar[str] = "forward"
     modifiers: ClassVar[tuple[str, ...]] = ()
+    fetches_scores: ClassVar[bool] = False
     preference: ClassVar[int] = 0
     automatic: ClassVar[bool] = True
     correct: ClassVar[bool] = True

@@ -47,7 +47,7 @@ class Modifier(ABC):
     opens: whether its link holds those that hide keys, and shows keys that they hide: templates/tile/modifiers/prefix_len.cuh
     scattered_by: of one whose link hides keys of no range, by which of BATCH and HEADS_Q tiles are seen or not: seen_tiles.py
     in_blocks: of such a one, whether it says the same of all queries and keys of a block, as of `query // 128`
-    reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh
+    reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh; fetched: fetched_tensor.cuh
     widest_tile: scores in a row of a tile that Hopper's kernels have registers for beside it
     """
 
@@ -75,6 +75,7 @@ class Modifier(ABC):
     scattered_by: tuple[Axis, ...] | None = None
     in_blocks: bool = False
     reads_scores: bool = False
+    fetched: bool = False
     widest_tile: int = 2**31
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:

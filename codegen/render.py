@@ -16,6 +16,7 @@ from flashgen import templates
 from .errors import ArgumentError
 from .modifier import Modifier, collects_gradients, modifiers_of
 from .prune import END, MARK, parts, pruned
+from .score_tensors import fetches
 from .seen_tiles import hiding, scatters
 from .spec import KernelSpec
 
@@ -42,10 +43,11 @@ _CHAIN = "common/score_chain"  # of the tile operations: every link comes after 
 _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 # That lines of tile operations depend on: see `conditions`.
 _CONDITIONS = (
-    *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key"),
+    *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
     "traced_tiles",
 )
+_FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120
 _CONTENTS = "// (parts)"  # stands in the header until it is known which parts the kernels use
 _LABELLED = "//" + " " * 12  # what stands below a header's label
@@ -139,7 +141,7 @@ def atom_files(names: Sequence[str], atoms: Atoms) -> list[str]:
 def render_program(spec: KernelSpec) -> Source:
     """The text with emulated atoms as a program of its own: what it reads and writes is said in templates/emulator/program.cuh."""
     source = render(spec, Atoms.EMULATED)
-    used, _ = spec.family.files(spec.problem)
+    used, _ = _files(spec)
     return Source(source.entry, f"{source.text}\n{_inserted([*_runtime_files(used), 'emulator/program.cuh'])}")
 
 
@@ -174,10 +176,8 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     """
     template = jinja_environment().get_template(spec.family.template)
     context = spec.family.context(spec.problem, spec.config, spec.target)
-    used_atoms, used_tiles = spec.family.files(spec.problem)
+    used_atoms, used_tiles = _files(spec)
     modifiers = modifiers_of(spec.problem)
-    if scatters(spec.problem):
-        used_atoms = (*used_atoms, "bits")
     tiles = [f"tile/{name}.cuh" for name in _with_modifiers(used_tiles, modifiers, collects_gradients(spec.problem))]
     written = spec.family.instructions(spec.problem, spec.config) if atoms is Atoms.PTX else ""
     if written:
@@ -191,7 +191,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         tensor_gradients=[one.gradient for one in modifiers if one.gradient and one.gradient.suffix in kernels],
         chain=partial(_chain, modifiers),
         seen_chain=partial(_chain, modifiers_of(hiding(spec.problem))),
-        **conditions(modifiers, spec.problem.operation),
+        **conditions(modifiers, spec.problem.operation, spec.family.fetches_scores),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),
         tiles=tiles,
@@ -205,12 +205,20 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     return Source(spec.name, text.replace(_CONTENTS, _contents(parts(text)), 1))
 
 
-def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, object]:
+def _files(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of atoms and tile operations: `Family.files`, and atoms of modifiers."""
+    atoms, tiles = spec.family.files(spec.problem)
+    added = ("bits",) * scatters(spec.problem) + _FETCHING * (spec.family.fetches_scores and fetches(spec.problem))
+    return (*atoms, *(name for name in added if name not in atoms)), tiles
+
+
+def conditions(modifiers: Sequence[Modifier], operation: str, may_fetch: bool = True) -> dict[str, object]:
     """What texts say on behalf of modifiers: see templates/tile/common/score_changes.cuh.
 
     links: what `modified_chain` is made of; maps: a link maps scores; adds: links add to them; changes: one of the two;
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
     joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
+    fetches: tensors are fetched, see `Modifier.fetched`, by kernels that can, as `may_fetch` says;
     opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
     `Modifier.scattered_by`; all others: see `TracedModifier.conditions`
     """
@@ -221,6 +229,7 @@ def conditions(modifiers: Sequence[Modifier], operation: str) -> dict[str, objec
     for name, attribute in {**named, "by_key": "masks_by_key"}.items():
         found[name] = any(getattr(one, attribute) for one in modifiers)
     found["bends"] = operation == "backward" and any(one.bends_scores for one in modifiers)
+    found["fetches"] = may_fetch and any(one.fetched for one in modifiers)
     found["scatters"] = any(one.scattered_by is not None for one in modifiers)
     found |= {
         "traced": "",

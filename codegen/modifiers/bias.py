@@ -18,14 +18,20 @@ from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import Buffer, BufferKind
 from flashgen.codegen.score_tensors import (
+    FETCHED_FILE,
     ROUNDED_FILE,
     SUMS_FILE,
     TILE_FILE,
     count_of,
+    has_units,
+    heads_of,
+    query_units,
     score_operand,
     score_parameters,
     score_refusals,
     score_values,
+    sum_count,
+    sum_values,
 )
 
 BIAS = "bias"
@@ -36,7 +42,10 @@ THREADS, EACH = 256, 8  # of the kernel that rounds the gradient, and numbers of
 
 def rounding_kernel(c_type: str) -> GradientKernel:
     """Of sums in fp32 it makes the gradient, whose elements have that type."""
-    fields = (Parameter("const float*", D_BIAS_SUM), Parameter(f"{c_type}*", D_BIAS), Parameter("i64", "d_bias_count"))
+    fields = (
+        *(Parameter("const float*", D_BIAS_SUM), Parameter(f"{c_type}*", D_BIAS), Parameter("i64", "d_bias_count")),
+        *(Parameter("int", "d_bias_len_q"), Parameter("int", "d_bias_len_kv")),  # of sums in units; else 0
+    )
     return GradientKernel(ParameterBlock(fields), "_bias", "BiasParameters", "round_bias_gradient", "d_bias", THREADS)
 
 
@@ -51,10 +60,11 @@ class Bias(Modifier):
     parameters = (*score_parameters(BIAS, "u16"), Parameter("float", "bias_per_unit"))
     sum_parameters = score_parameters(D_BIAS_SUM, "float", is_read=False)
     tensors = learned = (BIAS,)
-    tiles, sum_tiles = (TILE_FILE,), (SUMS_FILE, ROUNDED_FILE)
+    tiles, sum_tiles = (TILE_FILE, FETCHED_FILE), (SUMS_FILE, ROUNDED_FILE)
     gradient = rounding_kernel("Element")
     adds_to_scores = True
     has_heads = reads_scores = True
+    fetched = True
 
     @property
     def tile_file(self) -> str:
@@ -73,16 +83,20 @@ class Bias(Modifier):
 
     def gradient_buffers(self, call: Call) -> tuple[Buffer, ...]:
         """See Modifier."""
-        return (Buffer(D_BIAS_SUM, 4 * count_of(call.views[D_BIAS]), BufferKind.CALL_ZEROED),)
+        return (Buffer(D_BIAS_SUM, 4 * sum_count(call.views[D_BIAS]), BufferKind.CALL_ZEROED),)
 
     def gradient_values(self, call: Call, rows: int) -> tuple[int, Mapping[str, int | float]]:
         """See Modifier."""
-        count = count_of(call.views[D_BIAS])
-        return -(-count // (THREADS * EACH)), {"d_bias_count": count}
+        view = call.views[D_BIAS]
+        count = count_of(view)
+        blocks, lengths = -(-count // (THREADS * EACH)), (0, 0)
+        if count and has_units(view):
+            blocks, lengths = heads_of(view) * query_units(view), (view.sizes[2], view.sizes[3])
+        return blocks, {"d_bias_count": count, "d_bias_len_q": lengths[0], "d_bias_len_kv": lengths[1]}
 
     def values(self, call: Call) -> Mapping[str, int | float]:
         """See Modifier."""
-        of_sums = score_values(D_BIAS_SUM, D_BIAS, call) if collects_gradients(call.problem) else {}
+        of_sums = sum_values(D_BIAS_SUM, D_BIAS, call) if collects_gradients(call.problem) else {}
         return {**score_values(BIAS, BIAS, call), **of_sums, "bias_per_unit": float32(1 / float32(score_unit(call)))}
 
     def call_refusals(self, call: Call) -> list[str]:

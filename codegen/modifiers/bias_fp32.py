@@ -16,6 +16,7 @@ class BiasFp32(Bias):
     link = "Bias<float>"
     words = "fp32 bias"
     element = Element.F32
+    fetched = False  # only 16 bits
     parameters = (*score_parameters(BIAS, "float"), Parameter("float", "bias_per_unit"))
     gradient = rounding_kernel("float")
 

@@ -18,6 +18,7 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
     AttentionBackwardSm90,
 )
 from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
+from flashgen.codegen.families.attention_backward_sm90.parameters import main_parameters
 from flashgen.codegen.families.attention_backward_sm90.registers import accumulators
 from flashgen.codegen.modifier import with_modifiers
 from flashgen.codegen.operands import Call
@@ -91,7 +92,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         """See Family. In the order of their launches."""
         return (
             KernelText(with_modifiers(self.row_parameters, problem), "_preprocess", "RowParameters"),
-            KernelText(with_modifiers(self.parameters, problem)),
+            KernelText(main_parameters(self.parameters, problem)),
             *gradient_kernels(problem),
         )
 

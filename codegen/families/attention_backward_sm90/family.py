@@ -25,7 +25,8 @@ from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
-from flashgen.codegen.seen_tiles import TileShape, block_reasons, tile_context, tile_kernels, tile_launch, tile_resources, with_seen_tiles
+from flashgen.codegen.score_tensors import batch_values, fetches
+from flashgen.codegen.seen_tiles import TileShape, block_reasons, tile_context, tile_kernels, tile_launch, tile_resources
 from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_buffers, gradient_kernels, gradient_launches, gradient_resources
@@ -35,7 +36,7 @@ from flashgen.codegen.workload import Workload
 from . import model
 from .config import AttentionBackwardSm90Config
 from .launch import PANEL, heads_of_l2_group, panels, tensor_maps
-from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
+from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS, main_parameters
 from .registers import ACCUMULATORS, accumulators, is_crowded, modifier_reasons
 
 CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
@@ -63,6 +64,7 @@ class AttentionBackwardSm90(Family):
     revision = 11
     block_kv: ClassVar[int] = BLOCK_KV
     cluster: ClassVar[int] = 1  # blocks that run together, on neighbouring key tiles
+    fetches_scores: ClassVar[bool] = True
     persistent: ClassVar[bool] = False  # blocks take one work tile after the other, and round dQ meanwhile
     operation = "backward"
     preference = 3
@@ -115,6 +117,7 @@ class AttentionBackwardSm90(Family):
         """Dynamic shared memory of a block of the main kernel, in bytes."""
         of_row = panels(problem.head_dim) + panels(problem.head_dim_v)
         rows = (BLOCK_KV + config.stages * config.block_q) * of_row + D_SCORES_STAGES * config.block_q * panels(BLOCK_KV)
+        rows += bool(problem.modifiers and fetches(problem)) * config.block_q * BLOCK_KV // PANEL
         return int(
             rows * PANEL * problem.dtype.bytes + config.stages * (row_bytes(config.block_q) + SEMAPHORE_BYTES * problem.deterministic)
         )
@@ -128,7 +131,7 @@ class AttentionBackwardSm90(Family):
         return (
             *tile_kernels(problem),
             KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
-            KernelText(with_modifiers(with_semaphores(with_seen_tiles(self.parameters, problem), problem), problem)),
+            KernelText(main_parameters(self.parameters, problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
             *gradient_kernels(problem),
         )
@@ -163,7 +166,7 @@ class AttentionBackwardSm90(Family):
         known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
         known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}
         known |= {"scale_log2": scale_values(score_unit(call))["scale_log2"], "scale": float32(call.scalars["scale"])}
-        known |= modifier_values(call)
+        known |= modifier_values(call) | (batch_values(call) if problem.modifiers else {})
         known |= self.schedule_values(config, w, device)
         seen = tile_launch(call, TileShape(config.block_q, self.block_kv, rows_are_keys=True))
         known |= seen.values

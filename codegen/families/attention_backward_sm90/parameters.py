@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from flashgen.codegen.modifier import reads_scores, with_modifiers
 from flashgen.codegen.parameters import Parameter, ParameterBlock
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.score_tensors import OF_BATCHES
+from flashgen.codegen.seen_tiles import with_seen_tiles
+from flashgen.codegen.semaphores import with_semaphores
 
 _TILES = tuple(Parameter("u64", f"{n}_reciprocal") for n in ("query_tiles", "heads_q"))
 _SIZES = tuple(Parameter("int", n) for n in ("heads_q", "len_q", "len_kv", "query_tiles"))
@@ -44,3 +49,9 @@ SUM_PARAMETERS = ParameterBlock(
         Parameter("float", "scale"),
     )
 )
+
+
+def main_parameters(block: ParameterBlock, problem: Problem) -> ParameterBlock:
+    """Of the kernel that computes dK, dV and the sums of dQ, with those of a problem's modifiers."""
+    block = with_seen_tiles(block.with_fields(*OF_BATCHES) if reads_scores(problem) else block, problem)
+    return with_modifiers(with_semaphores(block, problem), problem)

@@ -17,6 +17,7 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
+from flashgen.codegen.score_tensors import OF_BATCHES, fetches
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
 from flashgen.codegen.workload import Workload
@@ -28,7 +29,6 @@ from .registers import registers_needed
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 SUM_BYTES = 8  # of shared memory for the statistics of each row: kStatisticsBytes in forward_storage.cuh
 WIDEST_BESIDE_ANOTHER = 192  # head_dim_v of a block that shares its SM: 96 registers of a product's 128; 256 does not compile (C7602)
-OF_BATCHES = (Parameter("int", "batches"), Parameter("u64", "batches_reciprocal"))  # further, where each score has an element in memory
 LONG = 2048  # keys from which on the K and V of an L2 group may take more of it
 L2_GROUP_BYTES, SHORT_L2_GROUP_BYTES = 32 * 2**20, 16 * 2**20
 
@@ -43,7 +43,7 @@ class AttentionForwardSm90(Family):
     name = "attention_forward_sm90"
     revision = 11
     preference = 1
-    modifiers = TAKEN_BY_MOST
+    modifiers, fetches_scores = TAKEN_BY_MOST, True
     template = "kernels/attention_forward_sm90.cu.j2"
     config_type = AttentionForwardSm90Config
     parameters = ParameterBlock(
@@ -131,8 +131,8 @@ class AttentionForwardSm90(Family):
 
     def kernels(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[KernelText, ...]:
         """See Family."""
-        block = self.parameters.with_fields(*OF_BATCHES) if reads_scores(problem) else self.parameters
-        return (*seen_tiles.tile_kernels(problem), KernelText(with_modifiers(seen_tiles.with_seen_tiles(block, problem), problem)))
+        block = seen_tiles.with_seen_tiles(self.parameters.with_fields(*OF_BATCHES) if reads_scores(problem) else self.parameters, problem)
+        return (*seen_tiles.tile_kernels(problem), KernelText(with_modifiers(block, problem)))
 
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
@@ -147,6 +147,7 @@ class AttentionForwardSm90(Family):
         panel = PANEL * problem.dtype.bytes
         panels, panels_v = _panels(problem.head_dim), _panels(problem.head_dim_v)
         tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
+        tiles += bool(problem.modifiers and fetches(problem)) * config.block_q * _panels(config.block_kv)  # fetched_bytes
         return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + config.barrier_bytes
 
     def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:
@@ -154,12 +155,11 @@ class AttentionForwardSm90(Family):
 
     def program(self, config: AttentionForwardSm90Config, call: Call, device: Device) -> Program:
         """See Family. As many blocks as are resident at once, as they stay. Only tiles that are claimed need a counter."""
-        problem = call.problem
+        problem, batch = call.problem, call.workload.batch
         values = self._sizes(problem, config, call.workload)
         grid = min(int(values["tiles"]), self.blocks_per_sm(problem, config) * device.sm_count)
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
-        if reads_scores(problem):
-            values |= {"batches": call.workload.batch, "batches_reciprocal": reciprocal(call.workload.batch)}
+        values |= {"batches": batch, "batches_reciprocal": reciprocal(batch)} if reads_scores(problem) else {}
         tiles = (
             seen_tiles.tile_launch(call, seen_tiles.TileShape(config.queries, config.block_kv))
             if problem.modifiers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flashgen.codegen.attention import padded
 from flashgen.codegen.modifier import adds_to_scores, maps_scores
 from flashgen.codegen.problem import Problem
+from flashgen.codegen.score_tensors import fetches
 from flashgen.codegen.seen_tiles import scatters
 
 from .config import AttentionForwardSm90Config
@@ -15,6 +16,7 @@ BESIDE = (48, 40, 32)
 OF_MAP = 16  # more, where a modifier maps scores: its constants, and what a large score takes
 WIDEST = (128, 128, 80)  # K blocks, by consumers, whose map needs no more than that
 WIDEST_SUM = 144  # the same where a modifier adds to scores
+OF_FETCHED, OF_CLAIMED_FETCHED = 8, 24  # more, where elements of scores are fetched, and work tiles claimed
 OF_SCATTERED = 16  # more, where masks beside it hide keys of no range
 
 
@@ -22,7 +24,11 @@ def registers_needed(problem: Problem, config: AttentionForwardSm90Config) -> in
     """An estimate of the registers of a consumer's thread; the compiler has the last word."""
     beside, block_kv = BESIDE[config.warpgroups - 1], config.block_kv
     if adds_to_scores(problem):
-        beside += max(0, block_kv - WIDEST_SUM) + OF_SCATTERED * scatters(problem)
+        beside += (
+            max(0, block_kv - WIDEST_SUM)
+            + OF_SCATTERED * scatters(problem)
+            + (OF_CLAIMED_FETCHED if config.dynamic else OF_FETCHED) * fetches(problem)
+        )
     if maps_scores(problem):
         beside += OF_MAP + max(0, block_kv - WIDEST[config.warpgroups - 1])
     return block_kv + padded(problem.head_dim_v) // 2 + beside

@@ -12,7 +12,13 @@ struct KeyWork {
     // where additions to dQ have an order the last ones do, because they add first.
     template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
     __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int index = block_index()) {
+//% if tensors
+        // A head of all entries of the batch, and then the next one: they may share what each score has in memory, and its gradient.
+        const WorkTile turned = find_work_tile(index, TileScheduler::of(p, p.key_tiles), p.batches, p.batches_reciprocal);
+        const WorkTile work{turned.tile, turned.batch, turned.head};
+//% else
         const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
+//% endif
         const int first_key = (kLastFirst ? work.tile : p.key_tiles - 1 - work.tile) * kBlockKv;
 //% if scatters
         return {first_key, work.head, work.batch, first_key / kBlockKv, {}};  // its tiles are found one by one

@@ -16,6 +16,7 @@ struct HidesNothing {
 template <bool kKeysAsRows, int kPack = 1>
 struct ScorePosition {
     static constexpr bool kRowsAreKeys = kKeysAsRows, kTwoHeads = kPack > 8;  // kTwoHeads: of a lane's rows lane/4 and lane/4 + 8
+    static constexpr bool kOneHead = kPack == 1;
     int first_row, first_column;
 
     __device__ __forceinline__ int row(int i, int h) const { return (first_row + i * 16 + h * 8 + lane_index() / 4) / kPack; }

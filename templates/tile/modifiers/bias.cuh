@@ -9,7 +9,11 @@ __device__ __forceinline__ float as_float(Element element) {
 }
 
 template <class T>
+//% if fetches
+struct Bias : HidesNothing<Bias<T>>, FetchedTensor<T> {
+//% else
 struct Bias : HidesNothing<Bias<T>>, ScoreTensor<T> {
+//% endif
     static constexpr bool kAddsToScores = true, kHasHeads = true;
     float per_unit;  // from the bias to scores as the product gives them
 //% if collects
@@ -42,9 +46,9 @@ struct Bias : HidesNothing<Bias<T>>, ScoreTensor<T> {
         ScoreTensor<T>::load_heads(batch, first, second);
         sums.of_head = sums.first == nullptr ? nullptr : sums.first + batch * sums.batch_step + first * sums.head_step;
     }
-    template <int kRowTiles, int kTiles>
+    template <bool kVectors, int kRowTiles, int kTiles>
     __device__ __forceinline__ void collect(const float (&dS)[kRowTiles][kTiles][4], const ScorePosition<true>& position) const {
-        if (sums.of_head != nullptr) sums.add(dS, position);
+        if (sums.of_head != nullptr) sums.add<kVectors>(dS, position);
     }
 //% endif
 };
@@ -52,6 +56,7 @@ struct Bias : HidesNothing<Bias<T>>, ScoreTensor<T> {
 
 template <int kThreads, class Parameters>
 __device__ __forceinline__ void round_bias_gradient(const Parameters& p) {
-    round_sums<kThreads>(p.d_bias, p.d_bias_sum, p.d_bias_count);
+    if (p.d_bias_len_q == 0) round_sums<kThreads>(p.d_bias, p.d_bias_sum, p.d_bias_count);
+    else round_units<kThreads>(p.d_bias, p.d_bias_sum, p.d_bias_len_q, p.d_bias_len_kv);
 }
 //% endif

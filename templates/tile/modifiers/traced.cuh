@@ -127,7 +127,7 @@ struct TracedLink : HidesNothing<TracedLink> {
     }
 //% elif learns
 
-    template <int kRowTiles, int kTiles>
+    template <bool, int kRowTiles, int kTiles>
     __device__ __forceinline__ void collect(const float (&dS)[kRowTiles][kTiles][4], const ScorePosition<true>& position) const {
         // Nothing that is added depends on the score: dS stands for S.
         TracedGradients::add(functions, sums, dS, dS, unit, position, batch, heads[0]);

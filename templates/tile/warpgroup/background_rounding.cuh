@@ -37,8 +37,14 @@ struct BackgroundRounding {
         PipelineState<kSumStages> state;
 #pragma unroll 1
         while (true) {
+//% if tensors
+            const int claimed = static_cast<int>(atom_add_acq_rel_gpu(p.d_q_progress, 1));
+            const bool exists = claimed < p.sum_tiles;
+            const int tile = exists ? turned_tile(p, claimed) : claimed;
+//% else
             const int tile = static_cast<int>(atom_add_acq_rel_gpu(p.d_q_progress, 1));
             const bool exists = tile < p.sum_tiles;
+//% endif
             if (exists) {
                 const int head = divide(tile, p.query_tiles_reciprocal), head_kv = divide(head, p.group_reciprocal);  // of the whole batch
                 while (ld_acquire_gpu(p.d_q_progress + 1 + head_kv) != p.key_tiles) {}
@@ -83,6 +89,15 @@ struct BackgroundRounding {
     }
 
   private:
+//% if tensors
+    // The tile of that number where a head of all entries of the batch comes before the next head, as work tiles do.
+    template <class Parameters>
+    __device__ __forceinline__ static int turned_tile(const Parameters& p, int number) {
+        const int batch_and_head = divide(number, p.query_tiles_reciprocal), head = divide(batch_and_head, p.batches_reciprocal);
+        const int batch = batch_and_head - head * p.batches;
+        return number + (batch * p.heads_q + head - batch_and_head) * p.query_tiles;
+    }
+//% endif
     // `sums`: of this lane.
     __device__ __forceinline__ void round_part(float scale, int part, SharedAddress sums) const {
 #pragma unroll 1

@@ -5,6 +5,10 @@ template <class Key, class Value, class Query, class DOut, class Lse, class Walk
 struct BackwardInputs {
     static constexpr int kDeltaBytes = Lse::kRows * 4;  // of row_delta, for a query tile
     SharedAddress keys, values, queries, d_out, row_lse, row_delta;
+//% if fetches
+    static constexpr int kFetchedBytes = fetched_bytes<true>(Lse::kRows), kConsumerWarps = 8;
+    SharedAddress fetched;  // by consumers' warps
+//% endif
     Pipeline<kStages> query_pipeline, d_out_pipeline;
 
     __device__ __forceinline__ explicit BackwardInputs(SharedRegions& regions)
@@ -12,6 +16,9 @@ struct BackwardInputs {
           d_out(regions.take(kStages * DOut::kBytes)) {}
     // Smaller than a tile: behind all tiles, which begin at multiples of 1024 bytes.
     __device__ __forceinline__ void take_rows(SharedRegions& regions) {
+//% if fetches
+        fetched = regions.take(kConsumerWarps * kFetchedBytes);
+//% endif
         row_lse = regions.take(kStages * Lse::kBytes);
         row_delta = regions.take(kStages * kDeltaBytes);
         query_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);

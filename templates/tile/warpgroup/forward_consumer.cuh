@@ -39,6 +39,9 @@ struct ForwardConsumer {
 //% if drops
     Dropout dropout;                          // of its head, the first one under PackGQA
 //% endif
+//% if fetches
+    SharedAddress fetched = 0;                          // whether the next scores have what `fetch` has brought
+//% endif
     // K blocks that this consumer's rows see, for the mask alone: every consumer visits all blocks of the work tile, as the turns of
     // ping-pong scheduling and the releases of K and V must match in number.
     Blocks own_blocks;
@@ -150,7 +153,19 @@ struct ForwardConsumer {
 //% endif
 //% if adds
         RowOffset offset[1][2] = {};
+//% if fetches
+        const Work work = Work::load(current);  // a chain of its own: what it knows of tensors would take registers all the time
+        Chain own = of_packed_heads<kPackGqa>(work.chain(p), work.batch, work.first_head);
+        set_fetched(own, fetched);
+        add_terms(S, offset, position(), own);
+//% if scatters
+        if (seen.next >= 0) fetch(own, seen.next);
+//% else
+        if (k_block > lowest_block) fetch(own, k_block - 1);
+//% endif
+//% else
         add_terms(S, offset, position(), chain);
+//% endif
 //% endif
 //% if scatters
         const bool cut = own_blocks.needs_mask(k_block), masked = seen.needs_row_max(cut || seen.hides);
@@ -175,6 +190,14 @@ struct ForwardConsumer {
 //% if changes or scatters
     using Position = ScorePosition<false, kPackGqa>;
     __device__ __forceinline__ Position position() const { return {first_query * kPackGqa + warp_row(), k_block * kBlockKv}; }
+//% endif
+//% if fetches
+    // Begins to copy what the scores of a K block have in memory; make_p waits for it. Called once make_p has read what was copied before.
+    __device__ __forceinline__ void fetch(const Chain& own, int block) {
+        const int row = warp_row();
+        const SharedAddress to = smem.fetched_by(row / 16);
+        fetched = fetch_scores<kBlockKv>(own, to, Position{first_query * kPackGqa + row, block * kBlockKv}) ? to : 0;
+    }
 //% endif
     // Every warp releases Q for itself. Once Q of work tile t is released, the producer may write tile t + kQueryStages into
     // the slot of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
@@ -227,6 +250,9 @@ struct ForwardConsumer {
         dropout = Dropout::of(p, work.batch, work.first_head);
 //% endif
         own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
+//% if fetches
+        fetch(chain, k_block);
+//% endif
     }
     __device__ __forceinline__ void finish_tile() {
 //% if joins

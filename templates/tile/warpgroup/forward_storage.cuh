@@ -136,6 +136,10 @@ struct ForwardStorage {
     static_assert(sizeof(WorkTileInfo<Traits>) == WorkTileInfo<Traits>::kBytes, "stored as one vector");
 
     SharedAddress q_tiles, k_tiles, v_tiles, out, statistics;
+//% if fetches
+    static constexpr int kFetchedBytes = fetched_bytes<false>(Traits::kBlockKv);  // for each consumer warp
+    SharedAddress fetched;
+//% endif
     Pipeline<kQueryStages> q_pipeline;
     Pipeline<kStages> k_pipeline, v_pipeline;
     SharedAddress statistics_barriers;  // of a Pipeline<1> for each consumer, which fills it; its LSE writer empties it
@@ -147,6 +151,9 @@ struct ForwardStorage {
         k_tiles = regions.take(kStages * KeyTile::kBytes);
         v_tiles = regions.take(kStages * ValueTile::kBytes);
         out = regions.take(kConsumers * 4 * kOutBytes);
+//% if fetches
+        fetched = regions.take(kConsumers * 4 * kFetchedBytes);
+//% endif
         statistics = regions.take(kConsumers * kStatisticsBytes);
         q_pipeline.barriers = regions.take(Pipeline<kQueryStages>::kBytes);
         k_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
@@ -168,6 +175,9 @@ struct ForwardStorage {
         return {statistics_barriers + consumer * Pipeline<1>::kBytes};
     }
     __device__ __forceinline__ SharedAddress statistics_of(int consumer) const { return statistics + consumer * kStatisticsBytes; }
+//% if fetches
+    __device__ __forceinline__ SharedAddress fetched_by(int consumer_warp) const { return fetched + consumer_warp * kFetchedBytes; }
+//% endif
     __device__ __forceinline__ SharedAddress work_slot(u32 slot) const { return work_slots + slot * WorkTileInfo<Traits>::kBytes; }
     __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {q_tiles + stage * QueryTile::kBytes}; }
     __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {k_tiles + stage * KeyTile::kBytes}; }

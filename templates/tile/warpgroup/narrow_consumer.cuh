@@ -59,6 +59,14 @@ struct NarrowConsumer {
 //% if heads
         if (next.left > 0) chain = of_head(chain, work.batch, next.head(work, p));
 //% endif
+//% if fetches
+        auto fetch = [&] {  // what the scores of the tile that is next have in memory
+            const ScorePosition<true> position{work.first_key + warp * 16, next.tile * kBlockQ};
+            const bool fetched = fetch_scores<kBlockQ>(chain, stages.fetched + warp * Stages::kFetchedBytes, position);
+            set_fetched(chain, fetched ? stages.fetched + warp * Stages::kFetchedBytes : 0);
+        };
+        if (next.left > 0) fetch();
+//% endif
 //% if drops
         using Kept = KeptElements<1, kBlockQ / 8>;
         Kept kept{};  // of the tile that is next
@@ -139,7 +147,7 @@ struct NarrowConsumer {
 //% if collects
             // A chain of its own: what this needs of it would take registers all the time.
             const auto own = of_head(Traits::make_chain(p, p.len_q, p.len_kv), work.batch, next.head(work, p));
-            collect_gradients(dP, {work.first_key + warp * 16, next.tile * kBlockQ}, own);
+            collect_gradients<true>(dP, {work.first_key + warp * 16, next.tile * kBlockQ}, own);
 //% endif
             round_to_operand<Element>(dS, dP[0]);
             store_transposed(d_s_tile, warp * 16, dS);
@@ -183,6 +191,9 @@ struct NarrowConsumer {
             next.advance(work, p);
 //% if heads
             if (next.left > 0) chain = of_head(chain, work.batch, next.head(work, p));
+//% endif
+//% if fetches
+            if (next.left > 0) fetch();
 //% endif
 //% if drops
             if (next.left > 0) kept = find_kept();  // while the product of dK is under way
