@@ -41,8 +41,7 @@ class Modifier(ABC):
                 gradients up
     maps_scores, adds_to_scores, has_heads: what its link does: templates/tile/common/score_changes.cuh
     bends_scores: of one that adds to scores, whether what it adds depends on the score
-    joins_sums: whether it adds to the row sums: templates/tile/modifiers/sinks.cuh
-    drops: whether it drops elements of P: templates/tile/modifiers/dropout.cuh
+    joins_sums, drops: whether it adds to the row sums, or drops elements of P: sinks.cuh and dropout.cuh in templates/tile/modifiers
     masks_by_key: whether kernels for Hopper mask by the queries that see a key: `mask_by_key` in templates/tile/warp/score_gradients.cuh
     opens: whether its link holds those that hide keys, and shows keys that they hide: templates/tile/modifiers/prefix_len.cuh
     scattered_by: of one whose link hides keys of no range, by which of BATCH and HEADS_Q tiles are seen or not: seen_tiles.py

@@ -191,7 +191,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         tensor_gradients=[one.gradient for one in modifiers if one.gradient and one.gradient.suffix in kernels],
         chain=partial(_chain, modifiers),
         seen_chain=partial(_chain, modifiers_of(hiding(spec.problem))),
-        **conditions(modifiers, spec.problem.operation, spec.family.fetches_scores),
+        **conditions(modifiers, spec.problem.operation, spec.family.fetches_scores and fetches(spec.problem)),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),
         tiles=tiles,

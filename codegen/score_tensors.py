@@ -18,6 +18,7 @@ _STEPS = ("batch", "head", "query", "key")
 _FAR = ("batch", "head")  # steps that may not fit an int
 UNIT_KEYS, UNIT_QUERIES = 16, 8  # of a unit of sums: ScoreSums in templates/tile/common/score_sums.cuh
 UNIT = UNIT_KEYS * UNIT_QUERIES
+WIDEST_FETCHED, MOST_BESIDE_FETCHED = 128, 2  # head dim of v beside others, and how many these may be
 # By which work tiles are found where entries of the batch that share a head's elements come one after the other.
 OF_BATCHES = (Parameter("int", "batches"), Parameter("u64", "batches_reciprocal"))
 MOST = 2**24  # of the others: what a tile has of them does
@@ -30,8 +31,14 @@ def score_operand(name: str, element: Element, role: Role = Role.IN) -> Operand:
 
 @cache
 def fetches(problem: Problem) -> bool:
-    """Whether kernels that can bring elements of scores to shared memory before they need them."""
-    return any(one.fetched for one in modifiers_of(problem))
+    """Whether kernels that can bring elements of scores to shared memory before they need them.
+
+    Not beside a softcap or masks that scatter, nor beside many others, or any where heads are wide: registers would not do for both.
+    """
+    others = [one for one in modifiers_of(problem) if not one.fetched]
+    if len(others) == len(problem.modifiers) or any(one.maps_scores or one.scattered_by is not None for one in others):
+        return False
+    return not others or (problem.head_dim_v <= WIDEST_FETCHED and len(others) <= MOST_BESIDE_FETCHED)
 
 
 def batch_values(call: Call) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from flashgen.codegen.config import Config
-from flashgen.codegen.errors import ArgumentError, choice_error
+from flashgen.codegen.errors import ArgumentError, IllegalConfigError, choice_error
 from flashgen.codegen.family import Family, automatic_families, families, find_family
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Problem
@@ -39,8 +39,19 @@ def excluded_families(call: Call, target: Target) -> frozenset[str]:
 @lru_cache(maxsize=2**10)
 def _able(asked: tuple[Family, ...], problem: Problem, target: Target) -> tuple[Family, ...]:
     """As `families_for`; kept, because each call of a new length asks."""
-    able = _without_reasons({family: family.refusals(problem, target) for family in asked})
+    able = _without_reasons({family: _reasons(family, problem, target) for family in asked})
     return tuple(sorted(able, key=lambda family: (-family.preference, family.name)))
+
+
+def _reasons(family: Family, problem: Problem, target: Target) -> list[str]:
+    """Why a family cannot compute a problem: it refuses it, or what modifiers need leaves it no config."""
+    reasons = family.refusals(problem, target)
+    if problem.modifiers and not reasons:
+        try:
+            family.default(problem, target)
+        except IllegalConfigError as error:
+            return [f"{family.name} has no config for modifiers {', '.join(problem.modifiers)}: {error.reasons[0]}"]
+    return reasons
 
 
 def _without_reasons(refusals: dict[Family, list[str]]) -> list[Family]:

@@ -147,7 +147,7 @@ class AttentionForwardSm90(Family):
         panel = PANEL * problem.dtype.bytes
         panels, panels_v = _panels(problem.head_dim), _panels(problem.head_dim_v)
         tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
-        tiles += bool(problem.modifiers and fetches(problem)) * config.block_q * _panels(config.block_kv)  # fetched_bytes
+        tiles += config.block_q * _panels(config.block_kv) if problem.modifiers and fetches(problem) else 0  # fetched_bytes
         return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + config.barrier_bytes
 
     def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:

@@ -17,6 +17,7 @@ OF_MAP = 16  # more, where a modifier maps scores: its constants, and what a lar
 WIDEST = (128, 128, 80)  # K blocks, by consumers, whose map needs no more than that
 WIDEST_SUM = 144  # the same where a modifier adds to scores
 OF_FETCHED, OF_CLAIMED_FETCHED = 8, 24  # more, where elements of scores are fetched, and work tiles claimed
+BESIDE_FETCHED = 32  # still more, beside other modifiers
 OF_SCATTERED = 16  # more, where masks beside it hide keys of no range
 
 
@@ -24,11 +25,9 @@ def registers_needed(problem: Problem, config: AttentionForwardSm90Config) -> in
     """An estimate of the registers of a consumer's thread; the compiler has the last word."""
     beside, block_kv = BESIDE[config.warpgroups - 1], config.block_kv
     if adds_to_scores(problem):
-        beside += (
-            max(0, block_kv - WIDEST_SUM)
-            + OF_SCATTERED * scatters(problem)
-            + (OF_CLAIMED_FETCHED if config.dynamic else OF_FETCHED) * fetches(problem)
-        )
+        beside += max(0, block_kv - WIDEST_SUM) + OF_SCATTERED * scatters(problem)
+        if fetches(problem):
+            beside += (OF_CLAIMED_FETCHED if config.dynamic else OF_FETCHED) + BESIDE_FETCHED * (len(problem.modifiers) > 1)
     if maps_scores(problem):
         beside += OF_MAP + max(0, block_kv - WIDEST[config.warpgroups - 1])
     return block_kv + padded(problem.head_dim_v) // 2 + beside

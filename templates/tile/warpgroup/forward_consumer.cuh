@@ -158,11 +158,7 @@ struct ForwardConsumer {
         Chain own = of_packed_heads<kPackGqa>(work.chain(p), work.batch, work.first_head);
         set_fetched(own, fetched);
         add_terms(S, offset, position(), own);
-//% if scatters
-        if (seen.next >= 0) fetch(own, seen.next);
-//% else
         if (k_block > lowest_block) fetch(own, k_block - 1);
-//% endif
 //% else
         add_terms(S, offset, position(), chain);
 //% endif
