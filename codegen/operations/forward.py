@@ -31,7 +31,7 @@ class Forward(Operation):
     def flops(self, problem: Problem, workload: Workload) -> float:
         """See Operation: 2 * (head_dim + head_dim_v) for each pair of a query and a key, half of it where the mask is causal.
 
-        Where attention is local, for each pair that the mask, the window and the chunks let through. What tensors of modifiers hide counts.
+        Where attention is local, for each pair that the mask, the window and the chunks let through.
         """
         if workload.is_local:
             pairs = float(workload.visible_pairs(problem.mask))

@@ -9,13 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.modifiers.document_ids import DOCUMENT_IDS, IDS_KV, IDS_Q
 from flashgen.codegen.problem import Mask
 
 from ..cells import Cell
 from .peer import AttentionPeer, Call, softcap_of
-from .work import Inputs
 
 
 class Flex(AttentionPeer):
@@ -23,7 +20,7 @@ class Flex(AttentionPeer):
 
     name = "flex"
     layout = "bhsd"
-    modifiers = ("alibi", "chunk", "document_ids", "sinks", "softcap", "window")
+    modifiers = ("alibi", "chunk", "sinks", "softcap", "window")
     packages: ClassVar[tuple[str, ...]] = ("triton",)
     options: ClassVar[flex.FlexKernelOptions | None] = None
 
@@ -34,21 +31,6 @@ class Flex(AttentionPeer):
         torch._dynamo.config.recompile_limit = 512
         torch._dynamo.config.accumulated_recompile_limit = 4096
         self._attention = torch.compile(changed_attention, dynamic=False)
-
-    def beside(self, call: Call, cell: Cell, inputs: Inputs) -> Call:
-        """See AttentionPeer. The block mask of documents."""
-        if DOCUMENT_IDS not in cell.problem.modifiers:
-            return call
-        w, causal, of_queries, of_keys = cell.workload, cell.problem.mask is Mask.CAUSAL, inputs[IDS_Q], inputs[IDS_KV]
-        if w.is_local:
-            raise ArgumentError("flex has document_ids beside a causal mask alone here; got a window or a chunk")
-
-        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            same = of_queries[b, i] == of_keys[b, j]
-            return same & (i + w.len_kv - w.len_q >= j) if causal else same
-
-        mask = flex.create_block_mask(seen, w.batch, None, w.len_q, w.len_kv, device=of_queries.device)
-        return lambda q, k, v, document_ids_q, document_ids_kv, **others: call(q, k, v, mask=mask, **others)
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
@@ -67,7 +49,7 @@ class Flex(AttentionPeer):
             mask = flex.create_block_mask(seen, None, None, w.len_q, w.len_kv, device=device)
         elif cell.problem.mask is Mask.CAUSAL:
             mask = flex.create_block_mask(lambda b, h, i, j: i + offset >= j, None, None, w.len_q, w.len_kv, device=device)
-        return lambda q, k, v, alibi_slopes=None, sinks=None, mask=mask: attention(q, k, v, alibi_slopes, sinks, cap, mask, gqa, options)
+        return lambda q, k, v, alibi_slopes=None, sinks=None: attention(q, k, v, alibi_slopes, sinks, cap, mask, gqa, options)
 
 
 class FlexFlash(Flex):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -82,12 +83,7 @@ class AttentionPeer(Peer):
         """See Peer."""
         if others := [name for name in cell.problem.modifiers if name not in self.modifiers]:
             raise ArgumentError(f"{self.name} has no {', '.join(others)}")
-        call = self.bind(cell, device)
-        return lambda inputs: prepare(cell.problem, self.beside(call, cell, inputs), inputs)
-
-    def beside(self, call: Call, cell: Cell, inputs: Inputs) -> Call:
-        """The call with what a user would keep for these inputs, made before anything is timed: for most peers nothing."""
-        return call
+        return partial(prepare, cell.problem, self.bind(cell, device))
 
 
 def window_of(cell: Cell) -> tuple[int | None, int | None] | None:

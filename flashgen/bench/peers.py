@@ -19,7 +19,6 @@ from flashgen.build.gpu.driver import Gpu, gpu
 from flashgen.build.nvrtc import nvrtc_version
 from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import families
-from flashgen.codegen.modifiers.document_ids import DOCUMENT_IDS
 from flashgen.codegen.operands import Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask
@@ -41,7 +40,7 @@ class Flashgen(AttentionPeer):
     """flashgen, as its user calls it."""
 
     name = "flashgen"
-    modifiers = ("alibi", "chunk", "document_ids", "sinks", "softcap", "window")
+    modifiers = ("alibi", "chunk", "sinks", "softcap", "window")
     deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
@@ -56,8 +55,7 @@ class Flashgen(AttentionPeer):
     def _call(self, cell: Cell, attention: Callable[..., Any]) -> Callable[..., Any]:
         modified = {"window": window_of(cell), "chunk": chunk_of(cell), "softcap": softcap_of(cell)}
         causal = cell.problem.mask is Mask.CAUSAL
-        bound = partial(attention, causal=causal, layout="bshd", deterministic=self.deterministic, **modified)
-        return bound if DOCUMENT_IDS not in cell.problem.modifiers else partial(_of_documents, bound)
+        return partial(attention, causal=causal, layout="bshd", deterministic=self.deterministic, **modified)
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """The kernel that the calls of this cell run."""
@@ -68,10 +66,6 @@ class Flashgen(AttentionPeer):
         """Also held to the numerics rule, of the forward pass with the log-sum-exp: a kernel of our own is right by our own standard."""
         with_lse = self._call(check.cell, partial(self._attention, return_lse=True))
         return super().fault(check, run, inputs) or check.rule(prepare(check.cell.problem, with_lse, inputs)())
-
-
-def _of_documents(attention: Callable[..., Any], *given: Tensor, document_ids_q: Tensor, document_ids_kv: Tensor, **others: Tensor) -> Any:
-    return attention(*given, document_ids=(document_ids_q, document_ids_kv), **others)
 
 
 class FlashgenDeterministic(Flashgen):

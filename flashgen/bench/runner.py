@@ -110,7 +110,7 @@ class Runner:
     def _drawn(cell: Cell, generator: torch.Generator) -> Inputs:
         """What the operation reads, without what a call may leave out."""
         problem, oracle, operation = cell.problem, oracle_of(cell.problem), operation_of(cell.problem)
-        drawn = oracle.inputs(problem, cell.workload, generator, usual=True)
+        drawn = oracle.inputs(problem, cell.workload, generator)
         inputs = {o.name: drawn[o.name] for o in operation.operands(problem) if o.role is not Role.OUT and not o.optional}
         oracle.derive(problem, inputs, operation.scalars(problem, cell.workload))
         return inputs

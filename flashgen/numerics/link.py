@@ -62,11 +62,6 @@ class Link(ABC):
         """The modifier's operand of that name as verification has it, fp32 on the generator's device."""
         return torch.randn(sizes, generator=generator, device=generator.device)
 
-    @classmethod
-    def usual(cls, sizes: Mapping[str, tuple[int, ...]], generator: torch.Generator) -> dict[str, Tensor]:
-        """The modifier's operands, of these sizes, as a benchmark has them: no others than verification's, where nothing else is said."""
-        return {name: cls.drawn(name, own, generator) for name, own in sizes.items()}
-
     def hidden(self, rows: Rows) -> Tensor | None:
         """Which keys it hides from the rows: bool [rows, len_kv]; None for none."""
         return None
@@ -127,15 +122,6 @@ def drawn_operands(problem: Problem, workload: Workload, generator: torch.Genera
         for modifier in modifiers_of(problem)
         for operand in modifier.operands(problem)
     }
-
-
-def usual_operands(problem: Problem, workload: Workload, generator: torch.Generator) -> dict[str, Tensor]:
-    """`Link.usual` of all operands of a problem's modifiers, by name."""
-    found: dict[str, Tensor] = {}
-    for modifier in modifiers_of(problem):
-        sizes = {operand.name: operand.sizes(problem, workload) for operand in modifier.operands(problem)}
-        found |= _kind(modifier.name).usual(sizes, generator)
-    return found
 
 
 @cache

@@ -15,7 +15,7 @@ from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.workload import Workload
 
-from .link import drawn_operands, usual_operands
+from .link import drawn_operands
 
 TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
 
@@ -34,11 +34,8 @@ class Oracle(ABC):
     Tensors go by the operands' names, in their axes, with any strides; scalars by theirs.
     """
 
-    def inputs(self, problem: Problem, workload: Workload, generator: torch.Generator, usual: bool = False) -> dict[str, Tensor]:
-        """What a kernel reads, from N(0, 1), dense, on the generator's device: before `derive`.
-
-        Of modifiers as `Link.drawn` has it, or as `Link.usual`.
-        """
+    def inputs(self, problem: Problem, workload: Workload, generator: torch.Generator) -> dict[str, Tensor]:
+        """What a kernel reads, from N(0, 1), dense, on the generator's device: before `derive`. Of modifiers as `Link.drawn` has it."""
         of_modifiers = modifier_operands(problem)
         read = (operand for operand in operation_of(problem).operands(problem) if operand.role is not Role.OUT)
         drawn = {
@@ -48,7 +45,7 @@ class Oracle(ABC):
             for operand in read
             if operand not in of_modifiers
         }
-        of_links = (usual_operands if usual else drawn_operands)(problem, workload, generator)
+        of_links = drawn_operands(problem, workload, generator)
         return {**drawn, **{one.name: of_links[one.name].to(torch_dtype(one, problem)) for one in of_modifiers}}
 
     def derive(self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:  # noqa: B027  # most have none

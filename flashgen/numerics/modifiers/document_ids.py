@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ..link import Link, Rows
 
-USUAL_LENGTH = 1024  # tokens of a document, in the mean
-
 
 class DocumentIdsLink(Link):
     """Scores of keys of other documents become -inf. `of_queries`: [batch, len_q], `of_keys`: [batch, len_kv], int32."""
@@ -31,14 +29,6 @@ class DocumentIdsLink(Link):
         ids = (torch.rand(sizes, generator=generator, device=device) < 0.01).cumsum(-1)
         others = torch.randint(4, sizes, generator=generator, device=device)
         return torch.where(torch.rand(sizes, generator=generator, device=device) < 0.002, others, ids)
-
-    @classmethod
-    def usual(cls, sizes: Mapping[str, tuple[int, ...]], generator: torch.Generator) -> dict[str, Tensor]:
-        """See Link. In order, of 1024 tokens in the mean; the last queries are of the documents of the last keys."""
-        batch, len_kv = sizes["document_ids_kv"]
-        ids = (torch.rand(batch, len_kv, generator=generator, device=generator.device) < 1 / USUAL_LENGTH).cumsum(-1)
-        queries = torch.arange(sizes["document_ids_q"][1], device=ids.device) + len_kv - sizes["document_ids_q"][1]
-        return {"document_ids_q": ids[:, queries.clamp(min=0)], "document_ids_kv": ids}
 
     def changed(self, s: Tensor, rows: Rows) -> Tensor:
         """See Link. A prefix does not open other documents: so these scores become -inf."""
