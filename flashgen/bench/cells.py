@@ -83,7 +83,7 @@ def _window() -> list[Cell]:
 
 
 def _changed(modifier: str) -> list[Cell]:
-    """A causal mask and a modifier that changes scores, or joins them, at two lengths."""
+    """A causal mask and a modifier at two lengths."""
     sizes = itertools.product((64, 128), (4096, 16384))
     cells = [_cell(Dtype.BF16, d, d, Mask.CAUSAL, (TOKENS // s, MODEL_DIM // d, MODEL_DIM // d, s, s)) for d, s in sizes]
     return [replace(cell, problem=replace(cell.problem, modifiers=(modifier,))) for cell in cells]
@@ -108,6 +108,7 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "softcap": partial(_changed, "softcap"),
         "alibi": partial(_changed, "alibi"),
         "sinks": partial(_changed, "sinks"),
+        "documents": partial(_changed, "document_ids"),
     },
     "backward": {
         STANDARD: _gradients,
@@ -120,6 +121,7 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "softcap": partial(_changed, "softcap"),
         "alibi": partial(_changed, "alibi"),
         "sinks": partial(_changed, "sinks"),
+        "documents": partial(_changed, "document_ids"),
     },
 }
 

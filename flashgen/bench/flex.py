@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import ClassVar
 
@@ -12,7 +13,10 @@ from torch.nn.attention import flex_attention as flex
 from flashgen.codegen.problem import Mask
 
 from ..cells import Cell
+from .documents import document_ids, has_documents
 from .peer import AttentionPeer, Call, softcap_of
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, query and key: whether it is seen
 
 
 class Flex(AttentionPeer):
@@ -20,7 +24,7 @@ class Flex(AttentionPeer):
 
     name = "flex"
     layout = "bhsd"
-    modifiers = ("alibi", "chunk", "sinks", "softcap", "window")
+    modifiers = ("alibi", "chunk", "document_ids", "sinks", "softcap", "window")
     packages: ClassVar[tuple[str, ...]] = ("triton",)
     options: ClassVar[flex.FlexKernelOptions | None] = None
 
@@ -35,21 +39,8 @@ class Flex(AttentionPeer):
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
         w, attention, options, cap = cell.workload, self._attention, self.options, softcap_of(cell)
-        gqa, mask, offset = w.heads_q != w.heads_kv, None, w.len_kv - w.len_q
-        if w.is_local:
-            far = w.len_q + w.len_kv  # farther than any key: sums of 32 bits hold it
-            left, right, chunk = (max(-far, min(end, far)) for end in (w.window_left, w.window_right, w.chunk))
-            if cell.problem.mask is Mask.CAUSAL:
-                right = min(right, 0)
-
-            def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                near = (i + offset - left <= j) & (j <= i + offset + right)
-                return near if chunk == far else near & (torch.div(i + offset, chunk, rounding_mode="floor") == j // chunk)
-
-            mask = flex.create_block_mask(seen, None, None, w.len_q, w.len_kv, device=device)
-        elif cell.problem.mask is Mask.CAUSAL:
-            mask = flex.create_block_mask(lambda b, h, i, j: i + offset >= j, None, None, w.len_q, w.len_kv, device=device)
-        return lambda q, k, v, alibi_slopes=None, sinks=None: attention(q, k, v, alibi_slopes, sinks, cap, mask, gqa, options)
+        gqa, mask = w.heads_q != w.heads_kv, block_mask(cell, device)
+        return lambda q, k, v, alibi_slopes=None, sinks=None, **ids: attention(q, k, v, alibi_slopes, sinks, cap, mask, gqa, options)
 
 
 class FlexFlash(Flex):
@@ -63,6 +54,32 @@ class FlexFlash(Flex):
     def __init__(self) -> None:
         import_module("flash_attn.cute.interface")
         super().__init__()
+
+
+def block_mask(cell: Cell, device: torch.device) -> flex.BlockMask | None:
+    """Of what a cell's mask, window, chunks and documents let through; None for everything."""
+    w, offset, seen = cell.workload, cell.workload.len_kv - cell.workload.len_q, list[MaskMod]()
+    causal = cell.problem.mask is Mask.CAUSAL
+    if w.is_local:
+        far = w.len_q + w.len_kv  # farther than any key: sums of 32 bits hold it
+        left, right, chunk = (max(-far, min(end, far)) for end in (w.window_left, w.window_right, w.chunk))
+        if causal:
+            right = min(right, 0)
+
+        def local(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            near = (i + offset - left <= j) & (j <= i + offset + right)
+            return near if chunk == far else near & (torch.div(i + offset, chunk, rounding_mode="floor") == j // chunk)
+
+        seen.append(local)
+    elif causal:
+        seen.append(lambda b, h, i, j: i + offset >= j)
+    if has_documents(cell):
+        of_queries, of_keys = document_ids(cell, device).values()
+        seen.append(lambda b, h, i, j: of_queries[b, i] == of_keys[b, j])
+    if not seen:
+        return None
+    batch, mask_mod = w.batch if has_documents(cell) else None, seen[0] if len(seen) == 1 else flex.and_masks(*seen)
+    return flex.create_block_mask(mask_mod, batch, None, w.len_q, w.len_kv, device=device)
 
 
 def changed_attention(

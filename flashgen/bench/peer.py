@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.codegen.modifiers.document_ids import IDS_KV, IDS_Q
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask
 from flashgen.codegen.workload import OPEN
@@ -22,6 +23,7 @@ from flashgen.codegen.workload import OPEN
 from ..cells import Cell
 from ..numerics.link import Rows, hidden_keys, hiding_links
 from .check import CellCheck
+from .documents import document_ids, has_documents
 from .work import Given, Inputs, Run, prepare
 
 Call = Callable[..., Tensor]  # of q, k and v, and by name the tensors of a cell's modifiers
@@ -105,12 +107,16 @@ def softcap_of(cell: Cell) -> float | None:
 
 
 def hidden_from(cell: Cell, device: torch.device) -> Tensor | None:
-    """Which keys a cell's mask and modifiers hide, as a mask [len_q, len_kv]; None where all are seen."""
+    """Which keys a cell's mask and modifiers hide: [len_q, len_kv], with documents [batch, 1, len_q, len_kv]; None where all are seen."""
     problem, w = cell.problem, cell.workload
     if problem.mask is Mask.FULL and not problem.modifiers:
         return None
     rows = Rows(torch.arange(w.len_q, device=device), w.len_q, w.len_kv)
-    return hidden_keys(rows, problem.mask is Mask.CAUSAL, hiding_links(problem, operation_of(problem).scalars(problem, w)))
+    hidden = hidden_keys(rows, problem.mask is Mask.CAUSAL, hiding_links(problem, operation_of(problem).scalars(problem, w)))
+    if not has_documents(cell):
+        return hidden
+    ids = document_ids(cell, device)
+    return hidden | (ids[IDS_Q][:, None, :, None] != ids[IDS_KV][:, None, None, :])
 
 
 def reason(error: Exception, said: Iterable[str] = ()) -> str:

@@ -30,6 +30,7 @@ from ..numerics.oracle import TORCH_DTYPES, torch_dtype
 from ..selection import loaded
 from ..selection.picks import picked_spec
 from .check import CellCheck
+from .documents import has_documents
 from .flex import Flex, FlexFlash
 from .peer import AttentionPeer, Call, Peer, chunk_of, hidden_from, reason, softcap_of, window_of
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
@@ -40,7 +41,7 @@ class Flashgen(AttentionPeer):
     """flashgen, as its user calls it."""
 
     name = "flashgen"
-    modifiers = ("alibi", "chunk", "sinks", "softcap", "window")
+    modifiers = ("alibi", "chunk", "document_ids", "sinks", "softcap", "window")
     deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
@@ -55,7 +56,12 @@ class Flashgen(AttentionPeer):
     def _call(self, cell: Cell, attention: Callable[..., Any]) -> Callable[..., Any]:
         modified = {"window": window_of(cell), "chunk": chunk_of(cell), "softcap": softcap_of(cell)}
         causal = cell.problem.mask is Mask.CAUSAL
-        return partial(attention, causal=causal, layout="bshd", deterministic=self.deterministic, **modified)
+        call = partial(attention, causal=causal, layout="bshd", deterministic=self.deterministic, **modified)
+        if not has_documents(cell):
+            return call
+        return lambda q, k, v, *, document_ids_q, document_ids_kv, **others: call(
+            q, k, v, document_ids=(document_ids_q, document_ids_kv), **others
+        )
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """The kernel that the calls of this cell run."""
@@ -138,7 +144,7 @@ class Eager(AttentionPeer):
     """Attention in plain PyTorch as it is written down: S in fp32, P in the inputs' type, both in memory whole."""
 
     name = "eager"
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "chunk", "sinks", "softcap", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "chunk", "document_ids", "sinks", "softcap", "window")
     layout = "bhsd"
     usual = False
 
@@ -152,7 +158,7 @@ class Eager(AttentionPeer):
             queries, keys = (torch.arange(length, device=device, dtype=torch.float32) for length in (w.len_q, w.len_kv))
             distance = (queries[:, None] + (w.len_kv - w.len_q) - keys).abs()
 
-        def call(q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
+        def call(q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, **ids: Tensor) -> Tensor:
             if group > 1:
                 k, v = (t.repeat_interleave(group, 1) for t in (k, v))
             s = scaled(q @ k.mT, scale)
@@ -183,7 +189,7 @@ class EagerFp16(Eager):
     """Attention in plain PyTorch as articles have it: S in the inputs' type with an additive mask, softmax in fp32."""
 
     name = "eager_fp16"
-    modifiers = ("chunk", "softcap", "window")  # slopes and sinks are fp32
+    modifiers = ("chunk", "document_ids", "softcap", "window")  # slopes and sinks are fp32
 
     def _hidden(self, hidden: Tensor, cell: Cell) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=TORCH_DTYPES[cell.problem.dtype], device=hidden.device)

@@ -19,6 +19,7 @@ from ..cells import Cell
 from ..numerics.oracle import oracle_of
 from ..timing import protocol as timing
 from .check import CellCheck, poison
+from .documents import document_ids
 from .peer import Peer, reason
 from .result import CellResult, PeerTimes
 from .work import Inputs, Run
@@ -110,7 +111,7 @@ class Runner:
     def _drawn(cell: Cell, generator: torch.Generator) -> Inputs:
         """What the operation reads, without what a call may leave out."""
         problem, oracle, operation = cell.problem, oracle_of(cell.problem), operation_of(cell.problem)
-        drawn = oracle.inputs(problem, cell.workload, generator)
+        drawn = {**oracle.inputs(problem, cell.workload, generator), **document_ids(cell, generator.device)}
         inputs = {o.name: drawn[o.name] for o in operation.operands(problem) if o.role is not Role.OUT and not o.optional}
         oracle.derive(problem, inputs, operation.scalars(problem, cell.workload))
         return inputs

@@ -24,7 +24,7 @@ class Sdpa(AttentionPeer):
     """One backend of `torch.nn.functional.scaled_dot_product_attention`."""
 
     layout = "bhsd"
-    modifiers = ("chunk", "window")  # as a mask, which not all backends take
+    modifiers = ("chunk", "document_ids", "window")  # as a mask, which not all backends take
     backend: ClassVar[SDPBackend]
     can_use: ClassVar[str] = ""  # PyTorch's function that tells why it cannot
 
@@ -49,7 +49,7 @@ class Sdpa(AttentionPeer):
             causal, mask = False, ~hidden
         if causal and w.len_q != w.len_kv:
             causal, mask = False, self._bottom_right(w.len_q, w.len_kv, device)
-        return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
+        return lambda q, k, v, **ids: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
 
     def select(self) -> None:
         """Selects the backend; PyTorch's context manager would cost every call several microseconds."""

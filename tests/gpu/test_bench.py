@@ -120,6 +120,17 @@ def test_every_peer_that_is_here_is_right_where_lengths_differ_or_says_why_not(c
     assert set(result.times) | set(result.errors) == set(made)
 
 
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_every_peer_that_is_here_has_documents_or_says_why_not(operation: str) -> None:
+    cell = Cell(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, operation=operation, modifiers=("document_ids",)), Workload(2, 8, 2, 2500, 3000))
+    made, _ = make_peers(PEERS)
+    with sdpa_settings_kept():
+        result = runner(**made).measure("documents", cell)
+    assert {"flashgen", "flex", "math", "eager"} <= set(result.times), result.errors
+    assert not [why for why in result.errors.values() if why.startswith("wrong: ")], result.errors
+    assert set(result.times) | set(result.errors) == set(made)
+
+
 def test_a_peer_that_cannot_do_a_cell_says_why() -> None:
     mixed = Cell(Problem(Dtype.BF16, 192, 128), Workload(1, 2, 2, 256, 256))
     with sdpa_settings_kept():

@@ -56,6 +56,7 @@ FORWARD = {
     "softcap": [("bf16", d, d, "s", (16384 // s, 2048 // d, 2048 // d, s, s)) for d in (64, 128) for s in (4096, 16384)],
     "alibi": [("bf16", d, d, "a", (16384 // s, 2048 // d, 2048 // d, s, s)) for d in (64, 128) for s in (4096, 16384)],
     "sinks": [("bf16", d, d, "k", (16384 // s, 2048 // d, 2048 // d, s, s)) for d in (64, 128) for s in (4096, 16384)],
+    "documents": [("bf16", d, d, "d", (16384 // s, 2048 // d, 2048 // d, s, s)) for d in (64, 128) for s in (4096, 16384)],
 }  # fmt: skip
 BACKWARD = {
     "standard": [
@@ -76,7 +77,7 @@ BACKWARD = {
         ("fp16", 128, 128, "fc", (4, 16, 16, 4096, 4096)),
         ("bf16", 192, 128, "c", (4, 16, 16, 4096, 4096)),
     ],
-    **{name: FORWARD[name] for name in ("gqa", "mixed", "short", "tutorial", "window", "softcap", "alibi", "sinks")},
+    **{name: FORWARD[name] for name in ("gqa", "mixed", "short", "tutorial", "window", "softcap", "alibi", "sinks", "documents")},
 }  # fmt: skip
 WRITTEN_OUT = {"forward": FORWARD, "backward": BACKWARD}
 
@@ -84,7 +85,12 @@ WRITTEN_OUT = {"forward": FORWARD, "backward": BACKWARD}
 @pytest.mark.parametrize(("operation", "name"), [(operation, name) for operation, some in WRITTEN_OUT.items() for name in some])
 def test_the_cells_of_a_grid(operation: str, name: str) -> None:
     masks: dict[str, Seen] = {"f": Seen.of(False), "c": Seen.of(True), "w": Seen.of(True, (1024, None)), "W": Seen.of(True, (4096, None))}
-    masks |= {"s": Seen(Mask.CAUSAL, ("softcap",)), "a": Seen(Mask.CAUSAL, ("alibi",)), "k": Seen(Mask.CAUSAL, ("sinks",))}
+    masks |= {
+        "s": Seen(Mask.CAUSAL, ("softcap",)),
+        "a": Seen(Mask.CAUSAL, ("alibi",)),
+        "k": Seen(Mask.CAUSAL, ("sinks",)),
+        "d": Seen(Mask.CAUSAL, ("document_ids",)),
+    }
     wanted = [
         Cell(
             Problem(Dtype(dtype), d, dv, masks[letter].mask, operation, modifiers=masks[letter].modifiers),

@@ -137,7 +137,8 @@ def test_without_matplotlib_everything_else_is_written(
     [
         (
             ["--grid", "fwd"],
-            "grid must be one of standard, gqa, mixed, short, decode, tutorial, window, softcap, alibi, sinks, all-forward; got 'fwd'",
+            "grid must be one of standard, gqa, mixed, short, decode, tutorial, window, "
+            "softcap, alibi, sinks, documents, all-forward; got 'fwd'",
         ),
         (["--peers", "fa3"], "peers must be one of flashgen, flash,"),
         (["--peers", "flash", "--baseline", "cudnn"], "baseline must be one of flash; got 'cudnn'"),
@@ -150,7 +151,8 @@ def test_without_matplotlib_everything_else_is_written(
         (["--pass", "both", "--head-dim", "64"], "pass must be one of forward, backward; got 'both'"),
         (
             ["--pass", "backward", "--grid", "decode"],
-            "grid must be one of standard, further, gqa, mixed, short, tutorial, window, softcap, alibi, sinks, all-backward; got",
+            "grid must be one of standard, further, gqa, mixed, short, tutorial, window, "
+            "softcap, alibi, sinks, documents, all-backward; got",
         ),
         (
             ["--pass", "backward", "--call-overhead"],

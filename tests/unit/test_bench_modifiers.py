@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashgen.bench import documents
 from flashgen.bench.check import CellCheck
 from flashgen.bench.flex import Flex, changed_attention
-from flashgen.bench.peer import AttentionPeer, Call, Peer
+from flashgen.bench.peer import AttentionPeer, Call, Peer, hidden_from
 from flashgen.bench.peers import PEERS, Eager, EagerFp16, Fa4, Flashgen
 from flashgen.bench.runner import Runner
 from flashgen.bench.sdpa import SdpaMath, sdpa_settings_kept
@@ -23,12 +24,24 @@ from flashgen.codegen.workload import OPEN, Workload
 from flashgen.numerics.forward import plain
 from flashgen.numerics.link import Link
 from flashgen.numerics.modifiers.alibi import AlibiLink
+from flashgen.numerics.modifiers.document_ids import DocumentIdsLink
 from flashgen.numerics.modifiers.sinks import SinksLink
 from flashgen.numerics.modifiers.softcap import SoftcapLink
 from flashgen.numerics.modifiers.window import WindowLink
 
 CPU = torch.device("cpu")
-ALL = ("alibi", "sinks", "softcap", "window")
+ALL = ("alibi", "document_ids", "sinks", "softcap", "window")
+
+
+@pytest.fixture(autouse=True)
+def short_documents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of the usual length each entry of the batch would have one."""
+    monkeypatch.setattr("flashgen.bench.documents.MEAN_LENGTH", 8)
+    documents._ids.cache_clear()
+    documents._seen.cache_clear()
+    yield
+    documents._ids.cache_clear()
+    documents._seen.cache_clear()
 
 
 @pytest.fixture
@@ -89,13 +102,15 @@ class Meant(Flashgen):
     ) -> Any:
         assert (layout, deterministic) == ("bshd", None)
         softcap, window, links = more["softcap"], more["window"], list[Link]()
-        slopes, sinks = more.get("alibi_slopes"), more.get("sinks")
+        slopes, sinks, ids = more.get("alibi_slopes"), more.get("sinks"), more.get("document_ids")
         if softcap is not None:
             links.append(SoftcapLink(softcap))
         if slopes is not None:
             links.append(AlibiLink(slopes))
         if sinks is not None:
             links.append(SinksLink(sinks))
+        if ids is not None:
+            links.append(DocumentIdsLink(*ids))
         if window is not None:
             links.append(WindowLink(*(OPEN if end is None else end for end in window)))
         both = plain(q, k, v, causal=causal, scale=q.shape[3] ** -0.5, links=links)
@@ -113,6 +128,40 @@ def test_flashgen_is_asked_for_them(modifiers: tuple[str, ...]) -> None:
 def test_flashgen_has_them(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHGEN_CPU", "1")
     assert fault_of(Flashgen(), cell_of(*ALL, operation=operation)) == ""
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_sdpa_has_documents(operation: str) -> None:
+    with sdpa_settings_kept():
+        for modifiers in (("document_ids",), ("document_ids", "window")):
+            assert fault_of(SdpaMath(), cell_of(*modifiers, operation=operation)) == ""
+
+
+@pytest.mark.parametrize("mask", Mask)
+@pytest.mark.parametrize("ends", [(), (5, 2), (5, OPEN), (OPEN, OPEN, 6), (4, 3, 6), (-1, OPEN)])
+@pytest.mark.parametrize("lengths", [(20, 33), (33, 20), (24, 24)])
+def test_work_is_counted_of_what_is_seen(mask: Mask, ends: tuple[int, ...], lengths: tuple[int, int]) -> None:
+    w = Workload(3, 4, 2, *lengths, *ends)
+    names = [*(["window"] if w.has_window else []), *(["chunk"] if w.chunk != OPEN else []), "document_ids"]
+    for operation, products in (("forward", 2), ("backward", 5)):
+        cell = Cell(Problem(Dtype.FP16, 16, 8, mask, operation, modifiers=tuple(names)), w)
+        hidden = hidden_from(cell, CPU)
+        assert hidden is not None
+        assert hidden.shape == (3, 1, *lengths)
+        assert documents.flops(cell) == pytest.approx(int((~hidden).sum()) * 4 * (16 + 8) * products)
+        plain = replace(cell, problem=replace(cell.problem, modifiers=tuple(names[:-1])))
+        assert documents.flops(plain) == plain.flops
+
+
+def test_documents_are_the_same_in_every_set_of_inputs() -> None:
+    cell = cell_of("document_ids")
+    first, second = Runner({}, CPU, cell.io_bytes, 1)._input_sets(cell)["bshd"][:2]
+    assert not first["q"].equal(second["q"])
+    for name, ids in documents.document_ids(cell, CPU).items():
+        assert first[name].equal(ids)
+        assert second[name].equal(ids)
+        assert (ids.diff() >= 0).all()
+        assert (ids[:, 0] != ids[:, -1]).all()
 
 
 @pytest.mark.usefixtures("low_cap")
