@@ -32,7 +32,7 @@ import flashgen
 from .modifier_cost import milliseconds
 
 TOKENS, MODEL_DIM, MEAN_LENGTH, BLOCK, SEEN = 16384, 2048, 1024, 128, 0.1
-ROUNDS, CALLS, TOLERANCE = 7, 5, 0.02
+ROUNDS, CALLS, TOLERANCE = 7, 40, 0.02
 OURS, DENSE, TILES = "flashgen", "without", "tiles"
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
