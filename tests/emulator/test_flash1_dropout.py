@@ -47,7 +47,7 @@ FAULTS = [
     fault_of("dropped-before-the-sum", f"{_SUM}        {_DROP}", f"{_DROP}        {_SUM}", "forward"),
     fault_of("keys-of-the-first-tile", "first_query + first_row, key_tile * kBlockKv);\n", "first_query + first_row, 0);\n", "forward"),
     fault_of("bits-of-the-neighbour", "j % 2 * 2 + e / 2 + e % 2 * 16", "j % 2 * 2 + e / 2 + (1 - e % 2) * 16", "forward-causal"),
-    fault_of("not-divided", "& 1 ? dropout.scale : 0.0f;\n        }", "& 1 ? 1.0f : 0.0f;\n        }", "forward-causal"),
+    fault_of("not-divided", "        scale_kept(O, dropout);\n", "", "forward-causal"),
     fault_of("another-heads-elements", "Dropout::of(p, batch, head), first_key", "Dropout::of(p, batch, head_kv), first_key", "backward"),
     fault_of("kept-in-d-p", "drop(dP, kept, 1.0f);", "", "backward"),
     fault_of("d-v-not-divided", "dV, p.dropout_scale, value_columns", "dV, 1.0f, value_columns", "backward-causal"),

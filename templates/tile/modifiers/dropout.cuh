@@ -78,8 +78,8 @@ __device__ __forceinline__ void drop(u32 (&P)[kSteps][4], const Dropout& dropout
     for (int step = 0; step < kSteps; ++step) drop<kPackGqa>(P[step], dropout, first_row, first_key + step * 16);
 }
 
-// The same of a fragment of P in fp32, where what is left is scaled, too. Random bits come from a loop that is not unrolled: the compiler
-// would make them all at once, into more registers than there are.
+// The same of a fragment of P in fp32. Random bits come from a loop that is not unrolled: the compiler would make them all at once, into
+// more registers than there are.
 template <int kRowTiles, int kTiles>
 __device__ __forceinline__ void drop(float (&P)[kRowTiles][kTiles][4], const Dropout& dropout, int first_row, int first_key) {
 #pragma unroll
@@ -97,7 +97,7 @@ __device__ __forceinline__ void drop(float (&P)[kRowTiles][kTiles][4], const Dro
             for (int j = first; j < min(first + 8, kTiles); ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    P[i][j][e] *= kept >> ((j - first) / 2 * 4 + j % 2 * 2 + e / 2 + e % 2 * 16) & 1 ? dropout.scale : 0.0f;
+                    if ((kept >> ((j - first) / 2 * 4 + j % 2 * 2 + e / 2 + e % 2 * 16) & 1) == 0) P[i][j][e] = 0.0f;
         }
 }
 
