@@ -35,7 +35,7 @@ KERNELS: dict[str, tuple[str, Dtype, int, Mask, tuple[str, ...], Config | None]]
     "forward": (FORWARD, Dtype.BF16, 64, Mask.FULL, (), None),
     "forward-causal": (FORWARD, Dtype.FP16, 40, Mask.CAUSAL, (), SMALL),
     "forward-packed": (FORWARD, Dtype.FP16, 64, Mask.CAUSAL, (), PACKED),
-    "forward-softcap-alibi": (FORWARD, Dtype.FP16, 64, Mask.FULL, ("alibi", "softcap"), AttentionForwardSm90Config(2, 64, 2, 2, 1)),
+    "forward-others": (FORWARD, Dtype.FP16, 64, Mask.FULL, ("alibi", "dropout"), AttentionForwardSm90Config(2, 64, 2, 2, 1)),
     "backward": (BACKWARD, Dtype.FP16, 64, Mask.CAUSAL, ("boolean_mask",), None),
     "backward-narrow": (BACKWARD, Dtype.BF16, 72, Mask.FULL, (), AttentionBackwardSm90Config(48)),
     "backward-persistent": (PERSISTENT, Dtype.BF16, 64, Mask.FULL, (), None),
@@ -53,7 +53,7 @@ def spec_of(kernel: str) -> KernelSpec:
 def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int]) -> Verdict:
     heads = (32, 2) if getattr(spec.config, "pack_gqa", 1) > 1 else (4, 2)
     tensors = Tensors.random(spec.problem, Workload(2 if heads[0] == 4 else 1, *heads, *lengths), torch.Generator().manual_seed(7))
-    scalars = {"softcap": 5.0} if "softcap" in spec.problem.modifiers else {}
+    scalars = {"dropout_p": 0.3} if "dropout" in spec.problem.modifiers else {}
     tensors.derive(scalars)
     run_on_cpu(emulated_kernel(spec, text), tensors, scalars, limits=LIMITS)
     return Expected.of(tensors, scalars).judge(tensors)
