@@ -43,7 +43,7 @@ def printed(
 ) -> PrintedExpressions:
     """The C++ of trees, which share their statements.
 
-    inputs: nodes that are known by a name already, such as those of `stages_of`; nothing below them is written
+    inputs: nodes that are known by a name already, such as those of `block_parts`; nothing below them is written
     prefix: of the names of statements
     branches: whether conditions behind `and` and `or` may be left out where the first one decides
     """
