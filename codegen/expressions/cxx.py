@@ -9,7 +9,7 @@ operator of C++ is in templates/tile/common/expressions.cuh. The text is the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .bounds import Range, exact_range, range_of_type, ranges_of
@@ -49,7 +49,7 @@ def printed(
     """
     known = dict(inputs or {})
     ranges = ranges_of(*trees)
-    trees_below = _below(trees, known)
+    trees_below = nodes_down_to(trees, known)
     texts: dict[Expression, tuple[str, int]] = {node: (name, _PRIMARY) for node, name in known.items()}
     shared = [node for node in names_of_shared(*trees, deepest=_DEEPEST) if node in trees_below and node not in known]
     named = {node: f"{prefix}{i}" for i, node in enumerate(each for each in shared if not (each in trees and _is_used_once(each, trees)))}
@@ -65,8 +65,8 @@ def printed(
     return PrintedExpressions(tuple(statements), tuple(texts[tree][0] for tree in trees))
 
 
-def _below(trees: Sequence[Expression], known: Mapping[Expression, str]) -> list[Expression]:
-    """The nodes to be written, operands first."""
+def nodes_down_to(trees: Sequence[Expression], known: Collection[Expression]) -> list[Expression]:
+    """The nodes of trees, operands first, with those that are known, but not what is below these."""
     needed, stack = set(), list(trees)
     while stack:
         each = stack.pop()

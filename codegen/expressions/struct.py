@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from .blocks import block_parts
-from .cxx import CXX_TYPES, printed
+from .cxx import CXX_TYPES, nodes_down_to, printed
 from .tile_logic import tile_logic
-from .tree import BOOL, INPUTS, Expression, dependences, depends_on, loads_of, nodes_of, numbers_of
+from .tree import BOOL, INPUTS, Expression, dependences, depends_on, loads_of, numbers_of
 
 _ELEMENTS = {
     **{"bf16": "Bf16", "fp16": "Fp16", "fp32": "float", "int8": "signed char", "uint8": "unsigned char", "int16": "short"},
@@ -70,7 +70,10 @@ def struct_of_tiles(name: str, base: str, mask: Expression) -> str:
     fields = "".join(f"        {CXX_TYPES[node.type]} {field};\n" for node, field in names.items()).rstrip()
     parts = printed(alike.parts)
     known = {node: f"parts.{field}" for node, field in names.items()}
-    loads = [node for node in nodes_of(mask) if node.operation == "load" and _is_below(mask, node, known)]
+    unknown = [node for node in nodes_down_to([mask], known) if node not in known]
+    depends = dependences(mask)
+    is_short = not any(_is_long(node, depends[node]) for node in unknown)
+    loads = [node for node in unknown if node.operation == "load"]
     loaded = []
     for i, load in enumerate(loads):  # all of them, whatever else hides a key: so none waits for a branch
         body = printed([load], known, prefix=f"at{i}_")
@@ -80,7 +83,7 @@ def struct_of_tiles(name: str, base: str, mask: Expression) -> str:
     inputs = "int batch, int head, int query, int key"
     lines = [
         f"    static constexpr bool kIsKnown = {str(logic.is_known).lower()};",
-        f"    static constexpr bool kIsShort = {str(_is_short(mask, alike.parts)).lower()};",
+        f"    static constexpr bool kIsShort = {str(is_short).lower()};",
         f"    static constexpr int kAlikeQueries = {alike.sizes[0]}, kAlikeKeys = {alike.sizes[1]};",
         "    struct Parts {",
         *([fields] if fields else []),
@@ -102,32 +105,11 @@ def struct_of_tiles(name: str, base: str, mask: Expression) -> str:
     return "\n".join((f"struct {name} : {base} {{", *lines, "};")) + "\n"
 
 
-def _is_below(tree: Expression, wanted: Expression, known: Collection[Expression]) -> bool:
-    """Whether a node occurs in a tree outside of what is known."""
-    stack, met = [tree], set(known)
-    while stack:
-        node = stack.pop()
-        if node is wanted:
-            return node not in known
-        if node not in met:
-            met.add(node)
-            stack.extend(node.operands)
-    return False
-
-
-def _is_short(tree: Expression, known: Collection[Expression]) -> bool:
-    """Whether it may be written out for many scores: what is not known reads no table of queries and keys, nor divides by a number."""
-    stack, met, depends = [tree], set(known), dependences(tree)
-    while stack:
-        node = stack.pop()
-        if node in met:
-            continue
-        met.add(node)
-        reads = node.operation == "load" and {"query", "key"} <= depends[node]
-        if reads or (node.operation in ("floor_div", "mod") and node.operands[1].operation != "constant"):
-            return False
-        stack.extend(node.operands)
-    return True
+def _is_long(node: Expression, depends: Collection[str]) -> bool:
+    """Whether it is not to be written out for many scores: it reads a table of queries and keys, or divides by a number."""
+    if node.operation == "load":
+        return {"query", "key"} <= {*depends}
+    return node.operation in ("floor_div", "mod") and node.operands[1].operation != "constant"
 
 
 def by_number(name: str) -> tuple[str, int]:
