@@ -10,7 +10,7 @@ import itertools
 import random
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -21,12 +21,13 @@ import flashgen
 from flashgen import templates
 from flashgen.codegen.config import Config
 from flashgen.codegen.family import families, find_family
-from flashgen.codegen.modifier import modifier_named, modifiers
+from flashgen.codegen.modifier import Modifier, modifier_named, modifiers
 from flashgen.codegen.modifiers.traced import TracedModifier, name_of_functions
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.prune import END, MARK, pruned
 from flashgen.codegen.render import Atoms, Source, conditions, emulator_runtime, jinja_environment, render, render_program, traced
+from flashgen.codegen.score_tensors import fetches
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.traced.modifier import modifier_in_call
@@ -102,6 +103,11 @@ KINDS = ((), *((modifier,) for modifier in (*modifiers().values(), *map(learning
 CONDITIONAL = [path for path in templates.paths() if path.startswith("tile/") and "//%" in templates.read(path)]
 
 
+def given(kind: Sequence[Modifier]) -> dict[str, object]:
+    """What a file says on behalf of modifiers, in kernels that fetch where registers allow it."""
+    return conditions(kind, "backward", fetches(Problem(Dtype.BF16, 64, modifiers=tuple(one.name for one in kind))))
+
+
 def every_spec(check: Callable[[KernelSpec], None]) -> Callable[[str], None]:
     """Of a check of one spec, a test of each family: as many tests as specs would take longer to collect than to run."""
 
@@ -133,13 +139,7 @@ def test_no_line_is_longer_than_140_columns(path: str) -> None:
     assert [line for line in templates.read(path).splitlines() if len(line) > 140] == []
 
 
-LONGEST = {
-    "tile/warpgroup/forward_consumer": 214,
-    "kernels/attention_forward": 160,
-    "kernels/": 220,
-    "tile/": 200,
-    "atoms/": 200,
-}  # lines; the first that fits counts
+LONGEST = {"kernels/attention_forward": 160, "kernels/": 220, "tile/": 200, "atoms/": 200}  # lines; the first that fits counts
 FOR_MODIFIERS = 10  # lines more, of problems that have some
 
 
@@ -148,7 +148,7 @@ def test_a_file_is_short_enough_to_be_read_at_once(path: str) -> None:
     most = next(lines for start, lines in LONGEST.items() if path.startswith(start))
     if path in CONDITIONAL:
         template = jinja_environment().from_string("{{ source(path) }}")
-        plain, *others = (template.render(path=path, **conditions(kind, "backward")).split("\n\n", 1)[1].count("\n") for kind in KINDS)
+        plain, *others = (template.render(path=path, **given(kind)).split("\n\n", 1)[1].count("\n") for kind in KINDS)
         assert plain <= most
         assert max(others) <= most + FOR_MODIFIERS
     else:
@@ -193,10 +193,10 @@ def test_a_file_with_conditions_has_either_what_holds_for_plain_problems_or_the_
     template = jinja_environment().from_string("{{ source(path) }}")
     lines, texts = templates.read(path).splitlines(), set()
     for kind in KINDS:
-        given = conditions(kind, "backward")
-        texts.add(text := template.render(path=path, **given).split("\n\n", 1)[1])
+        said = given(kind)
+        texts.add(text := template.render(path=path, **said).split("\n\n", 1)[1])
         assert "//%" not in text
-        from_functions = (str(given[name]) for name in ("traced", "traced_slope", "traced_gradients", "traced_tiles"))
+        from_functions = (str(said[name]) for name in ("traced", "traced_slope", "traced_gradients", "traced_tiles"))
         inserted = "\n".join(from_functions).splitlines()  # what comes of functions is no line of a file
         assert all(line in lines or line in inserted for line in text.removesuffix(END).splitlines())
     assert len(texts) > 1

@@ -103,6 +103,14 @@ template <int kColumns, class Position, class... Links>
 __device__ __forceinline__ bool fetch_scores(const ScoreChain<Links...>& chain, SharedAddress to, const Position& position) {
     return (fetch_by<kColumns>(static_cast<const Links&>(chain), to, position) || ...);
 }
+// The same for a block of columns and a warp's rows, from `row` of its tile on. Returns where it will be, or 0. Called once the warp has
+// read what was fetched before.
+template <class Position, int kColumns, class Storage, class... Links>
+__device__ __forceinline__ SharedAddress fetch_block(const ScoreChain<Links...>& chain, const Storage& smem, int first_row, int row,
+                                                     int block) {
+    const SharedAddress to = smem.fetched_by(row / 16);
+    return fetch_scores<kColumns>(chain, to, Position{first_row + row, block * kColumns}) ? to : 0;
+}
 template <class Link>
 __device__ __forceinline__ void set_fetched_of(Link& link, SharedAddress fetched) {
     if constexpr (kFetches<Link>) link.fetched = fetched;

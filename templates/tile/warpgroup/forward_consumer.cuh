@@ -40,7 +40,7 @@ struct ForwardConsumer {
     Dropout dropout;                          // of its head, the first one under PackGQA
 //% endif
 //% if fetches
-    SharedAddress fetched = 0;                          // whether the next scores have what `fetch` has brought
+    SharedAddress fetched = 0;                // where what the next scores have in memory was copied to, or 0
 //% endif
     // K blocks that this consumer's rows see, for the mask alone: every consumer visits all blocks of the work tile, as the turns of
     // ping-pong scheduling and the releases of K and V must match in number.
@@ -158,7 +158,7 @@ struct ForwardConsumer {
         Chain own = of_packed_heads<kPackGqa>(work.chain(p), work.batch, work.first_head);
         set_fetched(own, fetched);
         add_terms(S, offset, position(), own);
-        if (k_block > lowest_block) fetch(own, k_block - 1);
+        if (k_block > lowest_block) fetched = fetch_block<Position, kBlockKv>(own, smem, first_query * kPackGqa, warp_row(), k_block - 1);
 //% else
         add_terms(S, offset, position(), chain);
 //% endif
@@ -186,14 +186,6 @@ struct ForwardConsumer {
 //% if changes or scatters
     using Position = ScorePosition<false, kPackGqa>;
     __device__ __forceinline__ Position position() const { return {first_query * kPackGqa + warp_row(), k_block * kBlockKv}; }
-//% endif
-//% if fetches
-    // Begins to copy what the scores of a K block have in memory; make_p waits for it. Called once make_p has read what was copied before.
-    __device__ __forceinline__ void fetch(const Chain& own, int block) {
-        const int row = warp_row();
-        const SharedAddress to = smem.fetched_by(row / 16);
-        fetched = fetch_scores<kBlockKv>(own, to, Position{first_query * kPackGqa + row, block * kBlockKv}) ? to : 0;
-    }
 //% endif
     // Every warp releases Q for itself. Once Q of work tile t is released, the producer may write tile t + kQueryStages into
     // the slot of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
@@ -247,7 +239,7 @@ struct ForwardConsumer {
 //% endif
         own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
 //% if fetches
-        fetch(chain, k_block);
+        fetched = fetch_block<Position, kBlockKv>(chain, smem, first_query * kPackGqa, warp_row(), k_block);
 //% endif
     }
     __device__ __forceinline__ void finish_tile() {
