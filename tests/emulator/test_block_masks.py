@@ -24,6 +24,7 @@ from flashgen.launch.tensors import Tensors
 from flashgen.traced.modifier import modifier_in_call
 from tests.support.fault import Fault
 from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, judged, planned_cases, planned_faults
+from tests.support.plan import few_of
 from tests.support.runs import emulated_text
 
 Mod = Callable[..., Any]
@@ -157,7 +158,7 @@ def check(seen: torch.Tensor, **keywords: Any) -> None:
 @pytest.mark.usefixtures("on_the_cpu")
 @pytest.mark.parametrize(
     ("name", "size"),
-    [pytest.param(name, size, marks=() if name == "documents" else pytest.mark.slow) for name, size in itertools.product(FUNCTIONS, SIZES)],
+    few_of(itertools.product(FUNCTIONS, SIZES), ("documents", 128), ("documents", (16, 128))),
 )
 def test_block_masks(name: str, size: int | tuple[int, int]) -> None:
     check(visible(FUNCTIONS[name][0]), block_mask=block_mask(name, size))
@@ -175,14 +176,19 @@ def test_what_is_listed_counts_and_not_what_the_function_says() -> None:
     check((of_blocks == 1).expand(B, H, S, S), block_mask=BlockMask.from_kv_blocks(counts, lists, BLOCK_SIZE=128, seq_lengths=(S, S)))
 
 
+THIRDS: Mod = lambda b, h, q, k: (q - k) % 3 == 0  # noqa: E731
+BESIDE: dict[str, tuple[Mod, dict[str, Any]]] = {
+    "causal": (lambda b, h, q, k: q >= k, {"causal": True}),
+    "mask_mod": (THIRDS, {"mask_mod": THIRDS}),
+    "compiled-modifier": (THIRDS, {"score_mod": flashgen.compile_modifier(lambda score, b, h, q, k: score, THIRDS)}),
+}
+
+
 @pytest.mark.usefixtures("on_the_cpu")
-def test_beside_other_masks_and_functions() -> None:
-    seen, later = visible(FUNCTIONS["window"][0]), torch.arange(S)[:, None] < torch.arange(S)
-    check(seen & ~later, block_mask=block_mask("window"), causal=True)
-    thirds: Mod = lambda b, h, q, k: (q - k) % 3 == 0  # noqa: E731
-    check(seen & visible(thirds), block_mask=block_mask("window"), mask_mod=thirds)
-    compiled = flashgen.compile_modifier(lambda score, b, h, q, k: score, thirds)
-    check(seen & visible(thirds), block_mask=block_mask("window"), score_mod=compiled)
+@pytest.mark.parametrize("name", few_of(BESIDE, "mask_mod"))
+def test_beside_other_masks_and_functions(name: str) -> None:
+    mask_mod, keywords = BESIDE[name]
+    check(visible(FUNCTIONS["window"][0]) & visible(mask_mod), block_mask=block_mask("window"), **keywords)
 
 
 @pytest.mark.usefixtures("on_the_cpu")

@@ -13,6 +13,7 @@ import flashgen
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifiers.dropout import limit_of
 from flashgen.numerics.modifiers.dropout import dropout_mask, random_bits
+from tests.support.plan import few_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +43,9 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return float((found.detach().double() - wanted.detach()).abs().max()) <= 2**-6 * max(1.0, float(wanted.detach().abs().max()))
 
 
-@pytest.mark.parametrize("p", [0.25, pytest.param(0.98, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("layout", ["bshd", pytest.param("bhsd", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("has_sinks", [False, True], ids=["", "sinks"])
+@pytest.mark.parametrize("p", few_of([0.25, 0.98], 0.25))
+@pytest.mark.parametrize("layout", few_of(["bshd", "bhsd"], "bshd"))
+@pytest.mark.parametrize("has_sinks", few_of([False, True], True), ids=["", "sinks"])
 def test_results_and_gradients_know_the_same_elements(p: float, layout: str, has_sinks: bool) -> None:
     leaves = [t.requires_grad_() for t in (stacked(2, 33, 4, 16), stacked(2, 70, 2, 16, seed=1), stacked(2, 70, 2, 16, seed=2))]
     leaves += [torch.tensor([3.0, -2.0, 5.0, 0.0], requires_grad=True)] * has_sinks

@@ -14,6 +14,7 @@ from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.launch.asked import names_with_gradients
 from flashgen.launch.keywords import modified_of_call
 from tests.emulator.test_traced import close, exact, stacked
+from tests.support.plan import few_of
 
 Mod = Callable[..., Any]
 Tensors = tuple[torch.Tensor, ...]
@@ -44,7 +45,6 @@ CASES: dict[str, tuple[Callable[..., Mod], Tensors]] = {
     "gate": (lambda g: lambda s, b, h, q, k: torch.where(q >= k, s * torch.sigmoid(s * g[q, h]), s * s - 1.0), (drawn(33, 4, dtype=BF16),)),
     "hidden": (lambda t: lambda s, b, h, q, k: torch.where(q >= k - 7, s * t[k], -torch.inf), (drawn(40),)),
 }
-FIRST = ("relative-bias", "three", "gate")
 
 
 def nearest(mod: Mod) -> Mod:
@@ -52,7 +52,7 @@ def nearest(mod: Mod) -> Mod:
     return lambda s, b, h, q, k: mod(s, b, h, q, k.clamp(max=9))
 
 
-@pytest.mark.parametrize("name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize("name", few_of(CASES, "three", "gate"))
 def test_gradients_are_those_of_float64(name: str) -> None:
     make, captured = CASES[name]
     leaves = [t.requires_grad_() for t in (stacked(2, 33, 4, 16), stacked(2, 40, 2, 16, seed=1), stacked(2, 40, 2, 16, seed=2))]
@@ -69,6 +69,7 @@ def test_gradients_are_those_of_float64(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.slow
 def test_gradients_are_those_of_flex_attention() -> None:
     """Its derivatives are of the function that AOTAutograd makes of a score_mod."""
     q, table, factor = stacked(2, 33, 4, 16), drawn(4, 80).requires_grad_(), drawn(4).requires_grad_()
@@ -147,6 +148,7 @@ def test_pytorchs_ways_to_ask_for_it() -> None:
     assert torch.allclose(in_other_layout, wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_lse_has_them_too() -> None:
     q, table = stacked(1, 33, 4, 16), drawn(33).requires_grad_()
     _, lse = flashgen.attention(q, q, q, return_lse=True, score_mod=lambda s, b, h, q, k: s + table[q])

@@ -127,6 +127,7 @@ def test_results_and_gradients_are_those_of_float64(options: dict[str, Any]) -> 
     assert [gradient.dtype for gradient in found] == [leaf.dtype for leaf in leaves]
 
 
+@pytest.mark.slow
 def test_chunks_in_pytorchs_ways() -> None:
     q = stacked(2, 33, 4, 16)
 
@@ -154,6 +155,7 @@ def test_queries_before_the_first_key_are_in_no_chunk() -> None:
     assert torch.isfinite(lse[:, :, 8:]).all()
 
 
+@pytest.mark.slow
 def test_prefixes_in_pytorchs_ways() -> None:
     q, lengths = stacked(2, 33, 4, 16), PREFIX.clone()
 

@@ -14,6 +14,7 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.workload import OPEN
 from flashgen.launch import cpu
 from flashgen.launch.keywords import modified_of_call
+from tests.support.plan import few_of
 
 Mod = Callable[..., Any]
 
@@ -45,7 +46,6 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 BIAS, SLOPES = stacked(4, 200), torch.rand(4, generator=torch.Generator().manual_seed(1))
 DOCUMENTS, KEY_DOCUMENTS = (torch.randint(2, (2, size), generator=torch.Generator().manual_seed(size)) for size in (33, 40))
-SLOW = pytest.mark.slow
 FUNCTIONS: dict[str, tuple[Mod | None, Mod | None]] = {
     "relative-bias": (lambda score, b, h, q, k: score + BIAS[h, q - k + 100] * 0.5, None),
     "documents": (None, lambda b, h, q, k: (DOCUMENTS[b, q] == KEY_DOCUMENTS[b, k]) & (q >= k - 9)),
@@ -58,7 +58,7 @@ BENT: dict[str, Mod] = {
 }
 
 
-@pytest.mark.parametrize("name", [name if i < 2 else pytest.param(name, marks=SLOW) for i, name in enumerate(FUNCTIONS)])
+@pytest.mark.parametrize("name", few_of(FUNCTIONS, "relative-bias", "documents"))
 def test_results_and_gradients_are_those_of_float64(name: str) -> None:
     score_mod, mask_mod = FUNCTIONS[name]
     leaves = [t.requires_grad_() for t in (stacked(2, 33, 4, 16), stacked(2, 40, 2, 16, seed=1), stacked(2, 40, 2, 16, seed=2))]
@@ -71,7 +71,7 @@ def test_results_and_gradients_are_those_of_float64(name: str) -> None:
     assert [close(*both) for both in zip(found, right, strict=True)] == [True, True, True]
 
 
-@pytest.mark.parametrize("name", BENT)
+@pytest.mark.parametrize("name", few_of(BENT, "gate"))
 def test_scores_that_are_more_than_added_to(name: str) -> None:
     q = stacked(1, 33, 4, 16).requires_grad_()
     options: dict[str, Any] = {"softcap": 3.0, "bias": BIAS[:, None, :33].float()}
@@ -84,6 +84,7 @@ def test_scores_that_are_more_than_added_to(name: str) -> None:
         assert close(found, right)
 
 
+@pytest.mark.slow
 def test_it_comes_behind_other_scores_and_before_other_masks() -> None:
     q = stacked(1, 33, 4, 16)
     options: dict[str, Any] = {"softcap": 2.0, "bias": BIAS[:, None, :33], "window": (20, 5), "sinks": SLOPES}

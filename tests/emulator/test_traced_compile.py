@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError
+from tests.support.plan import few_of
 
 Mod = Callable[..., Any]
 Call = Callable[..., torch.Tensor]
@@ -98,7 +99,7 @@ FORMS: dict[str, Call] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", few_of(FORMS, "lambda", "nested", "module"))
 def test_forms(form: str) -> None:
     compiled, counter = counted(FORMS[form])
     assert torch.equal(compiled(Q), FORMS[form](Q))
@@ -131,6 +132,7 @@ def test_captured_values_that_change_are_seen() -> None:
     assert not torch.equal(compiled(Q), first)
 
 
+@pytest.mark.slow
 def test_attributes_that_change_are_seen() -> None:
     module = Attention()
     compiled, _ = counted(module)
@@ -157,7 +159,7 @@ DYNAMIC: dict[str, Call] = {
 }
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize("name", few_of(DYNAMIC, "bottom-right", "table"))
 def test_other_lengths_and_whole_numbers_compile_nothing(name: str) -> None:
     compiled, counter = counted(DYNAMIC[name], dynamic=True)
     counts = []
@@ -168,6 +170,7 @@ def test_other_lengths_and_whole_numbers_compile_nothing(name: str) -> None:
     assert counts[0] == counts[2]
 
 
+@pytest.mark.slow
 def test_numbers_that_are_needed_as_they_are() -> None:
     def call(q: torch.Tensor, n: int) -> torch.Tensor:
         return flashgen.attention(q, q, q, score_mod=lambda score, b, h, i, j: sum(score / m for m in range(1, n)) + (i - j) ** n)
@@ -195,7 +198,7 @@ class Causal(torch.nn.Module):
         )
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", few_of([False, True], True))
 @pytest.mark.parametrize("module", [MODULE, Causal()])
 def test_exported_programs(module: torch.nn.Module, strict: bool) -> None:
     length = torch.export.Dim("length", min=8, max=64)

@@ -37,11 +37,12 @@ class NamedKernel:
     deterministic: bool
     modifiers: tuple[str, ...]
     config: Config | None = None
+    dtype: Dtype = Dtype.FP16
 
-    def spec(self, dtype: Dtype = Dtype.FP16) -> KernelSpec:
+    def spec(self) -> KernelSpec:
         """For sm_90a, which every family has kernels for."""
         family, target = find_family(self.family), find_target("sm_90a")
-        problem = Problem(dtype, self.head_dim, self.head_dim, self.mask, family.operation, self.deterministic, self.modifiers)
+        problem = Problem(self.dtype, self.head_dim, self.head_dim, self.mask, family.operation, self.deterministic, self.modifiers)
         return KernelSpec(family, problem, self.config or family.default(problem, target), target)
 
 
@@ -81,7 +82,7 @@ def planned_faults(faults: Iterable[tuple[str, Fault]], kernels: Mapping[str, Na
     )
 
 
-def judged(spec: KernelSpec, text: Source, tensors: Tensors) -> Verdict:
-    """What the rule says of the kernel with that text."""
-    run_on_cpu(emulated_kernel(spec, text), tensors, limits=LIMITS)
-    return Expected.of(tensors).judge(tensors)
+def judged(spec: KernelSpec, text: Source, tensors: Tensors, scalars: Mapping[str, float] | None = None) -> Verdict:
+    """What the rule says of the kernel with that text. scalars: values of modifiers other than those of verification."""
+    run_on_cpu(emulated_kernel(spec, text), tensors, scalars, limits=LIMITS)
+    return Expected.of(tensors, scalars).judge(tensors)

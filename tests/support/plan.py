@@ -71,6 +71,12 @@ def planned(
     return found
 
 
+def few_of(cases: Iterable[T], *quick: T) -> list[object]:
+    """All cases as parameters of a test, of which the `quick` ones are for every run and the others for --slow."""
+    values = [(case, case if isinstance(case, tuple) else (case,)) for case in cases]
+    return [pytest.param(*each, marks=() if case in quick else pytest.mark.slow) for case, each in values]
+
+
 def every_case(config: pytest.Config) -> bool:
     """Whether tests marked slow run."""
     return bool(config.getoption("--slow")) or config.getoption("--slow-rest") is not None
