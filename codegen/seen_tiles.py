@@ -38,6 +38,11 @@ def scatters(problem: Problem) -> bool:
     return any(modifier.scattered_by is not None for modifier in modifiers_of(problem))
 
 
+def word_bytes(problem: Problem, stages: int) -> int:
+    """Of shared memory for words that say which tiles are in a pipeline's stages: two for each, see forward_storage.cuh."""
+    return 2 * stages * 4 if problem.modifiers and scatters(problem) else 0
+
+
 def block_reasons(problem: Problem, config: Any, block_kv: int | None = None) -> list[str]:
     """Why a mask in blocks cannot have tiles of these sizes: most blocks are of 128, and tiles that go beyond one are often seen in part.
 

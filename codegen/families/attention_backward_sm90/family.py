@@ -26,7 +26,7 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
 from flashgen.codegen.score_tensors import batch_values, fetches
-from flashgen.codegen.seen_tiles import TileShape, block_reasons, tile_context, tile_kernels, tile_launch, tile_resources
+from flashgen.codegen.seen_tiles import TileShape, block_reasons, tile_context, tile_kernels, tile_launch, tile_resources, word_bytes
 from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_buffers, gradient_kernels, gradient_launches, gradient_resources
@@ -118,9 +118,8 @@ class AttentionBackwardSm90(Family):
         of_row = panels(problem.head_dim) + panels(problem.head_dim_v)
         rows = (BLOCK_KV + config.stages * config.block_q) * of_row + D_SCORES_STAGES * config.block_q * panels(BLOCK_KV)
         rows += bool(problem.modifiers and fetches(problem)) * config.block_q * BLOCK_KV // PANEL
-        return int(
-            rows * PANEL * problem.dtype.bytes + config.stages * (row_bytes(config.block_q) + SEMAPHORE_BYTES * problem.deterministic)
-        )
+        of_stages = config.stages * (row_bytes(config.block_q) + SEMAPHORE_BYTES * problem.deterministic)
+        return int(rows * PANEL * problem.dtype.bytes + of_stages + word_bytes(problem, config.stages))
 
     def postprocess_bytes(self, problem: Problem, config: Any) -> int:
         """Of the last kernel: a tile of dQ."""

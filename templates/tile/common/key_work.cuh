@@ -32,32 +32,50 @@ struct KeyWork {
 };
 
 //% if scatters
-// Where a block is on its way over query tiles that see some of its keys: one query head after the other. left: 0 behind the last one.
+// Where a block is on its way over query tiles that see some of its keys: one query head after the other. left: 0 behind the last one, and
+// else more than 1 if others follow.
 struct HeadWalk {
-    SeenQueries seen;
-    int tile, left;
-    i64 index;  // the tile's place among those of all heads: [batch, heads_q, query_tiles]
+    SeenQueries following;  // where the walk is next
+    int current_head, tile, left;
+    bool hides;  // whether some query of the tile does not see some key
+    i64 index;   // the tile's place among those of all heads: [batch, heads_q, query_tiles]
 
     template <class Parameters>
     __device__ __forceinline__ HeadWalk(const KeyWork& work, const Parameters& p)
-        : seen(p, work.batch, work.head_kv, work.key_tile) {
-        find(work, p);
+        : following(p, work.batch, work.head_kv, work.key_tile) {
+        advance(work, p);
     }
     template <class Parameters>
     __device__ __forceinline__ int head(const KeyWork&, const Parameters&) const {
-        return seen.head;
+        return current_head;
     }
     template <class Parameters>
     __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
-        seen.advance(p, work.batch, work.key_tile);
-        find(work, p);
+        left = following.tile >= 0;
+        if (left == 0) return;
+        current_head = following.head, hides = following.hides();
+        go_to(following.tile, work, p);
+        following.advance(p, work.batch, work.key_tile);
+        left += following.tile >= 0;
+    }
+    // What one who walks ahead tells others of the tile, in 8 bytes of shared memory, and how they go on by that.
+    __device__ __forceinline__ void store(SharedAddress words) const {
+        store_shared(words, tile * 4 + hides * 2 + (left == 1));
+        store_shared(words + 4, current_head);
+    }
+    template <class Parameters>
+    __device__ __forceinline__ void load(SharedAddress words, const KeyWork& work, const Parameters& p) {
+        const u32 found = load_shared(words);
+        current_head = load_shared(words + 4);
+        hides = found & 2, left = found & 1 ? 1 : 2;
+        go_to(found / 4, work, p);
     }
 
   private:
     template <class Parameters>
-    __device__ __forceinline__ void find(const KeyWork& work, const Parameters& p) {
-        tile = seen.tile, left = tile >= 0;
-        index = (static_cast<i64>(work.batch) * p.heads_q + seen.head) * p.query_tiles + tile;
+    __device__ __forceinline__ void go_to(int next_tile, const KeyWork& work, const Parameters& p) {
+        tile = next_tile;
+        index = (static_cast<i64>(work.batch) * p.heads_q + current_head) * p.query_tiles + tile;
     }
 };
 //% else

@@ -9,6 +9,10 @@ struct BackwardInputs {
     static constexpr int kFetchedBytes = fetched_bytes<true>(Lse::kRows), kConsumerWarps = 8;
     SharedAddress fetched;  // by consumers' warps
 //% endif
+//% if scatters
+    static constexpr int kWalkBytes = 8;
+    SharedAddress walk_words;  // what the tile of a stage is: see HeadWalk
+//% endif
     Pipeline<kStages> query_pipeline, d_out_pipeline;
 
     __device__ __forceinline__ explicit BackwardInputs(SharedRegions& regions)
@@ -21,6 +25,9 @@ struct BackwardInputs {
 //% endif
         row_lse = regions.take(kStages * Lse::kBytes);
         row_delta = regions.take(kStages * kDeltaBytes);
+//% if scatters
+        walk_words = regions.take(kStages * kWalkBytes);
+//% endif
         query_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         d_out_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
     }
@@ -37,6 +44,9 @@ struct BackwardInputs {
     __device__ __forceinline__ DOut d_out_tile(u32 stage) const { return {d_out + stage * DOut::kBytes}; }
     __device__ __forceinline__ SharedAddress lse(u32 stage) const { return row_lse + stage * Lse::kBytes; }
     __device__ __forceinline__ SharedAddress delta(u32 stage) const { return row_delta + stage * kDeltaBytes; }
+//% if scatters
+    __device__ __forceinline__ SharedAddress words_of(u32 stage) const { return walk_words + stage * kWalkBytes; }
+//% endif
     // Whether a tile has huge rows, so that row_shift is to be subtracted from its scores.
     __device__ __forceinline__ bool huge(u32 stage) const { return load_shared(lse(stage) + Lse::kFlag * 4) != 0; }
 
@@ -63,6 +73,9 @@ struct BackwardInputs {
                 cp_async_bulk_load(delta(state.stage), p.row_delta + next.index * Lse::kRows, kDeltaBytes, d_out_full);
             };
             query_pipeline.producer_acquire(state);
+//% if scatters
+            next.store(words_of(state.stage));
+//% endif
             query_pipeline.producer_expect(state, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
             auto load_keys = [&](const KeyWork& of) { key_tile().load(p.k_map, queries_full, of.first_key, of.head_kv, of.batch); };
             auto load_values = [&](const KeyWork& of) { value_tile().load(p.v_map, d_out_full, of.first_key, of.head_kv, of.batch); };

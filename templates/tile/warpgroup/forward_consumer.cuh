@@ -58,7 +58,7 @@ struct ForwardConsumer {
     // finish_tile, and store_output in retire_pv. Returns false at the end of the work; P_prev is then left to `drain`.
     __device__ __forceinline__ bool iterate(Fragment& P_prev, Fragment& P_next) {
 //% if scatters
-        const bool new_tile = !seen.advance(k_block);
+        const bool new_tile = seen.is_last;
         if (new_tile && !wait_for_work()) return false;
 //% else
         const bool new_tile = --k_block < lowest_block;
@@ -129,6 +129,9 @@ struct ForwardConsumer {
         wgmma_fence();
         gemm_scores<Element, Traits::kColumns>(S[0], smem.query_tile(q_state.stage), consumer * 64, smem.key_tile(k_state.stage));
         wgmma_commit_group();
+//% if scatters
+        k_block = seen.read(smem.block_word(k_state));  // while the product is under way
+//% endif
     }
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
         smem.v_pipeline.consumer_wait(v_state);
@@ -166,7 +169,7 @@ struct ForwardConsumer {
 //% if scatters
         const bool cut = own_blocks.needs_mask(k_block), masked = seen.needs_row_max(cut || seen.hides);
         mask_scores(S, position(), cut, seen.hides, chain);
-        if (seen.next < 0) release_q();
+        if (seen.is_last) release_q();
 //% else
         const bool masked = own_blocks.needs_mask(k_block);
         if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
@@ -223,9 +226,7 @@ struct ForwardConsumer {
         slot.advance();
         const Work work = Work::load(current);
         first_query = work.first_query;
-//% if scatters
-        seen.begin(work.seen(p), k_block = shfl_sync_first(work.end_block) - 1);
-//% else
+//% if not scatters
         k_block = shfl_sync_first(work.end_block) - 1;
         lowest_block = work.lowest_block(p);
 //% endif

@@ -45,6 +45,9 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
         for (int k_block = last_block; k_block >= lowest_block; --k_block) {
 //% endif
             smem.k_pipeline.producer_acquire(k_state);
+//% if scatters
+            store_shared(smem.block_word(k_state), SeenBlocks::word(k_block, following < 0, seen.hides(k_block)));
+//% endif
             smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
             const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);
             smem.key_tile(k_state.stage).load(p.k_map, k_full, k_block * Traits::kBlockKv, head_kv, work.batch);

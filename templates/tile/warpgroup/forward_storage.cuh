@@ -73,34 +73,23 @@ struct WorkTileInfo {
 };
 
 //% if scatters
-// A consumer's walk over the K blocks of a work tile that are seen, from the last to the first.
+// A consumer's way over the K blocks of a work tile that are seen, from the last to the first. Which block comes next the producer finds,
+// and tells it in a word beside the block.
 struct SeenBlocks {
-    SeenTiles tiles;
-    int next = -1;                           // the block behind the one that it is at; -1: none
-    bool hides = false, was_masked = false;  // whether something of the block is hidden; whether the one before was masked
+    bool is_last, hides, was_masked = false;  // of the work tile; whether something of it is hidden; whether the one before was masked
 
-    __device__ __forceinline__ void begin(const SeenTiles& of_tile, int block) {
-        tiles = of_tile;
-        go_to(block);
-    }
-    // Goes on to the next block. Returns false behind the last one.
-    __device__ __forceinline__ bool advance(int& block) {
-        if (next < 0) return false;
-        block = next;
-        go_to(block);
-        return true;
+    __device__ __forceinline__ static u32 word(int block, bool is_last, bool hides) { return block * 4 + hides * 2 + is_last; }
+    // Returns the block.
+    __device__ __forceinline__ int read(SharedAddress word) {
+        const u32 found = shfl_sync_first(load_shared(word));
+        is_last = found & 1, hides = found & 2;
+        return found / 4;
     }
     // Whether a row may see its first key in the block, given whether that is masked: else it is behind one that was.
     __device__ __forceinline__ bool needs_row_max(bool masked) {
         const bool needs = masked || was_masked;
         was_masked = masked;
         return needs;
-    }
-
-  private:
-    __device__ __forceinline__ void go_to(int block) {
-        hides = shfl_sync_first(tiles.hides(block)) != 0;
-        next = shfl_sync_first(tiles.before(block));
     }
 };
 
@@ -143,6 +132,9 @@ struct ForwardStorage {
     Pipeline<kQueryStages> q_pipeline;
     Pipeline<kStages> k_pipeline, v_pipeline;
     SharedAddress statistics_barriers;  // of a Pipeline<1> for each consumer, which fills it; its LSE writer empties it
+//% if scatters
+    SharedAddress block_words;  // what K blocks are: see SeenBlocks
+//% endif
     SharedAddress work_slots;
 
     // All threads call this: each computes the addresses. One thread initialises the pipelines, for all after the next barrier.
@@ -160,6 +152,9 @@ struct ForwardStorage {
         v_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         statistics_barriers = regions.take(kConsumers * Pipeline<1>::kBytes);
         work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
+//% if scatters
+        block_words = regions.take(2 * kStages * 4);
+//% endif
     }
     __device__ __forceinline__ void initialise() const {
         // Each warp of a consumer releases Q, since its lanes also read the work slot. Only products read K and V, and they complete for
@@ -179,6 +174,13 @@ struct ForwardStorage {
     __device__ __forceinline__ SharedAddress fetched_by(int consumer_warp) const { return fetched + consumer_warp * kFetchedBytes; }
 //% endif
     __device__ __forceinline__ SharedAddress work_slot(u32 slot) const { return work_slots + slot * WorkTileInfo<Traits>::kBytes; }
+//% if scatters
+    // Twice as many as stages: warps of a consumer that are behind read a word before they issue the product of the next block in its
+    // stage, and nobody writes it again before that product is complete.
+    __device__ __forceinline__ SharedAddress block_word(const PipelineState<kStages>& state) const {
+        return block_words + (state.parity * kStages + state.stage) * 4;
+    }
+//% endif
     __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {q_tiles + stage * QueryTile::kBytes}; }
     __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {k_tiles + stage * KeyTile::kBytes}; }
     __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {v_tiles + stage * ValueTile::kBytes}; }

@@ -99,7 +99,7 @@ struct NarrowConsumer {
             if (unlikely(tiles.needs_mask(next.tile))) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
 //% endif
 //% if scatters
-            if (next.seen.hides()) hide_scattered(S, ScorePosition<true>{work.first_key + warp * 16, next.tile * kBlockQ}, chain);
+            if (next.hides) hide_scattered(S, ScorePosition<true>{work.first_key + warp * 16, next.tile * kBlockQ}, chain);
 //% endif
             const SharedAddress row_lse = stages.lse(state.stage);
             const float* row_shift = p.row_shift + next.index * kBlockQ;
@@ -113,17 +113,21 @@ struct NarrowConsumer {
             add_terms(S, offset, ScorePosition<true>{work.first_key + warp * 16, next.tile * kBlockQ}, chain);
             if (unlikely(stages.huge(state.stage))) add_offsets(S, offset);
 //% endif
+//% if scatters
+            if (unlikely(next.hides || tiles.needs_mask(next.tile) || stages.huge(state.stage))) {  // one branch: each holds up the products
+//% else
             if (unlikely(tiles.needs_mask(next.tile) || stages.huge(state.stage))) {  // one branch: each holds up the products
+//% endif
                 if (stages.huge(state.stage)) shift_transposed(S, p.row_shift + next.index * kBlockQ);
 //% if by_key
                 if (tiles.needs_mask(next.tile)) mask_by_key(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
 //% else
                 if (tiles.needs_mask(next.tile)) mask_transposed(S, work.first_key + warp * 16, next.tile * kBlockQ, chain);
 //% endif
-            }
 //% if scatters
-            if (next.seen.hides()) hide_scattered(S, ScorePosition<true>{work.first_key + warp * 16, next.tile * kBlockQ}, chain);
+                if (next.hides) hide_scattered(S, ScorePosition<true>{work.first_key + warp * 16, next.tile * kBlockQ}, chain);
 //% endif
+            }
 //% if adds
             exponentiate(S, p.scale_log2, stages.lse(state.stage), offset);
 //% else
@@ -188,7 +192,14 @@ struct NarrowConsumer {
             // What the next tile needs is awaited here: between products, each instruction would hold them up.
             PipelineState<kStages> following = state;
             following.advance();
+//% if scatters
+            if (--next.left > 0) {  // what follows is looked up by the producer
+                consumer_wait(following);
+                next.load(stages.words_of(following.stage), work, p);
+            }
+//% else
             next.advance(work, p);
+//% endif
 //% if heads
             if (next.left > 0) chain = of_head(chain, work.batch, next.head(work, p));
 //% endif
