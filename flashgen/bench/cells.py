@@ -13,6 +13,7 @@ from flashgen.codegen.seen import Seen
 from flashgen.codegen.workload import Workload
 
 from ..cells import MODEL_DIM, TOKENS, Cell
+from .relative import NAME, RELATIVE
 
 OURS = "flashgen"  # among the peers
 BY_HAND = "workload"  # the grid of cells that options gave
@@ -109,6 +110,7 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "alibi": partial(_changed, "alibi"),
         "sinks": partial(_changed, "sinks"),
         "documents": partial(_changed, "document_ids"),
+        NAME: partial(_changed, RELATIVE),
     },
     "backward": {
         STANDARD: _gradients,
@@ -122,6 +124,7 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "alibi": partial(_changed, "alibi"),
         "sinks": partial(_changed, "sinks"),
         "documents": partial(_changed, "document_ids"),
+        NAME: partial(_changed, RELATIVE),
     },
 }
 

@@ -14,6 +14,7 @@ from flashgen.codegen.operation import operation_of
 from ..cells import Cell
 from ..numerics.oracle import oracle_of, torch_dtype
 from ..numerics.rule import judge
+from .relative import scalars_of
 from .work import Given, Inputs, outputs
 
 SAMPLED_ROWS = 256
@@ -31,7 +32,7 @@ class CellCheck:
     def __init__(self, cell: Cell, inputs: Inputs, seed: int = 0) -> None:
         """`inputs`: in layout bshd."""
         self.cell, self._inputs = cell, inputs
-        self._oracle, self._scalars = oracle_of(cell.problem), operation_of(cell.problem).scalars(cell.problem, cell.workload)
+        self._oracle, self._scalars = oracle_of(cell.problem), scalars_of(cell)
         self._operands = {operand.name: operand for operand in operation_of(cell.problem).operands(cell.problem)}
         self._rows = self._oracle.sample(cell.problem, cell.workload, SAMPLED_ROWS, seed).to(inputs["q"].device)
         self._exact = self._oracle.exact(cell.problem, inputs, self._scalars, self._rows)

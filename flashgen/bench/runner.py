@@ -21,6 +21,7 @@ from ..timing import protocol as timing
 from .check import CellCheck, poison
 from .documents import document_ids
 from .peer import Peer, reason
+from .relative import problem_name, relative_table, scalars_of
 from .result import CellResult, PeerTimes
 from .work import Inputs, Run
 
@@ -78,7 +79,7 @@ class Runner:
                 check = CellCheck(cell, inputs["bshd"][0])
                 self.settle()
             except Exception as error:
-                self.recover("the reference", cell.problem.name, error)
+                self.recover("the reference", problem_name(cell.problem), error)
                 result.errors = dict.fromkeys(self.peers, f"not measured: {reason(error)}")
                 return result
             entrants = {}
@@ -111,9 +112,13 @@ class Runner:
     def _drawn(cell: Cell, generator: torch.Generator) -> Inputs:
         """What the operation reads, without what a call may leave out."""
         problem, oracle, operation = cell.problem, oracle_of(cell.problem), operation_of(cell.problem)
-        drawn = {**oracle.inputs(problem, cell.workload, generator), **document_ids(cell, generator.device)}
+        drawn = {
+            **oracle.inputs(problem, cell.workload, generator),
+            **document_ids(cell, generator.device),
+            **relative_table(cell, generator),
+        }
         inputs = {o.name: drawn[o.name] for o in operation.operands(problem) if o.role is not Role.OUT and not o.optional}
-        oracle.derive(problem, inputs, operation.scalars(problem, cell.workload))
+        oracle.derive(problem, inputs, scalars_of(cell))
         return inputs
 
     def _enter(self, name: str, peer: Peer, sets: list[Inputs], check: CellCheck, result: CellResult) -> _Entrant:
