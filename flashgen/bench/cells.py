@@ -90,6 +90,12 @@ def _changed(modifier: str) -> list[Cell]:
     return [replace(cell, problem=replace(cell.problem, modifiers=(modifier,))) for cell in cells]
 
 
+def _dropout() -> list[Cell]:
+    """Full and causal at one length."""
+    cells = [_cell(Dtype.BF16, d, d, mask, (4, MODEL_DIM // d, MODEL_DIM // d, 4096, 4096)) for d in (64, 128) for mask in Mask]
+    return [replace(cell, problem=replace(cell.problem, modifiers=("dropout",))) for cell in cells]
+
+
 def _tutorial() -> list[Cell]:
     """The sizes that hand-written kernels of tutorials are shown on."""
     sizes = ((32, Mask.FULL, (64, 32, 32, 256, 256)), (64, Mask.FULL, (32, 16, 16, 512, 512)), (64, Mask.CAUSAL, (32, 16, 16, 512, 512)))
@@ -111,6 +117,7 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "sinks": partial(_changed, "sinks"),
         "documents": partial(_changed, "document_ids"),
         NAME: partial(_changed, RELATIVE),
+        "dropout": _dropout,
     },
     "backward": {
         STANDARD: _gradients,
@@ -125,6 +132,7 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "sinks": partial(_changed, "sinks"),
         "documents": partial(_changed, "document_ids"),
         NAME: partial(_changed, RELATIVE),
+        "dropout": _dropout,
     },
 }
 

@@ -46,18 +46,21 @@ class CellCheck:
         for name, tensor in found.items():
             if tensor.shape != self._sizes(name):
                 return f"wrong: {name} has shape {tuple(tensor.shape)}, not {self._sizes(name)}"
-        for name, rows in self._oracle.sampled(found, self._rows).items():
-            exact, tolerance = self._exact[name], ROW_TOLERANCE if name == "out" else GRADIENT_TOLERANCE
-            if exact.ndim == 1:
-                if not ((rows.double() - exact).abs() <= DEVIATIONS * (self._plain[name].double() - exact).abs()).all():
-                    return f"wrong: {name} of the sampled heads is not the reference's"
-                continue
-            norms = exact.norm(dim=1)
-            wrong = ~((rows.double() - exact).norm(dim=1) <= tolerance * norms.clamp(min=norms.median()))  # also where it is NaN
-            if wrong.any():
-                first = self._first_row(name, found, wrong)
-                return f"wrong: {int(wrong.sum())} of {len(wrong)} sampled rows of {name} are not the reference's, first at {first}"
-        return ""
+        sampled = self._oracle.sampled(found, self._rows)
+        return next(filter(None, (self._fault_of(name, rows, found) for name, rows in sampled.items())), "")
+
+    def _fault_of(self, name: str, rows: Tensor, found: Inputs) -> str:
+        """Of one output, of which `rows` are sampled."""
+        exact, tolerance = self._exact[name], ROW_TOLERANCE if name == "out" else GRADIENT_TOLERANCE
+        if exact.ndim == 1:
+            right = (rows.double() - exact).abs() <= DEVIATIONS * (self._plain[name].double() - exact).abs()
+            return "" if right.all() else f"wrong: {name} of the sampled heads is not the reference's"
+        norms = exact.norm(dim=1)
+        wrong = ~((rows.double() - exact).norm(dim=1) <= tolerance * norms.clamp(min=norms.median()))  # also where it is NaN
+        if not wrong.any():
+            return ""
+        first = self._first_row(name, found, wrong)
+        return f"wrong: {int(wrong.sum())} of {len(wrong)} sampled rows of {name} are not the reference's, first at {first}"
 
     @cached_property
     def _plain(self) -> Inputs:

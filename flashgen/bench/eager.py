@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..cells import Cell
 from ..numerics.oracle import TORCH_DTYPES
+from .dropout import dropout_p
 from .peer import AttentionPeer, Call, hidden_from, softcap_of
 from .relative import TABLE, has_relative_bias, offset_of
 
@@ -17,13 +19,14 @@ class Eager(AttentionPeer):
     """Attention in plain PyTorch as it is written down: S in fp32, P in the inputs' type, both in memory whole."""
 
     name = "eager"
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "chunk", "document_ids", "relative", "sinks", "softcap", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "chunk", "document_ids", "dropout", "relative", "sinks", "softcap", "window")
     layout = "bhsd"
     usual = False
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
         w, scale, hidden, cap = cell.workload, cell.problem.head_dim**-0.5, hidden_from(cell, device), softcap_of(cell)
+        p = dropout_p(cell)
         group, scaled, softmax = w.heads_q // w.heads_kv, self._scaled, self._softmax
         if hidden is not None:
             hidden = self._hidden(hidden, cell)
@@ -45,7 +48,7 @@ class Eager(AttentionPeer):
                 s = s - alibi_slopes[:, :, None, None] * distance
             if TABLE in others:
                 s = s + others[TABLE][:, positions]
-            return softmax(s, hidden, sinks).to(q.dtype) @ v
+            return F.dropout(softmax(s, hidden, sinks).to(q.dtype), p) @ v
 
         return call
 
@@ -68,7 +71,7 @@ class EagerFp16(Eager):
     """Attention in plain PyTorch as articles have it: S in the inputs' type with an additive mask, softmax in fp32."""
 
     name = "eager_fp16"
-    modifiers = ("chunk", "document_ids", "softcap", "window")  # slopes and sinks are fp32
+    modifiers = ("chunk", "document_ids", "dropout", "softcap", "window")  # slopes and sinks are fp32
 
     def _hidden(self, hidden: Tensor, cell: Cell) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=TORCH_DTYPES[cell.problem.dtype], device=hidden.device)

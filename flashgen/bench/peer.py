@@ -23,6 +23,7 @@ from ..cells import Cell
 from ..numerics.link import Rows, hidden_keys, hiding_links
 from .check import CellCheck
 from .documents import document_ids, has_documents
+from .dropout import NAME as DROPOUT
 from .relative import names_of_modifiers, scalars_of
 from .work import Given, Inputs, Run, prepare
 
@@ -109,7 +110,7 @@ def softcap_of(cell: Cell) -> float | None:
 def hidden_from(cell: Cell, device: torch.device) -> Tensor | None:
     """Which keys a cell's mask and modifiers hide: [len_q, len_kv], with documents [batch, 1, len_q, len_kv]; None where all are seen."""
     problem, w = cell.problem, cell.workload
-    if problem.mask is Mask.FULL and not problem.modifiers:
+    if problem.mask is Mask.FULL and not {*problem.modifiers} - {DROPOUT}:
         return None
     rows = Rows(torch.arange(w.len_q, device=device), w.len_q, w.len_kv)
     hidden = hidden_keys(rows, problem.mask is Mask.CAUSAL, hiding_links(problem, scalars_of(cell)))

@@ -20,6 +20,7 @@ from flashgen.build.nvrtc import nvrtc_version
 from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import families
 from flashgen.codegen.modifiers.document_ids import IDS_KV, IDS_Q
+from flashgen.codegen.modifiers.dropout import DROPOUT_P, SEED
 from flashgen.codegen.operands import Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask
@@ -32,6 +33,7 @@ from ..selection import loaded
 from ..selection.picks import picked_spec
 from .check import CellCheck
 from .documents import has_documents
+from .dropout import dropout_p, has_dropout, repeat_seed
 from .eager import Eager, EagerFp16
 from .flex import Flex, FlexFlash
 from .peer import AttentionPeer, Call, Peer, chunk_of, reason, softcap_of, window_of
@@ -44,7 +46,7 @@ class Flashgen(AttentionPeer):
     """flashgen, as its user calls it."""
 
     name = "flashgen"
-    modifiers = ("alibi", "chunk", "document_ids", "relative", "sinks", "softcap", "window")
+    modifiers = ("alibi", "chunk", "document_ids", "dropout", "relative", "sinks", "softcap", "window")
     deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
@@ -60,7 +62,7 @@ class Flashgen(AttentionPeer):
         modified = {"window": window_of(cell), "chunk": chunk_of(cell), "softcap": softcap_of(cell)}
         causal = cell.problem.mask is Mask.CAUSAL
         call = partial(attention, causal=causal, layout="bshd", deterministic=self.deterministic, **modified)
-        if not has_documents(cell) and not has_relative_bias(cell):
+        if not cell.problem.modifiers:
             return call
         return lambda q, k, v, **tensors: call(q, k, v, **_keywords(cell, tensors))
 
@@ -72,7 +74,10 @@ class Flashgen(AttentionPeer):
     def fault(self, check: CellCheck, run: Run, inputs: Inputs) -> str:
         """Also held to the numerics rule, of the forward pass with the log-sum-exp: a kernel of our own is right by our own standard."""
         with_lse = self._call(check.cell, partial(self._attention, return_lse=True))
-        return super().fault(check, run, inputs) or check.rule(prepare(check.cell.problem, with_lse, inputs)())
+        if fault := super().fault(check, run, inputs):
+            return fault
+        repeat_seed()
+        return check.rule(prepare(check.cell.problem, with_lse, inputs)())
 
 
 def _keywords(cell: Cell, tensors: Inputs) -> dict[str, Any]:
@@ -82,6 +87,9 @@ def _keywords(cell: Cell, tensors: Inputs) -> dict[str, Any]:
         found["document_ids"] = found.pop(IDS_Q), found.pop(IDS_KV)
     if has_relative_bias(cell):
         found["score_mod"] = relative_bias(found.pop(TABLE), offset_of(cell))
+    if has_dropout(cell):
+        del found[SEED]  # it draws its own
+        found[DROPOUT_P] = dropout_p(cell)
     return found
 
 

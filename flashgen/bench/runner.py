@@ -20,6 +20,7 @@ from ..numerics.oracle import oracle_of
 from ..timing import protocol as timing
 from .check import CellCheck, poison
 from .documents import document_ids
+from .dropout import DropoutCheck, dropout_seed, has_dropout
 from .peer import Peer, reason
 from .relative import problem_name, relative_table, scalars_of
 from .result import CellResult, PeerTimes
@@ -76,7 +77,7 @@ class Runner:
         with torch.no_grad(), torch.cuda.stream(self._stream):
             try:
                 inputs = self._input_sets(cell)
-                check = CellCheck(cell, inputs["bshd"][0])
+                check = (DropoutCheck if has_dropout(cell) else CellCheck)(cell, inputs["bshd"][0])
                 self.settle()
             except Exception as error:
                 self.recover("the reference", problem_name(cell.problem), error)
@@ -112,11 +113,8 @@ class Runner:
     def _drawn(cell: Cell, generator: torch.Generator) -> Inputs:
         """What the operation reads, without what a call may leave out."""
         problem, oracle, operation = cell.problem, oracle_of(cell.problem), operation_of(cell.problem)
-        drawn = {
-            **oracle.inputs(problem, cell.workload, generator),
-            **document_ids(cell, generator.device),
-            **relative_table(cell, generator),
-        }
+        drawn = oracle.inputs(problem, cell.workload, generator)
+        drawn |= {**document_ids(cell, generator.device), **relative_table(cell, generator), **dropout_seed(cell, generator.device)}
         inputs = {o.name: drawn[o.name] for o in operation.operands(problem) if o.role is not Role.OUT and not o.optional}
         oracle.derive(problem, inputs, scalars_of(cell))
         return inputs

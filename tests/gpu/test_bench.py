@@ -124,8 +124,12 @@ def test_every_peer_that_is_here_is_right_where_lengths_differ_or_says_why_not(c
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 @pytest.mark.parametrize(
     ("modifier", "having"),
-    [("document_ids", {"flashgen", "flex", "math", "eager"}), (RELATIVE, {"flashgen", "eager"})],
-    ids=["documents", "relative"],
+    [
+        ("document_ids", {"flashgen", "flex", "math", "eager"}),
+        (RELATIVE, {"flashgen", "eager"}),
+        ("dropout", {"flashgen", "flash", "math", "eager"}),
+    ],
+    ids=["documents", "relative", "dropout"],
 )
 def test_every_peer_that_is_here_has_a_modifier_or_says_why_not(modifier: str, having: set[str], operation: str) -> None:
     cell = Cell(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, operation=operation, modifiers=(modifier,)), Workload(2, 8, 2, 2500, 3000))
