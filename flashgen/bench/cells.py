@@ -13,6 +13,7 @@ from flashgen.codegen.seen import Seen
 from flashgen.codegen.workload import Workload
 
 from ..cells import MODEL_DIM, TOKENS, Cell
+from .bias import OF_KEYS, OF_SCORES
 from .relative import NAME, RELATIVE
 
 OURS = "flashgen"  # among the peers
@@ -96,6 +97,12 @@ def _dropout() -> list[Cell]:
     return [replace(cell, problem=replace(cell.problem, modifiers=("dropout",))) for cell in cells]
 
 
+def _bias() -> list[Cell]:
+    """At one length, without a mask; bias.py has its shape."""
+    cells = [_cell(Dtype.BF16, d, d, Mask.FULL, (4, 16, 16, 4096, 4096)) for d in (64, 128)]
+    return [replace(cell, problem=replace(cell.problem, modifiers=("bias",))) for cell in cells]
+
+
 def _tutorial() -> list[Cell]:
     """The sizes that hand-written kernels of tutorials are shown on."""
     sizes = ((32, Mask.FULL, (64, 32, 32, 256, 256)), (64, Mask.FULL, (32, 16, 16, 512, 512)), (64, Mask.CAUSAL, (32, 16, 16, 512, 512)))
@@ -118,6 +125,8 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "documents": partial(_changed, "document_ids"),
         NAME: partial(_changed, RELATIVE),
         "dropout": _dropout,
+        OF_SCORES: _bias,
+        OF_KEYS: _bias,
     },
     "backward": {
         STANDARD: _gradients,
@@ -133,6 +142,8 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "documents": partial(_changed, "document_ids"),
         NAME: partial(_changed, RELATIVE),
         "dropout": _dropout,
+        OF_SCORES: _bias,
+        OF_KEYS: _bias,
     },
 }
 

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from flashgen.codegen.modifier import modifier_gradients
 from flashgen.codegen.operands import Role
 from flashgen.codegen.operation import operation_of
 
@@ -74,6 +75,8 @@ class CellCheck:
         return "" if verdict.ok else f"wrong: {verdict.message}"
 
     def _sizes(self, name: str) -> tuple[int, ...]:
+        if self._operands[name] in modifier_gradients(self.cell.problem):
+            return tuple(self._inputs[name.removeprefix("d_")].shape)
         return self._operands[name].sizes(self.cell.problem, self.cell.workload)
 
     def _first_row(self, name: str, found: Inputs, wrong: Tensor) -> str:

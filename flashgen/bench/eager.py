@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..cells import Cell
 from ..numerics.oracle import TORCH_DTYPES
+from .bias import NAME as BIAS
 from .dropout import dropout_p
 from .peer import AttentionPeer, Call, hidden_from, softcap_of
 from .relative import TABLE, has_relative_bias, offset_of
@@ -19,7 +20,7 @@ class Eager(AttentionPeer):
     """Attention in plain PyTorch as it is written down: S in fp32, P in the inputs' type, both in memory whole."""
 
     name = "eager"
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "chunk", "document_ids", "dropout", "relative", "sinks", "softcap", "window")
+    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "bias", "chunk", "document_ids", "dropout", "relative", "sinks", "softcap", "window")
     layout = "bhsd"
     usual = False
 
@@ -46,6 +47,8 @@ class Eager(AttentionPeer):
                 s = cap * torch.tanh(s / cap)
             if alibi_slopes is not None:
                 s = s - alibi_slopes[:, :, None, None] * distance
+            if BIAS in others:
+                s = s + others[BIAS]
             if TABLE in others:
                 s = s + others[TABLE][:, positions]
             return F.dropout(softmax(s, hidden, sinks).to(q.dtype), p) @ v

@@ -21,6 +21,7 @@ from flashgen.codegen.workload import OPEN
 
 from ..cells import Cell
 from ..numerics.link import Rows, hidden_keys, hiding_links
+from .bias import NAME as BIAS
 from .check import CellCheck
 from .documents import document_ids, has_documents
 from .dropout import NAME as DROPOUT
@@ -67,7 +68,7 @@ class Peer(ABC):
             return given
         if isinstance(given, Tensor):
             return given.transpose(1, 2)
-        return tuple(tensor.transpose(1, 2) if tensor.ndim == 4 else tensor for tensor in given)
+        return (*(tensor.transpose(1, 2) for tensor in given[:3]), *given[3:])  # gradients of q, k and v, and of modifiers' tensors
 
 
 class AttentionPeer(Peer):
@@ -110,7 +111,7 @@ def softcap_of(cell: Cell) -> float | None:
 def hidden_from(cell: Cell, device: torch.device) -> Tensor | None:
     """Which keys a cell's mask and modifiers hide: [len_q, len_kv], with documents [batch, 1, len_q, len_kv]; None where all are seen."""
     problem, w = cell.problem, cell.workload
-    if problem.mask is Mask.FULL and not {*problem.modifiers} - {DROPOUT}:
+    if problem.mask is Mask.FULL and not {*problem.modifiers} - {BIAS, DROPOUT}:
         return None
     rows = Rows(torch.arange(w.len_q, device=device), w.len_q, w.len_kv)
     hidden = hidden_keys(rows, problem.mask is Mask.CAUSAL, hiding_links(problem, scalars_of(cell)))

@@ -31,6 +31,7 @@ from ..launch.bound import BoundCall, addresses_of
 from ..numerics.oracle import torch_dtype
 from ..selection import loaded
 from ..selection.picks import picked_spec
+from .bias import NAME as BIAS
 from .check import CellCheck
 from .documents import has_documents
 from .dropout import dropout_p, has_dropout, repeat_seed
@@ -46,7 +47,7 @@ class Flashgen(AttentionPeer):
     """flashgen, as its user calls it."""
 
     name = "flashgen"
-    modifiers = ("alibi", "chunk", "document_ids", "dropout", "relative", "sinks", "softcap", "window")
+    modifiers = ("alibi", "bias", "chunk", "document_ids", "dropout", "relative", "sinks", "softcap", "window")
     deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
@@ -183,6 +184,10 @@ class FamilyPeer(Peer):
     @staticmethod
     def _run(cell: Cell, bound: BoundCall, with_optional: bool, inputs: Inputs) -> Run:
         operands, like = operation_of(cell.problem).operands(cell.problem), inputs["q"]
+        for operand in operands:
+            sizes = operand.sizes(cell.problem, cell.workload)
+            if operand.name == BIAS and inputs[BIAS].shape != sizes:
+                raise ArgumentError(f"a family takes a bias of the shape {sizes} here; got {tuple(inputs[BIAS].shape)}")
         written = {
             operand.name: (operand.sizes(cell.problem, cell.workload), torch_dtype(operand, cell.problem))
             for operand in operands

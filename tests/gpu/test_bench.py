@@ -141,6 +141,18 @@ def test_every_peer_that_is_here_has_a_modifier_or_says_why_not(modifier: str, h
     assert set(result.times) | set(result.errors) == set(made)
 
 
+@pytest.mark.parametrize("grid", ["bias", "key-bias"])
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_every_peer_that_is_here_has_a_bias_or_says_why_not(operation: str, grid: str) -> None:
+    cell = Cell(Problem(Dtype.BF16, 64, operation=operation, modifiers=("bias",)), Workload(2, 8, 8, 512, 1024))
+    made, _ = make_peers(PEERS)
+    with sdpa_settings_kept():
+        result = runner(**made).measure(grid, cell)
+    assert {"flashgen", "math", "eager"} <= set(result.times), result.errors
+    assert not [why for why in result.errors.values() if why.startswith("wrong: ")], result.errors
+    assert set(result.times) | set(result.errors) == set(made)
+
+
 def test_a_peer_that_cannot_do_a_cell_says_why() -> None:
     mixed = Cell(Problem(Dtype.BF16, 192, 128), Workload(1, 2, 2, 256, 256))
     with sdpa_settings_kept():
