@@ -110,8 +110,8 @@ def warm(
     passes: "forward", "backward" or "both", of which the backward kernel is returned.
     deterministic: of the backward kernel, whether its gradients are the same to the bit in every run.
     window, chunk: as `attention` has them.
-    modifiers: names of others, whose values calls may change: softcap, alibi, bias, bias_fp32, boolean_mask, document_ids, prefix_len,
-        sinks.
+    modifiers: names of others, whose values calls may change: softcap, alibi, bias, bias_fp32, boolean_mask, document_ids,
+        document_ids_int64, prefix_len, sinks.
     """
     on = _gpu(device)
     name = str(dtype).removeprefix("torch.")

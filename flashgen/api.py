@@ -153,9 +153,9 @@ def attention(
        and the window let it see. A query before the first key sees none. Tiles and lengths as with a window.
     prefix_len: int32, [batch], on the device: all queries see the keys j < prefix_len[b] (prefix-LM), whatever the causal mask, the window
        and chunk hide; masks still hide some. What is below 0 or beyond len_kv counts as 0 or len_kv.
-    document_ids: int32, [batch, len]: a query sees the keys of its own document, of those that other masks and a prefix let it see. Or a
-       pair: of queries, [batch, len_q], and of keys, [batch, len_kv]. Ids need not be in order, but where they are, tiles of keys of other
-       documents cost no time. The batch may be 1 or missing: then its entries are alike.
+    document_ids: int32 or int64, [batch, len]: a query sees the keys of its own document, of those that other masks and a prefix let it
+       see. Or a pair of one dtype: of queries, [batch, len_q], and of keys, [batch, len_kv]. Ids need not be in order, but where they are,
+       tiles of keys of other documents cost no time. The batch may be 1 or missing: then its entries are alike.
     softcap: a scaled score s becomes softcap * tanh(s / softcap)
     alibi_slopes: fp32, [heads_q] or [batch, heads_q]: a score loses slope * |i + len_kv - len_q - j|, after the softcap. No gradient.
     sinks: [heads_q], fp32 or 16 bits: a score of each query head that joins the softmax of its rows, unscaled, with a value of 0. So P of

@@ -102,7 +102,7 @@ def cells_of(
     deterministic: whether the gradients of backward cells are the same to the bit in every run.
     window: (left, right) of a sliding window, as `flashgen.attention` has it.
     modifiers: names of others, whose values are known where `flashgen.attention` is called: softcap, alibi, bias, bias_fp32,
-        boolean_mask, document_ids, prefix_len, sinks.
+        boolean_mask, document_ids, document_ids_int64, prefix_len, sinks.
     chunk: keys of a chunk, as `flashgen.attention` has it.
     Raises ArgumentError for sizes that no workload has.
     """

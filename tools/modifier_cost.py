@@ -53,6 +53,7 @@ KINDS: dict[str, Callable[[int, int], dict[str, Any]]] = {  # by heads and lengt
     "mask": lambda heads, length: {"mask": torch.rand(length, length, device="cuda") < 0.9},
     "bias": lambda heads, length: {"bias": bias(heads, length, length)},
     "key-bias": lambda heads, length: {"bias": bias(heads, 1, length)},
+    "dropout": lambda heads, length: {"dropout_p": 0.1},
     "constant-bias": lambda heads, length: {"bias": bias(heads, length, length).detach()},
 }
 

@@ -7,8 +7,8 @@ import pkgutil
 from functools import cache
 
 TAKEN_BY_MOST = (
-    *("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "document_ids", "dropout", "prefix_len", "sinks", "softcap", "traced"),
-    "window",
+    *("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "document_ids", "document_ids_int64", "dropout", "prefix_len", "sinks"),
+    *("softcap", "traced", "window"),
 )
 """Modifiers that the generic families have, and those for Hopper that are not persistent, wide or of pairs."""
 TRACED = "traced("  # what names of traced functions begin with

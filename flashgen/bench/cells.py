@@ -13,6 +13,8 @@ from flashgen.codegen.seen import Seen
 from flashgen.codegen.workload import Workload
 
 from ..cells import MODEL_DIM, TOKENS, Cell
+from .bias import OF_KEYS, OF_SCORES
+from .relative import NAME, RELATIVE
 
 OURS = "flashgen"  # among the peers
 BY_HAND = "workload"  # the grid of cells that options gave
@@ -89,6 +91,18 @@ def _changed(modifier: str) -> list[Cell]:
     return [replace(cell, problem=replace(cell.problem, modifiers=(modifier,))) for cell in cells]
 
 
+def _dropout() -> list[Cell]:
+    """Full and causal at one length."""
+    cells = [_cell(Dtype.BF16, d, d, mask, (4, MODEL_DIM // d, MODEL_DIM // d, 4096, 4096)) for d in (64, 128) for mask in Mask]
+    return [replace(cell, problem=replace(cell.problem, modifiers=("dropout",))) for cell in cells]
+
+
+def _bias() -> list[Cell]:
+    """At one length, without a mask; bias.py has its shape."""
+    cells = [_cell(Dtype.BF16, d, d, Mask.FULL, (4, 16, 16, 4096, 4096)) for d in (64, 128)]
+    return [replace(cell, problem=replace(cell.problem, modifiers=("bias",))) for cell in cells]
+
+
 def _tutorial() -> list[Cell]:
     """The sizes that hand-written kernels of tutorials are shown on."""
     sizes = ((32, Mask.FULL, (64, 32, 32, 256, 256)), (64, Mask.FULL, (32, 16, 16, 512, 512)), (64, Mask.CAUSAL, (32, 16, 16, 512, 512)))
@@ -109,6 +123,10 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "alibi": partial(_changed, "alibi"),
         "sinks": partial(_changed, "sinks"),
         "documents": partial(_changed, "document_ids"),
+        NAME: partial(_changed, RELATIVE),
+        "dropout": _dropout,
+        OF_SCORES: _bias,
+        OF_KEYS: _bias,
     },
     "backward": {
         STANDARD: _gradients,
@@ -122,6 +140,10 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "alibi": partial(_changed, "alibi"),
         "sinks": partial(_changed, "sinks"),
         "documents": partial(_changed, "document_ids"),
+        NAME: partial(_changed, RELATIVE),
+        "dropout": _dropout,
+        OF_SCORES: _bias,
+        OF_KEYS: _bias,
     },
 }
 

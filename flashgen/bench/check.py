@@ -8,12 +8,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from flashgen.codegen.modifier import modifier_gradients
 from flashgen.codegen.operands import Role
 from flashgen.codegen.operation import operation_of
 
 from ..cells import Cell
 from ..numerics.oracle import oracle_of, torch_dtype
 from ..numerics.rule import judge
+from .relative import scalars_of
 from .work import Given, Inputs, outputs
 
 SAMPLED_ROWS = 256
@@ -31,7 +33,7 @@ class CellCheck:
     def __init__(self, cell: Cell, inputs: Inputs, seed: int = 0) -> None:
         """`inputs`: in layout bshd."""
         self.cell, self._inputs = cell, inputs
-        self._oracle, self._scalars = oracle_of(cell.problem), operation_of(cell.problem).scalars(cell.problem, cell.workload)
+        self._oracle, self._scalars = oracle_of(cell.problem), scalars_of(cell)
         self._operands = {operand.name: operand for operand in operation_of(cell.problem).operands(cell.problem)}
         self._rows = self._oracle.sample(cell.problem, cell.workload, SAMPLED_ROWS, seed).to(inputs["q"].device)
         self._exact = self._oracle.exact(cell.problem, inputs, self._scalars, self._rows)
@@ -45,18 +47,21 @@ class CellCheck:
         for name, tensor in found.items():
             if tensor.shape != self._sizes(name):
                 return f"wrong: {name} has shape {tuple(tensor.shape)}, not {self._sizes(name)}"
-        for name, rows in self._oracle.sampled(found, self._rows).items():
-            exact, tolerance = self._exact[name], ROW_TOLERANCE if name == "out" else GRADIENT_TOLERANCE
-            if exact.ndim == 1:
-                if not ((rows.double() - exact).abs() <= DEVIATIONS * (self._plain[name].double() - exact).abs()).all():
-                    return f"wrong: {name} of the sampled heads is not the reference's"
-                continue
-            norms = exact.norm(dim=1)
-            wrong = ~((rows.double() - exact).norm(dim=1) <= tolerance * norms.clamp(min=norms.median()))  # also where it is NaN
-            if wrong.any():
-                first = self._first_row(name, found, wrong)
-                return f"wrong: {int(wrong.sum())} of {len(wrong)} sampled rows of {name} are not the reference's, first at {first}"
-        return ""
+        sampled = self._oracle.sampled(found, self._rows)
+        return next(filter(None, (self._fault_of(name, rows, found) for name, rows in sampled.items())), "")
+
+    def _fault_of(self, name: str, rows: Tensor, found: Inputs) -> str:
+        """Of one output, of which `rows` are sampled."""
+        exact, tolerance = self._exact[name], ROW_TOLERANCE if name == "out" else GRADIENT_TOLERANCE
+        if exact.ndim == 1:
+            right = (rows.double() - exact).abs() <= DEVIATIONS * (self._plain[name].double() - exact).abs()
+            return "" if right.all() else f"wrong: {name} of the sampled heads is not the reference's"
+        norms = exact.norm(dim=1)
+        wrong = ~((rows.double() - exact).norm(dim=1) <= tolerance * norms.clamp(min=norms.median()))  # also where it is NaN
+        if not wrong.any():
+            return ""
+        first = self._first_row(name, found, wrong)
+        return f"wrong: {int(wrong.sum())} of {len(wrong)} sampled rows of {name} are not the reference's, first at {first}"
 
     @cached_property
     def _plain(self) -> Inputs:
@@ -70,6 +75,8 @@ class CellCheck:
         return "" if verdict.ok else f"wrong: {verdict.message}"
 
     def _sizes(self, name: str) -> tuple[int, ...]:
+        if self._operands[name] in modifier_gradients(self.cell.problem):
+            return tuple(self._inputs[name.removeprefix("d_")].shape)
         return self._operands[name].sizes(self.cell.problem, self.cell.workload)
 
     def _first_row(self, name: str, found: Inputs, wrong: Tensor) -> str:

@@ -13,8 +13,10 @@ from torch.nn.attention import flex_attention as flex
 from flashgen.codegen.problem import Mask
 
 from ..cells import Cell
+from .bias import NAME as BIAS
 from .documents import document_ids, has_documents
 from .peer import AttentionPeer, Call, softcap_of
+from .relative import TABLE, relative_bias
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, query and key: whether it is seen
 
@@ -24,7 +26,7 @@ class Flex(AttentionPeer):
 
     name = "flex"
     layout = "bhsd"
-    modifiers = ("alibi", "chunk", "document_ids", "sinks", "softcap", "window")
+    modifiers = ("alibi", "bias", "chunk", "document_ids", "relative", "sinks", "softcap", "window")
     packages: ClassVar[tuple[str, ...]] = ("triton",)
     options: ClassVar[flex.FlexKernelOptions | None] = None
 
@@ -40,7 +42,13 @@ class Flex(AttentionPeer):
         """See Peer."""
         w, attention, options, cap = cell.workload, self._attention, self.options, softcap_of(cell)
         gqa, mask = w.heads_q != w.heads_kv, block_mask(cell, device)
-        return lambda q, k, v, alibi_slopes=None, sinks=None, **ids: attention(q, k, v, alibi_slopes, sinks, cap, mask, gqa, options)
+
+        def call(
+            q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, **others: Tensor
+        ) -> Tensor:
+            return attention(q, k, v, alibi_slopes, sinks, others.get(BIAS), others.get(TABLE), cap, mask, gqa, options)
+
+        return call
 
 
 class FlexFlash(Flex):
@@ -88,14 +96,17 @@ def changed_attention(
     v: Tensor,
     slopes: Tensor | None,
     sinks: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor | None,
     cap: float | None,
     mask: flex.BlockMask | None,
     gqa: bool,
     options: flex.FlexKernelOptions | None,
 ) -> Tensor:
-    """FlexAttention with scores that a softcap and ALiBi change. Tensors are its arguments: code compiled for some is right for others.
+    """FlexAttention with scores that a softcap, ALiBi, a bias and a relative bias change.
 
-    Sinks come behind it, as PyTorch's own examples have them: by the log-sum-exp, out has to lose what a row's sink takes of it.
+    Tensors are its arguments: code compiled for some is right for others. Sinks come behind it, as PyTorch's own examples have
+    them: by the log-sum-exp, out has to lose what a row's sink takes of it.
     """
     offset = k.shape[2] - q.shape[2]
 
@@ -104,9 +115,13 @@ def changed_attention(
             score = cap * torch.tanh(score / cap)
         if slopes is not None:
             score = score - slopes[b, h] * (i + offset - j).abs()
+        if bias is not None:
+            score = score + bias[b if bias.shape[0] > 1 else 0, h if bias.shape[1] > 1 else 0, i if bias.shape[2] > 1 else 0, j]
+        if table is not None:
+            score = relative_bias(table, k.shape[2] - 1)(score, b, h, i, j)
         return score
 
-    score_mod = None if cap is None and slopes is None else changed
+    score_mod = None if cap is None and slopes is None and bias is None and table is None else changed
     if sinks is None:
         out: Tensor = flex.flex_attention(q, k, v, score_mod, mask, enable_gqa=gqa, kernel_options=options)
         return out

@@ -16,14 +16,16 @@ from torch import Tensor
 
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.modifiers.document_ids import IDS_KV, IDS_Q
-from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask
 from flashgen.codegen.workload import OPEN
 
 from ..cells import Cell
 from ..numerics.link import Rows, hidden_keys, hiding_links
+from .bias import NAME as BIAS
 from .check import CellCheck
 from .documents import document_ids, has_documents
+from .dropout import NAME as DROPOUT
+from .relative import names_of_modifiers, scalars_of
 from .work import Given, Inputs, Run, prepare
 
 Call = Callable[..., Tensor]  # of q, k and v, and by name the tensors of a cell's modifiers
@@ -66,7 +68,7 @@ class Peer(ABC):
             return given
         if isinstance(given, Tensor):
             return given.transpose(1, 2)
-        return tuple(tensor.transpose(1, 2) if tensor.ndim == 4 else tensor for tensor in given)
+        return (*(tensor.transpose(1, 2) for tensor in given[:3]), *given[3:])  # gradients of q, k and v, and of modifiers' tensors
 
 
 class AttentionPeer(Peer):
@@ -83,7 +85,7 @@ class AttentionPeer(Peer):
 
     def prepare(self, cell: Cell, device: torch.device) -> Callable[[Inputs], Run]:
         """See Peer."""
-        if others := [name for name in cell.problem.modifiers if name not in self.modifiers]:
+        if others := [name for name in names_of_modifiers(cell.problem) if name not in self.modifiers]:
             raise ArgumentError(f"{self.name} has no {', '.join(others)}")
         return partial(prepare, cell.problem, self.bind(cell, device))
 
@@ -103,16 +105,16 @@ def chunk_of(cell: Cell) -> int | None:
 
 def softcap_of(cell: Cell) -> float | None:
     """The cap of a cell's scores; None where there is none."""
-    return operation_of(cell.problem).scalars(cell.problem, cell.workload).get("softcap")
+    return scalars_of(cell).get("softcap")
 
 
 def hidden_from(cell: Cell, device: torch.device) -> Tensor | None:
     """Which keys a cell's mask and modifiers hide: [len_q, len_kv], with documents [batch, 1, len_q, len_kv]; None where all are seen."""
     problem, w = cell.problem, cell.workload
-    if problem.mask is Mask.FULL and not problem.modifiers:
+    if problem.mask is Mask.FULL and not {*problem.modifiers} - {BIAS, DROPOUT}:
         return None
     rows = Rows(torch.arange(w.len_q, device=device), w.len_q, w.len_kv)
-    hidden = hidden_keys(rows, problem.mask is Mask.CAUSAL, hiding_links(problem, operation_of(problem).scalars(problem, w)))
+    hidden = hidden_keys(rows, problem.mask is Mask.CAUSAL, hiding_links(problem, scalars_of(cell)))
     if not has_documents(cell):
         return hidden
     ids = document_ids(cell, device)

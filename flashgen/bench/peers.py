@@ -19,6 +19,8 @@ from flashgen.build.gpu.driver import Gpu, gpu
 from flashgen.build.nvrtc import nvrtc_version
 from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import families
+from flashgen.codegen.modifiers.document_ids import IDS_KV, IDS_Q
+from flashgen.codegen.modifiers.dropout import DROPOUT_P, SEED
 from flashgen.codegen.operands import Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask
@@ -26,13 +28,17 @@ from flashgen.codegen.spec import KernelSpec
 
 from ..cells import Cell
 from ..launch.bound import BoundCall, addresses_of
-from ..numerics.oracle import TORCH_DTYPES, torch_dtype
+from ..numerics.oracle import torch_dtype
 from ..selection import loaded
 from ..selection.picks import picked_spec
+from .bias import NAME as BIAS
 from .check import CellCheck
 from .documents import has_documents
+from .dropout import dropout_p, has_dropout, repeat_seed
+from .eager import Eager, EagerFp16
 from .flex import Flex, FlexFlash
-from .peer import AttentionPeer, Call, Peer, chunk_of, hidden_from, reason, softcap_of, window_of
+from .peer import AttentionPeer, Call, Peer, chunk_of, reason, softcap_of, window_of
+from .relative import TABLE, has_relative_bias, offset_of, relative_bias, scalars_of
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
 from .work import Inputs, Run, prepare
 
@@ -41,7 +47,7 @@ class Flashgen(AttentionPeer):
     """flashgen, as its user calls it."""
 
     name = "flashgen"
-    modifiers = ("alibi", "chunk", "document_ids", "sinks", "softcap", "window")
+    modifiers = ("alibi", "bias", "chunk", "document_ids", "dropout", "relative", "sinks", "softcap", "window")
     deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
@@ -57,11 +63,9 @@ class Flashgen(AttentionPeer):
         modified = {"window": window_of(cell), "chunk": chunk_of(cell), "softcap": softcap_of(cell)}
         causal = cell.problem.mask is Mask.CAUSAL
         call = partial(attention, causal=causal, layout="bshd", deterministic=self.deterministic, **modified)
-        if not has_documents(cell):
+        if not cell.problem.modifiers:
             return call
-        return lambda q, k, v, *, document_ids_q, document_ids_kv, **others: call(
-            q, k, v, document_ids=(document_ids_q, document_ids_kv), **others
-        )
+        return lambda q, k, v, **tensors: call(q, k, v, **_keywords(cell, tensors))
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """The kernel that the calls of this cell run."""
@@ -71,7 +75,23 @@ class Flashgen(AttentionPeer):
     def fault(self, check: CellCheck, run: Run, inputs: Inputs) -> str:
         """Also held to the numerics rule, of the forward pass with the log-sum-exp: a kernel of our own is right by our own standard."""
         with_lse = self._call(check.cell, partial(self._attention, return_lse=True))
-        return super().fault(check, run, inputs) or check.rule(prepare(check.cell.problem, with_lse, inputs)())
+        if fault := super().fault(check, run, inputs):
+            return fault
+        repeat_seed()
+        return check.rule(prepare(check.cell.problem, with_lse, inputs)())
+
+
+def _keywords(cell: Cell, tensors: Inputs) -> dict[str, Any]:
+    """What `flashgen.attention` calls the tensors of a cell's modifiers."""
+    found: dict[str, Any] = {**tensors}
+    if has_documents(cell):
+        found["document_ids"] = found.pop(IDS_Q), found.pop(IDS_KV)
+    if has_relative_bias(cell):
+        found["score_mod"] = relative_bias(found.pop(TABLE), offset_of(cell))
+    if has_dropout(cell):
+        del found[SEED]  # it draws its own
+        found[DROPOUT_P] = dropout_p(cell)
+    return found
 
 
 class FlashgenDeterministic(Flashgen):
@@ -140,70 +160,6 @@ class Xformers(AttentionPeer):
         return grouped
 
 
-class Eager(AttentionPeer):
-    """Attention in plain PyTorch as it is written down: S in fp32, P in the inputs' type, both in memory whole."""
-
-    name = "eager"
-    modifiers: ClassVar[tuple[str, ...]] = ("alibi", "chunk", "document_ids", "sinks", "softcap", "window")
-    layout = "bhsd"
-    usual = False
-
-    def bind(self, cell: Cell, device: torch.device) -> Call:
-        """See Peer."""
-        w, scale, hidden, cap = cell.workload, cell.problem.head_dim**-0.5, hidden_from(cell, device), softcap_of(cell)
-        group, scaled, softmax = w.heads_q // w.heads_kv, self._scaled, self._softmax
-        if hidden is not None:
-            hidden = self._hidden(hidden, cell)
-        if "alibi" in cell.problem.modifiers:
-            queries, keys = (torch.arange(length, device=device, dtype=torch.float32) for length in (w.len_q, w.len_kv))
-            distance = (queries[:, None] + (w.len_kv - w.len_q) - keys).abs()
-
-        def call(q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, **ids: Tensor) -> Tensor:
-            if group > 1:
-                k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-            s = scaled(q @ k.mT, scale)
-            if cap is not None:
-                s = cap * torch.tanh(s / cap)
-            if alibi_slopes is not None:
-                s = s - alibi_slopes[:, :, None, None] * distance
-            return softmax(s, hidden, sinks).to(q.dtype) @ v
-
-        return call
-
-    def _hidden(self, hidden: Tensor, cell: Cell) -> Tensor:
-        """What `_softmax` takes of a causal mask, given True where a key is hidden."""
-        return hidden
-
-    def _scaled(self, s: Tensor, scale: float) -> Tensor:
-        return s.float() * scale
-
-    def _softmax(self, s: Tensor, hidden: Tensor | None, sinks: Tensor | None) -> Tensor:
-        if hidden is not None:
-            s = s.masked_fill(hidden, -torch.inf)
-        if sinks is None:
-            return torch.softmax(s, -1)
-        return torch.softmax(torch.cat([s, sinks[:, None, None].expand(*s.shape[:3], 1)], -1), -1)[..., :-1]
-
-
-class EagerFp16(Eager):
-    """Attention in plain PyTorch as articles have it: S in the inputs' type with an additive mask, softmax in fp32."""
-
-    name = "eager_fp16"
-    modifiers = ("chunk", "document_ids", "softcap", "window")  # slopes and sinks are fp32
-
-    def _hidden(self, hidden: Tensor, cell: Cell) -> Tensor:
-        mask = torch.zeros(hidden.shape, dtype=TORCH_DTYPES[cell.problem.dtype], device=hidden.device)
-        return mask.masked_fill(hidden, -torch.inf)
-
-    def _scaled(self, s: Tensor, scale: float) -> Tensor:
-        return s * scale
-
-    def _softmax(self, s: Tensor, hidden: Tensor | None, sinks: Tensor | None) -> Tensor:
-        if hidden is not None:
-            s = s + hidden
-        return torch.softmax(s, -1, dtype=torch.float32)
-
-
 class FamilyPeer(Peer):
     """A kernel family of flashgen, asked for by name: its tuned kernel for a cell, else its model's pick. None: an automatic family."""
 
@@ -217,7 +173,7 @@ class FamilyPeer(Peer):
         return picked_spec(cell.problem, cell.workload, on.device, (on.driver_version, nvrtc_version()), self._family)
 
     def _bound(self, cell: Cell, device: torch.device) -> BoundCall:
-        call = operation_of(cell.problem).call(cell.problem, cell.workload)
+        call = operation_of(cell.problem).call(cell.problem, cell.workload, scalars=scalars_of(cell))
         on = gpu(device.index)
         return BoundCall(loaded.kernels.load(self.spec(cell, on), on), call)
 
@@ -228,6 +184,10 @@ class FamilyPeer(Peer):
     @staticmethod
     def _run(cell: Cell, bound: BoundCall, with_optional: bool, inputs: Inputs) -> Run:
         operands, like = operation_of(cell.problem).operands(cell.problem), inputs["q"]
+        for operand in operands:
+            sizes = operand.sizes(cell.problem, cell.workload)
+            if operand.name == BIAS and inputs[BIAS].shape != sizes:
+                raise ArgumentError(f"a family takes a bias of the shape {sizes} here; got {tuple(inputs[BIAS].shape)}")
         written = {
             operand.name: (operand.sizes(cell.problem, cell.workload), torch_dtype(operand, cell.problem))
             for operand in operands

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ..timing.spread import Spread
+from .relative import problem_name
 from .result import BenchResult, CellResult
 
 FAILED, NONE = "failed", "-"
@@ -46,7 +47,7 @@ def _grid_table(result: BenchResult, grid: str, unit: str, cells: list[CellResul
     rows = []
     for cell in cells:
         best = cell.best(subject)
-        row = [cell.cell.problem.name, cell.cell.workload.name, *(_speed(cell, peer) for peer in result.peers)]
+        row = [problem_name(cell.cell.problem), cell.cell.workload.name, *(_speed(cell, peer) for peer in result.peers)]
         if baseline is not None and baseline != subject:
             row.append(_ratio(cell.ratio(subject, baseline)))
         rows.append([*row, _ratio(cell.ratio(subject, best)), best or NONE])

@@ -16,6 +16,7 @@ from ..cells import Cell
 from ..timing.spread import Spread
 from .cells import is_decode
 from .documents import flops
+from .relative import problem_name
 
 SCHEMA = 1
 SUBJECT = "flashgen"
@@ -72,7 +73,7 @@ class CellResult:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.cell.problem.name} {self.cell.workload.name}"
+        return f"{problem_name(self.cell.problem)} {self.cell.workload.name}"
 
     @property
     def unit(self) -> str:

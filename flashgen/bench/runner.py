@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from flashgen.codegen.errors import FlashgenError
 from flashgen.codegen.operands import Role
@@ -18,9 +17,13 @@ from flashgen.codegen.operation import operation_of
 from ..cells import Cell
 from ..numerics.oracle import oracle_of
 from ..timing import protocol as timing
+from .bias import NAME as BIAS
+from .bias import bias_of_grid, has_bias
 from .check import CellCheck, poison
 from .documents import document_ids
+from .dropout import DropoutCheck, dropout_seed, has_dropout
 from .peer import Peer, reason
+from .relative import problem_name, relative_table, scalars_of
 from .result import CellResult, PeerTimes
 from .work import Inputs, Run
 
@@ -74,11 +77,11 @@ class Runner:
         result = CellResult(grid, cell)
         with torch.no_grad(), torch.cuda.stream(self._stream):
             try:
-                inputs = self._input_sets(cell)
-                check = CellCheck(cell, inputs["bshd"][0])
+                inputs = self._input_sets(cell, grid)
+                check = (DropoutCheck if has_dropout(cell) else CellCheck)(cell, inputs["bshd"][0])
                 self.settle()
             except Exception as error:
-                self.recover("the reference", cell.problem.name, error)
+                self.recover("the reference", problem_name(cell.problem), error)
                 result.errors = dict.fromkeys(self.peers, f"not measured: {reason(error)}")
                 return result
             entrants = {}
@@ -93,27 +96,30 @@ class Runner:
         self._free()
         return result
 
-    def inputs(self, cell: Cell, layout: str) -> Inputs:
+    def inputs(self, cell: Cell, layout: str, grid: str = "") -> Inputs:
         """One set of inputs, as those on which `measure` times."""
-        drawn = self._drawn(cell, torch.Generator(self.device).manual_seed(0))
-        return drawn if layout == "bshd" else {name: _bhsd(tensor) for name, tensor in drawn.items()}
+        drawn = self._drawn(cell, torch.Generator(self.device).manual_seed(0), grid)
+        return drawn if layout == "bshd" else _bhsd(drawn)
 
-    def _input_sets(self, cell: Cell) -> dict[str, list[Inputs]]:
+    def _input_sets(self, cell: Cell, grid: str = "") -> dict[str, list[Inputs]]:
         """The same sets of inputs, as the operation's oracle draws them from N(0, 1), in every layout, each dense."""
         generator = torch.Generator(self.device).manual_seed(0)
-        sets = [self._drawn(cell, generator) for _ in range(timing.input_sets(cell.io_bytes, self.l2_bytes))]
+        sets = [self._drawn(cell, generator, grid) for _ in range(timing.input_sets(cell.io_bytes, self.l2_bytes))]
         layouts = {"bshd": sets}
         if any(peer.layout == "bhsd" for peer in self.peers.values()):
-            layouts["bhsd"] = [{name: _bhsd(tensor) for name, tensor in inputs.items()} for inputs in sets]
+            layouts["bhsd"] = [_bhsd(inputs) for inputs in sets]
         return layouts
 
     @staticmethod
-    def _drawn(cell: Cell, generator: torch.Generator) -> Inputs:
+    def _drawn(cell: Cell, generator: torch.Generator, grid: str = "") -> Inputs:
         """What the operation reads, without what a call may leave out."""
         problem, oracle, operation = cell.problem, oracle_of(cell.problem), operation_of(cell.problem)
-        drawn = {**oracle.inputs(problem, cell.workload, generator), **document_ids(cell, generator.device)}
+        drawn = oracle.inputs(problem, cell.workload, generator)
+        drawn |= {**document_ids(cell, generator.device), **relative_table(cell, generator), **dropout_seed(cell, generator.device)}
+        if has_bias(cell):
+            drawn[BIAS] = bias_of_grid(grid, drawn[BIAS])
         inputs = {o.name: drawn[o.name] for o in operation.operands(problem) if o.role is not Role.OUT and not o.optional}
-        oracle.derive(problem, inputs, operation.scalars(problem, cell.workload))
+        oracle.derive(problem, inputs, scalars_of(cell))
         return inputs
 
     def _enter(self, name: str, peer: Peer, sets: list[Inputs], check: CellCheck, result: CellResult) -> _Entrant:
@@ -192,6 +198,6 @@ class Runner:
             torch.cuda.empty_cache()
 
 
-def _bhsd(tensor: Tensor) -> Tensor:
-    """A tensor of rows with its heads before its length; what has no rows, such as lse, is alike in both layouts."""
-    return tensor.transpose(1, 2).contiguous() if tensor.ndim == 4 else tensor
+def _bhsd(inputs: Inputs) -> Inputs:
+    """Tensors of rows with their heads before their length; what has no rows, such as lse or a bias, is alike in both layouts."""
+    return {name: tensor.transpose(1, 2).contiguous() if tensor.ndim == 4 and name != BIAS else tensor for name, tensor in inputs.items()}

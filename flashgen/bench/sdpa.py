@@ -13,9 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Mask
 
 from ..cells import Cell
+from .bias import NAME as BIAS
+from .bias import has_bias
+from .dropout import NAME as DROPOUT
+from .dropout import dropout_p
 from .peer import AttentionPeer, Call, hidden_from, written_to_stderr
 from .work import Inputs
 
@@ -24,7 +29,7 @@ class Sdpa(AttentionPeer):
     """One backend of `torch.nn.functional.scaled_dot_product_attention`."""
 
     layout = "bhsd"
-    modifiers = ("chunk", "document_ids", "window")  # as a mask, which not all backends take
+    modifiers = ("bias", "chunk", "document_ids", "dropout", "window")  # all but dropout as a mask, which not all backends take
     backend: ClassVar[SDPBackend]
     can_use: ClassVar[str] = ""  # PyTorch's function that tells why it cannot
 
@@ -34,22 +39,39 @@ class Sdpa(AttentionPeer):
             return []
         q, k, v = (inputs[name] for name in ("q", "k", "v"))
         causal, gqa = cell.problem.mask is Mask.CAUSAL and q.shape[2] == k.shape[2], q.shape[1] != k.shape[1]
-        hidden = hidden_from(cell, q.device) if cell.problem.modifiers else None
-        parameters = torch.backends.cuda.SDPAParams(q, k, v, None if hidden is None else ~hidden, 0.0, causal, gqa)
+        hidden = hidden_from(cell, q.device) if _needs_mask(cell) else None
+        mask = self._of_scores(cell, inputs[BIAS]) if has_bias(cell) else None if hidden is None else ~hidden
+        parameters = torch.backends.cuda.SDPAParams(q, k, v, mask, dropout_p(cell), causal, gqa)
         written = written_to_stderr(partial(getattr(torch.backends.cuda, self.can_use), parameters, True))
         return re.findall(r"Warning: (.*?)(?: \(function \w+\))?$", written, re.MULTILINE)
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer. `is_causal` is aligned top-left: where lengths differ, a causal mask must be given as one."""
         w, causal = cell.workload, cell.problem.mask is Mask.CAUSAL
-        gqa, mask = w.heads_q != w.heads_kv, None
-        if cell.problem.modifiers:
+        gqa, mask, p = w.heads_q != w.heads_kv, None, dropout_p(cell)
+        if has_bias(cell):
+            if causal or _needs_mask(cell):
+                others = ", ".join((cell.problem.mask.value, *cell.problem.modifiers))
+                raise ArgumentError(f"{self.name} has a bias only where no mask is; got {others}")
+            of_scores = partial(self._of_scores, cell)
+            return lambda q, k, v, bias, **others: F.scaled_dot_product_attention(
+                q, k, v, attn_mask=of_scores(bias), dropout_p=p, enable_gqa=gqa
+            )
+        if _needs_mask(cell):
             hidden = hidden_from(cell, device)
             assert hidden is not None
             causal, mask = False, ~hidden
         if causal and w.len_q != w.len_kv:
             causal, mask = False, self._bottom_right(w.len_q, w.len_kv, device)
-        return lambda q, k, v, **ids: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
+        return lambda q, k, v, **others: F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, enable_gqa=gqa
+        )
+
+    @staticmethod
+    def _of_scores(cell: Cell, bias: Tensor) -> Tensor:
+        """A view of it with an element for each score."""
+        w = cell.workload
+        return bias.expand(w.batch, w.heads_q, w.len_q, w.len_kv)
 
     def select(self) -> None:
         """Selects the backend; PyTorch's context manager would cost every call several microseconds."""
@@ -59,6 +81,11 @@ class Sdpa(AttentionPeer):
     @staticmethod
     def _bottom_right(len_q: int, len_kv: int, device: torch.device) -> Tensor:
         return torch.ones(len_q, len_kv, dtype=torch.bool, device=device).tril(len_kv - len_q)
+
+
+def _needs_mask(cell: Cell) -> bool:
+    """Whether more than a causal mask hides keys."""
+    return bool({*cell.problem.modifiers} - {BIAS, DROPOUT})
 
 
 class SdpaFlash(Sdpa):

@@ -25,6 +25,7 @@ from .call_overhead import call_overheads
 from .cells import OURS
 from .peer import Peer, reason
 from .peers import make_peers
+from .relative import problem_name
 from .result import BenchResult, CellResult, Environment
 from .runner import Runner
 from .sdpa import sdpa_settings_kept
@@ -113,7 +114,7 @@ class Session:
             try:
                 tuning.run(tuning.Request([cell], self.request.device, family=family), _SayOnly(self.progress))
             except ArgumentError as error:  # flashgen cannot do this cell, which its row will say as well
-                about = f"{cell.problem.name} {cell.workload.name}{f' {family}' if family else ''}"
+                about = f"{problem_name(cell.problem)} {cell.workload.name}{f' {family}' if family else ''}"
                 self.progress.say(f"{about}: not tuned: {error}")
             self.progress.advance()
 

@@ -25,6 +25,7 @@ from .seeds import drawn_seed
 from .traced_call import traced_call
 
 _ENDS = {int, NoneType}  # types of a window's ends
+_IDS = (torch.int32, torch.int64)
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
@@ -92,8 +93,9 @@ def modified_of_call(
         names.append("boolean_mask")
         tensors.append(_tensor("mask", mask))
     if document_ids is not None:
-        names.append("document_ids")
-        tensors.extend(_documents(document_ids, top_left))
+        ids = _documents(document_ids, top_left)
+        names.append("document_ids_int64" if ids[0].dtype == torch.int64 else "document_ids")
+        tensors.extend(ids)
     if dropped:
         tensors.append(drawn_seed(device))
     if prefix_len is not None:
@@ -158,10 +160,15 @@ def _documents(document_ids: Any, top_left: int) -> tuple[torch.Tensor, torch.Te
         if top_left != 0:
             rule = "must be a pair of tensors, of queries and of keys, where len_q is not len_kv"
             raise ArgumentError(f"document_ids {rule}; got one, and len_q - len_kv is {top_left}")
-        return document_ids, document_ids
-    if not isinstance(document_ids, tuple) or len(document_ids) != 2:
+        of_queries, of_keys = document_ids, document_ids
+    elif not isinstance(document_ids, tuple) or len(document_ids) != 2:
         raise ArgumentError(f"document_ids must be a tensor or a pair of tensors, of queries and of keys; got {shown(document_ids)}")
-    return _tensor("document_ids[0]", document_ids[0]), _tensor("document_ids[1]", document_ids[1])
+    else:
+        of_queries, of_keys = _tensor("document_ids[0]", document_ids[0]), _tensor("document_ids[1]", document_ids[1])
+    if of_queries.dtype != of_keys.dtype or of_queries.dtype not in _IDS:
+        given = f"{of_queries.dtype}" + (f" and {of_keys.dtype}" if of_keys.dtype != of_queries.dtype else "")
+        raise ArgumentError(f"document_ids must be int32 or int64, those of queries and keys alike; got {given}")
+    return of_queries, of_keys
 
 
 def _tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -211,7 +211,8 @@ class BackwardOracle(Oracle):
             if name.startswith(_OF_CAPTURED):
                 found[name] = outputs[name]
             elif outputs[name].ndim == 4:
-                found[name] = outputs[name][batch[there], head[there], row[there]]
+                each = zip((batch, head, row), outputs[name].shape, strict=False)  # which may be 1 along these
+                found[name] = outputs[name][tuple(index[there].clamp(max=size - 1) for index, size in each)]
             else:
                 found[name] = outputs[name][head.unique()]
         return found

@@ -76,7 +76,8 @@ def require_sound(specs: list[KernelSpec]) -> None:
 def kinds(default: tuple[Problem, Target]) -> Iterable[Hashable]:
     """What the sample is spread over."""
     p, target = default
-    return target.name, (p.head_dim, p.head_dim_v), (target.name, p.dtype), p.dtype, p.mask, p.deterministic, p.modifiers
+    masks = p.mask, p.deterministic, (p.mask, p.deterministic)
+    return target.name, (p.head_dim, p.head_dim_v), (target.name, p.dtype), p.dtype, *masks, p.modifiers
 
 
 @cache

@@ -25,6 +25,7 @@ GENERIC = AttentionForwardConfig(64, 32, 32, 4, 3, QueryPlace.SHARED, FirstProdu
 SM90 = AttentionForwardSm90Config(2, 64, 2, 2, 1, scheduler=Scheduler.DYNAMIC)
 EXACT = AttentionForwardSm90Config(1, 48, 2, 1, 1, RowMax.EXACT, ping_pong=False, scheduler=Scheduler.DYNAMIC)
 ALONE = ("document_ids",)
+INT64 = ("document_ids_int64",)
 TOGETHER = ("document_ids", "prefix_len", "window")
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS = {
@@ -44,6 +45,13 @@ KERNELS = {
     "backward-sm90-full": NamedKernel("attention_backward_sm90", 128, Mask.FULL, False, ALONE),
     "backward-sm90-ordered": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, True, ALONE),
     "backward-sm90-others": NamedKernel("attention_backward_sm90", 64, Mask.FULL, False, ("alibi", "document_ids", "softcap", "window")),
+    "generic-int64": NamedKernel("attention_forward", 64, Mask.CAUSAL, False, INT64, GENERIC),
+    "sm90-int64": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, INT64, SM90),
+    "sm90-int64-others": NamedKernel(
+        "attention_forward_sm90", 128, Mask.CAUSAL, False, ("alibi", "document_ids_int64", "prefix_len"), SM90
+    ),
+    "backward-int64": NamedKernel("attention_backward", 64, Mask.FULL, False, INT64),
+    "backward-sm90-int64": NamedKernel("attention_backward_sm90", 128, Mask.CAUSAL, False, INT64),
     "backward-sm90-dropout": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, False, ("chunk", "document_ids", "dropout")),
 }
 LENGTHS = ((150, 300), (300, 170), (420, 420), (70, 70))
@@ -64,6 +72,9 @@ def documents(kind: str, len_q: int, len_kv: int) -> tuple[torch.Tensor, torch.T
         "shuffled": lambda n: torch.randint(3, (n,), generator=generator),
         "turned": lambda n: -tokens(n, 40, 41, 160),
         "apart": lambda n: tokens(n, 20, 90) + (n == len_q) * tokens(n, 30) * 7,  # some queries see no key
+        "upper": lambda n: tokens(n, 20, 90, 200) * 2**32 + 7,  # alike in their lower 32 bits
+        "lower": lambda n: tokens(n, 20, 90, 200) % 2 + 2**40,  # and in their upper ones
+        "farthest": lambda n: torch.where(tokens(n, 100) > 0, 2**63 - 1, -(2**63)),
         "far": lambda n: torch.where(tokens(n, 100) > 0, 2**31 - 1, -(2**31)),
     }
     other = makers[kind]
@@ -71,7 +82,9 @@ def documents(kind: str, len_q: int, len_kv: int) -> tuple[torch.Tensor, torch.T
 
 
 KINDS = ("one", "shuffled", "turned", "apart", "far")
+WIDE_KINDS = ("upper", "lower", "farthest")  # of int64
 CASES = list(itertools.product(KERNELS, KINDS, LENGTHS))
+WIDE_CASES = list(itertools.product([name for name in KERNELS if "int64" in name], WIDE_KINDS, LENGTHS))
 
 
 def drawn(kernel: str, spec: KernelSpec, lengths: tuple[int, int], of_queries: torch.Tensor, of_keys: torch.Tensor) -> Tensors:
@@ -91,7 +104,7 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "kind", "lengths"),
-    planned_cases(CASES, KERNELS, 1.5),
+    planned_cases([*CASES, *WIDE_CASES], KERNELS, 1.5),
 )
 def test_queries_see_keys_of_their_documents(kernel: str, kind: str, lengths: tuple[int, int]) -> None:
     spec = KERNELS[kernel].spec()
@@ -125,6 +138,14 @@ FAULTS = [
     fault_of("hidden-keys-not-told", "tile * 4 + hides * 2 +", "tile * 4 +", "backward-sm90"),
     fault_of("another-tile", "go_to(found / 4, work, p);", "go_to(found / 8 * 2, work, p);", "backward-sm90"),
     fault_of("other-heads-left-out", "while (tile < 0 && ++head < end_head)", "while (tile < 0 && (head += 2) < end_head)", "backward"),
+    fault_of("lower-bits-alone", "__forceinline__ Id of_key(int key)", "__forceinline__ int of_key(int key)", "sm90-int64"),
+    fault_of("lower-bits-alone", "__forceinline__ Id of_query(int query)", "__forceinline__ int of_query(int query)", "backward-int64"),
+    fault_of(
+        "lower-bits-in-tiles", "-> i64 { return query_documents[query]; }", "-> int { return query_documents[query]; }", "generic-int64"
+    ),
+    fault_of(
+        "lower-bits-in-tiles", "-> i64 { return key_documents[key]; }", "-> int { return key_documents[key]; }", "backward-sm90-int64"
+    ),
     fault_of("values-of-another-tile", "v + tile * kBlockKv * v_row", "v + max(behind, 0) * kBlockKv * v_row", "generic"),
     fault_of("keys-of-an-earlier-tile", "k + behind * kBlockKv * k_row", "k + max(behind - 1, 0) * kBlockKv * k_row", "generic"),
 ]
@@ -136,7 +157,7 @@ FAULTS = [
 )
 def test_a_fault_of_documents_shows(kernel: str, planted: Fault) -> None:
     spec = KERNELS[kernel].spec()
-    tensors = drawn(kernel, spec, (420, 420), *documents("turned", 420, 420))
+    tensors = drawn(kernel, spec, (420, 420), *documents("upper" if "int64" in kernel else "turned", 420, 420))
     assert not judged(spec, planted.apply(emulated_text(spec), Atoms.EMULATED), tensors).ok
 
 

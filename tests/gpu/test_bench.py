@@ -18,6 +18,7 @@ from flashgen.bench import files
 from flashgen.bench.call_overhead import call_overheads
 from flashgen.bench.peer import AttentionPeer, Call, Peer
 from flashgen.bench.peers import PEERS, Flashgen, make_peers
+from flashgen.bench.relative import RELATIVE
 from flashgen.bench.runner import Runner
 from flashgen.bench.sdpa import SdpaFlash, SdpaMath, sdpa_settings_kept
 from flashgen.build.gpu.driver import gpu
@@ -121,12 +122,33 @@ def test_every_peer_that_is_here_is_right_where_lengths_differ_or_says_why_not(c
 
 
 @pytest.mark.parametrize("operation", ["forward", "backward"])
-def test_every_peer_that_is_here_has_documents_or_says_why_not(operation: str) -> None:
-    cell = Cell(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, operation=operation, modifiers=("document_ids",)), Workload(2, 8, 2, 2500, 3000))
+@pytest.mark.parametrize(
+    ("modifier", "having"),
+    [
+        ("document_ids", {"flashgen", "flex", "math", "eager"}),
+        (RELATIVE, {"flashgen", "eager"}),
+        ("dropout", {"flashgen", "flash", "math", "eager"}),
+    ],
+    ids=["documents", "relative", "dropout"],
+)
+def test_every_peer_that_is_here_has_a_modifier_or_says_why_not(modifier: str, having: set[str], operation: str) -> None:
+    cell = Cell(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, operation=operation, modifiers=(modifier,)), Workload(2, 8, 2, 2500, 3000))
     made, _ = make_peers(PEERS)
     with sdpa_settings_kept():
-        result = runner(**made).measure("documents", cell)
-    assert {"flashgen", "flex", "math", "eager"} <= set(result.times), result.errors
+        result = runner(**made).measure("grid", cell)
+    assert having <= set(result.times), result.errors
+    assert not [why for why in result.errors.values() if why.startswith("wrong: ")], result.errors
+    assert set(result.times) | set(result.errors) == set(made)
+
+
+@pytest.mark.parametrize("grid", ["bias", "key-bias"])
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_every_peer_that_is_here_has_a_bias_or_says_why_not(operation: str, grid: str) -> None:
+    cell = Cell(Problem(Dtype.BF16, 64, operation=operation, modifiers=("bias",)), Workload(2, 8, 8, 512, 1024))
+    made, _ = make_peers(PEERS)
+    with sdpa_settings_kept():
+        result = runner(**made).measure(grid, cell)
+    assert {"flashgen", "math", "eager"} <= set(result.times), result.errors
     assert not [why for why in result.errors.values() if why.startswith("wrong: ")], result.errors
     assert set(result.times) | set(result.errors) == set(made)
 

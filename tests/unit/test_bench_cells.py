@@ -57,6 +57,9 @@ FORWARD = {
     "alibi": [("bf16", d, d, "a", (16384 // s, 2048 // d, 2048 // d, s, s)) for d in (64, 128) for s in (4096, 16384)],
     "sinks": [("bf16", d, d, "k", (16384 // s, 2048 // d, 2048 // d, s, s)) for d in (64, 128) for s in (4096, 16384)],
     "documents": [("bf16", d, d, "d", (16384 // s, 2048 // d, 2048 // d, s, s)) for d in (64, 128) for s in (4096, 16384)],
+    "relative": [("bf16", d, d, "r", (16384 // s, 2048 // d, 2048 // d, s, s)) for d in (64, 128) for s in (4096, 16384)],
+    "dropout": [("bf16", d, d, "pP", (4, 2048 // d, 2048 // d, 4096, 4096)) for d in (64, 128)],
+    **{name: [("bf16", d, d, "b", (4, 16, 16, 4096, 4096)) for d in (64, 128)] for name in ("bias", "key-bias")},
 }  # fmt: skip
 BACKWARD = {
     "standard": [
@@ -77,7 +80,8 @@ BACKWARD = {
         ("fp16", 128, 128, "fc", (4, 16, 16, 4096, 4096)),
         ("bf16", 192, 128, "c", (4, 16, 16, 4096, 4096)),
     ],
-    **{name: FORWARD[name] for name in ("gqa", "mixed", "short", "tutorial", "window", "softcap", "alibi", "sinks", "documents")},
+    **{name: FORWARD[name] for name in ("gqa", "mixed", "short", "tutorial", "window")},
+    **{name: FORWARD[name] for name in ("softcap", "alibi", "sinks", "documents", "relative", "dropout", "bias", "key-bias")},
 }  # fmt: skip
 WRITTEN_OUT = {"forward": FORWARD, "backward": BACKWARD}
 
@@ -90,6 +94,10 @@ def test_the_cells_of_a_grid(operation: str, name: str) -> None:
         "a": Seen(Mask.CAUSAL, ("alibi",)),
         "k": Seen(Mask.CAUSAL, ("sinks",)),
         "d": Seen(Mask.CAUSAL, ("document_ids",)),
+        "b": Seen(Mask.FULL, ("bias",)),
+        "p": Seen(Mask.FULL, ("dropout",)),
+        "P": Seen(Mask.CAUSAL, ("dropout",)),
+        "r": Seen(Mask.CAUSAL, ("traced(score: add(score, t0:fp32[head, add(add(query, neg(key)), n0:int32)]))",)),
     }
     wanted = [
         Cell(

@@ -35,6 +35,8 @@ def test_dry_run_lists_cells_and_peers() -> None:
     assert "decode    bf16_d128_full   B1 H32/8 S1x65536" in out
     assert "No module named 'flash_attn'" in out
     assert not err
+    out, _ = flashgen("bench", "--dry-run", "--grid", "relative", "--peers", "flash")
+    assert "relative  bf16_d64_causal_relative   B4 H32 S4096 " in out
     facts = as_json("bench", "--dry-run", "--peers", "math,flash")
     assert len(facts["cells"]) == 28
     assert facts["cells"][0]["workload"] == {"batch": 1, "heads_q": 16, "heads_kv": 16, "len_q": 16384, "len_kv": 16384}
@@ -138,7 +140,7 @@ def test_without_matplotlib_everything_else_is_written(
         (
             ["--grid", "fwd"],
             "grid must be one of standard, gqa, mixed, short, decode, tutorial, window, "
-            "softcap, alibi, sinks, documents, all-forward; got 'fwd'",
+            "softcap, alibi, sinks, documents, relative, dropout, bias, key-bias, all-forward; got 'fwd'",
         ),
         (["--peers", "fa3"], "peers must be one of flashgen, flash,"),
         (["--peers", "flash", "--baseline", "cudnn"], "baseline must be one of flash; got 'cudnn'"),
@@ -152,7 +154,7 @@ def test_without_matplotlib_everything_else_is_written(
         (
             ["--pass", "backward", "--grid", "decode"],
             "grid must be one of standard, further, gqa, mixed, short, tutorial, window, "
-            "softcap, alibi, sinks, documents, all-backward; got",
+            "softcap, alibi, sinks, documents, relative, dropout, bias, key-bias, all-backward; got",
         ),
         (
             ["--pass", "backward", "--call-overhead"],

@@ -12,17 +12,21 @@ from torch import Tensor
 
 from flashgen.bench import documents
 from flashgen.bench.check import CellCheck
+from flashgen.bench.eager import Eager, EagerFp16
 from flashgen.bench.flex import Flex, changed_attention
 from flashgen.bench.peer import AttentionPeer, Call, Peer, hidden_from
-from flashgen.bench.peers import PEERS, Eager, EagerFp16, Fa4, Flashgen
+from flashgen.bench.peers import PEERS, Fa4, Flashgen
+from flashgen.bench.relative import RELATIVE, TABLE, names_of_modifiers, relative_bias, scalars_of
+from flashgen.bench.result import CellResult
 from flashgen.bench.runner import Runner
 from flashgen.bench.sdpa import SdpaMath, sdpa_settings_kept
 from flashgen.cells import Cell
 from flashgen.codegen.modifiers.softcap import USUAL_CAP
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import OPEN, Workload
+from flashgen.launch.traced_call import traced_call
 from flashgen.numerics.forward import plain
-from flashgen.numerics.link import Link
+from flashgen.numerics.link import Link, Rows
 from flashgen.numerics.modifiers.alibi import AlibiLink
 from flashgen.numerics.modifiers.document_ids import DocumentIdsLink
 from flashgen.numerics.modifiers.sinks import SinksLink
@@ -30,7 +34,7 @@ from flashgen.numerics.modifiers.softcap import SoftcapLink
 from flashgen.numerics.modifiers.window import WindowLink
 
 CPU = torch.device("cpu")
-ALL = ("alibi", "document_ids", "sinks", "softcap", "window")
+ALL = ("alibi", "document_ids", "relative", "sinks", "softcap", "window")
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +56,8 @@ def low_cap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cell_of(*modifiers: str, operation: str = "forward") -> Cell:
     mask, ends = (Mask.FULL, (9, 3)) if "window" in modifiers else (Mask.CAUSAL, ())
-    return Cell(Problem(Dtype.FP16, 16, 8, mask, operation, modifiers=modifiers), Workload(2, 4, 2, 20, 33, *ends))
+    names = tuple(RELATIVE if name == "relative" else name for name in modifiers)
+    return Cell(Problem(Dtype.FP16, 16, 8, mask, operation, modifiers=names), Workload(2, 4, 2, 20, 33, *ends))
 
 
 def fault_of(peer: Peer, cell: Cell) -> str:
@@ -90,6 +95,22 @@ def test_plain_pytorch_has_them_and_what_forgets_them_gets_no_time(modifiers: tu
         assert fault_of(EagerFp16(), cell) == ""
 
 
+class ModLink(Link):
+    """What a score_mod means, called as it is."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    @classmethod
+    def of(cls, tensors: object, scalars: object) -> ModLink:
+        raise NotImplementedError
+
+    def changed(self, s: Tensor, rows: Rows) -> Tensor:
+        assert rows.heads is not None
+        changed: Tensor = self._function(s, rows.batch, rows.heads[..., None], rows.queries[:, None], rows.keys)
+        return changed
+
+
 class Meant(Flashgen):
     """With what `flashgen.attention` means in place of what it runs."""
 
@@ -107,6 +128,8 @@ class Meant(Flashgen):
             links.append(SoftcapLink(softcap))
         if slopes is not None:
             links.append(AlibiLink(slopes))
+        if more.get("score_mod") is not None:
+            links.append(ModLink(more["score_mod"]))
         if sinks is not None:
             links.append(SinksLink(sinks))
         if ids is not None:
@@ -128,6 +151,34 @@ def test_flashgen_is_asked_for_them(modifiers: tuple[str, ...]) -> None:
 def test_flashgen_has_them(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHGEN_CPU", "1")
     assert fault_of(Flashgen(), cell_of(*ALL, operation=operation)) == ""
+
+
+def test_a_relative_bias_is_what_its_cells_say() -> None:
+    table, sizes = torch.randn(4, 52), (2, 4, 20, 33)
+    call = sizes, torch.randn(2, 20, 4, 16), None
+    traced = traced_call(relative_bias(table, 32), None, call, True, None, False, -13, (None, False, False, False))
+    assert (traced.name, traced.whole, traced.numbers, len(traced.tensors)) == (RELATIVE, [32], [], 1)
+    cell = cell_of("relative")
+    assert names_of_modifiers(cell.problem) == ("relative",)
+    assert CellResult("relative", cell).name == "fp16_d16x8_causal_relative B2 H4/2 S20x33"
+    first, second = Runner({}, CPU, cell.io_bytes, 1)._input_sets(cell)["bshd"][:2]
+    assert first[TABLE].shape == (4, 52)
+    assert not first[TABLE].equal(second[TABLE])
+    scalars = scalars_of(cell)
+    assert [scalars[f"traced_{name}"] for name in ("number_n0", "t0_size0", "t0_size1", "t0_step0", "t0_step1")] == [32, 4, 52, 52, 1]
+    assert scalars_of(cell_of("softcap")) == {"scale": 0.25, "softcap": USUAL_CAP}
+
+
+@pytest.mark.usefixtures("low_cap")
+@pytest.mark.parametrize("offset", [-1, 1, 13])
+def test_a_relative_bias_of_another_distance_gets_no_time(offset: int) -> None:
+    class Shifted(Eager):
+        def bind(self, cell: Cell, device: torch.device) -> Call:
+            call = super().bind(cell, device)
+            return lambda q, k, v, **tensors: call(q, k, v, **{TABLE: tensors[TABLE].roll(offset, 1)})
+
+    for operation in ("forward", "backward"):
+        assert fault_of(Shifted(), cell_of("relative", operation=operation)).startswith("wrong: ")
 
 
 @pytest.mark.parametrize("operation", ["forward", "backward"])
@@ -207,3 +258,6 @@ def test_what_a_peer_has_not_is_all_that_is_said() -> None:
     assert result.errors == {"math": "math has no softcap"}
     having = {name for name, peer in PEERS.items() if issubclass(peer, AttentionPeer) and {*ALL} <= {*peer.modifiers}}
     assert having == {"flashgen", "flashgen_deterministic", "flex", "flex_flash", "eager"}
+    with sdpa_settings_kept():
+        result = Runner({"math": SdpaMath()}, CPU, 0, 1, Ticking()).measure("relative", cell_of("relative"))
+    assert result.errors == {"math": "math has no relative"}

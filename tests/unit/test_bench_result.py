@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from flashgen.bench import files, report
+from flashgen.bench.relative import RELATIVE
 from flashgen.bench.result import BenchResult, CellResult, PeerTimes, result_from_json
 from flashgen.build.own_files import LIST, write_own
 from flashgen.codegen.errors import ArgumentError, FlashgenError
@@ -92,6 +93,16 @@ def test_json_and_back() -> None:
     assert times["ratio_to_baseline"] == {"median": 1.0, "low": 0.5, "high": 2.0}
     assert values["cells"][1]["errors"] == {"cudnn": "RuntimeError: no | kernel"}
     assert values["ratios"][0]["worst"] == 1.0
+
+
+def test_a_relative_bias_is_named_and_read_back(tmp_path: Path) -> None:
+    found = result()
+    found.cells = [cell(replace(CAUSAL, problem=replace(CAUSAL.problem, modifiers=(RELATIVE,))), "relative", flash=(1.0, 2.0, 2.0))]
+    assert found.cells[0].name == "bf16_d64_causal_relative B1 H1 S1000"
+    assert report.tables(found)[0].rows[0][0] == "bf16_d64_causal_relative"
+    files.save(found, tmp_path)
+    assert files.read_result(tmp_path / "bench.json") == found
+    assert [path.name for path in files.draw(found, tmp_path)] == ["bench-relative.png"]
 
 
 def test_a_file_with_the_earlier_names_is_read() -> None:

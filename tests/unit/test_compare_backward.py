@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashgen.bench.eager import Eager
 from flashgen.bench.peer import Call, Peer
-from flashgen.bench.peers import Eager, FamilyPeer, make_peers
+from flashgen.bench.peers import FamilyPeer, make_peers
 from flashgen.bench.runner import Runner
 from flashgen.bench.sdpa import sdpa_settings_kept
 from flashgen.bench.work import prepare_with_backward

@@ -58,7 +58,7 @@ def modified_specs() -> list[KernelSpec]:
     for family in families().values():
         problem, _, target = examples(family)[0]
         without = tuple(name for name in family.modifiers if not modifiers()[name].reads_scores)
-        every = tuple(name for name in family.modifiers if name != "bias_fp32")
+        every = tuple(name for name in family.modifiers if name not in ("bias_fp32", "document_ids_int64"))
         for kind in dict.fromkeys(kind for kind in (*((name,) for name in family.modifiers), without, every) if kind):
             modified = dataclasses.replace(problem, modifiers=kind)
             if not family.refusals(modified, target):

@@ -11,7 +11,7 @@ from ..link import Link, Rows
 
 
 class BiasLink(Link):
-    """Adds to scaled scores. `bias`: [batch, heads_q, len_q, len_kv]."""
+    """Adds to scaled scores. `bias`: [batch, heads_q, len_q, len_kv], or 1 along some of these."""
 
     def __init__(self, bias: Tensor) -> None:
         self.bias = bias
@@ -24,13 +24,27 @@ class BiasLink(Link):
     def changed(self, s: Tensor, rows: Rows) -> Tensor:
         """See Link."""
         assert rows.heads is not None
-        return s.add_(self.bias[rows.batch][rows.heads, rows.queries].to(s.dtype))
+        batch, heads, queries = _indices(self.bias, rows, rows.heads)
+        return s.add_(self.bias[batch][heads, queries].to(s.dtype))
 
     def add_gradients(self, sums: Mapping[str, Tensor], d_scores: Tensor, rows: Rows, before: Tensor | None, squared: bool = False) -> None:
-        """See Link. An element is one score's: its error is no sum."""
+        """See Link. The error of an element is a sum only where it is that of all queries: else of few scores, mostly of one."""
         assert rows.heads is not None
-        if "d_bias" in sums and not squared:  # not where scores are mapped
-            sums["d_bias"][rows.batch][rows.heads[0], rows.queries] += d_scores.to(sums["d_bias"].dtype)
+        if "d_bias" not in sums:  # where scores are mapped
+            return
+        total = sums["d_bias"]
+        if squared and (total.shape[2] != 1 or rows.len_q == 1):
+            return
+        batch, heads, queries = _indices(total, rows, rows.heads[0])
+        own = (d_scores.square() if squared else d_scores).to(total.dtype)
+        own = own.sum(-1, keepdim=True) if total.shape[3] == 1 else own
+        total[batch].index_put_((heads, queries), own, accumulate=True)
+
+
+def _indices(tensor: Tensor, rows: Rows, heads: Tensor) -> tuple[int, Tensor, Tensor]:
+    """Where the rows are in a tensor that may be 1 along the batch, the heads or the queries."""
+    batch, last = min(rows.batch, tensor.shape[0] - 1), [size - 1 for size in tensor.shape[1:3]]
+    return batch, heads.clamp(max=last[0]), rows.queries.clamp(max=last[1])
 
 
 LINK = BiasLink

@@ -1,11 +1,12 @@
-// Documents as a link of the chain: a query sees the keys of its own document.
+// Documents as a link of the chain: a query sees the keys of its own document. Id: of their numbers, int or i64.
 
-struct DocumentIds : HidesNothing<DocumentIds> {
+template <class Id>
+struct DocumentIds : HidesNothing<DocumentIds<Id>> {
     static constexpr bool kScatters = true, kHasHeads = true;
-    const int *of_queries, *of_keys;  // of all entries of the batch
+    const Id *of_queries, *of_keys;   // of all entries of the batch
     i64 queries_step, keys_step;      // from one entry to the next
     int len_q, len_kv;
-    const int *query_documents, *key_documents;  // of one
+    const Id *query_documents, *key_documents;  // of one
 
     template <class Parameters>
     __device__ __forceinline__ static DocumentIds of(const Parameters& p, int len_q, int len_kv) {
@@ -16,15 +17,15 @@ struct DocumentIds : HidesNothing<DocumentIds> {
         query_documents = of_queries + batch * queries_step, key_documents = of_keys + batch * keys_step;
     }
     // Past the end, those of the last query and the last key.
-    __device__ __forceinline__ int of_query(int query) const { return query_documents[min(query, len_q - 1)]; }
-    __device__ __forceinline__ int of_key(int key) const { return key_documents[min(key, len_kv - 1)]; }
+    __device__ __forceinline__ Id of_query(int query) const { return query_documents[min(query, len_q - 1)]; }
+    __device__ __forceinline__ Id of_key(int key) const { return key_documents[min(key, len_kv - 1)]; }
 
     __device__ __forceinline__ bool visible(int query, int key) const { return of_query(query) == of_key(key); }
 
     template <class Position, int kRowTiles, int kTiles>
     __device__ __forceinline__ void hide(float (&S)[kRowTiles][kTiles][4], const Position& position) const {
         constexpr bool kRowsAreKeys = Position::kRowsAreKeys;
-        int own[kRowTiles][2];
+        Id own[kRowTiles][2];
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -35,7 +36,7 @@ struct DocumentIds : HidesNothing<DocumentIds> {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const int column = position.first_column + lane_index() % 4 * 2 + j * 8 + e;
-                const int document = kRowsAreKeys ? of_query(column) : of_key(column);
+                const Id document = kRowsAreKeys ? of_query(column) : of_key(column);
 #pragma unroll
                 for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
