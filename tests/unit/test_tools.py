@@ -34,9 +34,9 @@ from flashgen.timing import kernels as timing_kernels
 from flashgen.timing import protocol as timing
 from flashgen.timing.kernels import Bench
 from tests.support.fake_gpu import FakeGpu
-from tools import ab, before_after, graph_gaps, instruction_mix, lse_cost, model
+from tools import ab, before_after, graph_gaps, instruction_mix, lse_cost, model, modifier_overhead
 
-TOOLS = (ab, before_after, graph_gaps, instruction_mix, lse_cost, model)
+TOOLS = (ab, before_after, graph_gaps, instruction_mix, lse_cost, model, modifier_overhead)
 MAINS: dict[str, Callable[[list[str]], None]] = {m.__name__: m.main for m in TOOLS}
 H200, ROOT = find_device("h200"), Path(__file__).parents[2]
 LOG = (
