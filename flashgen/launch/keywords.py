@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.modifier import Given, given_modifiers
+from flashgen.codegen.modifiers import TRACED
 from flashgen.codegen.modifiers.dropout import checked_dropout
 from flashgen.codegen.modifiers.softcap import checked_softcap
 from flashgen.codegen.problem import Mask
@@ -24,7 +26,7 @@ from .recorded_call import recorded_call
 from .seeds import drawn_seed
 from .traced_call import traced_call
 
-_ENDS = {int, NoneType}  # types of a window's ends
+_CAUSAL, _ENDS, _NUMBERS = {bool, str}, {int, NoneType}, {int, float, NoneType}  # types of causal, a window's ends, a softcap
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
@@ -48,10 +50,10 @@ def modified_of_call(
     top_left: int,
     device: torch.device | None = None,
     call: CallOf | None = None,
-) -> tuple[bool, Modified | tuple[()]]:
-    """Whether the mask is causal, and what operators are told of modifiers. Raises ArgumentError.
+) -> tuple[bool, Modified | tuple[()], Given | None]:
+    """Whether the mask is causal, and what operators are told of modifiers: also as `asked` gives it, where that is known.
 
-    top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator; call: what functions are for
+    top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator; call: what functions are for. Raises ArgumentError.
     """
     traced = None
     if block_mask is not None:
@@ -67,16 +69,8 @@ def modified_of_call(
         alibi_slopes = alibi_slopes if traced.alibi_slopes is None else traced.alibi_slopes
         bias = bias if traced.bias is None else traced.bias
         mask = mask if traced.mask is None else traced.mask
-    is_causal, of_seen, sizes = _seen(causal, window, chunk, top_left)
-    names = list(of_seen)
-    numbers, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
     dropped = 0.0 if type(dropout_p) is float and dropout_p == 0 else checked_dropout(dropout_p)
-    if dropped:
-        names.append("dropout")
-        numbers.append(dropped)
-    if softcap is not None:
-        names.append("softcap")
-        numbers.append(checked_softcap(softcap))
+    names, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
     if alibi_slopes is not None:
         names.append("alibi")
         tensors.append(_tensor("alibi_slopes", alibi_slopes))
@@ -105,16 +99,11 @@ def modified_of_call(
         tensors.append(given.float() if given.dtype in _SIXTEEN_BITS else given)
     if traced is not None and traced.name:
         names.append(traced.name)
-        sizes = (*sizes, *traced.whole)
-        numbers.extend(traced.numbers)
         tensors.extend(traced.tensors)
-    if not names:
-        return is_causal, ()
-    text = names[0] if len(names) == 1 else ",".join(names) if is_dynamo_compiling() else _listed(tuple(names))
-    return is_causal, (text, sizes, numbers, tensors)
-
-
-_listed = lru_cache(maxsize=2**10)(",".join)  # one text each time, as those of traced functions are long
+    is_causal, text, sizes, numbers, known = _told_of(causal, window, chunk, top_left, softcap, dropped, tuple(names))
+    if traced is not None and traced.name:
+        sizes, numbers = (*sizes, *traced.whole), (*numbers, *traced.numbers)
+    return is_causal, (text, sizes, numbers, tensors) if text else (), known
 
 
 def seed_of(names: str = "", sizes: Any = (), numbers: Any = (), tensors: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
@@ -122,27 +111,53 @@ def seed_of(names: str = "", sizes: Any = (), numbers: Any = (), tensors: Sequen
     return next((tensor for tensor in tensors if tensor.dtype == torch.int64 and tensor.ndim == 0), None)
 
 
-_Told = tuple[bool, tuple[str, ...], Sequence[int]]  # whether the mask is causal, the modifiers, their sizes
+class _Told(NamedTuple):
+    """Whether the mask is causal; names, sizes and numbers of all modifiers, but for numbers that functions capture; what `asked` gives."""
+
+    is_causal: bool
+    names: str
+    sizes: tuple[int, ...]
+    numbers: tuple[float, ...]
+    given: Given | None
 
 
-def _seen(causal: Causal, window: Ends | None, chunk: int | None, top_left: int) -> _Told:
-    """Of `Seen.of`, which remembers what it was asked in the usual types. torch.compile looks into no memory."""
-    if type(causal) in (bool, str) and type(chunk) in _ENDS and not is_dynamo_compiling():
+def _told_of(
+    causal: Causal, window: Ends | None, chunk: int | None, top_left: int, softcap: float | None, dropped: float, names: tuple[str, ...]
+) -> _Told:
+    """names: of the modifiers that have tensors. In the usual types it is remembered. torch.compile looks into no memory."""
+    if type(causal) in _CAUSAL and type(chunk) in _ENDS and type(softcap) in _NUMBERS and not is_dynamo_compiling():
         top_left = top_left if type(causal) is str else 0  # it says nothing else
         if window is None:
-            return _remembered(causal, None, None, chunk, top_left)
-        if type(window) is tuple and len(window) == 2 and {*map(type, window)} <= _ENDS:
-            return _remembered(causal, *window, chunk, top_left)
-    return _told(Seen.of(causal, window, chunk, top_left))
+            return _remembered(causal, None, None, chunk, top_left, softcap, dropped, names)
+        if type(window) is tuple and len(window) == 2 and type(window[0]) in _ENDS and type(window[1]) in _ENDS:
+            return _remembered(causal, window[0], window[1], chunk, top_left, softcap, dropped, names)
+    return _told(Seen.of(causal, window, chunk, top_left), softcap, dropped, names)
 
 
-def _told(seen: Seen) -> _Told:
-    return seen.mask is Mask.CAUSAL, seen.modifiers, seen.sizes_of_modifiers
+def _told(seen: Seen, softcap: float | None, dropped: float, names: tuple[str, ...]) -> _Told:
+    text, numbers = [*seen.modifiers], []
+    if dropped:
+        text.append("dropout")
+        numbers.append(dropped)
+    if softcap is not None:
+        text.append("softcap")
+        numbers.append(checked_softcap(softcap))
+    return _Told(seen.mask is Mask.CAUSAL, ",".join((*text, *names)), seen.sizes_of_modifiers, tuple(numbers), None)
 
 
-@lru_cache(maxsize=2**10)
-def _remembered(causal: Causal, left: int | None, right: int | None, chunk: int | None, top_left: int) -> _Told:
-    return _told(Seen.of(causal, (left, right), chunk, top_left))
+@lru_cache(maxsize=2**10, typed=True)
+def _remembered(
+    causal: Causal,
+    left: int | None,
+    right: int | None,
+    chunk: int | None,
+    top_left: int,
+    softcap: float | None,
+    dropped: float,
+    names: tuple[str, ...],
+) -> _Told:
+    found = _told(Seen.of(causal, (left, right), chunk, top_left), softcap, dropped, names)
+    return found if TRACED in found.names else found._replace(given=given_modifiers(found.names, found.sizes, found.numbers))
 
 
 def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:
