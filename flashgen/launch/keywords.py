@@ -19,14 +19,15 @@ from flashgen.codegen.problem import Mask
 from flashgen.codegen.seen import Causal, Ends, Seen
 from flashgen.codegen.typed import require_type
 
-from .asked import Modified, require_no_gradient
+from .asked import Modified, asked, require_no_gradient
 from .block_masks import with_block_mask
 from .built_in import CallOf
+from .known_functions import traced_call
 from .recorded_call import recorded_call
 from .seeds import drawn_seed
-from .traced_call import traced_call
 
 _CAUSAL, _ENDS, _NUMBERS = {bool, str}, {int, NoneType}, {int, float, NoneType}  # types of causal, a window's ends, a softcap
+_MOST_BESIDE = 2**5  # different things beside the same functions
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
@@ -100,9 +101,16 @@ def modified_of_call(
     if traced is not None and traced.name:
         names.append(traced.name)
         tensors.extend(traced.tensors)
-    is_causal, text, sizes, numbers, known = _told_of(causal, window, chunk, top_left, softcap, dropped, tuple(names))
+    told = _told_of(causal, window, chunk, top_left, softcap, dropped, tuple(names))
+    is_causal, text, sizes, numbers, known = told
     if traced is not None and traced.name:
         sizes, numbers = (*sizes, *traced.whole), (*numbers, *traced.numbers)
+        if traced.given is not None:
+            known = traced.given.get(told)
+            if known is None:
+                if len(traced.given) >= _MOST_BESIDE:
+                    traced.given.clear()
+                known = traced.given[told] = asked(text, sizes, numbers, tensors)[0]
     return is_causal, (text, sizes, numbers, tensors) if text else (), known
 
 
