@@ -22,13 +22,14 @@ from flashgen.codegen.typed import require_type
 from .asked import Modified, asked, require_no_gradient
 from .block_masks import with_block_mask
 from .built_in import CallOf
-from .known_functions import traced_call
+from .known_functions import Answer, KnownFunctions, known_functions
 from .recorded_call import recorded_call
 from .seeds import drawn_seed
+from .traced_call import TracedCall
 from .views import with_axes
 
 _CAUSAL, _ENDS, _NUMBERS = {bool, str}, {int, NoneType}, {int, float, NoneType}  # types of causal, a window's ends, a softcap
-_MOST_BESIDE = 2**5  # different things beside the same functions
+_NOTHING = None, False, False, False  # of a call's own keywords
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
@@ -57,7 +58,7 @@ def modified_of_call(
 
     top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator; call: what functions are for. Raises ArgumentError.
     """
-    traced = None
+    traced, known, is_alone = None, None, False
     if block_mask is not None:
         score_mod, mask_mod = with_block_mask(score_mod, mask_mod, block_mask, call)
     if score_mod is not None or mask_mod is not None:
@@ -65,7 +66,22 @@ def modified_of_call(
             traced = recorded_call(score_mod, mask_mod, top_left, window is None and prefix_len is None, device)
         else:
             own = softcap, alibi_slopes is not None, bias is not None, mask is not None or key_padding_mask is not None
-            traced = traced_call(score_mod, mask_mod, call, causal, window, prefix_len is not None, top_left, own)
+            known, captured = known_functions(score_mod, mask_mod, call, causal, window, prefix_len is not None, top_left, own)
+            is_alone = (  # of types of which equal values are the same
+                type(causal) is bool
+                and window is None
+                and chunk is None
+                and own == _NOTHING
+                and sinks is None
+                and prefix_len is None
+                and document_ids is None
+                and type(dropout_p) is float
+                and dropout_p == 0
+            )
+            if is_alone and None in known.answers:
+                is_causal, text, sizes, numbers, given = known.answers[None]
+                return is_causal, (text, sizes, numbers, known.tensors_alone(captured)) if text else (), given
+            traced = known.with_tensors(captured)
         window = window if traced.window is None else traced.window
         softcap = softcap if traced.softcap is None else traced.softcap
         alibi_slopes = alibi_slopes if traced.alibi_slopes is None else traced.alibi_slopes
@@ -97,22 +113,34 @@ def modified_of_call(
         tensors.append(_tensor("prefix_len", prefix_len))
     if sinks is not None:
         names.append("sinks")
-        given = _tensor("sinks", sinks)
-        tensors.append(given.float() if given.dtype in _SIXTEEN_BITS else given)
+        of_heads = _tensor("sinks", sinks)
+        tensors.append(of_heads.float() if of_heads.dtype in _SIXTEEN_BITS else of_heads)
     if traced is not None and traced.name:
         names.append(traced.name)
         tensors.extend(traced.tensors)
-    told = _told_of(causal, window, chunk, top_left, softcap, dropped, tuple(names))
-    is_causal, text, sizes, numbers, known = told
-    if traced is not None and traced.name:
+    told: Answer = _told_of(causal, window, chunk, top_left, softcap, dropped, tuple(names))
+    if traced is not None:
+        told = _with_functions(told, traced, known, is_alone, tensors)
+    is_causal, text, sizes, numbers, given = told
+    return is_causal, (text, sizes, numbers, tensors) if text else (), given
+
+
+def _with_functions(
+    told: Answer, traced: TracedCall, known: KnownFunctions | None, is_alone: bool, tensors: Sequence[torch.Tensor]
+) -> Answer:
+    """What is told of a call's modifiers, with numbers that functions capture. is_alone: whether there is nothing beside the functions."""
+    kept = None if known is None or known.fits is None else known  # where numbers may be a tracer's symbols nothing is kept
+    beside = None if is_alone else told
+    if kept is not None and beside in kept.answers:
+        return kept.answers[beside]
+    is_causal, text, sizes, numbers, given = told
+    if traced.name:
         sizes, numbers = (*sizes, *traced.whole), (*numbers, *traced.numbers)
-        if traced.given is not None:
-            known = traced.given.get(told)
-            if known is None:
-                if len(traced.given) >= _MOST_BESIDE:
-                    traced.given.clear()
-                known = traced.given[told] = asked(text, sizes, numbers, tensors)[0]
-    return is_causal, (text, sizes, numbers, tensors) if text else (), known
+        given = None if kept is None else asked(text, sizes, numbers, tensors)[0]
+    found = is_causal, text, sizes, numbers, given
+    if kept is not None:
+        kept.keep(beside, found)
+    return found
 
 
 def seed_of(names: str = "", sizes: Any = (), numbers: Any = (), tensors: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:

@@ -17,7 +17,7 @@ from flashgen.codegen.expressions.functions import TracedFunctions
 from flashgen.codegen.expressions.numbering import numbered
 from flashgen.codegen.expressions.recognition import VisibleWindow, visible_window
 from flashgen.codegen.expressions.tree import Expression
-from flashgen.codegen.modifier import Given, modifier_named
+from flashgen.codegen.modifier import modifier_named
 from flashgen.codegen.modifiers import is_modifier, listed_names
 from flashgen.codegen.modifiers.traced import CAPTURED_TENSOR, Captured, TracedModifier, name_of_functions
 from flashgen.codegen.seen import Ends
@@ -33,7 +33,6 @@ class TracedCall(NamedTuple):
     """What becomes keywords of the call, if anything, and the modifier of what else the functions do; without a name there is none.
 
     whole, numbers: the whole numbers that they capture, and the others. tensors: that they capture
-    given: what `asked` gives of this modifier and what else a call has beside it, by that, for those who have asked; None: nobody keeps it
     """
 
     window: Ends | None
@@ -45,7 +44,6 @@ class TracedCall(NamedTuple):
     whole: Sequence[int]
     numbers: Sequence[float]
     tensors: Sequence[torch.Tensor]
-    given: dict[Any, Given] | None = None
 
 
 def call_of_functions(

@@ -6,41 +6,23 @@ keep nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
+from .private_names import make_view
 from .tracers import nobody_traces
-
-
-def _reinterpreted() -> Callable[..., Any] | None:
-    """PyTorch's function by its private name; None where it is not there, or does something else."""
-    try:
-        make: Callable[..., Any] = getattr(torch._C._dynamo.guards, "_reinterpret_tensor")  # noqa: B009  # stubs lack it
-        memory = torch.arange(6)
-        part, one = make(memory[1:], (1, 2), (5, 3), 1), make(memory[1:], (), (), 3)
-        if part.tolist() == [[2, 5]] and part.stride() == (5, 3) and one.item() == 4 and one.ndim == 0:
-            return make
-    except (AttributeError, TypeError, RuntimeError):
-        pass
-    return None
-
-
-_make = _reinterpreted()
 
 
 def element(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """An element of a dense tensor of one dimension, which nobody changes; the tensor is PyTorch's own, not of a subclass."""
-    if _make is None or torch.is_inference_mode_enabled():  # what is made anew there cannot be kept for a backward pass
+    if make_view is None or torch.is_inference_mode_enabled():  # what is made anew there cannot be kept for a backward pass
         return tensor[index]
-    return _make(tensor, (), (), index)  # type: ignore[no-any-return]
+    return make_view(tensor, (), (), index)  # type: ignore[no-any-return]
 
 
 def with_axes(tensor: torch.Tensor) -> torch.Tensor:
     """[a, b] as [a, 1, 1, b]. One that autograd knows of, unless gradients are disabled, so that nobody keeps it, and nobody traces."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-    if _make is None or torch.is_grad_enabled() or not plain or not nobody_traces():
+    if make_view is None or torch.is_grad_enabled() or not plain or not nobody_traces():
         return tensor.unsqueeze(1).unsqueeze(1)
     (rows, columns), (row, column) = tensor.shape, tensor.stride()
-    return _make(tensor, (rows, 1, 1, columns), (row, columns * column, columns * column, column), 0)  # type: ignore[no-any-return]
+    return make_view(tensor, (rows, 1, 1, columns), (row, columns * column, columns * column, column), 0)  # type: ignore[no-any-return]

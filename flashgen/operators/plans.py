@@ -18,7 +18,7 @@ from ..launch.arguments import LAYOUTS, check_options
 from ..launch.asked import signature_of
 from ..launch.gpu import Plan, Run
 from ..launch.gradients import GradientPlan
-from ..launch.tensor_guards import knows_tensors, tensor_guard
+from ..launch.private_names import knows_tensors, tensor_guard
 from ..launch.untraced import untraced
 from ..selection import loaded
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flashgen.launch import known_functions, traced_call
 from flashgen.launch.asked import asked
 from flashgen.launch.keywords import modified_of_call
-from flashgen.launch.tensor_guards import knows_tensors
+from flashgen.launch.private_names import knows_tensors
 
 Mod = Callable[..., Any]
 SIZES = (2, 4, 16, 16)
@@ -170,3 +173,76 @@ def test_it_is_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
         assert told(score_mod)[2] == (number,)
         number += 0.5
     assert len(known_functions._known) <= 3
+
+
+def test_what_is_beside_functions_counts(found: list[int]) -> None:
+    """Each call is told as one of a thread that has called nothing before."""
+    table, sinks, documents = torch.rand(4, 32), torch.rand(4), torch.zeros(2, 16, dtype=torch.int32)
+    prefix, padding = torch.ones(2, dtype=torch.int32), torch.ones(2, 16, dtype=torch.bool)
+    bias, cap = torch.rand(16, 16), 30.0
+    functions: tuple[tuple[Mod | None, Mod | None], ...] = (
+        (lambda s, b, h, q, k: s * 0.5 + table[h, q - k + 16], None),
+        (lambda s, b, h, q, k: cap * torch.tanh(s / cap), lambda b, h, q, k: q - k < 3),
+        (lambda s, b, h, q, k: s + bias[q, k], lambda b, h, q, k: documents[b, q] == documents[b, k]),
+        (lambda s, b, h, q, k: s - torch.exp2(-(h + 1) * 2.0) * (q - k).abs(), None),
+        (None, lambda b, h, q, k: q >= k),
+    )
+    beside: tuple[dict[str, Any], ...] = (
+        {},
+        {"causal": True},
+        {"causal": "top_left"},
+        {"window": (3, None)},
+        {"chunk": 4},
+        {"softcap": 2.0},
+        {"softcap": 3.0},
+        {"sinks": sinks},
+        {"prefix_len": prefix},
+        {"document_ids": (documents, torch.zeros(2, 17, dtype=torch.int32))},
+        {"key_padding_mask": padding},
+        {"dropout_p": 0.5},
+        {"dropout_p": 0.25, "sinks": sinks, "bias": bias},
+    )
+
+    def plain(score_mod: Mod | None, mask_mod: Mod | None, options: dict[str, Any]) -> tuple[Any, ...]:
+        try:
+            names, sizes, numbers, tensors = told(score_mod, mask_mod, sizes=(2, 4, 16, 17), **options)
+        except AssertionError:
+            return ()
+        seeds = [tensor for tensor in tensors if tensor.dtype == torch.int64]
+        return names, tuple(sizes), tuple(numbers), [tensor.tolist() for tensor in tensors if not any(tensor is seed for seed in seeds)]
+
+    cases = [(score, mask, options) for score, mask in functions for options in beside]
+    alone = []
+    for case in cases:
+        known_functions._known.clear()
+        alone.append(plain(*case))
+    known_functions._known.clear()
+    for _ in range(3):
+        assert [plain(*case) for case in cases] == alone
+    before = len(found)
+    assert [plain(*case) for case in reversed(cases)] == alone[::-1]
+    assert len(found) == before
+
+
+TRACED_FIRST = """
+import torch
+import flashgen
+from torch.fx.experimental.proxy_tensor import make_fx
+
+table = torch.rand(4, 32)
+call = lambda q: flashgen.attention(
+    q, q, q, score_mod=lambda s, b, h, q, k: s * 0.5 + table[h, q - k + 16], window=(q.shape[1] // 4, None)
+)
+graph = make_fx(call, tracing_mode="symbolic", _allow_non_fake_inputs=True)(torch.randn(2, 16, 4, 16).bfloat16()).graph
+print([str(node.target) for node in graph.nodes])
+from flashgen.launch import known_functions
+assert not known_functions._known, "symbols are no part of what is known"
+"""
+
+
+def test_a_first_call_that_is_traced_puts_nothing_else_into_the_graph() -> None:
+    """In a process of its own, which has called nothing before."""
+    root = Path(__file__).resolve().parents[2]
+    found = subprocess.run([sys.executable, "-c", TRACED_FIRST], cwd=root, capture_output=True, text=True, check=True).stdout
+    operator = "flashgen.attention_output.default"
+    assert found == f"['q_1', 'aten.sym_size.int', '<built-in function floordiv>', '_tensor_constant0', '{operator}', 'output']\n"

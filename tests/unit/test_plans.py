@@ -26,7 +26,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 from flashgen.launch import arguments, bound, gpu
 from flashgen.launch.gpu import CaptureError, Plan, choose_kernel
-from flashgen.launch.tensor_guards import knows_tensors
+from flashgen.launch.private_names import knows_tensors
 from flashgen.operators import plans, registration
 from flashgen.operators.plans import run_at_hand
 from flashgen.records import sources

@@ -24,7 +24,7 @@ MASKS = {
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With PyTorch's private function and without it."""
     if request.param == "without":
-        monkeypatch.setattr(views, "_make", None)
+        monkeypatch.setattr(views, "make_view", None)
 
 
 @pytest.mark.usefixtures("_both_ways")

@@ -1,4 +1,8 @@
-"""`tensor_guard`: what knows tensors again by one look, with PyTorch's own check of a compiled graph's inputs."""
+"""What PyTorch's own compiled graphs are made with, by its private names: a check of tensors, and views.
+
+Each may go, or do something else one day, so it is tried first. That must be done before anybody traces, who would see it: operators, which
+are registered once PyTorch is imported, import this.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,20 @@ def _tensor_guards() -> Any:
     return None
 
 
-_TensorGuards = _tensor_guards()
+def _view_maker() -> Callable[..., Any] | None:
+    """What makes a view of a tensor, sizes, strides and how much farther it begins; None where it is not there, or does something else."""
+    try:
+        make: Callable[..., Any] = getattr(torch._C._dynamo.guards, "_reinterpret_tensor")  # noqa: B009  # stubs lack it
+        memory = torch.arange(6)
+        part, one = make(memory[1:], (1, 2), (5, 3), 1), make(memory[1:], (), (), 3)
+        if part.tolist() == [[2, 5]] and part.stride() == (5, 3) and one.item() == 4 and one.ndim == 0:
+            return make
+    except (AttributeError, TypeError, RuntimeError):
+        pass
+    return None
+
+
+_TensorGuards, make_view = _tensor_guards(), _view_maker()
 knows_tensors = _TensorGuards is not None
 
 
