@@ -86,7 +86,7 @@ def known_functions(
     if call is None:
         return KnownFunctions(call_of_functions(score, mask, tensors, numbers, None, (causal, window, opens, top_left), own)[0]), tensors
     sizes, q, scale = call
-    key = (score, mask, numbers, sizes, scale, causal, window, opens, own, torch.is_grad_enabled())
+    key = (score, mask, numbers, sizes, scale, causal, window, opens, top_left, own, torch.is_grad_enabled())
     known: tuple[KnownFunctions, ...] | None
     try:
         known = _known.get(key, ())

@@ -7,6 +7,7 @@ keep nothing.
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from .private_names import make_view
 from .tracers import nobody_traces
@@ -22,7 +23,7 @@ def element(tensor: torch.Tensor, index: int) -> torch.Tensor:
 def with_axes(tensor: torch.Tensor) -> torch.Tensor:
     """[a, b] as [a, 1, 1, b]. One that autograd knows of, unless gradients are disabled, so that nobody keeps it, and nobody traces."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-    if make_view is None or torch.is_grad_enabled() or not plain or not nobody_traces():
+    if make_view is None or is_dynamo_compiling() or torch.is_grad_enabled() or not plain or not nobody_traces():
         return tensor.unsqueeze(1).unsqueeze(1)
     (rows, columns), (row, column) = tensor.shape, tensor.stride()
     return make_view(tensor, (rows, 1, 1, columns), (row, columns * column, columns * column, column), 0)  # type: ignore[no-any-return]

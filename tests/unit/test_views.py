@@ -82,3 +82,10 @@ def test_who_traces_sees_the_view() -> None:
         assert type(views.with_axes(MASKS["dense"].as_subclass(Subclass))) is Subclass
         mapped = torch.vmap(lambda mask: views.with_axes(mask).expand(3, 2, 2, 5))(MASKS["dense"].expand(4, 3, 5))
         assert mapped.shape == (4, 3, 2, 2, 5)
+
+
+def test_torch_compile_traces_it() -> None:
+    compiled = torch.compile(views.with_axes, fullgraph=True, backend="eager")
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            assert torch.equal(compiled(MASKS["dense"]), MASKS["dense"].unsqueeze(1).unsqueeze(1))
