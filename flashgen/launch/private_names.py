@@ -31,7 +31,7 @@ def _view_maker() -> Callable[..., Any] | None:
     """What makes a view of a tensor, sizes, strides and how much farther it begins; None where it is not there, or does something else."""
     try:
         make: Callable[..., Any] = getattr(torch._C._dynamo.guards, "_reinterpret_tensor")  # noqa: B009  # stubs lack it
-        memory = torch.arange(6)
+        memory = torch.arange(6, device="cpu")
         part, one = make(memory[1:], (1, 2), (5, 3), 1), make(memory[1:], (), (), 3)
         if part.tolist() == [[2, 5]] and part.stride() == (5, 3) and one.item() == 4 and one.ndim == 0:
             return make
