@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.attention.flex_attention import BlockMask
 
-from flashgen.codegen.modifier import NO_MODIFIERS
+from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.seen import Causal, Ends
 from flashgen.codegen.typed import require_type
 
@@ -200,6 +200,7 @@ def attention(
     if return_dropout_mask is not False:
         require_type("return_dropout_mask", return_dropout_mask, bool)
     modified: tuple[Any, ...] = ()  # what operators are told of modifiers
+    known: Given | None = None
     if (  # written out: each call asks
         window is not None
         or chunk is not None
@@ -217,12 +218,33 @@ def attention(
         or block_mask is not None
         or isinstance(causal, str)
     ):
-        given = (window, softcap, alibi_slopes, sinks, bias, mask, key_padding_mask, chunk, prefix_len, document_ids, dropout_p)
-        sizes, device = _sizes(q, k, layout), getattr(q, "device", None)
-        top_left, call = (0, None) if sizes is None else (sizes[2] - sizes[3], (sizes, q, scale))
-        causal, modified = modified_of_call(causal, *given, score_mod, mask_mod, block_mask, top_left=top_left, device=device, call=call)
+        has_functions = score_mod is not None or mask_mod is not None or block_mask is not None
+        sizes = _sizes(q, k, layout) if has_functions or document_ids is not None or isinstance(causal, str) else None
+        causal, modified, known = modified_of_call(
+            causal,
+            window,
+            softcap,
+            alibi_slopes,
+            sinks,
+            bias,
+            mask,
+            key_padding_mask,
+            chunk,
+            prefix_len,
+            document_ids,
+            dropout_p,
+            score_mod,
+            mask_mod,
+            block_mask,
+            top_left=0 if sizes is None else sizes[2] - sizes[3],
+            device=getattr(q, "device", None),
+            call=None if sizes is None else (sizes, q, scale),
+        )
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
-        modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())
+        if modified and known is not None:
+            modifiers, tensors = known, tuple(modified[3])
+        else:
+            modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())
         run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers, tensors)
         if run is not None:
             both = run(q, k, v, return_lse, *tensors)

@@ -28,6 +28,8 @@ from .traced_call import is_indifferent, with_captured, with_gradients
 _PLAIN, _ENDS = {int, float}, {int, NoneType}  # types of sizes and numbers, and of a window's ends
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
+_address = torch.Tensor.data_ptr  # each call asks
+
 Modified = tuple[str, Sequence[int], Sequence[float], Sequence[torch.Tensor]]
 """What operators are told of modifiers: names, sizes, numbers, tensors. An empty tuple stands for none."""
 
@@ -165,7 +167,7 @@ def expanded(operands: Sequence[Operand], problem: Problem, workload: Workload, 
 
 def addresses_of_tensors(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Where they lie. Raises ArgumentError for one whose storage is gone, which a kernel would read all the same."""
-    found = [tensor.data_ptr() for tensor in tensors]
+    found = [*map(_address, tensors)]
     if 0 in found:
         raise ArgumentError("tensors of modifiers must have storages that hold their elements; got one without")
     return found

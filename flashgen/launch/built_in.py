@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -18,14 +18,10 @@ from flashgen.codegen.score_tensors import MOST
 from flashgen.codegen.seen import TOP_LEFT, Causal, Ends
 
 from .head_slopes import slopes_of_heads
-from .tracers import may_be_kept
 
 _ZERO, _TRUE = constant(0.0, FLOAT32), constant(True, BOOL)
 _USUAL = 2.0**60  # numbers up to this, and from its reciprocal on, are ones that all kernels can multiply and divide by
 _FARTHEST = 2**31  # elements from one entry of the batch to the next, of slopes
-_MOST_DECISIONS = 2**10
-_NOWHERE = None, None, None
-_decisions: dict[tuple[Any, ...], _Decision] = {}
 _AXES = 4  # of a tensor of which each score has an element: batch, head, query, key
 
 Sizes = tuple[int, int, int, int]  # batch, heads_q, len_q, len_kv
@@ -38,7 +34,10 @@ Own = tuple[float | None, bool, bool, bool]
 
 
 class BuiltIn(NamedTuple):
-    """What is taken out, as keywords of a call have it, and the functions without it: None where nothing is left."""
+    """What is taken out, as keywords of a call have it, and the functions without it: None where nothing is left.
+
+    sources: which of the tensors that functions capture alibi_slopes, bias and boolean_mask are, or are parts of
+    """
 
     score: Expression | None
     mask: Expression | None
@@ -46,6 +45,7 @@ class BuiltIn(NamedTuple):
     alibi_slopes: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     boolean_mask: torch.Tensor | None = None
+    sources: tuple[int | None, int | None, int | None] = (None, None, None)
 
 
 @lru_cache(maxsize=2**10)
@@ -53,14 +53,6 @@ def may_be_built_in(score: Expression | None, mask: Expression | None) -> bool:
     """Whether functions have any of these forms."""
     of_score = score is not None and (softcap_form(score) is not None or added_forms(score) != (None, None))
     return of_score or (mask is not None and mask_form(mask) is not None)
-
-
-class _Decision(NamedTuple):
-    """What has been decided for calls that look the same. indices: of the tensors that are taken out among those that functions capture."""
-
-    built_in: BuiltIn
-    indices: tuple[int | None, int | None, int | None]
-    slope: Expression | None  # of the head, without an index
 
 
 def built_in(
@@ -74,38 +66,10 @@ def built_in(
 ) -> BuiltIn:
     """See the module's docstring. `tensors` are t0, t1, ... of the functions, and `numbers` n0, n1, ..."""
     sizes, q, scale = call
-    key: tuple[Any, ...] = ()
-    try:
-        of_tensors = [(each.shape, each.stride(), each.dtype, each.device, each.requires_grad) for each in tensors]
-        key = (score, mask, numbers, sizes, q.dtype, q.device, scale, seen, own, torch.is_grad_enabled(), *of_tensors)
-        known = _decisions.get(key)
-    except (RuntimeError, TypeError):  # a tensor without strides; a size that a tracer's symbol stands for
-        known = None
-    if known is not None:
-        found, indices, slope = known
-        if indices is _NOWHERE and slope is None:
-            return found
-        of_alibi, of_bias, of_mask = indices
-        slopes = (
-            slopes_of_heads(slope, numbers, sizes[1], q.device) if slope is not None else None if of_alibi is None else tensors[of_alibi]
-        )
-        if slope is None or slopes is not None:
-            bias, shown = None if of_bias is None else tensors[of_bias], None if of_mask is None else tensors[of_mask]
-            return BuiltIn(found.score, found.mask, found.softcap, slopes, bias, shown)
-    return _decide(key, score, mask, tensors, numbers, _Facts(sizes, q.dtype, q.device, scale, *own, _hides_later_keys(seen)))
-
-
-def _decide(
-    key: tuple[Any, ...],
-    score: Expression | None,
-    mask: Expression | None,
-    tensors: Sequence[torch.Tensor],
-    numbers: Sequence[int | float],
-    facts: _Facts,
-) -> BuiltIn:
-    """What is taken out of the functions, which is remembered if that is so in all calls of that key."""
+    facts = _Facts(sizes, q.dtype, q.device, scale, *own, _hides_later_keys(seen))
     softcap, slopes, bias, of_mask = None, None, None, None
-    rest, slope, rest_of_mask = score, None, mask
+    sources: list[int | None] = [None, None, None]
+    rest, rest_of_mask = score, mask
     if rest is not None and all(number is None or _is_usual(number) for number in (facts.scale, facts.softcap)):
         capped = softcap_form(rest)
         if capped is not None and facts.softcap is None and not facts.has_alibi and not facts.has_bias:
@@ -113,31 +77,21 @@ def _decide(
             rest = rest if softcap is None else replaced(rest, capped.node, SCORE)
         alibi, element = added_forms(rest)
         if alibi is not None and not facts.has_alibi:
-            slope = None if alibi.slope.operation == "load" else alibi.slope
             slopes = _alibi_slopes(alibi, tensors, numbers, facts)
+            sources[0] = _index(alibi.slope) if alibi.slope.operation == "load" else None
             rest = rest if slopes is None else replaced(rest, alibi.node, _ZERO)
         if element is not None and not facts.has_bias:
             is_mapped = softcap is not None or facts.softcap is not None  # such scores give a bias no gradient
             bias = _elements(element, tensors, facts, (facts.dtype, torch.float32), with_gradient=not is_mapped)
+            sources[1] = _index(element.node)
             rest = rest if bias is None else replaced(rest, element.node, _ZERO)
     shown = None if mask is None or facts.has_mask else mask_form(mask)
     if mask is not None and shown is not None:
         of_mask = _elements(shown, tensors, facts, (torch.bool,))
+        sources[2] = _index(shown.node)
         rest_of_mask = mask if of_mask is None else replaced(mask, shown.node, _TRUE)
-    found = BuiltIn(None if rest is SCORE else rest, None if rest_of_mask is _TRUE else rest_of_mask, softcap, slopes, bias, of_mask)
-    slope = None if slopes is None else slope
-    taken = (None if slope is not None else slopes, bias, of_mask)
-    indices = [next((i for i, each in enumerate(tensors) if each is tensor), None) for tensor in taken]
-    is_part = any(index is None and tensor is not None for index, tensor in zip(indices, taken, strict=True))
-    if key and not is_part and may_be_kept(facts.device):
-        if len(_decisions) >= _MOST_DECISIONS:
-            _decisions.clear()
-        _decisions[key] = _Decision(
-            found._replace(alibi_slopes=None, bias=None, boolean_mask=None),
-            _NOWHERE if indices == [None] * 3 else (indices[0], indices[1], indices[2]),
-            slope,
-        )
-    return found
+    score, mask = None if rest is SCORE else rest, None if rest_of_mask is _TRUE else rest_of_mask
+    return BuiltIn(score, mask, softcap, slopes, bias, of_mask, (sources[0], sources[1], sources[2]))
 
 
 class _Facts(NamedTuple):
@@ -159,6 +113,11 @@ def _hides_later_keys(seen: SeenKeys) -> bool:
     right = window[1] if isinstance(window, tuple) and len(window) == 2 and isinstance(window[1], int) else None
     ends = [end for end in (right, top_left if causal == TOP_LEFT else 0 if causal else None) if end is not None]
     return not opens and bool(ends) and min(ends) <= 0
+
+
+def _index(element: Expression) -> int:
+    """Of the tensor that an element is loaded from."""
+    return int(element.value.tensor[1:])
 
 
 def _is_usual(number: object) -> bool:
@@ -186,7 +145,7 @@ def _alibi_slopes(form: AlibiForm, tensors: Sequence[torch.Tensor], numbers: Seq
         return None
     if form.slope.operation != "load":
         return slopes_of_heads(form.slope, numbers, heads, facts.device)
-    slopes = tensors[int(form.slope.value.tensor[1:])]
+    slopes = tensors[_index(form.slope)]
     if not _is_plain(slopes, facts) or (slopes.requires_grad and torch.is_grad_enabled()):
         return None
     found = _of_sizes(slopes, (batch, heads)[-slopes.ndim :])
@@ -206,7 +165,7 @@ def _elements(
     form: ElementForm, tensors: Sequence[torch.Tensor], facts: _Facts, dtypes: tuple[torch.dtype, ...], with_gradient: bool = True
 ) -> torch.Tensor | None:
     """The tensor, of a shape that broadcasts to facts.sizes, if kernels can take it."""
-    tensor = tensors[int(form.node.value.tensor[1:])]
+    tensor = tensors[_index(form.node)]
     if tensor.dtype not in dtypes or not _is_plain(tensor, facts):
         return None
     if not with_gradient and tensor.requires_grad and torch.is_grad_enabled():

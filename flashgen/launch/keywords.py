@@ -5,26 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.modifier import Given, given_modifiers
+from flashgen.codegen.modifiers import TRACED
 from flashgen.codegen.modifiers.dropout import checked_dropout
 from flashgen.codegen.modifiers.softcap import checked_softcap
 from flashgen.codegen.problem import Mask
 from flashgen.codegen.seen import Causal, Ends, Seen
 from flashgen.codegen.typed import require_type
 
-from .asked import Modified, require_no_gradient
+from .asked import Modified, asked, require_no_gradient
 from .block_masks import with_block_mask
 from .built_in import CallOf
+from .known_functions import Answer, KnownFunctions, known_functions
 from .recorded_call import recorded_call
 from .seeds import drawn_seed
-from .traced_call import traced_call
+from .traced_call import TracedCall
+from .views import with_axes
 
-_ENDS = {int, NoneType}  # types of a window's ends
+_CAUSAL, _ENDS, _NUMBERS = {bool, str}, {int, NoneType}, {int, float, NoneType}  # types of causal, a window's ends, a softcap
+_NOTHING = None, False, False, False  # of a call's own keywords
 _IDS = (torch.int32, torch.int64)
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
@@ -49,12 +54,12 @@ def modified_of_call(
     top_left: int,
     device: torch.device | None = None,
     call: CallOf | None = None,
-) -> tuple[bool, Modified | tuple[()]]:
-    """Whether the mask is causal, and what operators are told of modifiers. Raises ArgumentError.
+) -> tuple[bool, Modified | tuple[()], Given | None]:
+    """Whether the mask is causal, and what operators are told of modifiers: also as `asked` gives it, where that is known.
 
-    top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator; call: what functions are for
+    top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator; call: what functions are for. Raises ArgumentError.
     """
-    traced = None
+    traced, known, is_alone = None, None, False
     if block_mask is not None:
         score_mod, mask_mod = with_block_mask(score_mod, mask_mod, block_mask, call)
     if score_mod is not None or mask_mod is not None:
@@ -62,22 +67,29 @@ def modified_of_call(
             traced = recorded_call(score_mod, mask_mod, top_left, window is None and prefix_len is None, device)
         else:
             own = softcap, alibi_slopes is not None, bias is not None, mask is not None or key_padding_mask is not None
-            traced = traced_call(score_mod, mask_mod, call, causal, window, prefix_len is not None, top_left, own)
+            known, captured = known_functions(score_mod, mask_mod, call, causal, window, prefix_len is not None, top_left, own)
+            is_alone = (  # of types of which equal values are the same
+                type(causal) is bool
+                and window is None
+                and chunk is None
+                and own == _NOTHING
+                and sinks is None
+                and prefix_len is None
+                and document_ids is None
+                and type(dropout_p) is float
+                and dropout_p == 0
+            )
+            if is_alone and None in known.answers:
+                is_causal, text, sizes, numbers, given = known.answers[None]
+                return is_causal, (text, sizes, numbers, known.tensors_alone(captured)) if text else (), given
+            traced = known.with_tensors(captured)
         window = window if traced.window is None else traced.window
         softcap = softcap if traced.softcap is None else traced.softcap
         alibi_slopes = alibi_slopes if traced.alibi_slopes is None else traced.alibi_slopes
         bias = bias if traced.bias is None else traced.bias
         mask = mask if traced.mask is None else traced.mask
-    is_causal, of_seen, sizes = _seen(causal, window, chunk, top_left)
-    names = list(of_seen)
-    numbers, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
-    dropped = 0.0 if type(dropout_p) is float and dropout_p == 0 else checked_dropout(dropout_p)
-    if dropped:
-        names.append("dropout")
-        numbers.append(dropped)
-    if softcap is not None:
-        names.append("softcap")
-        numbers.append(checked_softcap(softcap))
+    dropped = dropout_p if type(dropout_p) is float and 0.0 <= dropout_p <= 1.0 else checked_dropout(dropout_p)
+    names, tensors = [], []  # those of several modifiers come in the order of their names, sorted, as `given_modifiers` takes them
     if alibi_slopes is not None:
         names.append("alibi")
         tensors.append(_tensor("alibi_slopes", alibi_slopes))
@@ -103,20 +115,34 @@ def modified_of_call(
         tensors.append(_tensor("prefix_len", prefix_len))
     if sinks is not None:
         names.append("sinks")
-        given = _tensor("sinks", sinks)
-        tensors.append(given.float() if given.dtype in _SIXTEEN_BITS else given)
+        of_heads = _tensor("sinks", sinks)
+        tensors.append(of_heads.float() if of_heads.dtype in _SIXTEEN_BITS else of_heads)
     if traced is not None and traced.name:
         names.append(traced.name)
-        sizes = (*sizes, *traced.whole)
-        numbers.extend(traced.numbers)
         tensors.extend(traced.tensors)
-    if not names:
-        return is_causal, ()
-    text = names[0] if len(names) == 1 else ",".join(names) if is_dynamo_compiling() else _listed(tuple(names))
-    return is_causal, (text, sizes, numbers, tensors)
+    told: Answer = _told_of(causal, window, chunk, top_left, softcap, dropped, tuple(names))
+    if traced is not None:
+        told = _with_functions(told, traced, known, is_alone, tensors)
+    is_causal, text, sizes, numbers, given = told
+    return is_causal, (text, sizes, numbers, tensors) if text else (), given
 
 
-_listed = lru_cache(maxsize=2**10)(",".join)  # one text each time, as those of traced functions are long
+def _with_functions(
+    told: Answer, traced: TracedCall, known: KnownFunctions | None, is_alone: bool, tensors: Sequence[torch.Tensor]
+) -> Answer:
+    """What is told of a call's modifiers, with numbers that functions capture. is_alone: whether there is nothing beside the functions."""
+    kept = None if known is None or known.fits is None else known  # where numbers may be a tracer's symbols nothing is kept
+    beside = None if is_alone else told
+    if kept is not None and beside in kept.answers:
+        return kept.answers[beside]
+    is_causal, text, sizes, numbers, given = told
+    if traced.name:
+        sizes, numbers = (*sizes, *traced.whole), (*numbers, *traced.numbers)
+        given = None if kept is None else asked(text, sizes, numbers, tensors)[0]
+    found = is_causal, text, sizes, numbers, given
+    if kept is not None:
+        kept.keep(beside, found)
+    return found
 
 
 def seed_of(names: str = "", sizes: Any = (), numbers: Any = (), tensors: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
@@ -124,34 +150,60 @@ def seed_of(names: str = "", sizes: Any = (), numbers: Any = (), tensors: Sequen
     return next((tensor for tensor in tensors if tensor.dtype == torch.int64 and tensor.ndim == 0), None)
 
 
-_Told = tuple[bool, tuple[str, ...], Sequence[int]]  # whether the mask is causal, the modifiers, their sizes
+class _Told(NamedTuple):
+    """Whether the mask is causal; names, sizes and numbers of all modifiers, but for numbers that functions capture; what `asked` gives."""
+
+    is_causal: bool
+    names: str
+    sizes: tuple[int, ...]
+    numbers: tuple[float, ...]
+    given: Given | None
 
 
-def _seen(causal: Causal, window: Ends | None, chunk: int | None, top_left: int) -> _Told:
-    """Of `Seen.of`, which remembers what it was asked in the usual types. torch.compile looks into no memory."""
-    if type(causal) in (bool, str) and type(chunk) in _ENDS and not is_dynamo_compiling():
+def _told_of(
+    causal: Causal, window: Ends | None, chunk: int | None, top_left: int, softcap: float | None, dropped: float, names: tuple[str, ...]
+) -> _Told:
+    """names: of the modifiers that have tensors. In the usual types it is remembered. torch.compile looks into no memory."""
+    if type(causal) in _CAUSAL and type(chunk) in _ENDS and type(softcap) in _NUMBERS and not is_dynamo_compiling():
         top_left = top_left if type(causal) is str else 0  # it says nothing else
         if window is None:
-            return _remembered(causal, None, None, chunk, top_left)
-        if type(window) is tuple and len(window) == 2 and {*map(type, window)} <= _ENDS:
-            return _remembered(causal, *window, chunk, top_left)
-    return _told(Seen.of(causal, window, chunk, top_left))
+            return _remembered(causal, None, None, chunk, top_left, softcap, dropped, names)
+        if type(window) is tuple and len(window) == 2 and type(window[0]) in _ENDS and type(window[1]) in _ENDS:
+            return _remembered(causal, window[0], window[1], chunk, top_left, softcap, dropped, names)
+    return _told(Seen.of(causal, window, chunk, top_left), softcap, dropped, names)
 
 
-def _told(seen: Seen) -> _Told:
-    return seen.mask is Mask.CAUSAL, seen.modifiers, seen.sizes_of_modifiers
+def _told(seen: Seen, softcap: float | None, dropped: float, names: tuple[str, ...]) -> _Told:
+    text, numbers = [*seen.modifiers], []
+    if dropped:
+        text.append("dropout")
+        numbers.append(dropped)
+    if softcap is not None:
+        text.append("softcap")
+        numbers.append(checked_softcap(softcap))
+    return _Told(seen.mask is Mask.CAUSAL, ",".join((*text, *names)), seen.sizes_of_modifiers, tuple(numbers), None)
 
 
-@lru_cache(maxsize=2**10)
-def _remembered(causal: Causal, left: int | None, right: int | None, chunk: int | None, top_left: int) -> _Told:
-    return _told(Seen.of(causal, (left, right), chunk, top_left))
+@lru_cache(maxsize=2**10, typed=True)
+def _remembered(
+    causal: Causal,
+    left: int | None,
+    right: int | None,
+    chunk: int | None,
+    top_left: int,
+    softcap: float | None,
+    dropped: float,
+    names: tuple[str, ...],
+) -> _Told:
+    found = _told(Seen.of(causal, (left, right), chunk, top_left), softcap, dropped, names)
+    return found if TRACED in found.names else found._replace(given=given_modifiers(found.names, found.sizes, found.numbers))
 
 
 def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:
     """As a mask. Raises ArgumentError."""
     if _tensor("key_padding_mask", key_padding_mask).ndim != 2:
         raise ArgumentError(f"key_padding_mask must have the shape (batch, len_kv); got {tuple(key_padding_mask.shape)}")
-    return key_padding_mask.unsqueeze(1).unsqueeze(1)  # in half the time of an index
+    return with_axes(key_padding_mask)
 
 
 def _documents(document_ids: Any, top_left: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,20 +8,29 @@ that torch.manual_seed repeats a call, a state that is put back (as in checkpoin
 from __future__ import annotations
 
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from .tracers import may_be_kept
+from .views import element
 
 _MOST = 2**63 - 1
 _SEEDS = 2**10  # of a table
 _STEP = 4  # by which an offset goes on, as PyTorch's own go in multiples of it
 _OWN = 0x666C617368676E  # tables come from generators of other seeds than PyTorch's: else the numbers would be some of those it draws
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
-_tables: dict[tuple[int, int], tuple[tuple[int, int], torch.Tensor]] = {}  # the last of a device and a stream, and which one it is
+_tables: dict[tuple[int, int], _Table] = {}  # the last of a device and a stream
 _lock = Lock()
+
+
+class _Table(NamedTuple):
+    """Seeds of a generator's offsets from `begin * _STEP` on, of one of this seed."""
+
+    seed: int
+    begin: int
+    seeds: torch.Tensor
 
 
 def drawn_seed(device: torch.device | None) -> torch.Tensor:
@@ -37,12 +46,12 @@ def _next(generator: Any, device: torch.device, stream: int) -> torch.Tensor:
     with _lock:
         offset = generator.get_offset()
         generator.set_offset(offset + _STEP)
-    number, index = divmod(offset // _STEP, _SEEDS)
-    wanted = generator.initial_seed(), number
-    found = _tables.get((device.index, stream))
-    if found is None or found[0] != wanted:
-        found = _tables[device.index, stream] = wanted, _table(device, *wanted)
-    return found[1][index]
+    drawn, wanted, key = offset // _STEP, generator.initial_seed(), (device.index, stream)
+    found = _tables.get(key)
+    if found is None or found.seed != wanted or not 0 <= drawn - found.begin < _SEEDS:
+        number = drawn // _SEEDS
+        found = _tables[key] = _Table(wanted, number * _SEEDS, _table(device, wanted, number))
+    return element(found.seeds, drawn - found.begin)
 
 
 def _table(device: torch.device, seed: int, number: int) -> torch.Tensor:

@@ -20,11 +20,11 @@ from flashgen.codegen.expressions.tree import Expression
 from flashgen.codegen.modifier import modifier_named
 from flashgen.codegen.modifiers import is_modifier, listed_names
 from flashgen.codegen.modifiers.traced import CAPTURED_TENSOR, Captured, TracedModifier, name_of_functions
-from flashgen.codegen.seen import Causal, Ends
+from flashgen.codegen.seen import Ends
 
-from ..traced.modifier import CompiledModifier, functions_in_call
-from .built_in import CallOf, Own, built_in, may_be_built_in
-from .untraced import untraced
+from ..traced.modifier import joined_traces, picked
+from ..traced.reuse import KeptTrace
+from .built_in import BuiltIn, CallOf, Own, SeenKeys, built_in, may_be_built_in
 
 ModFunction = Callable[..., Any]
 
@@ -41,45 +41,47 @@ class TracedCall(NamedTuple):
     bias: torch.Tensor | None
     mask: torch.Tensor | None
     name: str
-    whole: list[int]
-    numbers: list[float]
-    tensors: list[torch.Tensor]
+    whole: Sequence[int]
+    numbers: Sequence[float]
+    tensors: Sequence[torch.Tensor]
 
 
-@untraced
-def traced_call(
-    score_mod: ModFunction | CompiledModifier | None,
-    mask_mod: ModFunction | None,
+def call_of_functions(
+    score: KeptTrace | None,
+    mask: KeptTrace | None,
+    tensors: tuple[torch.Tensor, ...],
+    numbers: tuple[int | float, ...],
     call: CallOf | None,
-    causal: Causal,
-    window: Ends | None,
-    opens: bool,
-    top_left: int,
+    seen: SeenKeys,
     own: Own,
-) -> TracedCall:
-    """Raises ArgumentError for what cannot be traced.
+) -> tuple[TracedCall, tuple[int | None, ...], tuple[int, ...]]:
+    """What becomes of functions, and which captured tensors are slopes, bias and mask, or what these are parts of, and those of the call.
 
     call: without it nothing but a window is taken out of the functions
-    opens: whether a prefix shows keys that a window hides: then none is taken out
-    top_left: len_q - len_kv, as functions count positions from the first query and the first key
+    seen: causal and window of the call; whether a prefix shows keys that a window hides: then none is taken out; and len_q - len_kv, as
+          functions count positions from the first query and the first key
     """
-    functions, tensors, numbers = functions_in_call(score_mod, mask_mod)
-    left, right, score, mask, is_known, rest = function_parts(functions.score, functions.mask, window is None and not opens)
+    functions, tensor_indices, of_numbers = joined_traces(score, mask)
+    tensors, numbers = picked(tensors, tensor_indices), picked(numbers, of_numbers)
+    causal, window, opens, top_left = seen
+    left, right, score_tree, mask_tree, is_known, rest = function_parts(functions.score, functions.mask, window is None and not opens)
+    own_window = None
     if left is not None or right is not None:
-        window = (
+        window = own_window = (
             None if left is None else _value(left, numbers) - top_left,
             None if right is None else _value(right, numbers) + top_left,
         )
-    softcap, slopes, bias, of_mask = None, None, None, None
+    found = BuiltIn(score_tree, mask_tree)
     if is_known and call is not None:
-        found = built_in(score, mask, tensors, numbers, call, (causal, window, opens, top_left), own)
-        softcap, slopes, bias, of_mask = found.softcap, found.alibi_slopes, found.bias, found.boolean_mask
+        found = built_in(score_tree, mask_tree, tensors, numbers, call, (causal, window, opens, top_left), own)
         rest = _rest(found.score, found.mask)
-    name, of_tensors, of_whole, of_numbers = rest
-    if not name:
-        return TracedCall(window, softcap, slopes, bias, of_mask, "", [], [], [])
-    whole, others = [numbers[i] for i in of_whole], [numbers[i] for i in of_numbers]
-    return TracedCall(window, softcap, slopes, bias, of_mask, name, whole, others, [tensors[i] for i in of_tensors])  # type: ignore[arg-type]
+    name, of_tensors, of_whole, of_others = rest
+    whole, others = [int(numbers[i]) for i in of_whole], [numbers[i] for i in of_others]
+    taken = found.softcap, found.alibi_slopes, found.bias, found.boolean_mask
+    made = TracedCall(own_window, *taken, name, whole, others, [tensors[i] for i in of_tensors])
+    if tensor_indices is None:
+        return made, found.sources, of_tensors
+    return made, tuple([i if i is None else tensor_indices[i] for i in found.sources]), tuple([tensor_indices[i] for i in of_tensors])
 
 
 class FunctionRest(NamedTuple):

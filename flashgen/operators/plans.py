@@ -18,6 +18,7 @@ from ..launch.arguments import LAYOUTS, check_options
 from ..launch.asked import signature_of
 from ..launch.gpu import Plan, Run
 from ..launch.gradients import GradientPlan
+from ..launch.private_names import knows_tensors, tensor_guard
 from ..launch.untraced import untraced
 from ..selection import loaded
 
@@ -90,24 +91,8 @@ def _modes() -> tuple[Callable[[], object], Callable[[], object]]:
         return lambda: not nobody_listens(), lambda: False
 
 
-def _tensor_guards() -> Any:
-    """PyTorch's own check of a compiled graph's inputs; None where it is not there, or does not tell tensors apart as it did."""
-    try:
-        guards: Any = torch._C._dynamo.guards.TensorGuards
-        one, other = torch.empty(2, 3, 4), torch.empty(2, 4, 3).mT
-        check = guards(one, dynamic_dims_sizes=[[2, 3, 4]], dynamic_dims_strides=[[12, 4, 1]]).check
-        gradient, negated = torch.empty(2, 3, 4, requires_grad=True), torch._neg_view(one)
-        different = (other, one[:1], one.double(), one.to("meta"), gradient, negated, torch.nn.Parameter(one), None)
-        if check(one) and not any(check(tensor) for tensor in different):
-            return guards
-    except (AttributeError, TypeError, RuntimeError, SystemError):
-        pass
-    return None
-
-
 nobody_listens = _listeners()
 _dispatch_modes, _function_modes = _modes()
-_TensorGuards = _tensor_guards()
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
@@ -161,7 +146,7 @@ def run_at_hand(
                 return None
             check_options(causal, scale, layout, return_lse)
             return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers, tensors).run
-        if _TensorGuards is not None:
+        if knows_tensors:
             if plan.before is None and not (q.requires_grad or k.requires_grad or v.requires_grad):
                 plan.before = _Before(plan.run, (q, k, v, *tensors), causal, scale, layout, None, modifiers)
             _LOCAL.before = plan.before
@@ -171,7 +156,7 @@ def run_at_hand(
 
 def remember_differentiable(plan: Plan, run: Run, tensors: tuple[torch.Tensor, ...], *options: Any) -> None:
     """Lets `run_at_hand` find what runs a call with gradients, of tensors for which `only_the_kernel` holds. `options`: as it has them."""
-    if _TensorGuards is not None:
+    if knows_tensors:
         before: _Before | None = plan.before_differentiable
         if before is None or before.deterministic is not options[3]:
             before = plan.before_differentiable = _Before(run, tensors, *options)
@@ -223,11 +208,10 @@ class _Before:
         deterministic: bool | None = None,
         modifiers: Given = NO_MODIFIERS,
     ) -> None:
-        sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
         self.run, self.causal, self.scale, self.layout, self.modifiers = run, causal, scale, layout, modifiers
         self.generation, self.count = loaded.kernels.generation, len(tensors) - 3
         self.deterministic, self.differentiable = deterministic, any(tensor.requires_grad for tensor in tensors)
-        self.fits = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        self.fits = tensor_guard(tensors)
 
 
 class _OfThread(threading.local):

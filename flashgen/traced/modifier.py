@@ -1,4 +1,4 @@
-"""What a score_mod and a mask_mod are together: `functions_in_call`, which every call asks, and `compile_modifier`.
+"""What a score_mod and a mask_mod are together: `functions_read`, which every call asks, and `compile_modifier`.
 
 alibi = flashgen.compile_modifier(lambda score, b, h, q, k: score - slopes[h] * (q - k).abs())
 print(alibi.source)
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -18,8 +18,9 @@ from flashgen.codegen.expressions.functions import TracedFunctions
 from flashgen.codegen.expressions.numbering import numbered
 from flashgen.codegen.expressions.tree import Expression
 
-from .reuse import TraceCache
+from .reuse import KeptTrace, TraceCache
 
+T = TypeVar("T")
 ModFunction = Callable[..., Any]
 
 
@@ -51,6 +52,11 @@ def joined(score: Expression | None, mask: Expression | None, tensor_names: tupl
     return Joined(_kept(modifier), _indices(tensor_names, done.tensors), _indices(number_names, done.numbers))
 
 
+def picked(values: tuple[T, ...], indices: tuple[int, ...] | None) -> tuple[T, ...]:
+    """What `Joined` says of the tensors or numbers of its functions."""
+    return values if indices is None else tuple([values[i] for i in indices])
+
+
 def _indices(names: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[int, ...] | None:
     return None if names == wanted else tuple(names.index(name) for name in wanted)
 
@@ -72,29 +78,30 @@ def functions_given(
     return score_mod.score_mod, score_mod.mask_mod
 
 
-def functions_in_call(
+def functions_read(
     score_mod: ModFunction | CompiledModifier | None = None, mask_mod: ModFunction | None = None
-) -> tuple[TracedFunctions, tuple[Tensor, ...], tuple[int | float, ...]]:
-    """`modifier_in_call` without names: each call makes one."""
-    score_mod, mask_mod = functions_given(score_mod, mask_mod)
-    if score_mod is not None and mask_mod is not None:
-        score, tensor_names, number_names, tensors, numbers = _SCORES.read(score_mod)
-        mask, *names, more_tensors, more_numbers = _MASKS.read(mask_mod)
-        tensors, numbers = tensors + more_tensors, numbers + more_numbers
-        modifier, of_tensors, of_numbers = joined(score, mask, tensor_names + names[0], number_names + names[1])
-    elif score_mod is not None:
-        score, tensor_names, number_names, tensors, numbers = _SCORES.read(score_mod)
-        modifier, of_tensors, of_numbers = joined(score, None, tensor_names, number_names)
-    elif mask_mod is not None:
-        mask, tensor_names, number_names, tensors, numbers = _MASKS.read(mask_mod)
-        modifier, of_tensors, of_numbers = joined(None, mask, tensor_names, number_names)
-    else:
+) -> tuple[KeptTrace | None, KeptTrace | None, tuple[Tensor, ...], tuple[int | float, ...]]:
+    """Functions in one call: their traces, and what they capture, the score_mod's before the mask_mod's. Raises as `modifier_in_call`."""
+    if isinstance(score_mod, CompiledModifier):
+        score_mod, mask_mod = functions_given(score_mod, mask_mod)
+    if score_mod is not None:
+        score, tensors, numbers = _SCORES.read(score_mod)
+        if mask_mod is None:
+            return score, None, tensors, numbers
+        mask, of_mask, more = _MASKS.read(mask_mod)
+        return score, mask, tensors + of_mask, numbers + more
+    if mask_mod is None:
         raise ArgumentError("score_mod must be a function where mask_mod is None; got None")
-    if of_tensors is not None:
-        tensors = tuple([tensors[i] for i in of_tensors])
-    if of_numbers is not None:
-        numbers = tuple([numbers[i] for i in of_numbers])
-    return modifier, tensors, numbers
+    mask, tensors, numbers = _MASKS.read(mask_mod)
+    return None, mask, tensors, numbers
+
+
+def joined_traces(score: KeptTrace | None, mask: KeptTrace | None) -> Joined:
+    """The modifier of traces, of which there is at least one."""
+    each = [trace for trace in (score, mask) if trace is not None]
+    tensors = tuple([name for trace in each for name in trace.tensor_names])
+    numbers = tuple([name for trace in each for name in trace.number_names])
+    return joined(None if score is None else score.tree, None if mask is None else mask.tree, tensors, numbers)
 
 
 def modifier_in_call(score_mod: ModFunction | CompiledModifier | None = None, mask_mod: ModFunction | None = None) -> ModifierInCall:
@@ -102,7 +109,9 @@ def modifier_in_call(score_mod: ModFunction | CompiledModifier | None = None, ma
 
     Raises ArgumentError where one of them cannot be traced, and where none is given.
     """
-    return ModifierInCall(*functions_in_call(score_mod, mask_mod))
+    score, mask, tensors, numbers = functions_read(score_mod, mask_mod)
+    modifier, of_tensors, of_numbers = joined_traces(score, mask)
+    return ModifierInCall(modifier, picked(tensors, of_tensors), picked(numbers, of_numbers))
 
 
 class CompiledModifier:

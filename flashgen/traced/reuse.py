@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -25,21 +25,15 @@ _MOST_OF_ONE_CODE = 32
 _MOST_CODES = 2**12
 
 
-Reading = tuple[Expression, tuple[str, ...], tuple[str, ...], tuple[torch.Tensor, ...], tuple[int | float, ...]]
-"""A function in one call: its tree, the names of tensors and of numbers in it, and those that the function has captured.
-
-Without names of its own: each call makes some.
-"""
-
-
-@dataclass
-class _KeptTrace:
+@dataclass(eq=False)
+class KeptTrace:
     """A trace without the values that were read for it, which must not be kept alive.
 
     steps:   its slots but the first: parent, reader, key, and guard, or what a SameObject or an OfType asks for, which needs no call then
     tensors: slots of the tensors in the tree
     numbers: of each number in the tree the formula, its slot if the formula is no more than that or else -1, the type of what it gives, and
              whether the tree has it as an integer
+    is_open: whether it holds for one call alone
     """
 
     tree: Expression
@@ -48,9 +42,11 @@ class _KeptTrace:
     tensors: tuple[int, ...]
     number_names: tuple[str, ...]
     numbers: tuple[tuple[Formula, int, type[Any], bool], ...]
+    is_open: bool = False
 
     @classmethod
-    def of(cls, made: Trace) -> _KeptTrace:
+    def of(cls, made: Trace) -> KeptTrace:
+        """What is kept of a trace."""
         whole = {each.value: each.type is INT32 for each in numbers_of(made.tree)}
         loaded = tuple(dict.fromkeys(each.value.tensor for each in loads_of(made.tree) if each.value.tensor in made.tensors))
         numbers = []
@@ -76,9 +72,9 @@ class _KeptTrace:
 
     def reading(self, values: Sequence[Any]) -> Reading | None:
         """The trace with these values in its slots; None where a number has another type than in the trace, or is too large."""
-        tensors = tuple([values[slot] for slot in self.tensors])
+        tensors = tuple([values[slot] for slot in self.tensors]) if self.tensors else ()
         if not self.numbers:
-            return self.tree, self.tensor_names, (), tensors, ()
+            return self, tensors, ()
         numbers: list[int | float] = []
         for formula, slot, kind, is_int in self.numbers:
             try:
@@ -89,7 +85,11 @@ class _KeptTrace:
             if not fits or type(value) is not kind:
                 return None
             numbers.append(value if is_int else to_float32(value))
-        return self.tree, self.tensor_names, self.number_names, tensors, tuple(numbers)
+        return self, tensors, tuple(numbers)
+
+
+Reading = tuple[KeptTrace, tuple[torch.Tensor, ...], tuple[int | float, ...]]
+"""A function in one call: its trace, and the tensors and numbers that it has captured. Without names of its own: each call makes some."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ class TraceCache:
 
     argument: str
     traces: int = 0
-    _kept: dict[Any, list[tuple[Callable[[Any, Any], bool], _KeptTrace]]] = field(default_factory=dict)
+    _kept: dict[Any, list[tuple[Callable[[Any, Any], bool], KeptTrace]]] = field(default_factory=dict)
 
     def read(self, function: Callable[..., Any]) -> Reading:
         """The function in this call. Raises ArgumentError as `trace` does."""
@@ -110,12 +110,12 @@ class TraceCache:
                     return found
         self.traces += 1
         made = trace(function, self.argument)
-        kept = _KeptTrace.of(made)
+        kept = KeptTrace.of(made)
         reading = kept.reading(made.values)
         assert reading is not None  # these are the values that it was made of
         if made.is_open:
-            tree, tensor_names, number_names, tensors, numbers = reading
-            return tree, (*tensor_names, *made.met), number_names, (*tensors, *made.met.values()), numbers
+            _, tensors, numbers = reading
+            return replace(kept, tensor_names=(*kept.tensor_names, *made.met), is_open=True), (*tensors, *made.met.values()), numbers
         if len(self._kept) >= _MOST_CODES:
             self._kept.clear()
         others = self._kept.setdefault(key, [])

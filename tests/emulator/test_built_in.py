@@ -199,7 +199,7 @@ def test_slopes_of_heads_are_computed_once() -> None:
     def slopes(heads: float) -> torch.Tensor:
         score_mod: Mod = lambda s, b, h, q, k: s - torch.exp2(-((h + 1) * 8.0 / heads)) * (q - k).abs()  # noqa: E731
         given: dict[str, Any] = dict.fromkeys(KEYWORDS) | {"score_mod": score_mod}
-        _, told = modified_of_call(False, **given, top_left=0, call=((BATCH, HEADS, LEN_Q, LEN_Q), Q, None))
+        _, told, _ = modified_of_call(False, **given, top_left=0, call=((BATCH, HEADS, LEN_Q, LEN_Q), Q, None))
         assert told
         assert told[0] == "alibi"
         return told[3][0]

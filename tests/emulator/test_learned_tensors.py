@@ -180,7 +180,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
     of_one = torch.func.grad(lambda q, table: flashgen.attention(q, q, q, score_mod=lambda s, *at: s + table[at[3]] * 2).float().sum(), 1)
     with pytest.raises(ArgumentError, match=r"^gradients of modifiers' tensors must not be mapped by torch\.vmap"):
         torch.vmap(of_one, (0, None))(q[:, None], table)
-    _, modified = modified_of_call(False, *(None,) * 10, 0.0, mod, None, top_left=0)
+    _, modified, _ = modified_of_call(False, *(None,) * 10, 0.0, mod, None, top_left=0)
     assert modified
     names = names_with_gradients(modified[0], (True,))
     assert names.endswith(" | gradients: t0)")
@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
 @pytest.mark.slow
 def test_operators_keep_their_contracts() -> None:
     q, table = stacked(1, 16, 2, 16), drawn(2).requires_grad_()
-    _, modified = modified_of_call(False, *(None,) * 10, 0.0, lambda s, b, h, q, k: s * table[h], None, top_left=0)
+    _, modified, _ = modified_of_call(False, *(None,) * 10, 0.0, lambda s, b, h, q, k: s * table[h], None, top_left=0)
     assert modified
     leaf = q.clone().requires_grad_()
     torch.library.opcheck(torch.ops.flashgen.attention.default, (leaf, q, q, True, None, "bshd", None, *modified))

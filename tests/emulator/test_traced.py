@@ -126,10 +126,10 @@ def test_a_window_in_a_mask_mod_is_one() -> None:
     ]
     for mask_mod, options in cases:
         assert torch.equal(flashgen.attention(q, k, k, mask_mod=mask_mod), flashgen.attention(q, k, k, **options))
-        _, modified = modified_of_call(False, *(None,) * 10, 0.0, None, mask_mod, top_left=-7)
+        _, modified, _ = modified_of_call(False, *(None,) * 10, 0.0, None, mask_mod, top_left=-7)
         assert "traced" not in (modified or ("",))[0]
     documents = FUNCTIONS["documents"][1]
-    _, modified = modified_of_call(False, *(None,) * 10, 0.0, None, documents, top_left=-7)
+    _, modified, _ = modified_of_call(False, *(None,) * 10, 0.0, None, documents, top_left=-7)
     assert modified
     assert modified[0].startswith("window,traced(mask: eq(")
     assert modified[1] == (OPEN, 9 - 7)

@@ -26,6 +26,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 from flashgen.launch import arguments, bound, gpu
 from flashgen.launch.gpu import CaptureError, Plan, choose_kernel
+from flashgen.launch.private_names import knows_tensors
 from flashgen.operators import plans, registration
 from flashgen.operators.plans import run_at_hand
 from flashgen.records import sources
@@ -141,7 +142,7 @@ def gradient_run(*_: Any) -> Any:
 
 
 @pytest.mark.usefixtures("no_plans")
-@pytest.mark.skipif(plans._TensorGuards is None, reason="this PyTorch has no guards that tell tensors apart")
+@pytest.mark.skipif(not knows_tensors, reason="this PyTorch has no guards that tell tensors apart")
 def test_only_a_call_with_gradients_like_the_one_before_is_known_again() -> None:
     first = differentiable(call())
     assert run_at_hand(*first) is None

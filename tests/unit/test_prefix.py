@@ -29,13 +29,13 @@ LENGTHS = torch.tensor([3, 0], dtype=torch.int32)
 
 def test_what_operators_are_told() -> None:
     slopes, sinks, mask = torch.ones(4), torch.ones(4), torch.ones(1, dtype=torch.bool)
-    causal, told = modified_of_call(True, (8, None), None, slopes, sinks, None, mask, None, 16, LENGTHS, top_left=0)
+    causal, told, _ = modified_of_call(True, (8, None), None, slopes, sinks, None, mask, None, 16, LENGTHS, top_left=0)
     assert not causal
     names, sizes, numbers, tensors = told  # type: ignore[misc]  # there are some
     assert (sorted(names.split(",")), sizes, numbers) == (
         ["alibi", "boolean_mask", "chunk", "prefix_len", "sinks", "window"],
         (16, 8, 0),
-        [],
+        (),
     )
     assert all(one is other for one, other in zip(tensors, (slopes, mask, LENGTHS, sinks), strict=True)), "in the order of the names"
 

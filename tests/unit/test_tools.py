@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,9 +36,9 @@ from flashgen.timing import kernels as timing_kernels
 from flashgen.timing import protocol as timing
 from flashgen.timing.kernels import Bench
 from tests.support.fake_gpu import FakeGpu
-from tools import ab, before_after, graph_gaps, instruction_mix, lse_cost, model
+from tools import ab, before_after, graph_gaps, instruction_mix, lse_cost, model, modifier_overhead
 
-TOOLS = (ab, before_after, graph_gaps, instruction_mix, lse_cost, model)
+TOOLS = (ab, before_after, graph_gaps, instruction_mix, lse_cost, model, modifier_overhead)
 MAINS: dict[str, Callable[[list[str]], None]] = {m.__name__: m.main for m in TOOLS}
 H200, ROOT = find_device("h200"), Path(__file__).parents[2]
 LOG = (
@@ -359,3 +361,15 @@ def test_a_pick_is_held_against_the_fastest_of_any_family(capsys: pytest.Capture
     assert out[0].endswith("none of the model's picks was measured")
     assert out[1].endswith(f"20.0%  {taken.config.name}, best {other.config.name}")
     assert out[2] == "within 5 % in 0 of 2 cells, worst 20.0%"
+
+
+def test_calls_with_modifiers_enter_few_functions_more_than_a_plain_call() -> None:
+    """Of Python, in a process of its own: times depend on the machine, this does not. A memory address that is new costs two."""
+    most = {"window": 5, "softcap": 5, "alibi": 8, "key-padding": 12, "dropout": 19, "traced-window": 13, "traced-softcap": 16}
+    most |= {"traced-alibi": 19, "traced-relative": 21, "fresh-softcap": 16, "fresh-alibi": 19}
+    command = [sys.executable, "-m", "tools.modifier_overhead", "--rounds", "1", "--calls", "2"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    lines = re.findall(r"^([\w-]+) +median +[\d.]+ \( *[+-][\d.]+\)  least .* (\d+) Python calls$", done.stdout, re.MULTILINE)
+    found = {name: int(count) for name, count in lines}
+    assert {name: count - found["plain"] for name, count in found.items() if count - found["plain"] > most.get(name, 0)} == {}
+    assert found.keys() == {"plain", *most}, done.stdout

@@ -58,9 +58,9 @@ def test_what_queries_see(causal: bool, window: Any, seen: Seen) -> None:
 
 
 def test_what_operators_are_told() -> None:
-    assert modified_of_call(True, (1024, None), None, None, None, top_left=0) == (False, ("window", (1024, 0), [], []))
-    assert modified_of_call(False, (None, 0), None, None, None, top_left=0) == (True, ())
-    assert modified_of_call(True, (5, None), 30.0, None, None, top_left=0) == (False, ("window,softcap", (5, 0), [30.0], []))
+    assert modified_of_call(True, (1024, None), None, None, None, top_left=0)[:2] == (False, ("window", (1024, 0), (), []))
+    assert modified_of_call(False, (None, 0), None, None, None, top_left=0)[:2] == (True, ())
+    assert modified_of_call(True, (5, None), 30.0, None, None, top_left=0)[:2] == (False, ("window,softcap", (5, 0), (30.0,), []))
 
 
 def test_pairs_against_counting() -> None:

@@ -1,0 +1,188 @@
+"""What modifiers add to the CPU's time of a call of `flashgen.attention` whose signature the thread knows.
+
+    python -m tools.modifier_overhead --gpu
+    python -m tools.modifier_overhead --kinds softcap,traced-softcap --rounds 31 --count
+
+With --gpu on the machine's GPU, which is waited for between turns. Without, tensors lie in main memory, of which PyTorch is made to say
+that they are on a GPU, and the driver is made up, as in call_overhead.py: what the driver and PyTorch's allocator take is not in the
+figures then. Batch 1, 8 heads, 128 queries and keys, head_dim 64, bf16, gradients off. In each round every call runs in turn, so that a
+slow phase of the processor meets them all: microseconds, the median of rounds and the least, and what each has more than the plain call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashgen.api import attention
+from flashgen.launch import seeds
+
+from . import call_overhead
+
+HEADS, LENGTH, HEAD_DIM = 8, 128, 64
+SHAPE = (1, LENGTH, HEADS, HEAD_DIM)
+CAP, WINDOW = 50.0, 64
+WARM_UP = 50
+
+Options = Callable[[], dict[str, Any]]
+
+
+def fixed(**options: Any) -> Options:
+    """The same objects in each call."""
+    return lambda: options
+
+
+def kinds(device: str) -> dict[str, Options]:
+    """The keywords of each call by its name."""
+    slopes = torch.exp2(-torch.arange(1, HEADS + 1, device=device, dtype=torch.float32))
+    table = torch.zeros(HEADS, 2 * LENGTH, device=device)
+
+    def softcap(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return CAP * torch.tanh(score / CAP)
+
+    def alibi(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return score - slopes[head] * (query - key).abs()
+
+    def relative(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return score + table[head, query - key + LENGTH]
+
+    def window(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return (query >= key) & (query - key <= WINDOW)
+
+    return {
+        "plain": fixed(),
+        "window": fixed(causal=True, window=(WINDOW, None)),
+        "softcap": fixed(softcap=CAP),
+        "alibi": fixed(alibi_slopes=slopes),
+        "key-padding": fixed(key_padding_mask=torch.ones(1, LENGTH, device=device, dtype=torch.bool)),
+        "dropout": fixed(dropout_p=0.1),
+        "traced-window": fixed(mask_mod=window),
+        "traced-softcap": fixed(score_mod=softcap),
+        "traced-alibi": fixed(score_mod=alibi),
+        "traced-relative": fixed(score_mod=relative),
+        "fresh-softcap": lambda: {"score_mod": lambda score, batch, head, query, key: CAP * torch.tanh(score / CAP)},
+        "fresh-alibi": lambda: {"score_mod": lambda score, batch, head, query, key: score - slopes[head] * (query - key).abs()},
+    }
+
+
+def call_of(tensors: tuple[torch.Tensor, ...], options: Options) -> Callable[[], object]:
+    """A user's call."""
+    q, k, v = tensors
+    return lambda: attention(q, k, v, **options())
+
+
+class Philox:
+    """The state of a GPU's generator."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+
+    def initial_seed(self) -> int:
+        """See torch.Generator."""
+        return 7
+
+    def get_offset(self) -> int:
+        """See torch.Generator."""
+        return self._offset
+
+    def set_offset(self, offset: int) -> None:
+        """See torch.Generator."""
+        self._offset = offset
+
+
+def pretend(folder: Path) -> None:
+    """From here on there is an H200, and tensors of main memory say that they are on it."""
+    call_overhead.pretend("h200", folder)
+    table = torch.arange(2**10)
+    patches: tuple[tuple[Any, str, Any], ...] = (
+        (torch.Tensor, "device", call_overhead.ON),
+        (torch.Tensor, "is_cuda", True),
+        (torch.cuda, "default_generators", (Philox(),)),
+        (seeds, "_raw_stream", lambda index: 0),
+        (seeds, "_table", lambda *given: table),
+        (torch.cuda, "synchronize", lambda: None),
+    )
+    for owner, name, value in patches:
+        setattr(owner, name, value)
+
+
+def python_calls(call: Callable[[], object]) -> list[str]:
+    """The Python functions that it enters, of a call like the one before, whose memory the driver has seen: the fewest of some calls."""
+    found: list[list[str]] = []
+
+    def profile(frame: Any, event: str, argument: object) -> None:
+        if event == "call":
+            found[-1].append(frame.f_code.co_qualname)
+
+    for _ in range(8):
+        found.append([])
+        sys.setprofile(profile)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+    return min(found, key=len)
+
+
+def measured(calls: dict[str, Callable[[], object]], rounds: int, count: int) -> dict[str, list[float]]:
+    """Microseconds of a call in each round."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            call()
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            for _ in range(count):
+                call()
+            found[name].append((time.perf_counter() - begun) / count * 1e6)
+            torch.cuda.synchronize()
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", type=lambda text: text.split(","), help="those beside the plain call; all unless given")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=400, help="calls in a row of each kind")
+    parser.add_argument("--gpu", action="store_true", help="call on this machine's GPU")
+    parser.add_argument("--count", action="store_true", help="name the Python functions that a call of each kind enters, too")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        if options.gpu:
+            os.environ["FLASHGEN_CACHE_DIR"] = folder
+        else:
+            pretend(Path(folder))
+        device = "cuda" if options.gpu else "cpu"
+        known, (q, k, v) = kinds(device), (torch.randn(SHAPE, device=device).bfloat16() for _ in "qkv")
+        if unknown := [name for name in options.kinds or () if name not in known]:
+            parser.error(f"kinds must be of {', '.join(known)}; got {', '.join(unknown)}")
+        wanted = dict.fromkeys(("plain", *(options.kinds or known)))
+        calls = {name: call_of((q, k, v), known[name]) for name in wanted}
+        for call in calls.values():
+            for _ in range(WARM_UP):
+                call()
+        found = measured(calls, options.rounds, options.calls)
+        for name, call in calls.items():
+            more = statistics.median(a - b for a, b in zip(found[name], found["plain"], strict=True))
+            least = min(found[name]) - min(found["plain"])
+            functions = python_calls(call)
+            median, fastest = statistics.median(found[name]), min(found[name])
+            print(
+                f"{name:16} median {median:6.2f} ({more:+6.2f})  least {fastest:6.2f} ({least:+6.2f})  {len(functions) - 1:3} Python calls"
+            )
+            if options.count:
+                print("   ", ", ".join(functions[1:]))
+
+
+if __name__ == "__main__":
+    main()
