@@ -24,7 +24,7 @@ from flashgen.cells import Cell
 from flashgen.codegen.modifiers.softcap import USUAL_CAP
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.workload import OPEN, Workload
-from flashgen.launch.traced_call import traced_call
+from flashgen.launch.known_functions import known_functions
 from flashgen.numerics.forward import plain
 from flashgen.numerics.link import Link, Rows
 from flashgen.numerics.modifiers.alibi import AlibiLink
@@ -156,7 +156,8 @@ def test_flashgen_has_them(operation: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_relative_bias_is_what_its_cells_say() -> None:
     table, sizes = torch.randn(4, 52), (2, 4, 20, 33)
     call = sizes, torch.randn(2, 20, 4, 16), None
-    traced = traced_call(relative_bias(table, 32), None, call, True, None, False, -13, (None, False, False, False))
+    known, captured = known_functions(relative_bias(table, 32), None, call, True, None, False, -13, (None, False, False, False))
+    traced = known.with_tensors(captured)
     assert (traced.name, traced.whole, traced.numbers, len(traced.tensors)) == (RELATIVE, [32], [], 1)
     cell = cell_of("relative")
     assert names_of_modifiers(cell.problem) == ("relative",)
