@@ -135,7 +135,7 @@ FAULTS = [
     fault_of("another-entrys-tiles", "static_cast<i64>(batch) * p.seen_batch", "static_cast<i64>(0)", "sm90"),
     fault_of("hidden-keys-not-told", "block * 4 + hides * 2 + is_last", "block * 4 + is_last", "sm90"),
     fault_of("another-block", "return found / 4;", "return found / 8 * 2;", "sm90"),
-    fault_of("hidden-keys-not-told", "tile * 4 + hides * 2 +", "tile * 4 +", "backward-sm90"),
+    fault_of("hidden-keys-not-told", "tile * 4 + hides * 2 + is_last", "tile * 4 + is_last", "backward-sm90"),
     fault_of("another-tile", "go_to(found / 4, work, p);", "go_to(found / 8 * 2, work, p);", "backward-sm90"),
     fault_of("other-heads-left-out", "while (tile < 0 && ++head < end_head)", "while (tile < 0 && (head += 2) < end_head)", "backward"),
     fault_of("lower-bits-alone", "__forceinline__ Id of_key(int key)", "__forceinline__ int of_key(int key)", "sm90-int64"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
+from flashgen.codegen import seen_tiles
 from flashgen.codegen.attention import ELEMENTS, gradient_traffic, l2_group_heads, padded, problem_reasons
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction, Traffic
@@ -17,7 +18,6 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, KernelText, Program, Waits
-from flashgen.codegen.seen_tiles import TileShape, block_reasons, tile_context, tile_kernels, tile_launch, tile_resources, with_seen_tiles
 from flashgen.codegen.semaphores import files_with_semaphores, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_kernels, gradient_resources
@@ -28,7 +28,7 @@ from .config import AttentionBackwardConfig, Hoisted
 from .launches import gradient_program
 
 ROW_THREADS = 256  # of a block of the first kernel
-ROW_THREADS_PER_SM = 1024  # half as many where it reads elements of scores: else it spills on older targets
+ROW_THREADS_PER_SM = 1024  # half as many where it reads elements of scores or looks at each key: else it spills on older targets
 L2_GROUP_SHARE = 2  # one part in so many: blocks of neighbouring L2 groups run together
 LEAST_WITH_TENSORS = AttentionBackwardConfig(32, 64, 16, 8, 2, 16, 1)  # where each score has an element in memory less of it spills
 MAX_TILES = 2**31 - 1  # over batch and heads, of queries and of keys: blocks of a launch
@@ -146,7 +146,7 @@ class AttentionBackward(Family):
             reasons.append(f"rows_dq must be at least block_q / warps {c.block_q / c.warps:g}; got {c.rows_dq}")
         if c.block_q > c.warps * 64:
             reasons.append(f"block_q must be at most 64 a warp: {c.warps * 64}; got {c.block_q}")
-        return reasons or block_reasons(problem, config) or self._resource_reasons(problem, config, target)
+        return reasons or seen_tiles.block_reasons(problem, config) or self._resource_reasons(problem, config, target)
 
     def _resource_reasons(self, problem: Problem, config: AttentionBackwardConfig, target: Target) -> list[str]:
         reasons = []
@@ -186,9 +186,9 @@ class AttentionBackward(Family):
     def kernels(self, problem: Problem, config: AttentionBackwardConfig) -> tuple[KernelText, ...]:
         """See Family. In the order in which they are launched."""
         return (
-            *tile_kernels(problem),
+            *seen_tiles.tile_kernels(problem),
             KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
-            KernelText(with_modifiers(with_semaphores(with_seen_tiles(self.parameters, problem), problem), problem)),
+            KernelText(with_modifiers(with_semaphores(seen_tiles.with_seen_tiles(self.parameters, problem), problem), problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
             *gradient_kernels(problem),
         )
@@ -196,7 +196,7 @@ class AttentionBackward(Family):
     def resources(self, problem: Problem, config: AttentionBackwardConfig) -> Mapping[str, BlockResources]:
         """See Family."""
         return {
-            **tile_resources(problem),
+            **seen_tiles.tile_resources(problem),
             "_preprocess": BlockResources(ROW_THREADS, 0),
             "": BlockResources(config.warps * 32, self.shared_bytes(problem, config)),
             "_postprocess": BlockResources(config.block_q * 2, self.sum_bytes(problem, config)),
@@ -224,7 +224,7 @@ class AttentionBackward(Family):
         waits = Waits.EARLIER if problem.deterministic else Waits.NOBODY
         more = semaphores(problem, w.batch * w.heads_q * query_tiles, config.warps)
         blocks = key_tiles * w.batch * w.heads_kv
-        seen = tile_launch(call, TileShape(config.block_q, config.block_kv, rows_are_keys=True))
+        seen = seen_tiles.tile_launch(call, seen_tiles.TileShape(config.block_q, config.block_kv, rows_are_keys=True))
         return gradient_program(self.kernels(problem, config), call, counts, blocks, config.block_q, waits, more, seen)
 
     def _tiles(self, config: AttentionBackwardConfig, workload: Workload) -> tuple[int, int]:
@@ -247,10 +247,10 @@ class AttentionBackward(Family):
             "deterministic": problem.deterministic,
             "vector_reductions": target.capability >= (9, 0),
             "row_threads": ROW_THREADS,
-            "row_threads_per_sm": ROW_THREADS_PER_SM // (1 + reads_scores(problem)),
+            "row_threads_per_sm": ROW_THREADS_PER_SM // (1 + (reads_scores(problem) or seen_tiles.scatters(problem))),
             "shared_bytes": self.shared_bytes(problem, config),
             "sum_bytes": self.sum_bytes(problem, config),
-            **tile_context(problem, TileShape(config.block_q, config.block_kv, rows_are_keys=True)),
+            **seen_tiles.tile_context(problem, seen_tiles.TileShape(config.block_q, config.block_kv, rows_are_keys=True)),
         }
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionBackwardConfig]:
@@ -261,11 +261,13 @@ class AttentionBackward(Family):
 
     def default(self, problem: Problem, target: Target) -> AttentionBackwardConfig:
         """See Family. The first one of a list, the largest tiles first, that leaves registers to spare; else the last legal one."""
-        made, changes = AttentionBackwardConfig, maps_scores(problem) or adds_to_scores(problem) or opens_keys(problem)
+        made, looks = AttentionBackwardConfig, seen_tiles.scatters(problem)
+        changes = maps_scores(problem) or adds_to_scores(problem) or opens_keys(problem) or looks
         narrow = (made(128, 128, 32, 8, 1, 16, 2), made(128, 128, 32, 8, 1, 16, 1)) if problem.head_dim <= 96 else ()
-        hides_much = "chunk" in problem.modifiers or {"prefix_len", "window"} <= {*problem.modifiers}
-        wide = () if hides_much else (made(64, 128, 32, 8, 1, 16, 2), made(64, 128, 32, 8, 1, 16, 1))  # they would spill on sm_80
-        rows_dq = 32 if changes and target.capability < (12, 0) else 16  # with 16 it spills where scores change, or with a prefix
+        hides_much = "chunk" in problem.modifiers or {"prefix_len", "window"} <= {*problem.modifiers}  # they would spill on sm_80
+        hides_much |= looks and problem.head_dim > 96 and target.capability >= (10, 0)  # and it on sm_100a
+        wide = () if hides_much else (made(64, 128, 32, 8, 1, 16, 2), made(64, 128, 32, 8, 1, 16, 1))
+        rows_dq = 32 if changes and target.capability < (12, 0) else 16  # with 16 it spills where scores change, with a prefix or looks
         choices = (
             *narrow,
             *wide,

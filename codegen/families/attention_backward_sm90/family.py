@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
-from flashgen.codegen import wgmma
+from flashgen.codegen import seen_tiles, wgmma
 from flashgen.codegen.attention import (
     ELEMENTS,
     float32,
@@ -20,13 +20,12 @@ from flashgen.codegen.attention import (
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
+from flashgen.codegen.modifier import maps_scores, modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
 from flashgen.codegen.score_tensors import batch_values, fetches
-from flashgen.codegen.seen_tiles import TileShape, block_reasons, tile_context, tile_kernels, tile_launch, tile_resources, word_bytes
 from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_buffers, gradient_kernels, gradient_launches, gradient_resources
@@ -49,7 +48,7 @@ SEMAPHORE_BYTES = 8  # of shared memory for each stage: SemaphoreKeeper<1>::kByt
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
 FLAG = 4  # fp32 numbers behind row_lse of a tile: RowLse in templates/tile/warpgroup/backward_beside.cuh
 ROW_THREADS = 128  # of a block of the preprocess
-ROW_THREADS_PER_SM = 1024  # half as many where it reads elements of scores
+ROW_THREADS_PER_SM = 1024  # half as many where it reads elements of scores, or looks at each and maps them
 
 
 def row_bytes(block_q: int) -> int:
@@ -100,7 +99,7 @@ class AttentionBackwardSm90(Family):
         """See Family."""
         limits = (("block_q", 16, min(128, widest_tile(problem)), 16), ("stages", 2, 4, 1))
         reasons = self.refusals(problem, target) + range_reasons(config, limits)
-        return reasons or block_reasons(problem, config, BLOCK_KV) or self._resource_reasons(problem, config, target)
+        return reasons or seen_tiles.block_reasons(problem, config, BLOCK_KV) or self._resource_reasons(problem, config, target)
 
     def _resource_reasons(self, problem: Problem, config: Any, target: Target) -> list[str]:
         reasons = []
@@ -119,7 +118,7 @@ class AttentionBackwardSm90(Family):
         rows = (BLOCK_KV + config.stages * config.block_q) * of_row + D_SCORES_STAGES * config.block_q * panels(BLOCK_KV)
         rows += bool(problem.modifiers and fetches(problem)) * config.block_q * BLOCK_KV // PANEL
         of_stages = config.stages * (row_bytes(config.block_q) + SEMAPHORE_BYTES * problem.deterministic)
-        return int(rows * PANEL * problem.dtype.bytes + of_stages + word_bytes(problem, config.stages))
+        return int(rows * PANEL * problem.dtype.bytes + of_stages + seen_tiles.word_bytes(problem, config.stages))
 
     def postprocess_bytes(self, problem: Problem, config: Any) -> int:
         """Of the last kernel: a tile of dQ."""
@@ -128,7 +127,7 @@ class AttentionBackwardSm90(Family):
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order of their launches."""
         return (
-            *tile_kernels(problem),
+            *seen_tiles.tile_kernels(problem),
             KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
             KernelText(main_parameters(self.parameters, problem)),
             KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
@@ -138,7 +137,7 @@ class AttentionBackwardSm90(Family):
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
         """See Family."""
         return {
-            **tile_resources(problem),
+            **seen_tiles.tile_resources(problem),
             "_preprocess": BlockResources(ROW_THREADS, 0),
             "": BlockResources(THREADS, self.shared_bytes(problem, config)),
             "_postprocess": BlockResources(self.postprocess_threads(problem, config), self.postprocess_bytes(problem, config)),
@@ -167,7 +166,7 @@ class AttentionBackwardSm90(Family):
         known |= {"scale_log2": scale_values(score_unit(call))["scale_log2"], "scale": float32(call.scalars["scale"])}
         known |= modifier_values(call) | (batch_values(call) if problem.modifiers else {})
         known |= self.schedule_values(config, w, device)
-        seen = tile_launch(call, TileShape(config.block_q, self.block_kv, rows_are_keys=True))
+        seen = seen_tiles.tile_launch(call, seen_tiles.TileShape(config.block_q, self.block_kv, rows_are_keys=True))
         known |= seen.values
         for name in ("q", "k", "v", "out", "d_out"):
             batch, row, head, _ = call.views[name].strides
@@ -226,7 +225,8 @@ class AttentionBackwardSm90(Family):
         return reasons + modifier_refusals(call) + super().call_refusals(call, config)
 
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
-        """See Family."""
+        """See Family. Threads that wait for the turn of tiles that are sought one by one need more registers than others do."""
+        seeks = problem.deterministic and seen_tiles.scatters(problem)
         return {
             "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
@@ -236,13 +236,14 @@ class AttentionBackwardSm90(Family):
             "threads": THREADS,
             "d_scores_stages": D_SCORES_STAGES,
             "row_threads": ROW_THREADS,
-            "row_threads_per_sm": ROW_THREADS_PER_SM // (1 + reads_scores(problem)),
-            "producer_registers": PRODUCER_REGISTERS,
-            "consumer_registers": CONSUMER_REGISTERS,
+            "row_threads_per_sm": ROW_THREADS_PER_SM
+            // (1 + (reads_scores(problem) or (maps_scores(problem) and seen_tiles.scatters(problem)))),
+            "producer_registers": PRODUCER_REGISTERS + 16 * seeks,
+            "consumer_registers": CONSUMER_REGISTERS - 8 * seeks,
             "shared_bytes": self.shared_bytes(problem, config),
             "postprocess_threads": self.postprocess_threads(problem, config),
             "postprocess_bytes": self.postprocess_bytes(problem, config),
-            **tile_context(problem, TileShape(config.block_q, self.block_kv, rows_are_keys=True)),
+            **seen_tiles.tile_context(problem, seen_tiles.TileShape(config.block_q, self.block_kv, rows_are_keys=True)),
         }
 
     def instructions(self, problem: Problem, config: Any) -> str:

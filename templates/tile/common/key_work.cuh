@@ -32,18 +32,17 @@ struct KeyWork {
 };
 
 //% if scatters
-// Where a block is on its way over query tiles that see some of its keys: one query head after the other. left: 0 behind the last one, and
-// else more than 1 if others follow.
+// Where a block is on its way over query tiles that see some of its keys: one query head after the other. left: 0 behind the last one.
 struct HeadWalk {
-    SeenQueries following;  // where the walk is next
+    SeenQueries seen;
     int current_head, tile, left;
     bool hides;  // whether some query of the tile does not see some key
     i64 index;   // the tile's place among those of all heads: [batch, heads_q, query_tiles]
 
     template <class Parameters>
     __device__ __forceinline__ HeadWalk(const KeyWork& work, const Parameters& p)
-        : following(p, work.batch, work.head_kv, work.key_tile) {
-        advance(work, p);
+        : seen(p, work.batch, work.head_kv, work.key_tile) {
+        find(work, p);
     }
     template <class Parameters>
     __device__ __forceinline__ int head(const KeyWork&, const Parameters&) const {
@@ -51,16 +50,12 @@ struct HeadWalk {
     }
     template <class Parameters>
     __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
-        left = following.tile >= 0;
-        if (left == 0) return;
-        current_head = following.head, hides = following.hides();
-        go_to(following.tile, work, p);
-        following.advance(p, work.batch, work.key_tile);
-        left += following.tile >= 0;
+        seen.advance(p, work.batch, work.key_tile);
+        find(work, p);
     }
-    // What one who walks ahead tells others of the tile, in 8 bytes of shared memory, and how they go on by that.
-    __device__ __forceinline__ void store(SharedAddress words) const {
-        store_shared(words, tile * 4 + hides * 2 + (left == 1));
+    // What one who walks tells others of the tile, in 8 bytes of shared memory, and how they go on by that: left is then 1 at the last one.
+    __device__ __forceinline__ void store(SharedAddress words, bool is_last) const {
+        store_shared(words, tile * 4 + hides * 2 + is_last);
         store_shared(words + 4, current_head);
     }
     template <class Parameters>
@@ -72,6 +67,11 @@ struct HeadWalk {
     }
 
   private:
+    template <class Parameters>
+    __device__ __forceinline__ void find(const KeyWork& work, const Parameters& p) {
+        left = seen.tile >= 0, hides = left > 0 && seen.hides(), current_head = seen.head;
+        go_to(seen.tile, work, p);
+    }
     template <class Parameters>
     __device__ __forceinline__ void go_to(int next_tile, const KeyWork& work, const Parameters& p) {
         tile = next_tile;

@@ -62,8 +62,16 @@ struct BackwardInputs {
     __device__ __forceinline__ void produce(const Parameters& p, const KeyWork& work, PipelineState<kStages>& state,
                                             const WaitKeys& wait_keys) const {
         bool first = true;  // the first Q and dO do not depend on the preprocess kernel, which may still run; row_lse and row_delta do
+//% if scatters
+        Walk following(work, p);
+#pragma unroll 1
+        while (following.left > 0) {
+            const Walk next = following;
+            following.advance(work, p);
+//% else
 #pragma unroll 1
         for (Walk next(work, p); next.left > 0; next.advance(work, p)) {
+//% endif
             const int row = next.tile * Lse::kRows;
             const SharedAddress queries_full = query_pipeline.full(state.stage), d_out_full = d_out_pipeline.full(state.stage);
             auto load_lse = [&] {
@@ -74,7 +82,7 @@ struct BackwardInputs {
             };
             query_pipeline.producer_acquire(state);
 //% if scatters
-            next.store(words_of(state.stage));
+            next.store(words_of(state.stage), following.left == 0);
 //% endif
             query_pipeline.producer_expect(state, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
             auto load_keys = [&](const KeyWork& of) { key_tile().load(p.k_map, queries_full, of.first_key, of.head_kv, of.batch); };

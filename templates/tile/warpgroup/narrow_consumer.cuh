@@ -56,6 +56,12 @@ struct NarrowConsumer {
             launder(dV);
         };
         typename Traits::Walk next(work, p);
+//% if scatters
+        if (next.left > 0) {
+            consumer_wait(state);
+            next.load(stages.words_of(state.stage), work, p);
+        }
+//% endif
 //% if heads
         if (next.left > 0) chain = of_head(chain, work.batch, next.head(work, p));
 //% endif
