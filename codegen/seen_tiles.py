@@ -40,7 +40,7 @@ def scatters(problem: Problem) -> bool:
 
 def word_bytes(problem: Problem, stages: int) -> int:
     """Of shared memory for words that say which tiles are in a pipeline's stages: two for each, see forward_storage.cuh."""
-    return 2 * stages * 4 if problem.modifiers and scatters(problem) else 0
+    return 2 * stages * 4 if scatters(problem) else 0
 
 
 def block_reasons(problem: Problem, config: Any, block_kv: int | None = None) -> list[str]:

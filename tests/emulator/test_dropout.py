@@ -133,6 +133,7 @@ def test_nothing_and_all_may_be_dropped() -> None:
     assert not torch.autograd.grad(out.float().sum(), q)[0].any()
 
 
+@pytest.mark.slow
 def test_a_compiled_call_draws_anew() -> None:
     q = stacked(1, 40, 2, 16)
 

@@ -128,6 +128,7 @@ class Bias(torch.nn.Module):
         return flashgen.attention(q, q, q, causal=True, score_mod=self.mod)
 
 
+@pytest.mark.slow
 def test_pytorchs_ways_to_ask_for_it() -> None:
     q, module = stacked(2, 33, 4, 16), Bias()
     module(q).float().sum().backward()
@@ -156,6 +157,7 @@ def test_lse_has_them_too() -> None:
     assert torch.allclose(found, torch.full((33,), 4.0), atol=1e-2)  # it adds to the lse of the 4 heads
 
 
+@pytest.mark.slow
 def test_without_scores_they_are_0() -> None:
     q, table = stacked(1, 33, 4, 16), drawn(4).requires_grad_()
     for queries, keys in ((q, q[:, :0]), (q[:, :0], q), (q[:0], q[:0])):

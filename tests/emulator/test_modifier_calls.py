@@ -178,6 +178,7 @@ def test_prefixes_in_pytorchs_ways() -> None:
     assert torch.equal(call(q, lengths), call(q, torch.ones_like(PREFIX))), "lengths are read in each call"
 
 
+@pytest.mark.slow
 def test_a_prefix_opens_masks_alone() -> None:
     q = stacked(2, 16, 2, 16)
     lengths = torch.tensor([-3, 100], dtype=torch.int32)

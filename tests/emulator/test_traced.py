@@ -117,6 +117,7 @@ def test_other_values_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(call(), first)
 
 
+@pytest.mark.slow
 def test_a_window_in_a_mask_mod_is_one() -> None:
     q, k, many = stacked(2, 33, 4, 16), stacked(2, 40, 4, 16), 12
     cases: list[tuple[Mod, dict[str, Any]]] = [

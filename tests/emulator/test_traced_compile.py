@@ -199,7 +199,7 @@ class Causal(torch.nn.Module):
 
 
 @pytest.mark.parametrize("strict", few_of([False, True], True))
-@pytest.mark.parametrize("module", [MODULE, Causal()])
+@pytest.mark.parametrize("module", [pytest.param(MODULE, marks=pytest.mark.slow), Causal()])
 def test_exported_programs(module: torch.nn.Module, strict: bool) -> None:
     length = torch.export.Dim("length", min=8, max=64)
     program = torch.export.export(module, (Q,), dynamic_shapes=({1: length},), strict=strict)
@@ -207,6 +207,7 @@ def test_exported_programs(module: torch.nn.Module, strict: bool) -> None:
     assert torch.equal(program.module()(q), module(q))
 
 
+@pytest.mark.slow
 def test_what_pytorchs_rules_say_of_the_operators() -> None:
     name = (
         "traced(score: add(score, mul(t0:bf16[head, key], mul(float32(n0:int32), n1:float32))) | "

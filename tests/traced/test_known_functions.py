@@ -240,6 +240,7 @@ assert not known_functions._known, "symbols are no part of what is known"
 """
 
 
+@pytest.mark.slow
 def test_a_first_call_that_is_traced_puts_nothing_else_into_the_graph() -> None:
     """In a process of its own, which has called nothing before."""
     root = Path(__file__).resolve().parents[2]

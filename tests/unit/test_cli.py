@@ -29,6 +29,7 @@ def test_tune_without_a_gpu_predicts_and_says_so() -> None:
     assert "compiling" in err
 
 
+@pytest.mark.slow
 def test_tune_as_json() -> None:
     result = as_json("tune", "--head-dim", "8", "--seqlen", "1024", "--seqlen", "2048", "--causal", "--device", "a100", *A_FEW)
     assert result["timed"] is False
@@ -120,6 +121,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_records_move_from_one_cache_to_another(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Records(cache / "records.sqlite3").add([make(), make(2e-3, config=CONFIGS[1]), make(device=find_device("h100"))])
     file = tmp_path / "records.json"

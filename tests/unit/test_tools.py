@@ -363,6 +363,7 @@ def test_a_pick_is_held_against_the_fastest_of_any_family(capsys: pytest.Capture
     assert out[2] == "within 5 % in 0 of 2 cells, worst 20.0%"
 
 
+@pytest.mark.slow
 def test_calls_with_modifiers_enter_few_functions_more_than_a_plain_call() -> None:
     """Of Python, in a process of its own: times depend on the machine, this does not. A memory address that is new costs two."""
     most = {"window": 5, "softcap": 5, "alibi": 8, "key-padding": 12, "dropout": 19, "traced-window": 13, "traced-softcap": 16}

@@ -147,8 +147,8 @@ class AttentionForwardSm90(Family):
         panel, panels, panels_v = PANEL * problem.dtype.bytes, _panels(problem.head_dim), _panels(problem.head_dim_v)
         tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
         tiles += config.block_q * _panels(config.block_kv) if problem.modifiers and fetches(problem) else 0  # fetched_bytes
-        smaller = config.block_q * SUM_BYTES + config.barrier_bytes + seen_tiles.word_bytes(problem, config.stages)
-        return (tiles + config.block_q * config.out_panels) * panel + smaller
+        words = seen_tiles.word_bytes(problem, config.stages) if problem.modifiers else 0
+        return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + config.barrier_bytes + words
 
     def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:
         return -(-workload.len_q // config.queries) * (workload.heads_q // config.pack_gqa) * workload.batch
