@@ -38,9 +38,9 @@ def scatters(problem: Problem) -> bool:
     return any(modifier.scattered_by is not None for modifier in modifiers_of(problem))
 
 
-def word_bytes(problem: Problem, stages: int) -> int:
-    """Of shared memory for words that say which tiles are in a pipeline's stages: two for each, see forward_storage.cuh."""
-    return 2 * stages * 4 if scatters(problem) else 0
+def word_bytes(problem: Problem, stages: int, words: int) -> int:
+    """Of shared memory for what says which tiles are in a pipeline's stages: so many words for each."""
+    return words * stages * 4 if scatters(problem) else 0
 
 
 def block_reasons(problem: Problem, config: Any, block_kv: int | None = None) -> list[str]:

@@ -147,7 +147,7 @@ class AttentionForwardSm90(Family):
         panel, panels, panels_v = PANEL * problem.dtype.bytes, _panels(problem.head_dim), _panels(problem.head_dim_v)
         tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
         tiles += config.block_q * _panels(config.block_kv) if problem.modifiers and fetches(problem) else 0  # fetched_bytes
-        words = seen_tiles.word_bytes(problem, config.stages) if problem.modifiers else 0
+        words = seen_tiles.word_bytes(problem, config.stages, 1) if problem.modifiers else 0
         return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + config.barrier_bytes + words
 
     def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:

@@ -130,7 +130,7 @@ struct ForwardConsumer {
         gemm_scores<Element, Traits::kColumns>(S[0], smem.query_tile(q_state.stage), consumer * 64, smem.key_tile(k_state.stage));
         wgmma_commit_group();
 //% if scatters
-        k_block = seen.read(smem.block_word(k_state));  // while the product is under way
+        k_block = seen.read(smem.block_word(k_state.stage));  // while the product is under way
 //% endif
     }
     __device__ __forceinline__ void issue_pv(Fragment& P_used) {
@@ -146,7 +146,11 @@ struct ForwardConsumer {
     // pipelines go from one work tile to the next within the same loop.
     __device__ __forceinline__ void make_p(Fragment& P_made, bool new_tile) {
         launder(S[0]);
+//% if scatters
+        smem.k_pipeline.consumer_release(k_state.stage, lane_index() == 0);
+//% else
         smem.k_pipeline.consumer_release(k_state.stage, elected);
+//% endif
         k_state.advance();
 //% if folds
         const bool small = are_small(S, chain);

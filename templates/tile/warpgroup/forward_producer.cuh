@@ -46,7 +46,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
 //% endif
             smem.k_pipeline.producer_acquire(k_state);
 //% if scatters
-            store_shared(smem.block_word(k_state), SeenBlocks::word(k_block, following < 0, seen.hides(k_block)));
+            store_shared(smem.block_word(k_state.stage), SeenBlocks::word(k_block, following < 0, seen.hides(k_block)));
 //% endif
             smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
             const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);

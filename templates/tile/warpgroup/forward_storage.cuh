@@ -82,6 +82,7 @@ struct SeenBlocks {
     // Returns the block.
     __device__ __forceinline__ int read(SharedAddress word) {
         const u32 found = shfl_sync_first(load_shared(word));
+        barrier_warp_sync();  // before a lane releases the block, for the others too
         is_last = found & 1, hides = found & 2;
         return found / 4;
     }
@@ -153,7 +154,7 @@ struct ForwardStorage {
         statistics_barriers = regions.take(kConsumers * Pipeline<1>::kBytes);
         work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
 //% if scatters
-        block_words = regions.take(2 * kStages * 4);
+        block_words = regions.take(kStages * 4);
 //% endif
     }
     __device__ __forceinline__ void initialise() const {
@@ -161,7 +162,11 @@ struct ForwardStorage {
         // the whole warpgroup: one thread of a consumer releases them, as in CUTLASS's PipelineTmaAsync. Each warp commits its rows'
         // statistics.
         q_pipeline.initialise(1, kConsumers * 4);
+//% if scatters
+        k_pipeline.initialise(1, kConsumers * 4);  // here each warp reads a word beside K
+//% else
         k_pipeline.initialise(1, kConsumers);
+//% endif
         v_pipeline.initialise(1, kConsumers);
         for (int i = 0; i < kConsumers; ++i) statistics_pipeline(i).initialise(4, 1);
         fence_mbarrier_init();
@@ -175,11 +180,7 @@ struct ForwardStorage {
 //% endif
     __device__ __forceinline__ SharedAddress work_slot(u32 slot) const { return work_slots + slot * WorkTileInfo<Traits>::kBytes; }
 //% if scatters
-    // Twice as many as stages: warps of a consumer that are behind read a word before they issue the product of the next block in its
-    // stage, and nobody writes it again before that product is complete.
-    __device__ __forceinline__ SharedAddress block_word(const PipelineState<kStages>& state) const {
-        return block_words + (state.parity * kStages + state.stage) * 4;
-    }
+    __device__ __forceinline__ SharedAddress block_word(u32 stage) const { return block_words + stage * 4; }
 //% endif
     __device__ __forceinline__ QueryTile query_tile(u32 stage) const { return {q_tiles + stage * QueryTile::kBytes}; }
     __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {k_tiles + stage * KeyTile::kBytes}; }
