@@ -120,7 +120,7 @@ struct NarrowConsumer {
             if (unlikely(stages.huge(state.stage))) add_offsets(S, offset);
 //% endif
 //% if scatters
-            if (unlikely(next.hides || tiles.needs_mask(next.tile) || stages.huge(state.stage))) {  // one branch: each holds up the products
+            if (unlikely(next.hides || tiles.needs_mask(next.tile) || stages.huge(state.stage))) {  // one branch: each holds up products
 //% else
             if (unlikely(tiles.needs_mask(next.tile) || stages.huge(state.stage))) {  // one branch: each holds up the products
 //% endif
