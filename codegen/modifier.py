@@ -40,7 +40,7 @@ class Modifier(ABC):
     sum_parameters, sum_tiles: further fields, and files of tile operations, of the other kernels of the backward pass where these sum
                 gradients up
     maps_scores, adds_to_scores, has_heads: what its link does: templates/tile/common/score_changes.cuh
-    bends_scores: of one that adds to scores, whether what it adds depends on the score
+    bends_scores, linear_in_key: of one that adds to scores, whether that depends on them; is linear beside the diagonal: linear_terms.py
     joins_sums, drops: whether it adds to the row sums, or drops elements of P: sinks.cuh and dropout.cuh in templates/tile/modifiers
     masks_by_key: whether kernels for Hopper mask by the queries that see a key: `mask_by_key` in templates/tile/warp/score_gradients.cuh
     opens: whether its link holds those that hide keys, and shows keys that they hide: templates/tile/modifiers/prefix_len.cuh
@@ -67,6 +67,7 @@ class Modifier(ABC):
     adds_to_scores: bool = False
     has_heads: bool = False
     bends_scores: bool = False
+    linear_in_key: bool = False
     joins_sums: bool = False
     drops: bool = False
     masks_by_key: bool = False
@@ -295,6 +296,5 @@ def score_unit(call: Call) -> float:
 
 def modifier_refusals(call: Call) -> list[str]:
     """`Modifier.call_refusals` of all of a call's."""
-    if not call.problem.modifiers:
-        return []
-    return [reason for modifier in modifiers_of(call.problem) for reason in modifier.call_refusals(call)]
+    own = call.problem.modifiers
+    return [reason for modifier in modifiers_of(call.problem) for reason in modifier.call_refusals(call)] if own else []

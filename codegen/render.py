@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from flashgen import templates
 
 from .errors import ArgumentError
+from .linear_terms import has_linear_terms, linear_columns
 from .modifier import Modifier, collects_gradients, modifiers_of
 from .prune import END, MARK, parts, pruned
 from .score_tensors import fetches
@@ -45,7 +46,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
-    "traced_tiles",
+    *("traced_tiles", "linear", "hides"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120
@@ -191,7 +192,9 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         tensor_gradients=[one.gradient for one in modifiers if one.gradient and one.gradient.suffix in kernels],
         chain=partial(_chain, modifiers),
         seen_chain=partial(_chain, modifiers_of(hiding(spec.problem))),
-        **conditions(modifiers, spec.problem.operation, spec.family.fetches_scores and fetches(spec.problem)),
+        **conditions(
+            modifiers, spec.problem.operation, spec.family.fetches_scores and fetches(spec.problem), bool(linear_columns(spec.problem))
+        ),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),
         tiles=tiles,
@@ -212,13 +215,14 @@ def _files(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (*atoms, *(name for name in added if name not in atoms)), tiles
 
 
-def conditions(modifiers: Sequence[Modifier], operation: str, may_fetch: bool = True) -> dict[str, object]:
+def conditions(modifiers: Sequence[Modifier], operation: str, may_fetch: bool = True, may_multiply: bool = True) -> dict[str, object]:
     """What texts say on behalf of modifiers: see templates/tile/common/score_changes.cuh.
 
     links: what `modified_chain` is made of; maps: a link maps scores; adds: links add to them; changes: one of the two;
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
     joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
     fetches: tensors are fetched, see `Modifier.fetched`, by kernels that can, as `may_fetch` says;
+    linear: see linear_terms.py, by kernels that can, as `may_multiply` says; hides: a modifier may hide keys, not the causal mask alone;
     opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
     `Modifier.scattered_by`; all others: see `TracedModifier.conditions`
     """
@@ -230,16 +234,11 @@ def conditions(modifiers: Sequence[Modifier], operation: str, may_fetch: bool = 
         found[name] = any(getattr(one, attribute) for one in modifiers)
     found["bends"] = operation == "backward" and any(one.bends_scores for one in modifiers)
     found["fetches"] = may_fetch and any(one.fetched for one in modifiers)
+    found["linear"] = may_multiply and has_linear_terms(modifiers)
+    found["hides"] = any(one.hides_keys or one.opens or one.scattered_by is not None or one.reads_scores for one in modifiers)
     found["scatters"] = any(one.scattered_by is not None for one in modifiers)
-    found |= {
-        "traced": "",
-        "traced_score": "",
-        "traced_mask": False,
-        "traced_slope": "",
-        "learns": False,
-        "traced_gradients": "",
-        "traced_tiles": "",
-    }
+    found |= dict.fromkeys(("traced", "traced_score", "traced_slope", "traced_gradients", "traced_tiles"), "")
+    found |= {"traced_mask": False, "learns": False}
     for one in modifiers:
         found |= one.conditions
     return found
@@ -282,7 +281,8 @@ def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier], collect
         needed = dict.fromkeys(name for modifier in with_links for name in (*modifier.tiles, *(modifier.sum_tiles if collects else ())))
         links, opening = ([one.tile_file for one in with_links if one.opens is opens] for opens in (False, True))
         scattered = ["common/seen_tiles", "common/tile_looks"] if any(one.scattered_by is not None for one in with_links) else []
-        files[after:] = ["common/score_changes", *scattered, *needed, *links, "common/modified_chain", *opening, *files[after:]]
+        bent = ["common/bent_scores"] if any(one.bends_scores for one in with_links) else []
+        files[after:] = ["common/score_changes", *bent, *scattered, *needed, *links, "common/modified_chain", *opening, *files[after:]]
     return files
 
 

@@ -31,6 +31,7 @@ class Alibi(Modifier):
     )
     tensors = (SLOPES,)
     adds_to_scores = True
+    linear_in_key = True
     has_heads = True
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:

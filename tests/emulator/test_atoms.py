@@ -255,7 +255,7 @@ PROBES = [
     Probe("mma-Fp16", MMA.replace("ELEMENT", "Fp16"), lambda: fragments(torch.float16), 4, agree=mma_agrees),
     Probe(
         "register",
-        "int x = t; u32 y = in[t]; launder(x); launder(y); launder(in); out[0] = in[x] ^ y;",
+        "int x = t; u32 y = in[t]; launder(x); launder(y); launder(in); float z = y; compute_here(z); out[0] = in[x] ^ y ^ (z != y);",
         lambda: halves(64),
     ),
     *(Probe(f"flag-of-block-{n}", FLAG.replace("SETTER", str(n)), lambda: halves(128), 2, blocks=2, resident=2) for n in (0, 1)),

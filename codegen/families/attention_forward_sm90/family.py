@@ -11,6 +11,7 @@ from flashgen.codegen import seen_tiles, wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
+from flashgen.codegen.linear_terms import linear_columns, with_linear_terms
 from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
@@ -24,7 +25,7 @@ from flashgen.codegen.workload import Workload
 
 from . import model
 from .config import PACK_GQA, AttentionForwardSm90Config, RowMax, Scheduler
-from .registers import registers_needed
+from .registers import registers_given, registers_needed
 
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 SUM_BYTES = 8  # of shared memory for the statistics of each row: kStatisticsBytes in forward_storage.cuh
@@ -67,6 +68,10 @@ class AttentionForwardSm90(Family):
         *("common/softmax_rows", "common/lse", "warpgroup/row_sums", "warpgroup/stale_softmax", "warpgroup/epilogue"),
         *("warpgroup/forward_storage", "warpgroup/forward_producer", "warpgroup/forward_lse", "warpgroup/forward_consumer"),
     )
+
+    def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See Family."""
+        return self.atoms, with_linear_terms(self.tiles, problem)
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
@@ -119,15 +124,8 @@ class AttentionForwardSm90(Family):
         return 2 if 2 * shared <= target.shared_memory_per_sm else 1
 
     def registers(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[int, int]:
-        """Of a thread of the producer, and of a consumer: together no more than the launch bounds give out.
-
-        A producer that claims tiles needs more than 24. A consumer that is alone on its SM has all that a thread can have, and moves none.
-        """
-        each = targets()["sm_90a"].registers_per_sm // (self.threads(config) * self.blocks_per_sm(problem, config)) // 8 * 8
-        if each >= 255:
-            return 255, 255
-        producer = 32 if config.warpgroups == 3 else 40
-        return producer, (each * (config.warpgroups + 1) - producer) // config.warpgroups // 8 * 8
+        """Of a thread of the producer, and of a consumer."""
+        return registers_given(config, targets()["sm_90a"].registers_per_sm // self.blocks_per_sm(problem, config))
 
     def kernels(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[KernelText, ...]:
         """See Family."""
@@ -147,6 +145,7 @@ class AttentionForwardSm90(Family):
         panel, panels, panels_v = PANEL * problem.dtype.bytes, _panels(problem.head_dim), _panels(problem.head_dim_v)
         tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
         tiles += config.block_q * _panels(config.block_kv) if problem.modifiers and fetches(problem) else 0  # fetched_bytes
+        tiles += linear_columns(problem) * _panels(config.block_kv) if problem.modifiers else 0
         words = seen_tiles.word_bytes(problem, config.stages, 1) if problem.modifiers else 0
         return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + config.barrier_bytes + words
 
@@ -251,7 +250,8 @@ class AttentionForwardSm90(Family):
     def instructions(self, problem: Problem, config: AttentionForwardSm90Config) -> str:
         """See Family. The shapes of wgmma for scores and output."""
         element = ELEMENTS[problem.dtype]
-        return f"{wgmma.wgmma_ss(element, config.block_kv)}\n{wgmma.wgmma_rs(element, padded(problem.head_dim_v))}"
+        widths = {padded(problem.head_dim_v), config.block_kv} if linear_columns(problem) else {padded(problem.head_dim_v)}
+        return "\n".join((wgmma.wgmma_ss(element, config.block_kv), *(wgmma.wgmma_rs(element, width) for width in sorted(widths))))
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionForwardSm90Config]:
         """See Family. Legal ones only: of buffers, the most that fit."""

@@ -1,8 +1,9 @@
-"""Which K blocks the registers of a consumer's thread have room for."""
+"""How many registers threads have, and which K blocks those of a consumer have room for."""
 
 from __future__ import annotations
 
 from flashgen.codegen.attention import padded
+from flashgen.codegen.linear_terms import linear_columns
 from flashgen.codegen.modifier import adds_to_scores, maps_scores
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.score_tensors import fetches
@@ -16,6 +17,7 @@ BESIDE = (48, 40, 32)
 OF_MAP = 16  # more, where a modifier maps scores: its constants, and what a large score takes
 WIDEST = (128, 128, 80)  # K blocks, by consumers, whose map needs no more than that
 WIDEST_SUM = 144  # the same where a modifier adds to scores
+OF_LINEAR = (0, 0, 16)  # more, by consumers, where the product does that: its operand
 OF_FETCHED, OF_CLAIMED_FETCHED = 8, 24  # more, where elements of scores are fetched, and work tiles claimed
 BESIDE_FETCHED = 32  # still more, beside other modifiers
 OF_SCATTERED = 16  # more, where masks beside it hide keys of no range
@@ -25,9 +27,22 @@ def registers_needed(problem: Problem, config: AttentionForwardSm90Config) -> in
     """An estimate of the registers of a consumer's thread; the compiler has the last word."""
     beside, block_kv = BESIDE[config.warpgroups - 1], config.block_kv
     if adds_to_scores(problem):
+        beside += OF_LINEAR[config.warpgroups - 1] * bool(linear_columns(problem))
         beside += max(0, block_kv - WIDEST_SUM) + OF_SCATTERED * scatters(problem)
         if fetches(problem):
             beside += (OF_CLAIMED_FETCHED if config.dynamic else OF_FETCHED) + BESIDE_FETCHED * (len(problem.modifiers) > 1)
     if maps_scores(problem):
         beside += OF_MAP + max(0, block_kv - WIDEST[config.warpgroups - 1])
     return block_kv + padded(problem.head_dim_v) // 2 + beside
+
+
+def registers_given(config: AttentionForwardSm90Config, of_block: int) -> tuple[int, int]:
+    """Of a thread of the producer, and of a consumer: together no more than the launch bounds give out.
+
+    A producer that claims tiles needs more than 24. A consumer that is alone on its SM has all that a thread can have, and moves none.
+    """
+    each = of_block // (128 * (config.warpgroups + 1)) // 8 * 8
+    if each >= 255:
+        return 255, 255
+    producer = 32 if config.warpgroups == 3 else 40
+    return producer, (each * (config.warpgroups + 1) - producer) // config.warpgroups // 8 * 8

@@ -8,6 +8,9 @@ __device__ __forceinline__ void launder(T*& pointer) {
 __device__ __forceinline__ void launder(int& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void launder(u32& value) { asm volatile("" : "+r"(value)); }
 
+// Computes a value at this point, and not where it is used first.
+__device__ __forceinline__ void compute_here(float& value) { asm volatile("" : "+f"(value)); }
+
 // Launders a fragment, as CUTLASS's warpgroup_fence_operand: the compiler moves no access to its registers across this point.
 template <int kTiles>
 __device__ __forceinline__ void launder(float (&fragment)[kTiles][4]) {

@@ -1,6 +1,7 @@
 // What links of the chain make of scores before others hide some of them, in the order of composition. A link that maps scores
 // (kMapsScores) has `change`, of a fragment, `changed`, of one score, and `derivative`, by what came of a score. One that adds to them
-// (kAddsToScores) has `changed`, and `add`, which leaves to the caller what is the same in all of a lane's columns of a row.
+// (kAddsToScores) has `changed`, and `add`, which may leave to the caller what is the same in all of a lane's columns of a row; one that
+// does (kLeavesOffsets) has `add_whole`, too, which leaves nothing.
 
 // What a link has that hides no key. Each has one of its own, as a chain may have several.
 template <class Link>
@@ -35,6 +36,10 @@ template <class Link, class = void>
 constexpr bool kAdds = false;
 template <class Link>
 constexpr bool kAdds<Link, decltype(void(Link::kAddsToScores))> = true;
+template <class Link, class = void>
+constexpr bool kLeaves = false;
+template <class Link>
+constexpr bool kLeaves<Link, decltype(void(Link::kLeavesOffsets))> = true;
 template <class Link, class = void>
 constexpr bool kKnowsHeads = false;
 template <class Link>
@@ -105,47 +110,20 @@ __device__ __forceinline__ void add_offsets(float (&S)[kRowTiles][kTiles][4], Ro
         offset[i][0].distance = offset[i][1].distance = 0.0f;
     }
 }
-template <class Position, int kRowTiles, int kTiles, class... Links>
-__device__ __forceinline__ void add_scores(float (&S)[kRowTiles][kTiles][4], const Position& position, const ScoreChain<Links...>& chain) {
-    RowOffset offset[kRowTiles][2] = {};
-    add_terms(S, offset, position, chain);
-    if constexpr ((kAdds<Links> || ...)) add_offsets(S, offset);
-}
-//% if bends
-// One that bends scores (kBendsScores), the last of those that change them, has `unbend`: of dS by the scores as it leaves them it makes
-// that by the scores as it gets them, which are kept for that. None that leaves offsets comes before it.
-template <class Link, class = void>
-constexpr bool kBends = false;
-template <class Link>
-constexpr bool kBends<Link, decltype(void(Link::kBendsScores))> = true;
-template <class Link, int kRowTiles, int kTiles>
-__device__ __forceinline__ void keep_for(float (&before)[kRowTiles][kTiles][4], const float (&S)[kRowTiles][kTiles][4]) {
-    if constexpr (kBends<Link>) {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-            for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) before[i][j][e] = S[i][j][e];
+// Adds all, so that nothing is left.
+template <class Link, class Position, int kRowTiles, int kTiles>
+__device__ __forceinline__ void add_whole_by(const Link& link, float (&S)[kRowTiles][kTiles][4], const Position& position) {
+    if constexpr (kLeaves<Link>) {
+        link.add_whole(S, position);
+    } else if constexpr (kAdds<Link>) {
+        RowOffset none[kRowTiles][2] = {};
+        link.add(S, none, position);
     }
 }
 template <class Position, int kRowTiles, int kTiles, class... Links>
-__device__ __forceinline__ void add_scores(float (&S)[kRowTiles][kTiles][4], float (&before)[kRowTiles][kTiles][4],
-                                           const Position& position, const ScoreChain<Links...>& chain) {
-    RowOffset offset[kRowTiles][2] = {};
-    ((keep_for<Links>(before, S), add_by(static_cast<const Links&>(chain), S, offset, position)), ...);
+__device__ __forceinline__ void add_scores(float (&S)[kRowTiles][kTiles][4], const Position& position, const ScoreChain<Links...>& chain) {
+    (add_whole_by(static_cast<const Links&>(chain), S, position), ...);
 }
-template <class Link, int kRowTiles, int kTiles>
-__device__ __forceinline__ void unbend_by(const Link& link, float (&dS)[kRowTiles][kTiles][4], const float (&before)[kRowTiles][kTiles][4],
-                                          const ScorePosition<true>& position) {
-    if constexpr (kBends<Link>) link.unbend(dS, before, position);
-}
-template <int kRowTiles, int kTiles, class... Links>
-__device__ __forceinline__ void unbend(float (&dS)[kRowTiles][kTiles][4], const float (&before)[kRowTiles][kTiles][4],
-                                       const ScorePosition<true>& position, const ScoreChain<Links...>& chain) {
-    (unbend_by(static_cast<const Links&>(chain), dS, before, position), ...);
-}
-//% endif
 template <class Position, int kRowTiles, int kTiles, class... Links>
 __device__ __forceinline__ void change_scores(float (&S)[kRowTiles][kTiles][4], const Position& position,
                                               const ScoreChain<Links...>& chain) {

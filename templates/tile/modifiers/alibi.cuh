@@ -1,11 +1,12 @@
 // ALiBi as a link of the chain: a score loses slope * |query + len_kv - len_q - key|, with a slope of its head.
 
 struct Alibi : HidesNothing<Alibi> {
-    static constexpr bool kAddsToScores = true, kHasHeads = true;
+    static constexpr bool kAddsToScores = true, kLeavesOffsets = true, kHasHeads = true;
     const float* slopes;  // [batch, heads_q], batch_step from one entry of the batch to the next
     int batch_step, causal_offset;
     float per_unit, per_unit_low;  // from a slope to that of scores as the product gives them, in two floats
-    // Of the heads of a lane's rows lane/4 and lane/4 + 8, in units of those scores. The second float is for long distances alone.
+    // Of the heads of a lane's rows lane/4 and lane/4 + 8, in units of those scores. The second float is for long distances, and for the
+    // rows that do not see the keys beside the diagonal, whose terms are small.
     float slope[2], slope_low[2];
 
     template <class Parameters>
@@ -38,7 +39,30 @@ struct Alibi : HidesNothing<Alibi> {
                                         const Position& position) const {
         if (distance(position, position.first_row_of_warp()) >= kTiles * 8 - 1) add_beside<true>(S, offset, position);
         else if (distance(position, position.template last_row_of_warp<kRowTiles>()) <= 0) add_beside<false>(S, offset, position);
-        else add_across(S, position);
+        else add_whole(S, position);
+    }
+    template <class Position, int kRowTiles, int kTiles>
+    __device__ __forceinline__ void add_whole(float (&S)[kRowTiles][kTiles][4], const Position& position) const {
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) add_to_row<Position::kTwoHeads>(S[i], h, distance(position, position.row(i, h)));
+    }
+    // Adds all to a lane's row h, rounded once. `distance`: along the diagonal, from the warp's first column to the row.
+    template <bool kTwoHeads, int kTiles>
+    __device__ __forceinline__ void add_to_row(float (&S)[kTiles][4], int h, int distance) const {
+        const float from = static_cast<float>(distance - lane_index() % 4 * 2);
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const float length = fabsf(from - static_cast<float>(j * 8 + e));
+                float& s = S[j][h * 2 + e];
+//% if hides
+                s = fmaf(-slope_low[kTwoHeads * h], length, s);
+//% endif
+                s = fmaf(-slope[kTwoHeads * h], length, s);
+            }
     }
 
   private:
@@ -59,21 +83,6 @@ struct Alibi : HidesNothing<Alibi> {
 #pragma unroll
                     for (int e = 0; e < 2; ++e)
                         S[i][j][h * 2 + e] = fmaf(step, static_cast<float>(j * 8 + e - kNearest), S[i][j][h * 2 + e]);
-            }
-    }
-    template <class Position, int kRowTiles, int kTiles>
-    __device__ __forceinline__ void add_across(float (&S)[kRowTiles][kTiles][4], const Position& position) const {
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const float own = slope[Position::kTwoHeads * h];
-                const float from = static_cast<float>(distance(position, position.row(i, h)) - lane_index() % 4 * 2);
-#pragma unroll
-                for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e)
-                        S[i][j][h * 2 + e] = fmaf(-own, fabsf(from - static_cast<float>(j * 8 + e)), S[i][j][h * 2 + e]);
             }
     }
 };

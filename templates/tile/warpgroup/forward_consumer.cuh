@@ -45,6 +45,9 @@ struct ForwardConsumer {
     // K blocks that this consumer's rows see, for the mask alone: every consumer visits all blocks of the work tile, as the turns of
     // ping-pong scheduling and the releases of K and V must match in number.
     Blocks own_blocks;
+//% if linear
+    LinearTerms<Element, kBlockKv, kPackGqa> terms;
+//% endif
     float normalisers[2];
     bool store_pending = false;  // once the P V under way is complete, O is the finished work tile's, and retire_pv stores it
     int v_stage_in_use = -1;     // that the P V under way reads
@@ -66,6 +69,9 @@ struct ForwardConsumer {
 //% endif
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
+//% if linear
+        terms.prepare(softmax, chain, k_block, lowest_block);  // while the product runs, nobody waits for this warp
+//% endif
         wgmma_wait_group<1>();  // lines 14, 15 of the iteration before: O += P V is complete
         retire_pv();            // rescale or store O, release V: O must be free before the next product
         issue_pv(P_prev);       // lines 10, 11: O += P V
@@ -128,6 +134,9 @@ struct ForwardConsumer {
         smem.k_pipeline.consumer_wait(k_state);
         wgmma_fence();
         gemm_scores<Element, Traits::kColumns>(S[0], smem.query_tile(q_state.stage), consumer * 64, smem.key_tile(k_state.stage));
+//% if linear
+        wgmma_rs<Element, kBlockKv>(S[0], terms.operand, smem.positions.mn_major(0), 1);
+//% endif
         wgmma_commit_group();
 //% if scatters
         k_block = seen.read(smem.block_word(k_state.stage));  // while the product is under way
@@ -146,6 +155,9 @@ struct ForwardConsumer {
     // pipelines go from one work tile to the next within the same loop.
     __device__ __forceinline__ void make_p(Fragment& P_made, bool new_tile) {
         launder(S[0]);
+//% if linear
+        terms.keep_operand();
+//% endif
 //% if scatters
         smem.k_pipeline.consumer_release(k_state.stage, lane_index() == 0);
 //% else
@@ -159,6 +171,9 @@ struct ForwardConsumer {
         map_scores(S, position(), chain);
 //% endif
 //% if adds
+//% if linear
+        terms.add(S[0], chain, k_block);
+//% else
         RowOffset offset[1][2] = {};
 //% if fetches
         const Work work = Work::load(current);  // a chain of its own: what it knows of tensors would take registers all the time
@@ -168,6 +183,7 @@ struct ForwardConsumer {
         if (k_block > lowest_block) fetched = fetch_block<Position, kBlockKv>(own, smem, first_query * kPackGqa, warp_row(), k_block - 1);
 //% else
         add_terms(S, offset, position(), chain);
+//% endif
 //% endif
 //% endif
 //% if scatters
@@ -181,10 +197,15 @@ struct ForwardConsumer {
 //% endif
 //% if folds
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked, small, chain);
+//% elif linear
+        softmax.exp2_and_sum(P_made, S[0], new_tile || masked, LinearOffsets{terms, chain, k_block}, terms.minuend);
 //% elif adds
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked, offset[0]);
 //% else
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
+//% endif
+//% if linear
+        terms.turn(chain);
 //% endif
 //% if drops
         drop<kPackGqa>(P_made, dropout, first_query * kPackGqa + warp_row(), k_block * kBlockKv);
@@ -238,6 +259,10 @@ struct ForwardConsumer {
         chain = of_packed_heads<kPackGqa>(work.chain(p), work.batch, work.first_head);
 //% else
         chain = work.chain(p);
+//% endif
+//% if linear
+        terms.begin(chain, Position{first_query * kPackGqa + consumer * 64, 0}, Position{first_query * kPackGqa + warp_row(), 0});
+        terms.look_ahead(k_block, lowest_block);
 //% endif
 //% if drops
         dropout = Dropout::of(p, work.batch, work.first_head);

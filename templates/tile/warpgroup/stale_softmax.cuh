@@ -62,6 +62,10 @@ struct OnlineSoftmax {
     // If `small`, the scores are not mapped yet: see small_log2.
     template <int kKeyTiles, class Chain>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], bool small, const Chain& chain) {
+//% elif linear
+    // Where the warp has a huge row, the offsets are added to S.
+    template <int kKeyTiles>
+    __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], const RowOffset (&offset)[2], float (&minuend)[2]) {
 //% elif adds
     // Where the warp has a huge row, the offsets are added to S, and become 0.
     template <int kKeyTiles>
@@ -97,7 +101,9 @@ struct OnlineSoftmax {
             for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) S[j][e] += offset[e / 2].value();
+//% if not linear
             offset[0].distance = offset[1].distance = 0.0f;
+//% endif
 //% endif
             update_huge_row_max(S, maximum);
         } else if (needs_rescale) {
@@ -108,6 +114,10 @@ struct OnlineSoftmax {
                 row_max[h] = next;
             }
         }
+//% if linear
+        if (unlikely(huge)) minuend[0] = -row_max[0], minuend[1] = -row_max[1];
+        else subtract_row_max(minuend, offset);
+//% endif
     }
     template <int kKeyTiles>
     __device__ __forceinline__ void update_huge_row_max(float (&S)[kKeyTiles][4], const float (&maximum)[2]) {
@@ -134,12 +144,24 @@ struct OnlineSoftmax {
         compensation[h] *= factor_of_sum;
     }
 
+//% if linear
+    // From which scores are subtracted in the exponent: what is still to be added to those of a row, less its row max.
+    __device__ __forceinline__ void subtract_row_max(float (&minuend)[2], const RowOffset (&offset)[2]) const {
+        for (int h = 0; h < 2; ++h) minuend[h] = offset[h].log2_less(row_max[h], scale_log2);
+    }
+
+//% endif
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
     // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
 //% if folds
     template <int kKeyTiles, class Chain>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows, bool small,
                                                  const Chain& chain) {
+//% elif linear
+    // `offsets`: where they are found, if the row max is to be updated; `minuend`: see subtract_row_max.
+    template <int kKeyTiles, class Offsets>
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows,
+                                                 const Offsets& offsets, float (&minuend)[2]) {
 //% elif adds
     template <int kKeyTiles>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows,
@@ -159,7 +181,13 @@ struct OnlineSoftmax {
             if (small) exponentiate<true>(P, partial, S, chain);
             else exponentiate<false>(P, partial, S, chain);
 //% else
-//% if adds
+//% if linear
+            if (updates_row_max) {
+                RowOffset offset[2];
+                offsets.find(offset);
+                update_row_max(S, offset, minuend);
+            }
+//% elif adds
             if (updates_row_max) update_row_max(S, offset);
             const float minuend[2] = {offset[0].log2_less(row_max[0], scale_log2), offset[1].log2_less(row_max[1], scale_log2)};
 //% else
