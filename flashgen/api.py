@@ -14,7 +14,7 @@ from flashgen.codegen.seen import Causal, Ends
 from flashgen.codegen.typed import require_type
 
 from .launch.arguments import LAYOUTS, check_types, require_together
-from .launch.asked import asked
+from .launch.asked import OF_KEYS, asked, with_made_axes
 from .launch.gpu import CaptureError
 from .launch.keywords import modified_of_call, seed_of
 from .numerics.modifiers.dropout import dropout_mask
@@ -250,6 +250,8 @@ def attention(
             both = run(q, k, v, return_lse, *tensors)
             only = both if return_lse else both[0]
             return _beside_mask(only, q, k, layout, dropout_p, modified) if return_dropout_mask else only  # type: ignore[return-value]  # lse is there if it is wanted
+    if known is not None and OF_KEYS in known.names:
+        modified = (*modified[:3], with_made_axes(known, modified[3])[1])
     try:
         check_types(q, k, v, causal, scale, layout, return_lse, deterministic)
         differentiated = is_differentiated(q, k, v, *(modified[3] if modified else ()))

@@ -24,9 +24,12 @@ from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import torch_dtype
 from .traced_call import is_indifferent, with_captured, with_gradients
+from .views import with_axes
 
 _PLAIN, _ENDS = {int, float}, {int, NoneType}  # types of sizes and numbers, and of a window's ends
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+MASK_NAME = "boolean_mask"
+OF_KEYS = "key_padding_mask"  # in place of a boolean mask's name: its tensor is [batch, len_kv] as yet, see `with_made_axes`
 
 _address = torch.Tensor.data_ptr  # each call asks
 
@@ -63,6 +66,17 @@ _given = lru_cache(maxsize=2**10)(_given_anew)  # each call asks
 def tensor_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """The operands of these modifiers."""
     return tuple(tensor for name in names for tensor in modifier_named(name).tensors)
+
+
+def with_made_axes(given: Given, tensors: Sequence[torch.Tensor]) -> tuple[Given, tuple[torch.Tensor, ...]]:
+    """What operators are told, in the types of `codegen`, where `given` has OF_KEYS among its names: the mask gets the axes it lacks.
+
+    A kernel is given its address, which is the same without them. So a call like the one before does without.
+    """
+    names, at = given.names, given.names.index(OF_KEYS)
+    i = len(tensor_names(names[:at]))
+    made = given._replace(names=(*names[:at], MASK_NAME, *names[at + 1 :]))
+    return made, (*tensors[:i], with_axes(tensors[i]), *tensors[i + 1 :])
 
 
 @lru_cache(maxsize=2**10)

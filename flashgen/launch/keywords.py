@@ -19,14 +19,14 @@ from flashgen.codegen.problem import Mask
 from flashgen.codegen.seen import Causal, Ends, Seen
 from flashgen.codegen.typed import require_type
 
-from .asked import Modified, asked, require_no_gradient
+from .asked import MASK_NAME, OF_KEYS, Modified, asked, require_no_gradient
 from .block_masks import with_block_mask
 from .built_in import CallOf
 from .known_functions import Answer, KnownFunctions, known_functions
 from .recorded_call import recorded_call
 from .seeds import drawn_seed
 from .traced_call import TracedCall
-from .views import with_axes
+from .views import may_wait, with_axes
 
 _CAUSAL, _ENDS, _NUMBERS = {bool, str}, {int, NoneType}, {int, float, NoneType}  # types of causal, a window's ends, a softcap
 _NOTHING = None, False, False, False  # of a call's own keywords
@@ -57,6 +57,7 @@ def modified_of_call(
 ) -> tuple[bool, Modified | tuple[()], Given | None]:
     """Whether the mask is causal, and what operators are told of modifiers: also as `asked` gives it, where that is known.
 
+    Where OF_KEYS is among the names of that, operators are told what `with_made_axes` makes of the tensors.
     top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator; call: what functions are for. Raises ArgumentError.
     """
     traced, known, is_alone = None, None, False
@@ -99,10 +100,14 @@ def modified_of_call(
         names.append("bias_fp32" if _tensor("bias", bias).dtype == torch.float32 else "bias")
         tensors.append(bias)
     if key_padding_mask is not None:
-        of_keys = _of_keys(key_padding_mask)
-        mask = of_keys if mask is None else _tensor("mask", mask) & of_keys
+        if mask is None and traced is None and may_wait(key_padding_mask):
+            names.append(OF_KEYS)
+            tensors.append(key_padding_mask)
+        else:
+            of_keys = _of_keys(key_padding_mask)
+            mask = of_keys if mask is None else _tensor("mask", mask) & of_keys
     if mask is not None:
-        names.append("boolean_mask")
+        names.append(MASK_NAME)
         tensors.append(_tensor("mask", mask))
     if document_ids is not None:
         ids = _documents(document_ids, top_left)
@@ -195,8 +200,14 @@ def _remembered(
     dropped: float,
     names: tuple[str, ...],
 ) -> _Told:
-    found = _told(Seen.of(causal, (left, right), chunk, top_left), softcap, dropped, names)
-    return found if TRACED in found.names else found._replace(given=given_modifiers(found.names, found.sizes, found.numbers))
+    told = tuple([MASK_NAME if name == OF_KEYS else name for name in names])
+    found = _told(Seen.of(causal, (left, right), chunk, top_left), softcap, dropped, told)
+    if TRACED in found.names:
+        return found
+    given = given_modifiers(found.names, found.sizes, found.numbers)
+    if OF_KEYS in names:
+        given = given._replace(names=tuple([OF_KEYS if name == MASK_NAME else name for name in given.names]))
+    return found._replace(given=given)
 
 
 def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:

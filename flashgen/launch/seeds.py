@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .tracers import may_be_kept
+from .tracers import is_gpu, nobody_traces
 from .views import element
 
 _MOST = 2**63 - 1
@@ -21,8 +21,9 @@ _SEEDS = 2**10  # of a table
 _STEP = 4  # by which an offset goes on, as PyTorch's own go in multiples of it
 _OWN = 0x666C617368676E  # tables come from generators of other seeds than PyTorch's: else the numbers would be some of those it draws
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
-_tables: dict[tuple[int, int], _Table] = {}  # the last of a device and a stream
-_lock = Lock()
+_tables: dict[tuple[torch.device, int], _Table] = {}  # the last of a device and a stream
+_lock = Lock()  # else two threads could take one offset
+_acquire, _release = _lock.acquire, _lock.release
 
 
 class _Table(NamedTuple):
@@ -33,9 +34,12 @@ class _Table(NamedTuple):
     seeds: torch.Tensor
 
 
+_NO_TABLE: tuple[int, int, Any] = (-1, 0, None)  # of a seed that no generator has
+
+
 def drawn_seed(device: torch.device | None) -> torch.Tensor:
     """Of no dimensions, on the device. Each replay of a CUDA graph, and each run of a compiled graph, draws another one."""
-    if is_dynamo_compiling() or device is None or device.type != "cuda" or not may_be_kept(device):
+    if is_dynamo_compiling() or device is None or not is_gpu(device) or not nobody_traces() or torch.cuda.is_current_stream_capturing():
         return torch.randint(_MOST, (), device=device)
     index: int = device.index
     return _next(torch.cuda.default_generators[index], device, _raw_stream(index))
@@ -43,15 +47,18 @@ def drawn_seed(device: torch.device | None) -> torch.Tensor:
 
 def _next(generator: Any, device: torch.device, stream: int) -> torch.Tensor:
     """The seed of a generator's state, which goes on. A table is of one stream: no other one waits until it is there."""
-    with _lock:
+    _acquire()  # sooner done than `with`
+    try:
         offset = generator.get_offset()
         generator.set_offset(offset + _STEP)
-    drawn, wanted, key = offset // _STEP, generator.initial_seed(), (device.index, stream)
-    found = _tables.get(key)
-    if found is None or found.seed != wanted or not 0 <= drawn - found.begin < _SEEDS:
+    finally:
+        _release()
+    drawn, wanted, key = offset // _STEP, generator.initial_seed(), (device, stream)
+    seed, begin, seeds = _tables.get(key, _NO_TABLE)
+    if seed != wanted or not 0 <= drawn - begin < _SEEDS:
         number = drawn // _SEEDS
-        found = _tables[key] = _Table(wanted, number * _SEEDS, _table(device, wanted, number))
-    return element(found.seeds, drawn - found.begin)
+        _, begin, seeds = _tables[key] = _Table(wanted, number * _SEEDS, _table(device, wanted, number))
+    return element(seeds, drawn - begin)
 
 
 def _table(device: torch.device, seed: int, number: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -30,4 +31,10 @@ nobody_traces = _tracers()
 
 def may_be_kept(device: torch.device) -> bool:
     """Whether what is computed on the device now stays what it is: not where somebody traces, or captures a CUDA graph."""
-    return nobody_traces() and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    return nobody_traces() and not (is_gpu(device) and torch.cuda.is_current_stream_capturing())
+
+
+@cache
+def is_gpu(device: torch.device) -> bool:
+    """Remembered, as PyTorch makes a device's type a text anew each time it is asked."""
+    return device.type == "cuda"

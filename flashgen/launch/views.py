@@ -20,6 +20,13 @@ def element(tensor: torch.Tensor, index: int) -> torch.Tensor:
     return make_view(tensor, (), (), index)  # type: ignore[no-any-return]
 
 
+def may_wait(mask: torch.Tensor) -> bool:
+    """Whether a padding mask, [batch, len_kv], may go without the axes it lacks until a plan is made: nobody keeps it, or traces here."""
+    if is_dynamo_compiling() or torch.is_grad_enabled():
+        return False
+    return type(mask) is torch.Tensor and mask.ndim == 2 and mask.layout is torch.strided
+
+
 def with_axes(tensor: torch.Tensor) -> torch.Tensor:
     """[a, b] as [a, 1, 1, b]. One that autograd knows of, unless gradients are disabled, so that nobody keeps it, and nobody traces."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad, profiler
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
 
 from ..launch.arguments import LAYOUTS, check_options
-from ..launch.asked import signature_of
+from ..launch.asked import OF_KEYS, signature_of, with_made_axes
 from ..launch.gpu import Plan, Run
 from ..launch.gradients import GradientPlan
 from ..launch.private_names import knows_tensors, tensor_guard
@@ -113,7 +113,7 @@ def run_at_hand(
 
     So it is where nothing wants to see the call: no subclass, mode, transform, tracer or profiler. The way through the dispatcher costs a
     fifth of a call. A call like the one before is known again by one look at the tensors; with gradients, only such a call is.
-    Raises ArgumentError as `check_types` and `Plan` do.
+    Modifiers may have OF_KEYS among their names. Raises ArgumentError as `check_types` and `Plan` do.
     """
     before = _LOCAL.before
     if (
@@ -135,6 +135,9 @@ def run_at_hand(
     ):
         return before.run
     if _without_gradients(q, k, v) and (not tensors or _are_plain(tensors)):
+        looked_at = modifiers, tensors
+        if OF_KEYS in modifiers.names:
+            modifiers, tensors = with_made_axes(modifiers, tensors)
         plans = _plans()
         try:
             key = _signature(q, k, v, causal, scale, layout, modifiers, tensors)
@@ -147,7 +150,8 @@ def run_at_hand(
             check_options(causal, scale, layout, return_lse)
             return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers, tensors).run
         if knows_tensors:
-            if plan.before is None and not (q.requires_grad or k.requires_grad or v.requires_grad):
+            modifiers, tensors = looked_at
+            if not (q.requires_grad or k.requires_grad or v.requires_grad) and (plan.before is None or plan.before.modifiers != modifiers):
                 plan.before = _Before(plan.run, (q, k, v, *tensors), causal, scale, layout, None, modifiers)
             _LOCAL.before = plan.before
         return plan.run

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError, FlashgenError
@@ -251,6 +253,24 @@ def test_a_mask_and_padding_are_taken_together() -> None:
     assert torch.equal(both, flashgen.attention(q, q, q, mask=mask & valid[:, None, None]))
     assert torch.equal(flashgen.attention(q, q, q, key_padding_mask=torch.ones_like(valid)), flashgen.attention(q, q, q))
     assert not flashgen.attention(q, q, q, mask=torch.zeros(1, dtype=torch.bool)).any()
+
+
+def test_padding_is_the_same_without_gradients_and_for_who_traces() -> None:
+    """Without gradients a call leaves the mask as it is until a plan is made."""
+    q, valid = stacked(2, 16, 2, 16), stacked(2, 16) > -1
+    wanted = flashgen.attention(q, q, q, key_padding_mask=valid)
+    with torch.no_grad():
+        assert torch.equal(flashgen.attention(q, q, q, key_padding_mask=valid), wanted)
+        columns = valid.t().contiguous().t()
+        assert torch.equal(flashgen.attention(q, q, q, key_padding_mask=columns, dropout_p=0.0, return_lse=True)[0], wanted)
+        mapped = torch.vmap(lambda q: flashgen.attention(q, q, q, key_padding_mask=valid))(q[None])
+        assert torch.equal(mapped[0], wanted)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = mode.from_tensor(q)
+            assert flashgen.attention(fake, fake, fake, key_padding_mask=mode.from_tensor(valid)).shape == q.shape
+        traced = make_fx(lambda q, valid: flashgen.attention(q, q, q, key_padding_mask=valid))(q, valid)
+        assert torch.equal(traced(q, ~valid), flashgen.attention(q, q, q, key_padding_mask=~valid))
+        assert not torch.equal(traced(q, ~valid), wanted)
 
 
 def test_ordered_gradients_of_a_bias_that_is_the_same_for_many_scores_are_refused() -> None:

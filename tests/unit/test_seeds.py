@@ -90,16 +90,18 @@ def test_other_devices_draw_as_pytorch_does(device: torch.device | None) -> None
     assert torch.equal(first, torch.randint(2**63 - 1, ()))
 
 
-def test_graphs_draw_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("traced", "captured"), [(True, False), (False, True)])
+def test_graphs_draw_as_pytorch_does(traced: bool, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A seed of a table would be the same in each replay."""
-    monkeypatch.setattr(seeds, "may_be_kept", lambda device: False)
+    monkeypatch.setattr(seeds, "nobody_traces", lambda: not traced)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
     monkeypatch.setattr(torch, "randint", lambda most, shape, device: (most, shape, device))
     assert seeds.drawn_seed(DEVICE) == (2**63 - 1, (), DEVICE)
 
 
 def test_a_call_takes_its_seed_from_the_generator_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = Philox(2)
-    monkeypatch.setattr(seeds, "may_be_kept", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(seeds, "_raw_stream", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "default_generators", (None, generator))
     assert int(seeds.drawn_seed(torch.device("cuda", 1))) == int(made_up(DEVICE, 2, 0)[0])
