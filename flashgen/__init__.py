@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .codegen.errors import ArgumentError, FlashgenError, IllegalConfigError
     from .codegen.spec import KernelSpec
     from .codegen.target import Target, find_target
+    from .launch.made_block_masks import BlockMask, block_mask
     from .traced.modifier import compile_modifier
 
 _HOMES = {
@@ -32,6 +33,7 @@ _HOMES = {
     **dict.fromkeys(("Device", "find_device"), ".codegen.devices"),
     **dict.fromkeys(("ArgumentError", "FlashgenError", "IllegalConfigError"), ".codegen.errors"),
     **dict.fromkeys(("Dtype", "Mask", "Pass", "Problem"), ".codegen.problem"),
+    **dict.fromkeys(("BlockMask", "block_mask"), ".launch.made_block_masks"),
     "Workload": ".codegen.workload",
     "compile_modifier": ".traced.modifier",
     "KernelSpec": ".codegen.spec",
@@ -39,8 +41,9 @@ _HOMES = {
 }
 
 __all__ = [  # noqa: RUF022 (faces first, then types)
-    "attention", "compile", "compile_modifier", "load", "tune", "unload", "verify", "warm",
-    "ArgumentError", "CaptureError", "Device", "Dtype", "FlashgenError", "IllegalConfigError", "KernelSpec", "Mask", "Pass", "Problem",
+    "attention", "block_mask", "compile", "compile_modifier", "load", "tune", "unload", "verify", "warm",
+    "ArgumentError", "BlockMask", "CaptureError", "Device", "Dtype", "FlashgenError", "IllegalConfigError", "KernelSpec", "Mask", "Pass",
+    "Problem",
     "Target", "Workload", "find_device", "find_target", "__version__",
 ]  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import BlockMask as FlexBlockMask
 
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.seen import Causal, Ends
@@ -17,6 +17,7 @@ from .launch.arguments import LAYOUTS, check_types, require_together
 from .launch.asked import OF_KEYS, asked, with_made_axes
 from .launch.gpu import CaptureError
 from .launch.keywords import modified_of_call, seed_of
+from .launch.made_block_masks import BlockMask
 from .numerics.modifiers.dropout import dropout_mask
 from .operators.autograd import differentiable_attention, is_differentiated
 from .operators.plans import nobody_listens, run_at_hand
@@ -54,7 +55,7 @@ def attention(
     dropout_p: float = ...,
     score_mod: ScoreMod = ...,
     mask_mod: MaskMod = ...,
-    block_mask: BlockMask | None = ...,
+    block_mask: BlockMask | FlexBlockMask | None = ...,
     return_dropout_mask: Literal[False] = ...,
 ) -> torch.Tensor: ...
 @overload
@@ -81,7 +82,7 @@ def attention(
     dropout_p: float = ...,
     score_mod: ScoreMod = ...,
     mask_mod: MaskMod = ...,
-    block_mask: BlockMask | None = ...,
+    block_mask: BlockMask | FlexBlockMask | None = ...,
     return_dropout_mask: Literal[False] = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
@@ -108,7 +109,7 @@ def attention(
     dropout_p: float = ...,
     score_mod: ScoreMod = ...,
     mask_mod: MaskMod = ...,
-    block_mask: BlockMask | None = ...,
+    block_mask: BlockMask | FlexBlockMask | None = ...,
     return_dropout_mask: Literal[True],
 ) -> tuple[torch.Tensor, ...]: ...
 def attention(
@@ -134,7 +135,7 @@ def attention(
     dropout_p: float = 0.0,
     score_mod: ScoreMod = None,
     mask_mod: MaskMod = None,
-    block_mask: BlockMask | None = None,
+    block_mask: BlockMask | FlexBlockMask | None = None,
     return_dropout_mask: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """softmax(scale * q k^T) v, on the GPU that holds the tensors and in its current stream.
@@ -175,9 +176,9 @@ def attention(
     mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. A causal mask,
        a window or a mask in memory in it is one of the call. A kernel finds tiles of keys that no query of a tile sees, and these are not
        visited. torch.compile traces both.
-    block_mask: FlexAttention's BlockMask for len_q and len_kv, of any BLOCK_SIZE that is a multiple of 16: a query sees the keys of its
-       full blocks, and those of its other blocks that the block mask's own mask_mod lets it see. Other masks hide some of these. What it
-       lists is read once, and anew when its tensors have changed.
+    block_mask: what `flashgen.block_mask` gives, or FlexAttention's BlockMask, for len_q and len_kv, of blocks of any multiple of 16: a
+       query sees the keys of its full blocks, and those of its other blocks that the block mask's own mask_mod lets it see. Other masks
+       hide some of these. What FlexAttention's lists is read once, and anew when its tensors have changed.
     dropout_p: probability, from 0 to 1 and met to 2^-16, of each element of P to be dropped; the others are divided by 1 - dropout_p. Lse
        is what it is without. A seed comes from PyTorch's generator of the device, so that torch.manual_seed repeats a call, each replay of
        a CUDA graph drops other elements, and gradients know the same ones. What is dropped depends on no kernel, nor on other modifiers.

@@ -8,10 +8,12 @@ Needs a GPU. bf16, batch * length = 16384, heads * head_dim = 2048, inputs from 
     documents  causal, of documents with 1024 tokens in the mean, at lengths 4096 and 16384
     blocks     random blocks of 128 x 128, one of ten seen, at length 16384: all of them whole; and of every second one a half
 
-FlexAttention's block masks are made beforehand, and flashgen is given the same ones. `mask_mod` is flashgen with the function that they are
-made of, whose tiles it finds in each call. A peer whose results differ from flashgen's by more than 2 % of their norm gets no time.
-Milliseconds, medians of 7 rounds; the last column is the best peer's time over flashgen's. Of blocks also the share of the time without a
-mask that they would have if each took as long as there, over flashgen's time, and how long it takes to find tiles.
+FlexAttention's block masks are made beforehand, and flashgen is given the same ones. `made` is flashgen with the block mask that it makes
+itself, `mask_mod` with the function that these are made of, whose tiles it finds in each call. A peer whose results differ from flashgen's
+by more than 2 % of their norm gets no time. Milliseconds, medians of 7 rounds; the last column is the best peer's time over flashgen's. Of
+blocks also the share of the time without a mask that they would have if each took as long as there, over flashgen's time, and how long it
+takes to find tiles. Of each kind, how long it takes to make a block mask: FlexAttention's by a compiled function, flashgen's by a call, and
+the kernel of that alone, which is also a share of the time that flashgen's forward pass takes with it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from .modifier_cost import milliseconds
 
 TOKENS, MODEL_DIM, MEAN_LENGTH, BLOCK, SEEN = 16384, 2048, 1024, 128, 0.1
 ROUNDS, CALLS, TOLERANCE = 7, 40, 0.02
-OURS, DENSE, TILES = "flashgen", "without", "tiles"
+OURS, MADE, DENSE, TILES = "flashgen", "made", "without", "tiles"
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -42,7 +44,7 @@ class Case(NamedTuple):
     """What queries see.
 
     mask_mod: all of it, as FlexAttention wants it; by_batch: whether that looks at the entry of the batch
-    ours: the options of flashgen's calls, by what they are called; a block mask is that of FlexAttention
+    ours: the options of flashgen's calls, by what they are called; a block mask is that of FlexAttention, or flashgen's own if it is MADE
     """
 
     name: str
@@ -62,7 +64,8 @@ def documents(length: int) -> Case:
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (i >= j) & (ids[b, i] == ids[b, j])
 
-    ours: dict[str, dict[str, Any]] = {OURS: {"causal": True, "document_ids": ids}, "mask_mod": {"causal": True, "mask_mod": same}}
+    ours: dict[str, dict[str, Any]] = {OURS: {"causal": True, "document_ids": ids}, MADE: {"block_mask": None}}
+    ours["mask_mod"] = {"causal": True, "mask_mod": same}
     return Case("documents", length, seen, True, ours)
 
 
@@ -80,7 +83,7 @@ def blocks(part: bool) -> Case:
         return seen[i // BLOCK, j // BLOCK] & (whole[i // BLOCK, j // BLOCK] | ((i + j) % 2 == 0))
 
     mask_mod = of_parts if part else of_whole
-    ours: dict[str, dict[str, Any]] = {OURS: {"block_mask": None}, "mask_mod": {"mask_mod": mask_mod}}
+    ours: dict[str, dict[str, Any]] = {OURS: {"block_mask": None}, MADE: {"block_mask": None}, "mask_mod": {"mask_mod": mask_mod}}
     return Case(f"blocks-{'parts' if part else 'whole'}", length, mask_mod, False, ours)
 
 
@@ -104,14 +107,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, bf16; ms")
     for make in (make for kind in options.kinds for make in KINDS[kind]):
         case = make()
-        mask, built = block_mask(case)
-        print(f"{case.name} length {case.length}: a block mask is made in {built:.3f} ms, {mask.sparsity():.1f} % of it empty", flush=True)
+        mask, built = flex_block_mask(case)
+        own, called, in_kernel = own_block_mask(case)
+        print(f"{case.name} length {case.length}: a block mask is made in {built:.3f} ms, {mask.sparsity():.1f} % of it empty;", end=" ")
+        print(f"flashgen's in {called:.3f} ms, {in_kernel:.3f} of them the kernel, {own.sparsity():.1f} % empty", flush=True)
         for operation in options.operation:
             for head_dim in options.head_dim:
-                times, failed = measured(operation, head_dim, case, mask, options.alone)
+                times, failed = measured(operation, head_dim, case, (mask, own), options.alone)
                 told = "  ".join(f"{name} {time:.3f}" for name, time in times.items())
                 best = min((time for name, time in times.items() if name.startswith("flex")), default=float("nan"))
                 print(f"  {operation:8} head_dim {head_dim:3}  {told}  {best / times[OURS]:.3f}", flush=True)
+                if operation == "forward" and MADE in times:
+                    print(f"    the kernel that makes the mask takes {in_kernel / times[MADE]:.1%} of {MADE}", flush=True)
                 if DENSE in times:
                     share = times[DENSE] * (1 - mask.sparsity() / 100)
                     speeds = "  ".join(f"{name} {share / times[name]:.3f}" for name in case.ours)
@@ -120,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     print(f"    {name}: {why}")
 
 
-def block_mask(case: Case) -> tuple[flex.BlockMask, float]:
+def flex_block_mask(case: Case) -> tuple[flex.BlockMask, float]:
     """FlexAttention's, and the milliseconds that it takes to make one, by a compiled function that has run before."""
     batch = TOKENS // case.length if case.by_batch else None
     make = torch.compile(lambda: flex.create_block_mask(case.mask_mod, batch, None, case.length, case.length, device="cuda"), dynamic=False)
@@ -128,13 +135,23 @@ def block_mask(case: Case) -> tuple[flex.BlockMask, float]:
     return mask, milliseconds(make, CALLS)
 
 
-def measured(operation: str, head_dim: int, case: Case, mask: flex.BlockMask, alone: bool) -> tuple[dict[str, float], dict[str, str]]:
+def own_block_mask(case: Case) -> tuple[flashgen.BlockMask, float, float]:
+    """The one that flashgen makes, and the milliseconds that it takes to make one: a call, and its kernel."""
+    batch = TOKENS // case.length if case.by_batch else None
+    make = partial(flashgen.block_mask, case.mask_mod, batch=batch, len_q=case.length, len_kv=case.length)
+    return make(), milliseconds(make, CALLS), milliseconds_of_kernels(make, lambda name: name.startswith("block_states"))
+
+
+def measured(
+    operation: str, head_dim: int, case: Case, masks: tuple[flex.BlockMask, flashgen.BlockMask], alone: bool
+) -> tuple[dict[str, float], dict[str, str]]:
     """Times of those that can do it, and why the others cannot."""
     shape = (TOKENS // case.length, MODEL_DIM // head_dim, case.length, head_dim)
     given = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
     peers: dict[str, Attention] = {}
+    mask, made = masks
     for name, options in case.ours.items():
-        own = {"block_mask": mask} if "block_mask" in options else options
+        own = {"block_mask": made if name == MADE else mask} if "block_mask" in options else options
         peers[name] = partial(flashgen.attention, layout="bhsd", **own)
     for name, kernels in () if alone else (("flex", None), ("flex_flash", {"BACKEND": "FLASH"})):
         peers[name] = torch.compile(partial(flex.flex_attention, block_mask=mask, kernel_options=kernels), dynamic=False)
@@ -158,17 +175,17 @@ def measured(operation: str, head_dim: int, case: Case, mask: flex.BlockMask, al
         for name, run in runs.items():
             times[name].append(milliseconds(run, CALLS))
     if DENSE in runs:
-        times[TILES] = [milliseconds_of_tiles(runs[OURS])]
+        times[TILES] = [milliseconds_of_kernels(runs[OURS], lambda name: name.endswith("_tiles"))]
     return {name: statistics.median(each) for name, each in times.items()}, failed
 
 
-def milliseconds_of_tiles(run: Callable[[], Any]) -> float:
-    """Of the kernels in a call that find tiles."""
+def milliseconds_of_kernels(run: Callable[[], Any], are_meant: Callable[[str], bool]) -> float:
+    """Of some of the kernels in a call, by their names."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(CALLS):
             run()
         torch.cuda.synchronize()
-    return sum(float(event.device_time_total) for event in profile.key_averages() if event.key.endswith("_tiles")) / CALLS / 1000
+    return sum(float(event.device_time_total) for event in profile.key_averages() if are_meant(event.key)) / CALLS / 1000
 
 
 def fault_of(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:

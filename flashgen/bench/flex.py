@@ -41,7 +41,7 @@ class Flex(AttentionPeer):
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
         w, attention, options, cap = cell.workload, self._attention, self.options, softcap_of(cell)
-        gqa, mask = w.heads_q != w.heads_kv, block_mask(cell, device)
+        gqa, mask = w.heads_q != w.heads_kv, flex_block_mask(cell, device)
 
         def call(
             q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, **others: Tensor
@@ -64,7 +64,7 @@ class FlexFlash(Flex):
         super().__init__()
 
 
-def block_mask(cell: Cell, device: torch.device) -> flex.BlockMask | None:
+def flex_block_mask(cell: Cell, device: torch.device) -> flex.BlockMask | None:
     """Of what a cell's mask, window, chunks and documents let through; None for everything."""
     w, offset, seen = cell.workload, cell.workload.len_kv - cell.workload.len_q, list[MaskMod]()
     causal = cell.problem.mask is Mask.CAUSAL

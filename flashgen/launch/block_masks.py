@@ -1,7 +1,7 @@
-"""FlexAttention's block masks, as they are: a `BlockMask` becomes a mask_mod, by which kernels find the tiles that it leaves.
+"""Block masks, flashgen's own and FlexAttention's: one becomes a mask_mod, by which kernels find the tiles that it leaves.
 
-Of each block of queries and keys it is known whether queries see none of the keys, those that its own mask_mod lets them see, or all. What
-lists them is the block mask's kv_indices and full_kv_indices; the others, which are for FlexAttention's own gradients, nobody needs.
+Of each block of queries and keys it is known whether queries see none of the keys, those that its own mask_mod lets them see, or all. In
+FlexAttention's what lists them is kv_indices and full_kv_indices; the others, which are for its own gradients, nobody needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.compiler import is_dynamo_compiling
 from torch.nn.attention import flex_attention
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import BlockMask as FlexBlockMask
 
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.expressions.blocks import SMALLEST_BLOCK
@@ -22,10 +22,10 @@ from flashgen.codegen.expressions.blocks import SMALLEST_BLOCK
 from ..traced.modifier import functions_given
 from .built_in import CallOf
 from .gpu import current_stream
+from .made_block_masks import ALL, PART, BlockMask, seen_by
 from .tracers import may_be_kept
 
 MaskMod = Callable[..., Any]
-_PARTIAL, _FULL = 1, 2  # of a block, where 0 is one of which nothing is seen
 _ANY_LENGTH = (2**30, 2**30)  # FlexAttention's block size of a mask that hides nothing, whatever the lengths are
 _SLICED = getattr(flex_attention, "_sliced_mask_mod_error", None)  # the mask_mod of a part of a block mask
 
@@ -42,20 +42,42 @@ class _Kept(NamedTuple):
     stream: int
 
 
-_kept: WeakKeyDictionary[BlockMask, _Kept] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[FlexBlockMask, _Kept] = WeakKeyDictionary()
 
 
 def with_block_mask(score_mod: Any, mask_mod: MaskMod | None, block_mask: Any, call: CallOf | None) -> tuple[Any, MaskMod]:
     """score_mod and mask_mod of a call that has a block mask, too: queries see what both let them see. Raises ArgumentError."""
-    if not isinstance(block_mask, BlockMask):
-        raise ArgumentError(f"block_mask must be a BlockMask of torch.nn.attention.flex_attention; got {shown(block_mask)}")
-    _check(block_mask, call)
-    seen = _seen_by(block_mask) if is_dynamo_compiling() else _known(block_mask, call)
+    if isinstance(block_mask, BlockMask):
+        _check_made(block_mask, call)
+        of_mask = block_mask.states, block_mask.block_size, block_mask.mask_mod
+        seen = seen_by(*of_mask) if is_dynamo_compiling() else block_mask.seen
+    elif isinstance(block_mask, FlexBlockMask):
+        _check(block_mask, call)
+        seen = _seen_by(block_mask) if is_dynamo_compiling() else _known(block_mask, call)
+    else:
+        wanted = "what flashgen.block_mask gives, or a BlockMask of torch.nn.attention.flex_attention"
+        raise ArgumentError(f"block_mask must be {wanted}; got {shown(block_mask)}")
     score_mod, mask_mod = functions_given(score_mod, mask_mod)
     return score_mod, seen if mask_mod is None else _both(seen, mask_mod)
 
 
-def _check(block_mask: BlockMask, call: CallOf | None) -> None:
+def _check_made(block_mask: BlockMask, call: CallOf | None) -> None:
+    if call is None:
+        return  # what is wrong with q or k is said elsewhere
+    (batch, heads, len_q, len_kv), q, _ = call
+    states, lengths = block_mask.states, block_mask.seq_lengths
+    if lengths[0] != len_q or lengths[1] != len_kv:
+        wanted = f"({len_q}, {len_kv}), those of the call"
+        raise ArgumentError(f"block_mask must be for lengths {wanted}: make another one; got {tuple(lengths)}")
+    if states.device != q.device:
+        raise ArgumentError(f"block_mask must be on q's device {q.device}; got {states.device}")
+    batches, of_heads = states.shape[0], states.shape[1]
+    if batches not in (1, batch) or of_heads not in (1, heads):
+        wanted = f"for batch {batch} and heads {heads}, those of the call, or for all"
+        raise ArgumentError(f"block_mask must be {wanted}; got batch {batches}, heads {of_heads}")
+
+
+def _check(block_mask: FlexBlockMask, call: CallOf | None) -> None:
     sizes = block_mask.BLOCK_SIZE
     if len(sizes) != 2 or any(size < SMALLEST_BLOCK or size % SMALLEST_BLOCK for size in sizes):
         raise ArgumentError(f"block_mask must have a BLOCK_SIZE of multiples of {SMALLEST_BLOCK}; got {shown(sizes)}")
@@ -78,7 +100,7 @@ def _check(block_mask: BlockMask, call: CallOf | None) -> None:
         raise ArgumentError(f"block_mask must have {wanted}; got {tuple(listed.shape)}")
 
 
-def _known(block_mask: BlockMask, call: CallOf | None) -> MaskMod:
+def _known(block_mask: FlexBlockMask, call: CallOf | None) -> MaskMod:
     """The function of a block mask, made once as long as nothing of it changes."""
     m = block_mask
     tensors = [each for each in (m.kv_num_blocks, m.kv_indices, m.full_kv_num_blocks, m.full_kv_indices) if each is not None]
@@ -94,17 +116,9 @@ def _known(block_mask: BlockMask, call: CallOf | None) -> MaskMod:
     return kept.function
 
 
-def _seen_by(block_mask: BlockMask) -> MaskMod:
+def _seen_by(block_mask: FlexBlockMask) -> MaskMod:
     """Its function. torch.compile traces this."""
-    states = _states(block_mask)
-    (of_q, of_kv), mask_mod = block_mask.BLOCK_SIZE, block_mask.mask_mod
-    by_batch, by_head = states.shape[0] > 1, states.shape[1] > 1
-
-    def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
-        state = states[batch if by_batch else 0, head if by_head else 0, query // of_q, key // of_kv]
-        return (state == _FULL) | ((state == _PARTIAL) & mask_mod(batch, head, query, key))
-
-    return seen
+    return seen_by(_states(block_mask), block_mask.BLOCK_SIZE, block_mask.mask_mod)
 
 
 def _both(seen: MaskMod, mask_mod: MaskMod) -> MaskMod:
@@ -114,14 +128,14 @@ def _both(seen: MaskMod, mask_mod: MaskMod) -> MaskMod:
     return both
 
 
-def _states(block_mask: BlockMask) -> torch.Tensor:
+def _states(block_mask: FlexBlockMask) -> torch.Tensor:
     """uint8 [1 or batch, 1 or heads, blocks of queries, blocks of keys]."""
     m = block_mask
     columns = max(1, -(-m.seq_lengths[1] // m.BLOCK_SIZE[1]))
     states = m.kv_indices.new_zeros((*m.kv_num_blocks.shape, columns + 1), dtype=torch.uint8)
     for state, count, indices in (
-        (_PARTIAL, m.kv_num_blocks, m.kv_indices),
-        (_FULL, m.full_kv_num_blocks, m.full_kv_indices),
+        (PART, m.kv_num_blocks, m.kv_indices),
+        (ALL, m.full_kv_num_blocks, m.full_kv_indices),
     ):
         if count is not None and indices is not None:
             position = torch.arange(indices.shape[-1], device=indices.device)

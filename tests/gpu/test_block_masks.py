@@ -1,4 +1,5 @@
-"""FlexAttention's block masks on a GPU: results and gradients beside plain PyTorch in float64, of seeded random sizes; CUDA graphs."""
+"""Block masks on a GPU, FlexAttention's and flashgen's own: results and gradients beside plain PyTorch in float64, of seeded random sizes;
+CUDA graphs."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 import flashgen
+from flashgen.launch.block_masks import _states
 
 pytestmark = pytest.mark.gpu
 Mod = Callable[..., Any]
@@ -35,6 +37,10 @@ def exact(mask_mod: Mod, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> t
     return torch.where(nothing, 0.0, scores.masked_fill(hidden & ~nothing, -torch.inf).softmax(-1)) @ v
 
 
+def own(name: str, batch: int, heads: int, lengths: tuple[int, int], size: Any) -> flashgen.BlockMask:
+    return flashgen.block_mask(FUNCTIONS[name], batch=batch, heads=heads, len_q=lengths[0], len_kv=lengths[1], block_size=size)
+
+
 def made(name: str, batch: int, heads: int, lengths: tuple[int, int], size: Any) -> BlockMask:
     by = {"by-entry": (batch, None), "by-head": (None, heads)}.get(name, (None, None))
     return create_block_mask(FUNCTIONS[name], *by, *lengths, device="cuda", BLOCK_SIZE=size)
@@ -48,7 +54,7 @@ def test_results_and_gradients(name: str, head_dim: int) -> None:
         dtype, heads = draw.choice((torch.bfloat16, torch.float16)), draw.choice(((4, 4), (4, 2), (6, 1)))
         batch, lengths = draw.randint(1, 3), (draw.randint(1, 900), draw.randint(1, 900))
         size = draw.choice((128, (64, 128), (16, 48), 256))
-        mask = made(name, batch, heads[0], lengths, size)
+        mask: Any = draw.choice((made, own))(name, batch, heads[0], lengths, size)
         shapes = ((batch, heads[0], lengths[0], head_dim), *((batch, heads[1], lengths[1], head_dim),) * 2)
         given = [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes]
         floats = [t.detach().double().requires_grad_() for t in given]
@@ -59,6 +65,29 @@ def test_results_and_gradients(name: str, head_dim: int) -> None:
         for one, other in zip((out, *found), (wanted, *right), strict=True):
             apart = float((one.detach().double() - other.detach()).abs().max())
             assert apart <= 2**-6 * max(1.0, float(other.detach().abs().max())), (dtype, heads, batch, lengths, size)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_own_states_are_flexattentions(name: str) -> None:
+    for lengths, size in (((1024, 2048), 128), ((512, 384), (64, 128)), ((896, 640), (128, 32))):
+        ours, theirs = own(name, 3, 4, lengths, size).states, _states(made(name, 3, 4, lengths, size))
+        assert torch.equal(*torch.broadcast_tensors(ours, theirs)), (lengths, size)
+
+
+def test_a_graph_makes_masks_of_what_is_captured_when_it_runs() -> None:
+    q, limit = torch.randn(1, 512, 2, 64, device="cuda", dtype=torch.bfloat16), torch.tensor([100], device="cuda")
+
+    def make() -> flashgen.BlockMask:
+        return flashgen.block_mask(lambda b, h, q, k: (q - k).abs() < limit[0], len_q=512, len_kv=512)
+
+    flashgen.attention(q, q, q, block_mask=make())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flashgen.attention(q, q, q, block_mask=make())
+    for length in (40, 300):
+        limit.fill_(length)
+        graph.replay()
+        assert torch.equal(out, flashgen.attention(q, q, q, block_mask=make()))
 
 
 def test_a_graph_replays_it() -> None:

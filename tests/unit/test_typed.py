@@ -116,13 +116,14 @@ def annotated(function: Callable[..., Any]) -> list[str]:
     return [name for name, p in inspect.signature(function).parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
-@pytest.mark.parametrize("name", ["attention", "compile", "load", "tune", "verify", "warm"])
+@pytest.mark.parametrize("name", ["attention", "block_mask", "compile", "load", "tune", "verify", "warm"])
 def test_every_argument_of_every_public_function_is_checked(name: str) -> None:
     import torch
 
     q = torch.empty(1, 8, 2, 64, dtype=torch.bfloat16)
     every: dict[str, dict[str, Any]] = {
         "attention": {"q": q, "k": q, "v": q},
+        "block_mask": {"mask_mod": lambda b, h, q, k: q >= k, "len_q": 8, "len_kv": 8, "device": "cpu"},
         "compile": {"problem": PLAIN},
         "load": {"folder": "nowhere"},
         "tune": {"head_dim": 64},
