@@ -12,6 +12,7 @@ from flashgen.codegen.program import Buffer, BufferKind
 
 from .tile_counters import tile_counters
 
+_KINDS = (BufferKind.CALL_ZEROED, BufferKind.CALL, BufferKind.STREAM_COUNTER)  # each call goes through them by number
 _ALIGNED = 512  # bytes, as PyTorch's allocator aligns what it gives
 
 
@@ -43,29 +44,30 @@ class BoundCall:
 
     def _lay_out(self, buffers: Iterable[Buffer]) -> None:
         """Lays the buffers of each kind one after the other."""
-        ends = dict.fromkeys(BufferKind, 0)
+        ends = dict.fromkeys(_KINDS, 0)
         offsets = []
         for buffer in buffers:
-            offsets.append((buffer.kind, 0 if buffer.kind is BufferKind.STREAM_COUNTER else ends[buffer.kind]))
+            offset = 0 if buffer.kind is BufferKind.STREAM_COUNTER else ends[buffer.kind]
+            offsets.append((_KINDS.index(buffer.kind), offset))
             ends[buffer.kind] += -(-buffer.bytes // _ALIGNED) * _ALIGNED
-        self._offsets = tuple(offsets)
-        self._zeroed_bytes, self._other_bytes = ends[BufferKind.CALL_ZEROED], ends[BufferKind.CALL]
-        self._counts = bool(ends[BufferKind.STREAM_COUNTER])
+        self._offsets, self._device = tuple(offsets), torch.device("cuda", self.index)
+        self._zeroed_bytes, self._other_bytes, counted = ends.values()
+        self._counts = counted > 0
 
     def _with_buffers(self, stream: int, *addresses: int) -> None:
         # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
         zeroed = self._memory(self._zeroed_bytes, torch.zeros)
         other = self._memory(self._other_bytes, torch.empty)
-        bases = {
-            BufferKind.CALL_ZEROED: zeroed.data_ptr() if zeroed is not None else 0,
-            BufferKind.CALL: other.data_ptr() if other is not None else 0,
-            BufferKind.STREAM_COUNTER: tile_counters.address(self.index, stream) if self._counts else 0,
-        }
+        bases = (
+            0 if zeroed is None else zeroed.data_ptr(),
+            0 if other is None else other.data_ptr(),
+            tile_counters.address(self.index, stream) if self._counts else 0,
+        )
         self.launch.enqueue(stream, *addresses, *[bases[kind] + offset for kind, offset in self._offsets])
 
     def _memory(self, size: int, make: Callable[..., torch.Tensor]) -> torch.Tensor | None:
         """One allocation for all buffers of a kind: each costs a call a microsecond or two."""
-        return make(size, dtype=torch.uint8, device=torch.device("cuda", self.index)) if size else None
+        return make(size, dtype=torch.uint8, device=self._device) if size else None
 
 
 def addresses_of(names: Iterable[str], tensors: Mapping[str, torch.Tensor], excluded: Iterable[str] = ()) -> tuple[int, ...]:

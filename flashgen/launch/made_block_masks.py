@@ -96,7 +96,7 @@ def seen_by(states: torch.Tensor, block_size: Sequence[int], mask_mod: MaskMod) 
 
     def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
         state = states[batch if by_batch else 0, head if by_head else 0, query // of_q, key // of_kv]
-        return (state == ALL) | ((state == PART) & mask_mod(batch, head, query, key))
+        return (state == 2) | ((state == 1) & mask_mod(batch, head, query, key))  # ALL, PART: a number by name is looked up in each call
 
     return seen
 
