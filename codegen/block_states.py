@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from .config import Config, range_reasons, tagged
@@ -119,6 +120,7 @@ class BlockStates(Family):
 BLOCK_STATES = BlockStates()
 
 
+@cache
 def states_problem(modifier: str) -> Problem:
     """The problem of a mask_mod, by the name of its modifier."""
     return Problem(Dtype.BF16, 8, modifiers=(modifier,))

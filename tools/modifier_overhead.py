@@ -25,6 +25,8 @@ import torch
 
 from flashgen.api import attention
 from flashgen.launch import seeds
+from flashgen.launch.bound import BoundCall
+from flashgen.launch.made_block_masks import BlockMask
 
 from . import call_overhead
 
@@ -45,6 +47,7 @@ def kinds(device: str) -> dict[str, Options]:
     """The keywords of each call by its name."""
     slopes = torch.exp2(-torch.arange(1, HEADS + 1, device=device, dtype=torch.float32))
     table = torch.zeros(HEADS, 2 * LENGTH, device=device)
+    ids = torch.zeros(LENGTH, device=device, dtype=torch.int32)
 
     def softcap(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
         return CAP * torch.tanh(score / CAP)
@@ -58,6 +61,10 @@ def kinds(device: str) -> dict[str, Options]:
     def window(batch: Any, head: Any, query: Any, key: Any) -> Any:
         return (query >= key) & (query - key <= WINDOW)
 
+    def documents(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return (query >= key) & (ids[query] == ids[key])
+
+    block_mask = BlockMask(torch.ones(1, 1, 1, 1, device=device, dtype=torch.uint8), documents, (LENGTH, LENGTH), (LENGTH, LENGTH))
     return {
         "plain": fixed(),
         "window": fixed(causal=True, window=(WINDOW, None)),
@@ -69,6 +76,8 @@ def kinds(device: str) -> dict[str, Options]:
         "traced-softcap": fixed(score_mod=softcap),
         "traced-alibi": fixed(score_mod=alibi),
         "traced-relative": fixed(score_mod=relative),
+        "traced-documents": fixed(mask_mod=documents),
+        "block-mask": fixed(block_mask=block_mask),
         "fresh-softcap": lambda: {"score_mod": lambda score, batch, head, query, key: CAP * torch.tanh(score / CAP)},
         "fresh-alibi": lambda: {"score_mod": lambda score, batch, head, query, key: score - slopes[head] * (query - key).abs()},
     }
@@ -109,6 +118,7 @@ def pretend(folder: Path) -> None:
         (torch.cuda, "default_generators", (Philox(),)),
         (seeds, "_raw_stream", lambda index: 0),
         (seeds, "_table", lambda *given: table),
+        (BoundCall, "_memory", lambda bound, size, make: make(size, dtype=torch.uint8) if size else None),
         (torch.cuda, "synchronize", lambda: None),
     )
     for owner, name, value in patches:

@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from flashgen.build.emulator.kernel import EmulatedKernel
 from flashgen.build.gpu.driver import gpu
+from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.block_states import BLOCK_STATES, STATES, differs_by, states_call, states_problem, states_shape, states_spec
 from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.errors import ArgumentError, require_int, shown
@@ -220,20 +221,25 @@ def _traced(mask_mod: MaskMod, where: torch.device) -> _Traced:
 
 def _on_gpu(call: Call, states: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     index = states.device.index
-    on = gpu(index)
-    spec = states_spec(call.problem, on.device.target)
     with torch.cuda.device(index):
-        if torch.cuda.is_current_stream_capturing() and not loaded.kernels.is_loaded(spec, on):
-            raise CaptureError(
-                "flashgen.block_mask has no kernel yet for this mask_mod, and none can be made during a CUDA graph's capture: "
-                "call it once before"
-            )
-        kernel = loaded.kernels.load(spec, on)
-        launch = kernel.bind(BLOCK_STATES.program(spec.config, call, on.device))
+        kernel = _kernel(call.problem, index)
+        launch = kernel.bind(BLOCK_STATES.program(kernel.spec.config, call, kernel.gpu.device))
         named = zip((operand.name for operand in modifier_operands(call.problem)), tensors, strict=True)
         addresses = {STATES: states.data_ptr(), **{name: tensor.data_ptr() for name, tensor in named}}
         require_context(index)
         launch(current_stream(index), *[addresses.get(name, 0) for name in launch.names])
+
+
+@cache
+def _kernel(problem: Problem, index: int) -> Kernel:
+    """On a GPU, which is the current one. Raises CaptureError for one that is not there yet while a CUDA graph is captured."""
+    if torch.cuda.is_current_stream_capturing():
+        raise CaptureError(
+            "flashgen.block_mask has no kernel yet for this mask_mod, and none can be made during a CUDA graph's capture: "
+            "call it once before"
+        )
+    on = gpu(index)
+    return loaded.kernels.load(states_spec(problem, on.device.target), on)
 
 
 def _on_cpu(call: Call, states: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:

@@ -128,10 +128,6 @@ class Kernels:
                     kernel = self._loaded[key] = Kernel(spec, compilation.compile_spec(spec), gpu)
         return kernel
 
-    def is_loaded(self, spec: KernelSpec, gpu: Gpu) -> bool:
-        """Whether `load` would return at once."""
-        return (spec.digest, gpu.ordinal) in self._loaded
-
     def forget(self) -> None:
         """Drops the choices made, so that new records or imports are heard. Kernels in use stay alive."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,6 @@ from flashgen.codegen.target import Target, find_target, targets
 from flashgen.launch import gpu as launch_gpu
 from flashgen.launch import made_block_masks
 from flashgen.launch.gpu import CaptureError
-from flashgen.selection import loaded
 from flashgen.traced.modifier import modifier_in_call
 from tools import call_overhead
 
@@ -77,9 +77,9 @@ def test_other_configs_are_refused() -> None:
 
 
 @pytest.fixture
-def on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """An H200 that is made up; whether a graph is captured, and what has been launched."""
-    seen = SimpleNamespace(captures=False, launched=0)
+def on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """An H200 that is made up; whether a graph is captured."""
+    seen = SimpleNamespace(captures=False)
     call_overhead.pretend("h200", tmp_path, monkeypatch.setattr)
 
     class Device:
@@ -93,7 +93,9 @@ def on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace
         monkeypatch.setattr(made_block_masks, name, getattr(launch_gpu, name))
     monkeypatch.setattr(torch.cuda, "device", Device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: seen.captures)
-    return seen
+    made_block_masks._kernel.cache_clear()
+    yield seen
+    made_block_masks._kernel.cache_clear()
 
 
 def tensor_at(address: int) -> Any:
@@ -102,7 +104,7 @@ def tensor_at(address: int) -> Any:
 
 def test_a_launch_is_given_the_addresses_of_its_tensors(on_a_gpu: SimpleNamespace) -> None:
     made_block_masks._on_gpu(call(), tensor_at(4096), [tensor_at(512)])
-    kernel = loaded.kernels.load(states_spec(BY_HEAD, find_target("sm_90a")), made_block_masks.gpu(0))  # type: ignore[attr-defined]  # the one made up
+    kernel = made_block_masks._kernel(BY_HEAD, 0)
     (memory,) = kernel._of_thread.memories.values()
     words = {field.name: memory.words[field.offset // 8] for field in kernel.parameters[""].pointers}
     assert words == {STATES: 4096, "traced_t0": 512}
