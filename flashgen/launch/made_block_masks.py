@@ -40,6 +40,7 @@ from .tracers import nobody_traces
 from .untraced import untraced
 
 MaskMod = Callable[..., Any]
+LARGEST_BLOCK = 2**15  # a warp counts looks at a block in an int
 NOTHING, PART, ALL = range(3)  # of a block: what queries see of it
 
 
@@ -103,8 +104,8 @@ def seen_by(states: torch.Tensor, block_size: Sequence[int], mask_mod: MaskMod) 
 
 
 def _require_sizes(block_size: Sequence[int], seq_lengths: Sequence[int]) -> None:
-    if len(block_size) != 2 or any(not SMALLEST_BLOCK <= size <= LONGEST or size % SMALLEST_BLOCK for size in block_size):
-        raise ArgumentError(f"block_size must be one or two multiples of {SMALLEST_BLOCK} up to {LONGEST}; got {shown(block_size)}")
+    if len(block_size) != 2 or any(not SMALLEST_BLOCK <= size <= LARGEST_BLOCK or size % SMALLEST_BLOCK for size in block_size):
+        raise ArgumentError(f"block_size must be one or two multiples of {SMALLEST_BLOCK} up to {LARGEST_BLOCK}; got {shown(block_size)}")
     if len(seq_lengths) != 2:
         raise ArgumentError(f"seq_lengths must be len_q and len_kv; got {shown(seq_lengths)}")
     for name, length in zip(("len_q", "len_kv"), seq_lengths, strict=True):
@@ -135,7 +136,8 @@ def block_mask(
        make another mask where that has changed. Blocks that are seen in part ask the function anew in each call.
     batch, heads: of the calls, where the function looks at the entry of the batch, or at query heads. None: it is the same for all
     len_q, len_kv: of the calls, whose q and k must have these lengths
-    block_size: queries and keys of a block, multiples of 16, or one number for both. Blocks of 128, the usual ones, divide kernels' tiles.
+    block_size: queries and keys of a block, multiples of 16 up to 32768, or one number for both. The tiles of kernels divide blocks of
+       128, the usual ones.
 
     Raises ArgumentError for bad arguments and functions that cannot be traced, CaptureError for a first mask of a function while a CUDA
     graph is captured, and what `attention` raises for the machine's faults. Not within torch.compile, which takes a mask that is there.

@@ -206,6 +206,15 @@ def test_other_lengths_head_dims_and_batches() -> None:
     check(whole(FUNCTIONS["window"], 3, H, lengths), head_dim=40, heads_kv=H, block_mask=mask)
 
 
+@pytest.mark.parametrize("lengths", [(0, 40), (40, 0), (0, 0)])
+def test_calls_without_queries_or_keys(lengths: tuple[int, int]) -> None:
+    len_q, len_kv = lengths
+    mask = flashgen.block_mask(FUNCTIONS["window"], len_q=len_q, len_kv=len_kv, device="cpu")
+    q, k = torch.ones(1, len_q, 2, 16).bfloat16(), torch.ones(1, len_kv, 2, 16).bfloat16()
+    out = flashgen.attention(q, k, k, block_mask=mask)
+    assert torch.equal(out, torch.zeros_like(q))
+
+
 @pytest.mark.slow
 def test_beside_other_masks() -> None:
     seen = whole(FUNCTIONS["window"], B, H, (S, S))
@@ -297,7 +306,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "batch": (masked(mask_mod=FUNCTIONS["documents"]), "batch must be given for a mask_mod that differs by it; got None"),
     "heads": (masked(mask_mod=FUNCTIONS["by-head"], batch=2), "heads must be given for a mask_mod that differs by it; got None"),
     "no-batch": (masked(batch=0), "batch must be an integer from 1 to .*; got 0"),
-    "size": (masked(block_size=(128, 8)), r"block_size must be one or two multiples of 16 up to .*; got \(128, 8\)"),
+    "size": (masked(block_size=(128, 8)), r"block_size must be one or two multiples of 16 up to 32768; got \(128, 8\)"),
+    "large-size": (masked(block_size=2**16), r"block_size must be one or two multiples of 16 up to 32768; got \(65536, 65536\)"),
     "sizes": (masked(block_size=(128,)), r"block_size must be one or two multiples of 16 up to .*; got \(128,\)"),
     "length": (masked(len_kv=-1), "len_kv must be an integer from 0 to .*; got -1"),
     "device": (masked(device="meta"), "device must be a CUDA device; got meta"),
