@@ -46,7 +46,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
-    *("traced_tiles", "linear", "hides"),
+    *("traced_tiles", "linear"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120
@@ -222,7 +222,7 @@ def conditions(modifiers: Sequence[Modifier], operation: str, may_fetch: bool = 
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
     joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
     fetches: tensors are fetched, see `Modifier.fetched`, by kernels that can, as `may_fetch` says;
-    linear: see linear_terms.py, by kernels that can, as `may_multiply` says; hides: a modifier may hide keys, not the causal mask alone;
+    linear: see linear_terms.py, by kernels that can, as `may_multiply` says;
     opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
     `Modifier.scattered_by`; all others: see `TracedModifier.conditions`
     """
@@ -235,7 +235,6 @@ def conditions(modifiers: Sequence[Modifier], operation: str, may_fetch: bool = 
     found["bends"] = operation == "backward" and any(one.bends_scores for one in modifiers)
     found["fetches"] = may_fetch and any(one.fetched for one in modifiers)
     found["linear"] = may_multiply and has_linear_terms(modifiers)
-    found["hides"] = any(one.hides_keys or one.opens or one.scattered_by is not None or one.reads_scores for one in modifiers)
     found["scatters"] = any(one.scattered_by is not None for one in modifiers)
     found |= dict.fromkeys(("traced", "traced_score", "traced_slope", "traced_gradients", "traced_tiles"), "")
     found |= {"traced_mask": False, "learns": False}

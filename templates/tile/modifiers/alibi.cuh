@@ -58,10 +58,7 @@ struct Alibi : HidesNothing<Alibi> {
             for (int e = 0; e < 2; ++e) {
                 const float length = fabsf(from - static_cast<float>(j * 8 + e));
                 float& s = S[j][h * 2 + e];
-//% if hides
-                s = fmaf(-slope_low[kTwoHeads * h], length, s);
-//% endif
-                s = fmaf(-slope[kTwoHeads * h], length, s);
+                s = fmaf(-slope[kTwoHeads * h], length, fmaf(-slope_low[kTwoHeads * h], length, s));
             }
     }
 
