@@ -110,7 +110,13 @@ __device__ __forceinline__ void add_offsets(float (&S)[kRowTiles][kTiles][4], Ro
         offset[i][0].distance = offset[i][1].distance = 0.0f;
     }
 }
-// Adds all, so that nothing is left.
+template <class Position, int kRowTiles, int kTiles, class... Links>
+__device__ __forceinline__ void add_scores(float (&S)[kRowTiles][kTiles][4], const Position& position, const ScoreChain<Links...>& chain) {
+    RowOffset offset[kRowTiles][2] = {};
+    add_terms(S, offset, position, chain);
+    if constexpr ((kLeaves<Links> || ...)) add_offsets(S, offset);
+}
+// Adds all at once, rounded once: for lse.
 template <class Link, class Position, int kRowTiles, int kTiles>
 __device__ __forceinline__ void add_whole_by(const Link& link, float (&S)[kRowTiles][kTiles][4], const Position& position) {
     if constexpr (kLeaves<Link>) {
@@ -121,14 +127,16 @@ __device__ __forceinline__ void add_whole_by(const Link& link, float (&S)[kRowTi
     }
 }
 template <class Position, int kRowTiles, int kTiles, class... Links>
-__device__ __forceinline__ void add_scores(float (&S)[kRowTiles][kTiles][4], const Position& position, const ScoreChain<Links...>& chain) {
-    (add_whole_by(static_cast<const Links&>(chain), S, position), ...);
-}
-template <class Position, int kRowTiles, int kTiles, class... Links>
 __device__ __forceinline__ void change_scores(float (&S)[kRowTiles][kTiles][4], const Position& position,
                                               const ScoreChain<Links...>& chain) {
     map_scores(S, position, chain);
     add_scores(S, position, chain);
+}
+template <class Position, int kRowTiles, int kTiles, class... Links>
+__device__ __forceinline__ void change_scores_at_once(float (&S)[kRowTiles][kTiles][4], const Position& position,
+                                                      const ScoreChain<Links...>& chain) {
+    map_scores(S, position, chain);
+    (add_whole_by(static_cast<const Links&>(chain), S, position), ...);
 }
 
 // Whether the map of all of a warp's scores can be a part of the exponential, as it is close to a line: S * scale_log2 is then small_log2.
