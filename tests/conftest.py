@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -53,6 +53,17 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         # Each launch in the emulator forks: large pages, for the objects of Python too, halve its cost.
         os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         os.environ.setdefault("PYTHONMALLOC", "malloc")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests stay to the end: the garbage collector need not look at them, neither as they come nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
