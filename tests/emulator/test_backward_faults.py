@@ -151,7 +151,7 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
     "fault",
     planned(
         FAULTS,
-        2,
+        1,
         family=lambda fault: fault.setting.spec.family.name,
         kinds=lambda fault: (KERNEL_OF[fault], fault.check),
         name=lambda fault: fault.name,

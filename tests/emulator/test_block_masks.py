@@ -173,7 +173,15 @@ def test_what_is_listed_counts_and_not_what_the_function_says() -> None:
     of_blocks = torch.tensor([[2, 0, 1], [1, 1, 0], [0, 2, 0]]).repeat_interleave(128, 0).repeat_interleave(128, 1)[:S, :S]
     even = (torch.arange(S)[:, None] + torch.arange(S)) % 2 == 0
     check(((of_blocks == 2) | ((of_blocks == 1) & even)).expand(B, H, S, S), block_mask=made)
-    check((of_blocks == 1).expand(B, H, S, S), block_mask=BlockMask.from_kv_blocks(counts, lists, BLOCK_SIZE=128, seq_lengths=(S, S)))
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+@pytest.mark.slow
+def test_lists_without_a_function() -> None:
+    counts, lists = torch.tensor([[[1, 2, 0]]]), torch.tensor([[[[2, 7], [0, 1], [0, 0]]]])
+    listed = torch.tensor([[0, 0, 1], [1, 1, 0], [0, 0, 0]]).repeat_interleave(128, 0).repeat_interleave(128, 1)[:S, :S]
+    made = BlockMask.from_kv_blocks(counts, lists, BLOCK_SIZE=128, seq_lengths=(S, S))
+    check((listed == 1).expand(B, H, S, S), block_mask=made)
 
 
 THIRDS: Mod = lambda b, h, q, k: (q - k) % 3 == 0  # noqa: E731

@@ -179,17 +179,26 @@ def test_numbers_decide_whether_it_is_a_softcap() -> None:
     assert names(score_mod=lambda s, b, h, q, k: 30.0 * torch.tanh(s * 0.03333), scale=0.1) == ("traced",)
 
 
-def test_gradients_are_those_of_the_keywords() -> None:
+@pytest.mark.parametrize("name", few_of(["softcap", "alibi", "bias"], "bias"))
+def test_gradients_are_those_of_the_keywords(name: str) -> None:
     def gradients(*leaves: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
         return torch.autograd.grad(flashgen.attention(q, k, v, **options).sum(), leaves)
 
     q, k, v = (stacked(BATCH, LEN_Q, HEADS, DIM, seed=seed).requires_grad_() for seed in range(3))
-    cases: list[tuple[Mod, dict[str, Any], list[torch.Tensor]]] = [(softcap, {"softcap": CAP}, []), (alibi, {"alibi_slopes": SLOPES}, [])]
     bias = BIAS.clone().requires_grad_()
-    cases.append((lambda s, b, h, q, k: s + bias[b, h, q, k], {"bias": bias}, [bias]))
-    for score_mod, keywords, leaves in cases:
-        found, wanted = gradients(q, k, v, *leaves, score_mod=score_mod), gradients(q, k, v, *leaves, **keywords)
-        assert all(map(torch.equal, found, wanted))
+    cases: dict[str, tuple[Mod, dict[str, Any], list[torch.Tensor]]] = {
+        "softcap": (softcap, {"softcap": CAP}, []),
+        "alibi": (alibi, {"alibi_slopes": SLOPES}, []),
+        "bias": (lambda s, b, h, q, k: s + bias[b, h, q, k], {"bias": bias}, [bias]),
+    }
+    score_mod, keywords, leaves = cases[name]
+    found, wanted = gradients(q, k, v, *leaves, score_mod=score_mod), gradients(q, k, v, *leaves, **keywords)
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_a_bias_without_a_gradient_is_refused() -> None:
+    q, k, v = (stacked(BATCH, LEN_Q, HEADS, DIM, seed=seed).requires_grad_() for seed in range(3))
+    bias = BIAS.clone().requires_grad_()
     both: Mod = lambda s, b, h, q, k: softcap(s, b, h, q, k) + bias[b, h, q, k]  # noqa: E731
     assert names(score_mod=both) == ("softcap", "traced")
     with pytest.raises(ArgumentError, match=r"must not require grad, as it has no gradient here"):

@@ -99,7 +99,9 @@ def test_a_fault_of_chunks_shows(kernel: str, planted: Fault) -> None:
     assert not judged(spec, text, drawn(kernel, spec, lengths, 150)).ok
 
 
-@pytest.mark.parametrize("kernel", ["generic", "sm90", "backward", "backward-sm90", "backward-wide"])
+@pytest.mark.parametrize(
+    "kernel", planned_cases([("generic",), ("sm90",), ("backward",), ("backward-sm90",), ("backward-wide",)], KERNELS, 1.5)
+)
 def test_tiles_of_other_chunks_are_not_visited(kernel: str) -> None:
     """NaN in values, times probabilities of 0, or in keys, times gradients of 0, would show."""
     spec = KERNELS[kernel].spec()

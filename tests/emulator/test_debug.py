@@ -108,8 +108,9 @@ def sanitized(test: Callable[..., None]) -> Callable[..., None]:
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
     """All programs, on all cores: one after the other they would take most of the time."""
-    texts = [(source, Emulated.PROGRAM) for source in (SICK, WRONG)]
-    if every_case(request.config) and not missing_sanitizers():  # with sanitizers a text takes six times as long
+    slow = every_case(request.config)
+    texts = [(source, Emulated.PROGRAM) for source in (SICK, *[WRONG] * slow)]
+    if slow and not missing_sanitizers():  # with sanitizers a text takes six times as long
         texts += [(source, Emulated.SANITIZED) for source in (render_program(SPEC), BAD_ACCESSES)]
     store = ArtifactStore()
     for _, result in compile_many(((source.digest, kind), partial(store.get_or_compile, source, kind)) for source, kind in texts):
@@ -233,6 +234,7 @@ def test_what_is_found_without_sanitizers(block: int, check: str, message: str, 
     assert re.match(message, fault.message)
 
 
+@pytest.mark.slow
 def test_wrong_numbers_and_rows_that_were_not_written(tmp_path: Path) -> None:
     assert run(tmp_path, 0, source=WRONG).ok
     nothing = run(tmp_path, 2, source=WRONG)

@@ -151,7 +151,7 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
     "fault",
     planned(
         FAULTS,
-        lambda family: 1 if family == "attention_backward" else 0,
+        0,
         family=lambda fault: fault.case.spec.family.name,
         kinds=lambda fault: (fault.case, fault.caught),
         name=lambda fault: fault.name,

@@ -161,7 +161,7 @@ def test_a_fault_of_documents_shows(kernel: str, planted: Fault) -> None:
     assert not judged(spec, planted.apply(emulated_text(spec), Atoms.EMULATED), tensors).ok
 
 
-@pytest.mark.parametrize("kernel", ["generic", "sm90", "backward", "backward-sm90-full"])
+@pytest.mark.parametrize("kernel", planned_cases([("generic",), ("sm90",), ("backward",), ("backward-sm90-full",)], KERNELS, 2.0))
 def test_tiles_of_other_documents_are_not_visited(kernel: str) -> None:
     """NaN, times a probability of 0, would show."""
     spec = KERNELS[kernel].spec()

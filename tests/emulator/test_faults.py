@@ -42,7 +42,7 @@ RACE_CHECKS = {
     "wait-one-group-short-of-three-stages": _IN_FLIGHT,
 }
 # How many of a family's faults every run has, of each kind; --slow has all.
-QUICK_RACES, QUICK_OTHERS, QUICK_OF_THE_RUNTIME = 1, 1, 2
+QUICK_RACES, QUICK_OTHERS, QUICK_OF_THE_RUNTIME, QUICK_NUMBERS = 1, 1, 1, 0
 
 # Faults of the emulator: what no GPU would show reliably, or at all. Each with the check that finds it.
 SMALL = setting((40, 100), batch=1, heads=(1, 1))
@@ -186,7 +186,7 @@ def test_caught_by_its_check(fault: Fault) -> None:
     assert check in caught_by(fault)
 
 
-@pytest.mark.parametrize("fault", NUMBERS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", listed(NUMBERS, QUICK_NUMBERS, lambda fault: ()))
 def test_caught_by_the_numerics_rule(fault: Fault) -> None:
     assert caught_by(fault).startswith("the numerics rule: ")
 

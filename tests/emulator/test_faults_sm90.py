@@ -67,7 +67,7 @@ PLANTED = [
 ]
 
 
-QUICK = 2  # for every run; --slow has all
+QUICK = 1  # for every run; --slow has all
 
 
 @pytest.fixture(scope="module", autouse=True)

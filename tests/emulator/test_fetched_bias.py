@@ -52,7 +52,7 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
     compile_wanted(request, KERNELS)
 
 
-@pytest.mark.parametrize(("kernel", "lengths"), planned_cases(itertools.product(KERNELS, LENGTHS), KERNELS, 3.0))
+@pytest.mark.parametrize(("kernel", "lengths"), planned_cases(itertools.product(KERNELS, LENGTHS), KERNELS, 3.0, (FORWARD, BACKWARD)))
 def test_scores_gain_what_was_fetched(kernel: str, lengths: tuple[int, int]) -> None:
     spec = KERNELS[kernel].spec()
     text = emulated_text(spec)

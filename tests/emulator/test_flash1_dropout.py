@@ -23,6 +23,7 @@ KERNELS = {
     "backward": NamedKernel("flash1_backward", 64, Mask.FULL, False, DROPOUT),
     "backward-causal": NamedKernel("flash1_backward", 128, Mask.CAUSAL, False, DROPOUT),
 }
+FAMILIES = ("flash1_forward", "flash1_backward")
 LENGTHS = ((150, 300), (300, 170), (70, 70))
 
 
@@ -35,7 +36,7 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
     compile_wanted(request, KERNELS)
 
 
-@pytest.mark.parametrize(("kernel", "lengths"), planned_cases(itertools.product(KERNELS, LENGTHS), KERNELS, 2.0))
+@pytest.mark.parametrize(("kernel", "lengths"), planned_cases(itertools.product(KERNELS, LENGTHS), KERNELS, 2.0, FAMILIES))
 def test_dropout(kernel: str, lengths: tuple[int, int]) -> None:
     spec = KERNELS[kernel].spec()
     verdict = judged(spec, emulated_text(spec), drawn(spec, lengths))

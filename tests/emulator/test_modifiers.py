@@ -106,6 +106,8 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
 VALUES = {"far-below": (50.0, 1.0, 1.0), "near": (15.0, 4.0, -0.2), "above": (1.0, 4.0, 0.0), "huge": (2.0**14, 3000.0, 1.0)}
 LENGTHS = ((90, 170), (140, 40))
 CASES = [case for case in itertools.product(KERNELS, VALUES, LENGTHS) if case[1] != "huge" or "backward" not in case[0]]
+# How many cases of a family every run has; --slow has all.
+EACH = {"attention_forward": 2, "attention_forward_sm90": 2, "attention_backward": 1, "attention_backward_sm90": 1}
 HEADS = (32, 2)  # of q and of k and v: PackGQA has 16 heads in a tile
 
 
@@ -145,7 +147,7 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
     ("kernel", "values", "lengths"),
     planned(
         CASES,
-        lambda family: 2 if family.startswith("attention_forward") else 1,
+        lambda family: EACH.get(family, 0),
         family=lambda case: KERNELS[case[0]][0],
         kinds=lambda case: (case[0], case[1], KERNELS[case[0]][4]),
         name=lambda case: f"{case[0]}-{case[1]}-{case[2]}",

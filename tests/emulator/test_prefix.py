@@ -133,7 +133,7 @@ def test_a_fault_of_a_prefix_shows(kernel: str, planted: Fault) -> None:
     assert not judged(spec, text, tensors).ok
 
 
-@pytest.mark.parametrize("kernel", ["generic", "sm90", "generic-window", "sm90-window"])
+@pytest.mark.parametrize("kernel", planned_cases([("generic",), ("sm90",), ("generic-window",), ("sm90-window",)], KERNELS, 1.5))
 def test_tiles_behind_a_prefix_are_not_visited(kernel: str) -> None:
     """NaN in values, times probabilities of 0, would show. Entries without a prefix skip what the window hides."""
     spec = KERNELS[kernel].spec()

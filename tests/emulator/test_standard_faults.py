@@ -121,7 +121,7 @@ RACES = {
 }
 FAULTS = [*SCORES, *SOFTMAX, *OUTPUT, *(fault for faults in RACES.values() for fault in faults)]
 PARTS = {fault.name: part for part, faults in enumerate((SCORES, SOFTMAX, OUTPUT)) for fault in faults}
-QUICK, QUICK_RACES = 1, 1  # for every run; --slow has all
+QUICK, QUICK_RACES = 1, 0  # for every run; --slow has all
 
 
 def listed(faults: list[Fault], each: int) -> list[object]:

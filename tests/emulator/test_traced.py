@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -71,17 +72,17 @@ def test_results_and_gradients_are_those_of_float64(name: str) -> None:
     assert [close(*both) for both in zip(found, right, strict=True)] == [True, True, True]
 
 
-@pytest.mark.parametrize("name", few_of(BENT, "gate"))
-def test_scores_that_are_more_than_added_to(name: str) -> None:
+@pytest.mark.parametrize(("name", "behind"), few_of(itertools.product(BENT, (False, True)), ("gate", True)))
+def test_scores_that_are_more_than_added_to(name: str, behind: bool) -> None:
     q = stacked(1, 33, 4, 16).requires_grad_()
-    options: dict[str, Any] = {"softcap": 3.0, "bias": BIAS[:, None, :33].float()}
+    options: dict[str, Any] = {"softcap": 3.0, "bias": BIAS[:, None, :33].float()} if behind else {}
     double = q.detach().double().requires_grad_()
     bent, bias = BENT[name], BIAS[:, :33].double()
-    for given, mod in (({}, bent), (options, lambda s, b, h, q, k: bent(3 * torch.tanh(s / 3) + bias[h, k], b, h, q, k))):
-        out, wanted = flashgen.attention(q, q, q, score_mod=bent, **given), exact(double, double, double, mod, None)
-        assert close(out, wanted)
-        (found,), (right,) = torch.autograd.grad(out.float().sum(), q), torch.autograd.grad(wanted.sum(), double)
-        assert close(found, right)
+    mod: Mod = lambda s, b, h, q, k: bent(3 * torch.tanh(s / 3) + bias[h, k], b, h, q, k)  # noqa: E731
+    out, wanted = flashgen.attention(q, q, q, score_mod=bent, **options), exact(double, double, double, mod if behind else bent, None)
+    assert close(out, wanted)
+    (found,), (right,) = torch.autograd.grad(out.float().sum(), q), torch.autograd.grad(wanted.sum(), double)
+    assert close(found, right)
 
 
 @pytest.mark.slow

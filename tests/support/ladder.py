@@ -58,11 +58,11 @@ class Faults:
         assert len(set(names)) == len(names)
 
 
-def listed(faults: Sequence[Fault], each: int = 1) -> list[object]:
-    """As parameters, of which every run has `each`; --slow has all."""
+def listed(faults: Sequence[Fault]) -> list[object]:
+    """As parameters, all for --slow: every run has faults of the families whose parts these share."""
     return planned(
         faults,
-        each,
+        0,
         family=lambda fault: fault.setting.spec(TARGET).family.name,
         kinds=lambda fault: (fault.setting.spec(TARGET).name,),
         name=lambda fault: fault.name,

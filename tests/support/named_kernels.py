@@ -3,7 +3,7 @@ tests, and what the numerics rule says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ from tests.support.fault import Fault, Setting
 from tests.support.plan import planned, to_run
 from tests.support.runs import LIMITS, compile_ahead, emulated_kernel, emulated_text
 
+# Families whose kernels every run has with each modifier of these files. Calls (test_modifier_calls) have gradients of Hopper's.
+EVERY_RUN = ("attention_forward", "attention_forward_sm90", "attention_backward")
 _UNUSED = AttentionForwardSm90Config(2, 64)  # of a fault's setting, which nobody asks for here
 
 
@@ -52,15 +54,21 @@ def compile_wanted(request: pytest.FixtureRequest, kernels: Mapping[str, NamedKe
     compile_ahead(emulated_text(kernel.spec()) for name, kernel in kernels.items() if name in wanted)
 
 
-def planned_cases(cases: Iterable[tuple[Any, ...]], kernels: Mapping[str, NamedKernel], seconds: float = 1.0) -> list[object]:
-    """Cases that begin with a kernel's name, as parameters: of each family one is for every run. seconds: that one takes."""
+def planned_cases(
+    cases: Iterable[tuple[Any, ...]], kernels: Mapping[str, NamedKernel], seconds: float = 1.0, families: Collection[str] = EVERY_RUN
+) -> list[object]:
+    """Cases that begin with a kernel's name, as parameters. Of each of `families` one is for every run, of its first kernel: all tests of
+    a file have the same kernels then. seconds: that one takes.
+    """
+    first = {kernel.family: name for name, kernel in reversed(list(kernels.items()))}
     return planned(
         cases,
-        1,
+        lambda family: int(family in families),
         family=lambda case: kernels[case[0]].family,
         kinds=lambda case: case,
         name=lambda case: "-".join(map(str, case)),
         seconds=lambda case: seconds,
+        able=lambda case: case[0] == first[kernels[case[0]].family],
     )
 
 

@@ -52,18 +52,19 @@ def planned(
     name: Callable[[T], str],
     seconds: Callable[[T], float],
     fault: bool = False,
+    able: Callable[[T], bool] = lambda case: True,
 ) -> list[object]:
     """All cases as parameters of a test, of which `each` of every family are for every run and the others for --slow.
 
     `each`: a number, or one for each family's name; `name`: the case's id; `seconds`: about how long it takes on two cores; `fault`:
-    whether the cases are planted faults.
+    whether the cases are planted faults; `able`: whether a case may be one of those for every run.
     """
     by_family: dict[str, list[T]] = defaultdict(list)
     for case in cases:
         by_family[family(case)].append(case)
     found: list[object] = []
     for of, mine in by_family.items():
-        quick = sample(mine, each(of) if callable(each) else each, of, kinds)
+        quick = sample(list(filter(able, mine)), each(of) if callable(each) else each, of, kinds)
         for case in mine:
             marks = [of_family(of, seconds(case), fault), *([] if case in quick else [pytest.mark.slow])]
             values = case if isinstance(case, tuple) else (case,)

@@ -53,7 +53,7 @@ def named(call: TracedCall) -> tuple[dict[str, Tensor], dict[str, float]]:
     return dict(zip(functions.tensor_kinds, call.tensors, strict=True)), dict(zip(functions.number_types, call.numbers, strict=True))
 
 
-@pytest.mark.parametrize("name", few_of(CASES, *list(CASES)[::3]))
+@pytest.mark.parametrize("name", few_of(CASES, *list(CASES)[::6]))
 def test_values(name: str) -> None:
     case = CASES[name]
     call = compiled(*((None, case.function) if case.is_mask else (case.function, None)))

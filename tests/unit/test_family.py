@@ -29,7 +29,7 @@ from flashgen.codegen.target import Target, find_target, targets
 from flashgen.codegen.workload import Workload
 from flashgen.records.choice import bucket
 from tests.support.examples import examples
-from tests.support.plan import planned
+from tests.support.plan import every_case, planned
 from tests.support.programs import program_of, values_of
 
 PROBLEMS = tuple(
@@ -52,6 +52,12 @@ every_example = pytest.mark.parametrize(
         seconds=lambda one: 0.3,
     ),
 )
+
+
+@pytest.fixture
+def some_examples(pytestconfig: pytest.Config) -> slice:
+    """All with --slow, else every fifth."""
+    return slice(None, None, 1 if every_case(pytestconfig) else 5)
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,8 @@ def test_its_config_is_frozen_documented_and_typed(family: Family) -> None:
 
 
 @every_family
-def test_defaults_are_legal_and_of_the_space_s_type(family: Family) -> None:
-    for problem, _, target in examples(family):
+def test_defaults_are_legal_and_of_the_space_s_type(family: Family, some_examples: slice) -> None:
+    for problem, _, target in examples(family)[some_examples]:
         default = family.default(problem, target)
         assert isinstance(default, family.config_type)
         assert family.check(problem, default, target) == [], f"{problem.name} {target.name}"
@@ -110,9 +116,9 @@ def test_legal_configs_fit_the_target(family: Family, problem: Problem, target: 
 
 
 @every_family
-def test_predictions_are_times(family: Family) -> None:
+def test_predictions_are_times(family: Family, some_examples: slice) -> None:
     small, large = Workload(1, 8, 8, 512, 512), Workload(4, 32, 32, 8192, 8192)
-    for problem, _, target in examples(family):
+    for problem, _, target in examples(family)[some_examples]:
         device, config = device_of_target(target), family.default(problem, target)
         quick, slow = (family.predict(problem, config, w, device).seconds for w in (small, large))
         assert 0 < quick < slow < 10
@@ -146,8 +152,8 @@ def require_whole_programs(family: Family, problem: Problem, workload: Workload,
 
 
 @every_family
-def test_a_launch_has_all_that_the_parameters_ask_for(family: Family) -> None:
-    for problem, workload, target in examples(family):
+def test_a_launch_has_all_that_the_parameters_ask_for(family: Family, some_examples: slice) -> None:
+    for problem, workload, target in examples(family)[some_examples]:
         for one in (workload, *ODD_WORKLOADS):
             if not family.call_refusals(operation_of(problem).call(problem, one)):
                 require_whole_programs(family, problem, one, target)

@@ -96,10 +96,11 @@ print(type(torch.__spec__.loader).__name__, torch.cuda.is_initialized())
     assert run(code, tmp_path).splitlines() == ["[True, True, True]", "True", "SourceFileLoader False"]
 
 
-PARTS = ("launch.arguments", "launch.tile_counters", "launch.gpu", "operators.plans")
+PARTS = ("operators.registration", "launch.arguments", "launch.tile_counters", "launch.gpu", "operators.plans")
 
 
-@pytest.mark.parametrize("part", ["operators.registration", *(pytest.param(part, marks=pytest.mark.slow) for part in PARTS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
 def test_a_part_of_the_operators_may_come_first(part: str, tmp_path: Path) -> None:
     code = f"""import logging
 logging.getLogger("flashgen").addHandler(logging.StreamHandler(sys.stdout))
