@@ -41,7 +41,7 @@ def example_of_each_problem(family: Family) -> list[tuple[Problem, Workload, Tar
     ("family", "problem", "workload", "target"),
     planned(
         [(family, *example) for family in families().values() for example in example_of_each_problem(family)],
-        lambda name: 0 if families()[name].operation in WITH_THEIR_OWN else 2,
+        lambda name: 0 if families()[name].operation in WITH_THEIR_OWN else 1,
         family=lambda one: one[0].name,
         kinds=lambda one: one[1:],
         name=lambda one: f"{one[0].name}-{one[1].name}-{one[3].name}",

@@ -274,8 +274,8 @@ def test_logits_rise_from_the_last_key_to_the_first(rising: float, dtype: Dtype)
 
 def test_tensors_are_poisoned() -> None:
     small = [case for case in random_cases(60, seed=5) if case.workload.batch * case.workload.len_kv * case.workload.len_q < 2**16]
-    assert len(small) >= 5
-    for case in small[:8]:
+    assert len(small) >= 4
+    for case in small[:4]:
         tensors = case.make("cpu")
         for tensor, shape in zip((tensors.q, tensors.k, tensors.v, tensors.out.view), case.shapes(), strict=True):
             assert tensor.shape == shape

@@ -20,6 +20,7 @@ from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.records.exchange import to_text
+from tests.support.plan import few_of
 
 PACKAGE = Path(flashgen.__file__).parent
 CHECKOUT = PACKAGE.parent
@@ -78,7 +79,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"wheel": out / found[0], "sdist": out / found[1]}
 
 
-@pytest.fixture(scope="module", params=["wheel", "sdist"])
+@pytest.fixture(scope="module", params=few_of(["wheel", "sdist"], "wheel"))
 def installed(request: pytest.FixtureRequest, archives: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds nothing but flashgen, installed from one of the two."""
     folder = tmp_path_factory.mktemp(f"installed-{request.param}")
