@@ -118,7 +118,7 @@ def step(pytestconfig: pytest.Config) -> int:
     return 1 if every_case(pytestconfig) else 3
 
 
-def every_spec(check: Callable[[KernelSpec], None]) -> Callable[[str], None]:
+def every_spec(check: Callable[[KernelSpec], None]) -> Callable[[str, int], None]:
     """Of a check of one spec, a test of each family: as many tests as specs would take longer to collect than to run."""
 
     @pytest.mark.parametrize("family", dict.fromkeys(spec.family.name for spec in SPECS))
