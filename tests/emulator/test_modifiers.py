@@ -11,6 +11,7 @@ import torch
 from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.family import find_family
+from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Atoms, Source
 from flashgen.codegen.spec import KernelSpec
@@ -19,12 +20,15 @@ from flashgen.codegen.workload import OPEN, Workload
 from flashgen.launch.cpu import run_on_cpu
 from flashgen.launch.tensors import Tensors
 from flashgen.numerics.rule import Verdict
+from flashgen.traced.modifier import modifier_in_call
 from flashgen.verification.expected import Expected
 from tests.support.fault import Fault, Setting
 from tests.support.plan import planned, to_run
 from tests.support.runs import LIMITS, compile_ahead, emulated_kernel, emulated_text
 from tests.support.sinks import put_near_scores
 
+# A score_mod that differs by heads.
+BY_HEAD = name_of_functions(modifier_in_call(score_mod=lambda score, batch, head, query, key: score + key % 3 * head * 0.25).modifier)
 PACKED = AttentionForwardSm90Config(1, 64, 2, 2, 1, ping_pong=False, pack_gqa=16)
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] = {
@@ -88,6 +92,7 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "backward-dropout-bias-sm90": ("attention_backward_sm90", 128, Mask.CAUSAL, True, ("bias", "dropout", "sinks"), None),
     "traced": ("attention_forward", 64, Mask.FULL, False, ("traced",), None),
     "traced-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("sinks", "softcap", "traced"), None),
+    "traced-packed": ("attention_forward_sm90", 64, Mask.CAUSAL, False, (BY_HEAD,), PACKED),
     "backward-traced": ("attention_backward", 64, Mask.CAUSAL, True, ("traced", "window"), None),
     "backward-traced-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("dropout", "traced"), None),
     "backward-traced-full-sm90": ("attention_backward_sm90", 128, Mask.FULL, False, ("traced",), None),
@@ -213,6 +218,7 @@ FAULTS = [
     fault("not-divided", "O[i][j][e] *= dropout.scale", "(void)dropout", "dropout"),
     fault("not-divided", "normalisers[1] *= p.dropout_scale", "normalisers[1] *= 1.0f", "dropout-sm90"),
     fault("heads-alike", "{keys, queries, head + next_heads, 0}", "{keys, queries, next_heads, 0}", "dropout-sm90"),
+    fault("wrong-head", "heads[Position::kTwoHeads * (e / 2)]", "heads[0]", "traced-packed"),
     fault("wrong-head", "(row + h * 8) % kPackGqa);", "0u);", "dropout-packed"),
     fault("other-queries", "lane % 4 * 2 + odd", "lane % 4 * 2 + !odd", "backward-dropout"),
     fault("d-v-not-divided", "dV, p.dropout_scale,", "dV, 1.0f,", "backward-dropout-sm90"),
