@@ -108,8 +108,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for make in (make for kind in options.kinds for make in KINDS[kind]):
         case = make()
         mask, built = flex_block_mask(case)
+        told = f"{case.name} length {case.length}: a block mask is made in {built:.3f} ms, {mask.sparsity():.1f} % of it empty;"
+        print(told, end=" ", flush=True)
         own, called, in_kernel = own_block_mask(case)
-        print(f"{case.name} length {case.length}: a block mask is made in {built:.3f} ms, {mask.sparsity():.1f} % of it empty;", end=" ")
         print(f"flashgen's in {called:.3f} ms, {in_kernel:.3f} of them the kernel, {own.sparsity():.1f} % empty", flush=True)
         for operation in options.operation:
             for head_dim in options.head_dim:
