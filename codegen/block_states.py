@@ -114,7 +114,7 @@ class BlockStates(Family):
         self, problem: Problem, config: BlockStatesConfig, workload: Workload, device: Device, registers: int | None = None
     ) -> Prediction:
         """See Family. Nobody asks."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name} computes no operation: there is no model of it")
 
 
 BLOCK_STATES = BlockStates()
