@@ -27,7 +27,7 @@ class Softcap(Modifier):
     rank = 0
     link = "Softcap"
     words = "softcap"
-    parameters = tuple(Parameter("float", f"softcap_{name}") for name in ("step", "reach", "linear", "cubic", "quintic"))
+    parameters = tuple(Parameter("float", f"softcap_{name}") for name in ("step", "minus_reach2", "linear", "cubic", "quintic"))
     numbers = ("softcap",)
     maps_scores = True
 
@@ -43,10 +43,12 @@ class Softcap(Modifier):
         """See Modifier. The scale is the fp32 number by which plain PyTorch multiplies scores."""
         scale, cap = float32(call.scalars["scale"]), float32(call.scalars["softcap"])
         ratio, scale_log2 = scale / cap, scale * math.log2(math.e)
-        small = {"reach": _REACH / ratio, "linear": scale_log2, "cubic": scale_log2 * _CUBIC * ratio**2}
-        small["quintic"] = scale_log2 * _QUINTIC * ratio**4
+        # x is ratio * S. Of w = S^2 - (_REACH / ratio)^2, which is to be below 0, tanh x / x is a parabola, too.
+        at_reach = 1 + _REACH**2 * (_CUBIC + _REACH**2 * _QUINTIC)
+        small = {"minus_reach2": -((_REACH / ratio) ** 2), "linear": scale_log2 * at_reach}
+        small |= {"cubic": scale_log2 * (_CUBIC + 2 * _REACH**2 * _QUINTIC) * ratio**2, "quintic": scale_log2 * _QUINTIC * ratio**4}
         if _REACH * cap * math.log2(math.e) >= _HUGE or not all(MIN_SCALE <= abs(value) <= MAX_SCALE for value in small.values()):
-            small = {"reach": -1.0, "linear": 0.0, "cubic": 0.0, "quintic": 0.0}
+            small = dict.fromkeys(small, 0.0)
         return {"softcap_step": float32(ratio * _STEP), **{f"softcap_{name}": float32(value) for name, value in small.items()}}
 
     def call_refusals(self, call: Call) -> list[str]:

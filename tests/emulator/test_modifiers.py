@@ -105,9 +105,16 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "backward-alibi-wide": ("attention_backward_wide_sm90", 256, Mask.CAUSAL, False, ("alibi",), None),
     "backward-alibi-window-wide": ("attention_backward_wide_sm90", 256, Mask.FULL, False, ("alibi", "window"), None),
 }
-# The cap, what q and sinks are multiplied by, and what slopes are: scores far below a cap, about as high, and far above; slopes of either
-# sign. The last ones have rows whose scores are shifted before they are scaled (softmax_rows.cuh).
-VALUES = {"far-below": (50.0, 1.0, 1.0), "near": (15.0, 4.0, -0.2), "above": (1.0, 4.0, 0.0), "huge": (2.0**14, 3000.0, 1.0)}
+# The cap, what q and sinks are multiplied by, what slopes are, and the first half of the keys, which some kernels visit last: scores far
+# below a cap, about as high, and far above; slopes of either sign. Those that are huge have rows whose scores are shifted before they are
+# scaled (softmax_rows.cuh).
+VALUES = {
+    "far-below": (50.0, 1.0, 1.0, 1.0),
+    "near": (15.0, 4.0, -0.2, 1.0),
+    "above": (1.0, 4.0, 0.0, 1.0),
+    "huge": (2.0**14, 3000.0, 1.0, 1.0),
+    "late": (15.0, 0.5, 0.2, 5.0),
+}
 LENGTHS = ((90, 170), (140, 40))
 CASES = [case for case in itertools.product(KERNELS, VALUES, LENGTHS) if case[1] != "huge" or "backward" not in case[0]]
 # How many cases of a family every run has; --slow has all.
@@ -122,8 +129,8 @@ def spec_of(kernel: str, dtype: Dtype = Dtype.FP16) -> KernelSpec:
     return KernelSpec(family, problem, config or family.default(problem, target), target)
 
 
-def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int], values: tuple[float, float, float]) -> Verdict:
-    cap, magnitude, slopes = values
+def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int], values: tuple[float, float, float, float]) -> Verdict:
+    cap, magnitude, slopes, first_keys = values
     ends = (60, 20) if "window" in spec.problem.modifiers else (OPEN, OPEN)
     chunk = 50 if "chunk" in spec.problem.modifiers else OPEN
     heads = HEADS if getattr(spec.config, "pack_gqa", 1) > 1 else (2, 1)
@@ -132,6 +139,7 @@ def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int], values: tup
     if "dropout" in spec.problem.modifiers:
         scalars["dropout_p"] = 0.97 if cap == 1.0 else 0.3  # those above 0.9688 are compared the other way round
     tensors["q"].mul_(magnitude)
+    tensors["k"][:, : lengths[1] // 2].mul_(first_keys)
     if "alibi_slopes" in tensors:
         tensors["alibi_slopes"].mul_(slopes)
     if "sinks" in tensors:
@@ -174,8 +182,10 @@ _CAPPED = "backward-softcap"
 FAULTS = [
     fault("cap-before-scale", "return {{}, p.softcap_step, ", "return {{}, p.softcap_step * 8.0f, ", "softcap"),
     fault("no-map", "S[i][j][e] = tanh_of_small(S[i][j][e])", "S[i][j][e] *= 0.375f", "softcap"),
-    fault("cubic-left-out", "fmaf(fmaf(quintic, s * s, cubic), s * s, linear)", "linear", "softcap-sm90", "far-below"),
-    fault("small-taken-for-all", "<= reach)", "<= 8.0f * reach)", "softcap-sm90"),
+    fault("cubic-left-out", "fmaf(fmaf(quintic, w, cubic), w, linear)", "linear", "softcap-sm90", "far-below"),
+    fault("small-taken-for-all", "fmaf(s, s, minus_reach2)", "fmaf(s, s, 64.0f * minus_reach2)", "softcap-sm90"),
+    fault("guess-not-checked", "all_small != 0 && ", "", "softcap-sm90", "late"),
+    fault("later-blocks-not-mapped", "if (updates) small", "if (new_tile) small", "softcap-sm90", "late"),
     fault("large-by-polynomial", "(bits & 0x40000000) != 0", "false", "softcap", "above"),
     fault("no-derivative", "(dp[i][j][e] - delta[e % 2]) * score_derivative(s[i][j][e], chain)", "dp[i][j][e] - delta[e % 2]", _CAPPED),
     fault("no-derivative", "score = p[e] * score_derivative(score, chain)", "score = p[e]", "backward-softcap-sm90"),

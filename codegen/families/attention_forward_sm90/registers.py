@@ -14,7 +14,7 @@ from .config import AttentionForwardSm90Config
 # What a thread needs beside scores, probabilities of two key blocks and the output, by the number of consumers. By experiment: what is
 # within compiles without spills, and what is 16 beyond does not. The more consumers, the fewer the compiler gets by with.
 BESIDE = (48, 40, 32)
-OF_MAP = 16  # more, where a modifier maps scores: its constants, and what a large score takes
+OF_MAP = (0, 0, 16)  # more, by consumers, where a modifier maps scores: its constants, and what a large score takes
 WIDEST = (128, 128, 80)  # K blocks, by consumers, whose map needs no more than that
 WIDEST_SUM = 144  # the same where a modifier adds to scores
 OF_LINEAR = (0, 0, 16)  # more, by consumers, where the product does that: its operand
@@ -32,7 +32,7 @@ def registers_needed(problem: Problem, config: AttentionForwardSm90Config) -> in
         if fetches(problem):
             beside += (OF_CLAIMED_FETCHED if config.dynamic else OF_FETCHED) + BESIDE_FETCHED * (len(problem.modifiers) > 1)
     if maps_scores(problem):
-        beside += OF_MAP + max(0, block_kv - WIDEST[config.warpgroups - 1])
+        beside += OF_MAP[config.warpgroups - 1] + max(0, block_kv - WIDEST[config.warpgroups - 1])
     return block_kv + padded(problem.head_dim_v) // 2 + beside
 
 

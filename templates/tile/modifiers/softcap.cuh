@@ -7,12 +7,12 @@ struct Softcap : HidesNothing<Softcap> {
     static constexpr bool kMapsScores = true;
     static constexpr float kReach = 0.75f;  // the polynomial is for arguments x of tanh up to this: for |z| < 2, where z = x * 2 / kReach
     float step;                             // from S to z
-    // Of |S| up to `reach` the base-2 exponent is S * (linear + S^2 (cubic + S^2 quintic)), to 2^-24 of it.
-    float reach, linear, cubic, quintic;
+    // With w = S^2 - reach^2, below 0 for what is small here, the base-2 exponent is S * (linear + w (cubic + w quintic)), to 2^-24 of it.
+    float minus_reach2, linear, cubic, quintic;
 
     template <class Parameters>
     __device__ __forceinline__ static Softcap of(const Parameters& p, int, int) {
-        return {{}, p.softcap_step, p.softcap_reach, p.softcap_linear, p.softcap_cubic, p.softcap_quintic};
+        return {{}, p.softcap_step, p.softcap_minus_reach2, p.softcap_linear, p.softcap_cubic, p.softcap_quintic};
     }
 
     // Whether some |z| >= 2, or is not a number, given the bits of all of them, ored: the exponents of these alone have the highest bit.
@@ -55,30 +55,37 @@ struct Softcap : HidesNothing<Softcap> {
             return;
         }
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-            for (int j = 0; j < kTiles; ++j) {  // four scores after the other four: all at once would need more registers
-                u32 four[4];
-#pragma unroll
-                for (int e = 0; e < 4; ++e) four[e] = __float_as_uint(S[i][j][e]), launder(four[e]);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) four[e] = __float_as_uint(tanh_of(__uint_as_float(four[e])));
-#pragma unroll
-                for (int e = 0; e < 4; ++e) launder(four[e]), S[i][j][e] = __uint_as_float(four[e]);
-            }
+        for (int i = 0; i < kRowTiles; ++i) change_large(S[i]);
     }
-    template <int kRowTiles, int kTiles>
-    __device__ __forceinline__ bool are_small(const float (&S)[kRowTiles][kTiles][4]) const {
-        float most[2] = {0.0f, 0.0f};  // two chains of comparisons take half the time of one
+    // Of any arguments of tanh, times `by`.
+    template <int kTiles>
+    __device__ __forceinline__ static void change_large(float (&S)[kTiles][4], float by = 1.0f) {
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i)
+        for (int j = 0; j < kTiles; ++j) {  // four scores after the other four: all at once would need more registers
+            u32 four[4];
 #pragma unroll
-            for (int j = 0; j < kTiles; ++j)
+            for (int e = 0; e < 4; ++e) four[e] = __float_as_uint(S[j][e] * by), launder(four[e]);
 #pragma unroll
-                for (int e = 0; e < 4; ++e) most[e % 2] = fmaxf(most[e % 2], fabsf(S[i][j][e]));
-        return !vote_sync_any(!(fmaxf(most[0], most[1]) <= reach));
+            for (int e = 0; e < 4; ++e) four[e] = __float_as_uint(tanh_of(__uint_as_float(four[e])));
+#pragma unroll
+            for (int e = 0; e < 4; ++e) launder(four[e]), S[j][e] = __uint_as_float(four[e]);
+        }
     }
-    __device__ __forceinline__ float small_slope_log2(float s) const { return fmaf(fmaf(quintic, s * s, cubic), s * s, linear); }
+    // For those that make the map of small scores a part of the exponential: changes all scores of a warp, unless all are small.
+    template <int kTiles>
+    __device__ __forceinline__ bool change_unless_small(float (&S)[kTiles][4]) const {
+        u32 all_small = kHighestBit;
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) all_small &= __float_as_uint(below_reach(S[j][e]));
+        const bool small = !vote_sync_any(all_small == 0);
+        if (!small) change_large(S, step);
+        return small;
+    }
+    // The highest bit is set if the score is small. Of what is no number it is not.
+    __device__ __forceinline__ float below_reach(float s) const { return fmaf(s, s, minus_reach2); }
+    __device__ __forceinline__ float small_slope_log2(float w) const { return fmaf(fmaf(quintic, w, cubic), w, linear); }
 
     __device__ __forceinline__ float changed(float s, int, int) const { return tanh_of(s * step); }
     // Of the score of a hidden key, which is -inf, too.

@@ -164,11 +164,10 @@ struct ForwardConsumer {
         smem.k_pipeline.consumer_release(k_state.stage, elected);
 //% endif
         k_state.advance();
-//% if folds
-        const bool small = are_small(S, chain);
-        if (!small) map_scores(S, position(), chain);
-//% elif maps
+//% if maps and not folds
         map_scores(S, position(), chain);
+//% elif scatters and folds
+        const bool small = map_unless_small(S[0], chain);
 //% endif
 //% if adds
 //% if linear
@@ -192,11 +191,25 @@ struct ForwardConsumer {
         if (seen.is_last) release_q();
 //% else
         const bool masked = own_blocks.needs_mask(k_block);
+//% if folds
+        if (k_block == lowest_block) release_q();
+//% else
         if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
         if (k_block == lowest_block) release_q();
 //% endif
+//% endif
 //% if folds
-        softmax.exp2_and_sum(P_made, S[0], new_tile || masked, small, chain);
+        bool updates = softmax.updates(new_tile || masked);
+//% if scatters
+        while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain)) {}
+//% else
+        bool small = true;
+#pragma unroll 1
+        do {  // a loop, so that the code of the exponentials is there once
+            if (updates) small = map_unless_small(S[0], chain);
+            if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
+        } while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain));
+//% endif
 //% elif linear
         softmax.exp2_and_sum(P_made, S[0], new_tile || masked, LinearOffsets{terms, chain, k_block}, terms.minuend);
 //% elif adds

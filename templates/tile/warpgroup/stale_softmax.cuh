@@ -55,6 +55,11 @@ struct OnlineSoftmax {
         updates_every_block = huge = false;
     }
 
+//% if folds
+    // Whether a block updates the row max. The scores of one that does not are taken for small until exp2_and_sum has seen them all.
+    __device__ __forceinline__ bool updates(bool new_rows) const { return !kStaleRowMax || new_rows || updates_every_block; }
+
+//% endif
     // If the maximum of S exceeds the row max by more than kHeadroom in some row of the warp, every row whose maximum is higher than its
     // row max takes it. In a warp with a huge row this needs no headroom, and each row's shift is subtracted from S, too: so call it only
     // once for each S.
@@ -86,7 +91,8 @@ struct OnlineSoftmax {
             maximum[h] = quad_max(lane_max(S, h));
 //% endif
 //% if folds
-            maximum_log2[h] = small ? small_log2(maximum[h], 0.0f, chain) : mul_rn(maximum[h], scale_log2);
+            u32 ignored = 0;
+            maximum_log2[h] = small ? small_log2(maximum[h], 0.0f, chain, ignored) : mul_rn(maximum[h], scale_log2);
 //% elif not adds
             maximum_log2[h] = mul_rn(maximum[h], scale_log2);
 //% endif
@@ -154,10 +160,27 @@ struct OnlineSoftmax {
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
     // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
 //% if folds
+    // `small`: whether all scores of the block are, else they are mapped. Of a block that does not update the row max this is a guess: if it
+    // is wrong, or the row max has become too low, `updates` becomes true, and nothing else is done: false.
     template <int kKeyTiles, class Chain>
-    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows, bool small,
+    __device__ __forceinline__ bool exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool& updates, bool small,
                                                  const Chain& chain) {
-//% elif linear
+        needs_rescale = false;
+        if (updates) update_row_max(S, small, chain);
+        float partial[2][2] = {};
+        u32 all_small = kHighestBit;
+        if (small) exponentiate<true>(P, partial, S, chain, all_small);
+        else exponentiate<false>(P, partial, S, chain, all_small);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
+        const bool fits = all_small != 0 && partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
+        if (kStaleRowMax && !updates && vote_sync_any(!fits)) {
+            updates = updates_every_block = true;
+            return false;
+        }
+        if (!small) updates_every_block = true;  // and so do later blocks, or most of them would be computed twice
+//% else
+//% if linear
     // `offsets`: where they are found, if the row max is to be updated; `minuend`: see subtract_row_max.
     template <int kKeyTiles, class Offsets>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows,
@@ -175,12 +198,6 @@ struct OnlineSoftmax {
         float partial[2][2];
 #pragma unroll 1
         for (;;) {  // a loop, so that the code of the exponentials is there once
-//% if folds
-            if (updates_row_max) update_row_max(S, small, chain);
-            partial[0][0] = partial[0][1] = partial[1][0] = partial[1][1] = 0.0f;
-            if (small) exponentiate<true>(P, partial, S, chain);
-            else exponentiate<false>(P, partial, S, chain);
-//% else
 //% if linear
             if (updates_row_max) {
                 RowOffset offset[2];
@@ -209,7 +226,6 @@ struct OnlineSoftmax {
                     partial[h][1] += high;
                     P[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(low, high);
                 }
-//% endif
 #pragma unroll
             for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
             if (!kStaleRowMax || updates_row_max) break;
@@ -217,19 +233,23 @@ struct OnlineSoftmax {
             if (!vote_sync_any(!fits)) break;
             updates_row_max = updates_every_block = true;
         }
+//% endif
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float before = row_sum[h];
             row_sum[h] = before + partial[h][0];
             compensation[h] += partial[h][0] - (row_sum[h] - before);
         }
+//% if folds
+        return true;
+//% endif
     }
 
 //% if folds
-    // P of small scores, or of those that are mapped.
+    // P of small scores, or of those that are mapped. `all_small`: see small_log2.
     template <bool kSmall, int kKeyTiles, class Chain>
     __device__ __forceinline__ void exponentiate(u32 (&P)[kKeyTiles / 2][4], float (&partial)[2][2], const float (&S)[kKeyTiles][4],
-                                                 const Chain& chain) const {
+                                                 const Chain& chain, u32& all_small) const {
 #pragma unroll
         for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
@@ -238,7 +258,7 @@ struct OnlineSoftmax {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const float s = S[j][h * 2 + e];
-                    p[e] = ex2_approx_ftz(kSmall ? small_log2(s, row_max[h], chain) : fmaf(s, scale_log2, -row_max[h]));
+                    p[e] = ex2_approx_ftz(kSmall ? small_log2(s, row_max[h], chain, all_small) : fmaf(s, scale_log2, -row_max[h]));
                     partial[h][e] += p[e];
                 }
                 P[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(p[0], p[1]);
