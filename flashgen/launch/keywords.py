@@ -169,13 +169,15 @@ def _told_of(
     causal: Causal, window: Ends | None, chunk: int | None, top_left: int, softcap: float | None, dropped: float, names: tuple[str, ...]
 ) -> _Told:
     """names: of the modifiers that have tensors. In the usual types it is remembered. torch.compile looks into no memory."""
-    if type(causal) in _CAUSAL and type(chunk) in _ENDS and type(softcap) in _NUMBERS and not is_dynamo_compiling():
+    if is_dynamo_compiling():
+        return _told(Seen.of(causal, window, chunk, top_left), softcap, dropped, names)
+    if type(causal) in _CAUSAL and type(chunk) in _ENDS and type(softcap) in _NUMBERS:
         top_left = top_left if type(causal) is str else 0  # it says nothing else
         if window is None:
             return _remembered(causal, None, None, chunk, top_left, softcap, dropped, names)
         if type(window) is tuple and len(window) == 2 and type(window[0]) in _ENDS and type(window[1]) in _ENDS:
             return _remembered(causal, window[0], window[1], chunk, top_left, softcap, dropped, names)
-    return _told(Seen.of(causal, window, chunk, top_left), softcap, dropped, names)
+    return _with_given(Seen.of(causal, window, chunk, top_left), softcap, dropped, names)
 
 
 def _told(seen: Seen, softcap: float | None, dropped: float, names: tuple[str, ...]) -> _Told:
@@ -200,8 +202,12 @@ def _remembered(
     dropped: float,
     names: tuple[str, ...],
 ) -> _Told:
-    told = tuple([MASK_NAME if name == OF_KEYS else name for name in names])
-    found = _told(Seen.of(causal, (left, right), chunk, top_left), softcap, dropped, told)
+    return _with_given(Seen.of(causal, (left, right), chunk, top_left), softcap, dropped, names)
+
+
+def _with_given(seen: Seen, softcap: float | None, dropped: float, names: tuple[str, ...]) -> _Told:
+    """As `_told`, with what `asked` gives, too, where functions capture no numbers. OF_KEYS may be among the names."""
+    found = _told(seen, softcap, dropped, tuple([MASK_NAME if name == OF_KEYS else name for name in names]))
     if TRACED in found.names:
         return found
     given = given_modifiers(found.names, found.sizes, found.numbers)

@@ -42,6 +42,18 @@ def test_a_mask_waits_for_its_axes_where_nobody_keeps_it(beside: dict[str, Any])
     assert [tensor.data_ptr() for tensor in with_axes] == [tensor.data_ptr() for tensor in waiting]
 
 
+class Number(float):
+    """A number of a type that is not remembered, as NumPy's float64 is."""
+
+
+@torch.no_grad()
+def test_it_waits_beside_numbers_of_other_types() -> None:
+    (text, *_, waiting), known = told(key_padding_mask=PADDING, softcap=Number(5.0))
+    made, (mask,) = with_made_axes(known, waiting)
+    assert made == given_modifiers(text, (), (5.0,))
+    assert mask.shape == (BATCH, 1, 1, LEN_KV)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("beside", [{"mask": PADDING}, {"mask_mod": lambda b, h, q, k: q != k}])
 def test_beside_another_mask_or_functions_it_does_not_wait(beside: dict[str, Any]) -> None:
