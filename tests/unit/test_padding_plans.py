@@ -24,7 +24,7 @@ SLOPES, BIAS = torch.ones(2), torch.zeros(LEN_Q, LEN_KV)
 def told(**keywords: Any) -> Any:
     """What operators are told, and the same as `asked` gives it."""
     given = {**dict.fromkeys(("window", "softcap", "alibi_slopes", "sinks")), **keywords}
-    _, modified, known = modified_of_call(False, **given, top_left=0, device=Q.device)
+    _, modified, known = modified_of_call(False, **given, top_left=0, q=Q)
     return modified, known
 
 
