@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -81,6 +83,20 @@ def test_a_table_is_of_one_seed_of_the_generator() -> None:
     generator.seed = 7
     generator.offset = 0
     assert draw(generator, 2) == first
+
+
+def test_no_two_threads_draw_one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Philox):
+        """Whose state another thread may read before it is written."""
+
+        def set_offset(self, offset: int) -> None:
+            time.sleep(1e-4)
+            super().set_offset(offset)
+
+    monkeypatch.setattr(torch.cuda, "default_generators", (Slow(7),))
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda _: seeds.next_seed(0, 0)[1], range(100))]
+    assert sorted(found) == [*range(100)]
 
 
 def test_what_others_draw_in_between_changes_seeds() -> None:
