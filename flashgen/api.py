@@ -14,9 +14,9 @@ from flashgen.codegen.seen import Causal, Ends
 from flashgen.codegen.typed import require_type
 
 from .launch.arguments import LAYOUTS, check_types, require_together
-from .launch.asked import OF_KEYS, asked, with_made_axes
+from .launch.asked import asked
 from .launch.gpu import CaptureError
-from .launch.keywords import modified_of_call, seed_of
+from .launch.keywords import complete, modified_of_call, seed_of
 from .launch.made_block_masks import BlockMask
 from .numerics.modifiers.dropout import dropout_mask
 from .operators.autograd import differentiable_attention, is_differentiated
@@ -238,8 +238,9 @@ def attention(
             mask_mod,
             block_mask,
             top_left=0 if sizes is None else sizes[2] - sizes[3],
-            device=getattr(q, "device", None),
+            q=q,
             call=None if sizes is None else (sizes, q, scale),
+            seed_waits=not return_dropout_mask,
         )
     if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
         if modified and known is not None:
@@ -251,10 +252,10 @@ def attention(
             both = run(q, k, v, return_lse, *tensors)
             only = both if return_lse else both[0]
             return _beside_mask(only, q, k, layout, dropout_p, modified) if return_dropout_mask else only  # type: ignore[return-value]  # lse is there if it is wanted
-    if known is not None and OF_KEYS in known.names:
-        modified = (*modified[:3], with_made_axes(known, modified[3])[1])
     try:
         check_types(q, k, v, causal, scale, layout, return_lse, deterministic)
+        if modified and known is not None:
+            modified = complete(modified, known, q)
         differentiated = is_differentiated(q, k, v, *(modified[3] if modified else ()))
         if differentiated:
             found = differentiable_attention(q, k, v, causal, scale, layout, deterministic, *modified)

@@ -28,8 +28,9 @@ from .views import with_axes
 
 _PLAIN, _ENDS = {int, float}, {int, NoneType}  # types of sizes and numbers, and of a window's ends
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-MASK_NAME = "boolean_mask"
+MASK_NAME, DROPOUT = "boolean_mask", "dropout"
 OF_KEYS = "key_padding_mask"  # in place of a boolean mask's name: its tensor is [batch, len_kv] as yet, see `with_made_axes`
+UNDRAWN = "undrawn_dropout"  # in place of dropout's name: its seed is not among the tensors, see `with_seed`
 
 _address = torch.Tensor.data_ptr  # each call asks
 
@@ -77,6 +78,18 @@ def with_made_axes(given: Given, tensors: Sequence[torch.Tensor]) -> tuple[Given
     i = len(tensor_names(names[:at]))
     made = given._replace(names=(*names[:at], MASK_NAME, *names[at + 1 :]))
     return made, (*tensors[:i], with_axes(tensors[i]), *tensors[i + 1 :])
+
+
+def seed_position(names: tuple[str, ...]) -> int | None:
+    """Of the seed among all tensors of these modifiers, where UNDRAWN is among them; else None. Every mask has its axes."""
+    return len(tensor_names(names[: names.index(UNDRAWN)])) if UNDRAWN in names else None
+
+
+def with_seed(given: Given, tensors: Sequence[torch.Tensor], seed: torch.Tensor) -> tuple[Given, tuple[torch.Tensor, ...]]:
+    """What operators are told, in the types of `codegen`, where `given` has UNDRAWN among its names, with the seed that is lacking."""
+    names, i = given.names, seed_position(given.names)
+    drawn = given._replace(names=tuple([DROPOUT if name == UNDRAWN else name for name in names]))
+    return drawn, (*tensors[:i], seed, *tensors[i:])
 
 
 @lru_cache(maxsize=2**10)

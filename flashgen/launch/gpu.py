@@ -24,8 +24,9 @@ from flashgen.codegen.workload import Workload
 from ..selection import loaded
 from ..selection.families import NO_FAMILY, excluded_families, families_for
 from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, require_memory, workload_of
-from .asked import addresses_of_tensors, tensor_strides
+from .asked import addresses_of_tensors, seed_position, tensor_strides, with_seed
 from .bound import BoundCall
+from .seeds import next_seed
 from .untraced import untraced
 
 Run = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]  # q, k, v, whether to give lse, the modifiers' tensors
@@ -40,7 +41,7 @@ class Plan:
     """Everything about a call that its signature decides.
 
     run: given q, k, v, whether lse is wanted, and the modifiers' tensors, allocates out, and lse, both dense, and enqueues the kernel on
-    the current stream
+    the current stream. Where UNDRAWN is among the modifiers' names it draws the seed
     """
 
     def __init__(
@@ -56,6 +57,9 @@ class Plan:
         kernel: Kernel | None = None,
     ) -> None:
         """Checks the arguments and binds a kernel: `kernel`, which must be able to take them, or else the selection's choice."""
+        self._seed_position = seed_position(modifiers.names)
+        if self._seed_position is not None:
+            modifiers, tensors = with_seed(modifiers, tensors, q.new_empty((), dtype=torch.int64))
         problem = check_call(q, k, v, causal, scale, layout, modifiers, tensors)
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
@@ -70,7 +74,7 @@ class Plan:
         self.before_differentiable: Any = None
         if not math.prod(self.outputs.lse_shape):
             families_for(problem, on.device.target)
-            self.run = _runner(self.index, self.dtype, self.outputs, None)
+            self.run = _runner(self.index, self.dtype, self.outputs, None, self._seed_position)
             return
         workload = workload_of(q, k, layout, modifiers)
         of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
@@ -79,7 +83,7 @@ class Plan:
             strides |= tensor_strides(problem, tensors)
         self.call = call = attention_call(problem, workload, strides, scale, modifiers.numbers)
         self.bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
-        self.run = _runner(self.index, self.dtype, self.outputs, self.bound)
+        self.run = _runner(self.index, self.dtype, self.outputs, self.bound, self._seed_position)
         require_context(self.index)
 
     def with_keys(self, len_kv: int) -> Plan:
@@ -89,7 +93,7 @@ class Plan:
         """
         assert self.call is not None
         bound = bind_chosen(with_keys(self.call, len_kv), self._on)
-        run = _runner(self.index, self.dtype, self.outputs, bound)
+        run = _runner(self.index, self.dtype, self.outputs, bound, self._seed_position)
         other = object.__new__(Plan)
         other.__dict__.update(self.__dict__, bound=bound, run=run, call=None, before=None, before_differentiable=None)
         return other
@@ -114,8 +118,8 @@ def _outputs(shape_of_q: tuple[int, ...], width: int, layout: str) -> _Outputs:
     return _Outputs(out, steps, ordered_strides(out, steps, layout), lse, dense(lse))
 
 
-def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall | None) -> Run:
-    """`Plan.run` on this device; `bound`: None where there is nothing to compute.
+def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall | None, seed_position: int | None = None) -> Run:
+    """`Plan.run` on this device; `bound`: None where there is nothing to compute; `seed_position`: where it draws one, see there.
 
     A function that holds what it needs: to call an object and look up what that holds costs each call some tenths of a microsecond.
     """
@@ -134,11 +138,21 @@ def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall 
             at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
             if (at_q | at_k | at_v) % ALIGNMENT or not (at_q and at_k and at_v):
                 require_memory(q, k, v)
-            at_lse = 0 if lse is None else lse.data_ptr()
-            if tensors:
-                enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), at_lse, *addresses_of_tensors(tensors))
+            at_lse, stream = 0 if lse is None else lse.data_ptr(), current_stream(index)
+            if seed_position is not None:
+                _seeds, _, at_seed = next_seed(index, stream)  # the name keeps the memory until the kernel is in the stream
+                if tensors:
+                    others = addresses_of_tensors(tensors)
+                    others.insert(seed_position, at_seed)
+                    enqueue(stream, at_q, at_k, at_v, out.data_ptr(), at_lse, *others)
+                else:
+                    enqueue(stream, at_q, at_k, at_v, out.data_ptr(), at_lse, at_seed)
+            elif tensors:
+                enqueue(stream, at_q, at_k, at_v, out.data_ptr(), at_lse, *addresses_of_tensors(tensors))
             else:
-                enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), at_lse)
+                enqueue(stream, at_q, at_k, at_v, out.data_ptr(), at_lse)
+        elif seed_position is not None:
+            next_seed(index, current_stream(index))  # as calls with gradients do: else a checkpoint's second run would have other seeds
         return out, lse
 
     return run

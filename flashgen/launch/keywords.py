@@ -19,7 +19,7 @@ from flashgen.codegen.problem import Mask
 from flashgen.codegen.seen import Causal, Ends, Seen
 from flashgen.codegen.typed import require_type
 
-from .asked import MASK_NAME, OF_KEYS, Modified, asked, require_no_gradient
+from .asked import DROPOUT, MASK_NAME, OF_KEYS, UNDRAWN, Modified, asked, require_no_gradient, with_made_axes, with_seed
 from .block_masks import with_block_mask
 from .built_in import CallOf
 from .known_functions import Answer, KnownFunctions, known_functions
@@ -29,6 +29,7 @@ from .traced_call import TracedCall
 from .views import may_wait, with_axes
 
 _CAUSAL, _ENDS, _NUMBERS = {bool, str}, {int, NoneType}, {int, float, NoneType}  # types of causal, a window's ends, a softcap
+_FLOAT_OR_NONE = {float, NoneType}
 _NOTHING = None, False, False, False  # of a call's own keywords
 _IDS = (torch.int32, torch.int64)
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -52,20 +53,22 @@ def modified_of_call(
     block_mask: Any = None,
     *,
     top_left: int,
-    device: torch.device | None = None,
+    q: Any = None,
     call: CallOf | None = None,
+    seed_waits: bool = False,
 ) -> tuple[bool, Modified | tuple[()], Given | None]:
     """Whether the mask is causal, and what operators are told of modifiers: also as `asked` gives it, where that is known.
 
-    Where OF_KEYS is among the names of that, operators are told what `with_made_axes` makes of the tensors.
-    top_left: see `Seen.of`; device: that a seed is drawn on, by PyTorch's generator; call: what functions are for. Raises ArgumentError.
+    Where OF_KEYS or UNDRAWN is among the names of that, operators are told what `complete` makes of it.
+    top_left: see `Seen.of`; q: on whose device a seed is drawn, by PyTorch's generator; call: what functions are for; seed_waits: whether
+    the seed may be drawn later, where nobody keeps it. Raises ArgumentError.
     """
     traced, known, is_alone = None, None, False
     if block_mask is not None:
         score_mod, mask_mod = with_block_mask(score_mod, mask_mod, block_mask, call)
     if score_mod is not None or mask_mod is not None:
         if is_dynamo_compiling():
-            traced = recorded_call(score_mod, mask_mod, top_left, window is None and prefix_len is None, device)
+            traced = recorded_call(score_mod, mask_mod, top_left, window is None and prefix_len is None, getattr(q, "device", None))
         else:
             own = softcap, alibi_slopes is not None, bias is not None, mask is not None or key_padding_mask is not None
             known, captured = known_functions(score_mod, mask_mod, call, causal, window, prefix_len is not None, top_left, own)
@@ -114,7 +117,10 @@ def modified_of_call(
         names.append("document_ids_int64" if ids[0].dtype == torch.int64 else "document_ids")
         tensors.extend(ids)
     if dropped:
-        tensors.append(drawn_seed(device))
+        if seed_waits and traced is None and not is_dynamo_compiling() and not torch.is_grad_enabled():
+            names.append(UNDRAWN)
+        else:
+            tensors.append(drawn_seed(getattr(q, "device", None)))
     if prefix_len is not None:
         names.append("prefix_len")
         tensors.append(_tensor("prefix_len", prefix_len))
@@ -125,7 +131,11 @@ def modified_of_call(
     if traced is not None and traced.name:
         names.append(traced.name)
         tensors.extend(traced.tensors)
-    told: Answer = _told_of(causal, window, chunk, top_left, softcap, dropped, tuple(names))
+    told: Answer
+    if window is None and chunk is None and not is_dynamo_compiling() and type(causal) is bool and type(softcap) in _FLOAT_OR_NONE:
+        told = _remembered_alone(causal, softcap, dropped, tuple(names))  # as most calls are, in short
+    else:
+        told = _told_of(causal, window, chunk, top_left, softcap, dropped, tuple(names))
     if traced is not None:
         told = _with_functions(told, traced, known, is_alone, tensors)
     is_causal, text, sizes, numbers, given = told
@@ -150,6 +160,16 @@ def _with_functions(
     return found
 
 
+def complete(modified: Modified, given: Given, q: torch.Tensor) -> Modified:
+    """What operators are told where `modified_of_call` gives both: with the axes that a mask lacks, and a seed that is drawn now."""
+    names, sizes, numbers, tensors = modified
+    if OF_KEYS in given.names:
+        given, tensors = with_made_axes(given, tensors)
+    if UNDRAWN in given.names:
+        _, tensors = with_seed(given, tensors, drawn_seed(q.device))
+    return names, sizes, numbers, tensors
+
+
 def seed_of(names: str = "", sizes: Any = (), numbers: Any = (), tensors: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
     """Of the dropout that operators are told of: the only number in memory. None without. torch.compile traces this."""
     return next((tensor for tensor in tensors if tensor.dtype == torch.int64 and tensor.ndim == 0), None)
@@ -169,24 +189,32 @@ def _told_of(
     causal: Causal, window: Ends | None, chunk: int | None, top_left: int, softcap: float | None, dropped: float, names: tuple[str, ...]
 ) -> _Told:
     """names: of the modifiers that have tensors. In the usual types it is remembered. torch.compile looks into no memory."""
-    if type(causal) in _CAUSAL and type(chunk) in _ENDS and type(softcap) in _NUMBERS and not is_dynamo_compiling():
+    if is_dynamo_compiling():
+        return _told(Seen.of(causal, window, chunk, top_left), softcap, dropped, names)
+    if type(causal) in _CAUSAL and type(chunk) in _ENDS and type(softcap) in _NUMBERS:
         top_left = top_left if type(causal) is str else 0  # it says nothing else
         if window is None:
             return _remembered(causal, None, None, chunk, top_left, softcap, dropped, names)
         if type(window) is tuple and len(window) == 2 and type(window[0]) in _ENDS and type(window[1]) in _ENDS:
             return _remembered(causal, window[0], window[1], chunk, top_left, softcap, dropped, names)
-    return _told(Seen.of(causal, window, chunk, top_left), softcap, dropped, names)
+    return _with_given(Seen.of(causal, window, chunk, top_left), softcap, dropped, names)
 
 
 def _told(seen: Seen, softcap: float | None, dropped: float, names: tuple[str, ...]) -> _Told:
     text, numbers = [*seen.modifiers], []
     if dropped:
-        text.append("dropout")
+        text.append(DROPOUT)
         numbers.append(dropped)
     if softcap is not None:
         text.append("softcap")
         numbers.append(checked_softcap(softcap))
     return _Told(seen.mask is Mask.CAUSAL, ",".join((*text, *names)), seen.sizes_of_modifiers, tuple(numbers), None)
+
+
+@lru_cache(maxsize=2**10)
+def _remembered_alone(causal: bool, softcap: float | None, dropped: float, names: tuple[str, ...]) -> _Told:
+    """Without a window and chunks. Of types of which equal values are the same."""
+    return _with_given(Seen.of(causal), softcap, dropped, names)
 
 
 @lru_cache(maxsize=2**10, typed=True)
@@ -200,13 +228,19 @@ def _remembered(
     dropped: float,
     names: tuple[str, ...],
 ) -> _Told:
-    told = tuple([MASK_NAME if name == OF_KEYS else name for name in names])
-    found = _told(Seen.of(causal, (left, right), chunk, top_left), softcap, dropped, told)
+    return _with_given(Seen.of(causal, (left, right), chunk, top_left), softcap, dropped, names)
+
+
+def _with_given(seen: Seen, softcap: float | None, dropped: float, names: tuple[str, ...]) -> _Told:
+    """As `_told`, with what `asked` gives, too, where functions capture no numbers. OF_KEYS and UNDRAWN may be among the names."""
+    told = tuple([MASK_NAME if name == OF_KEYS else name for name in names if name != UNDRAWN])
+    found = _told(seen, softcap, dropped, told)
     if TRACED in found.names:
         return found
     given = given_modifiers(found.names, found.sizes, found.numbers)
-    if OF_KEYS in names:
-        given = given._replace(names=tuple([OF_KEYS if name == MASK_NAME else name for name in given.names]))
+    waiting = {real: name for real, name in ((MASK_NAME, OF_KEYS), (DROPOUT, UNDRAWN)) if name in names}
+    if waiting:
+        given = given._replace(names=tuple([waiting.get(name, name) for name in given.names]))
     return found._replace(given=given)
 
 

@@ -19,46 +19,61 @@ from .views import element
 _MOST = 2**63 - 1
 _SEEDS = 2**10  # of a table
 _STEP = 4  # by which an offset goes on, as PyTorch's own go in multiples of it
+_BYTES = 8  # of a seed
 _OWN = 0x666C617368676E  # tables come from generators of other seeds than PyTorch's: else the numbers would be some of those it draws
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
-_tables: dict[tuple[torch.device, int], _Table] = {}  # the last of a device and a stream
+_tables: dict[tuple[int, int], _Table] = {}  # the last of a device and a stream
 _lock = Lock()  # else two threads could take one offset
 _acquire, _release = _lock.acquire, _lock.release
 
 
 class _Table(NamedTuple):
-    """Seeds of a generator's offsets from `begin * _STEP` on, of one of this seed."""
+    """Seeds of a generator's offsets from `begin` on to `end`, of one of this seed, and where they lie."""
 
     seed: int
     begin: int
+    end: int
     seeds: torch.Tensor
+    address: int
 
 
-_NO_TABLE: tuple[int, int, Any] = (-1, 0, None)  # of a seed that no generator has
+_NO_TABLE: tuple[int, int, int, Any, int] = (-1, 0, 0, None, 0)  # of a seed that no generator has
 
 
 def drawn_seed(device: torch.device | None) -> torch.Tensor:
     """Of no dimensions, on the device. Each replay of a CUDA graph, and each run of a compiled graph, draws another one."""
-    if is_dynamo_compiling() or device is None or not is_gpu(device) or not nobody_traces() or torch.cuda.is_current_stream_capturing():
+    if is_dynamo_compiling() or device is None or not is_gpu(device) or not nobody_traces():
         return torch.randint(_MOST, (), device=device)
     index: int = device.index
-    return _next(torch.cuda.default_generators[index], device, _raw_stream(index))
+    seeds, position, _ = next_seed(index, _raw_stream(index))
+    return element(seeds, position)
 
 
-def _next(generator: Any, device: torch.device, stream: int) -> torch.Tensor:
-    """The seed of a generator's state, which goes on. A table is of one stream: no other one waits until it is there."""
+def next_seed(index: int, stream: int) -> tuple[torch.Tensor, int, int]:
+    """A tensor of one dimension on that GPU, which holds the seed until it is let go, the seed's position there, and its address.
+
+    For what is enqueued on the stream, which must be the current one, and where nobody traces. The state of PyTorch's generator goes on. A
+    table is of one stream: no other one waits until it is there. The default stream, 0, cannot be captured: asking takes the driver long.
+    """
+    if stream and torch.cuda.is_current_stream_capturing():
+        drawn = torch.randint(_MOST, (1,), device=torch.device("cuda", index))
+        return drawn, 0, drawn.data_ptr()
+    generator, key = torch.cuda.default_generators[index], (index, stream)
     _acquire()  # sooner done than `with`
     try:
         offset = generator.get_offset()
         generator.set_offset(offset + _STEP)
     finally:
         _release()
-    drawn, wanted, key = offset // _STEP, generator.initial_seed(), (device, stream)
-    seed, begin, seeds = _tables.get(key, _NO_TABLE)
-    if seed != wanted or not 0 <= drawn - begin < _SEEDS:
-        number = drawn // _SEEDS
-        _, begin, seeds = _tables[key] = _Table(wanted, number * _SEEDS, _table(device, wanted, number))
-    return element(seeds, drawn - begin)
+    wanted = generator.initial_seed()
+    seed, begin, end, seeds, address = _tables.get(key, _NO_TABLE)
+    if seed != wanted or not begin <= offset < end:
+        number = offset // _STEP // _SEEDS
+        seeds, begin = _table(torch.device("cuda", index), wanted, number), number * _SEEDS * _STEP
+        address = seeds.data_ptr()
+        _tables[key] = _Table(wanted, begin, begin + _SEEDS * _STEP, seeds, address)
+    position = (offset - begin) // _STEP
+    return seeds, position, address + _BYTES * position
 
 
 def _table(device: torch.device, seed: int, number: int) -> torch.Tensor:

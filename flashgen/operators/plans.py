@@ -123,7 +123,7 @@ def run_at_hand(
         and before.causal is causal
         and (before.scale is scale or (type(scale) is float and before.scale == scale))
         and (before.layout is layout or (type(layout) is str and before.layout == layout))
-        and before.modifiers == modifiers
+        and (before.modifiers is modifiers or before.modifiers == modifiers)
         and before.generation == loaded.kernels.generation
         # What the dispatch keys of tensors do not tell, of what `_listeners` ask.
         and not _dispatch_modes()

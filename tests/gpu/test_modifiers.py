@@ -250,6 +250,39 @@ def test_dropout_follows_the_state_of_pytorchs_generator() -> None:
     assert not torch.equal(kept(), first)
 
 
+@torch.no_grad()
+def test_a_seed_that_is_drawn_where_a_call_is_launched_is_that_of_any_other_call() -> None:
+    q, own = torch.randn(1, 300, 4, 64, device="cuda", dtype=torch.bfloat16), torch.randn(4, device="cuda")
+    torch.manual_seed(5)
+    wanted = [flashgen.attention(q, q, q, sinks=own, dropout_p=0.3, return_dropout_mask=True)[0] for _ in range(1100)]
+    torch.manual_seed(5)
+    found = [flashgen.attention(q, q, q, sinks=own, dropout_p=0.3) for _ in range(1100)]
+    assert all(torch.equal(*both) for both in zip(found, wanted, strict=True)), "within a table and behind its end"
+    torch.manual_seed(5)
+    with torch.enable_grad():
+        assert torch.equal(flashgen.attention(q.clone().requires_grad_(), q, q, sinks=own, dropout_p=0.3), wanted[0])
+    torch.manual_seed(5)
+    other = torch.cuda.Stream()
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        assert torch.equal(flashgen.attention(q, q, q, sinks=own, dropout_p=0.3), wanted[0])
+
+
+@torch.no_grad()
+def test_each_replay_of_a_call_that_keeps_no_seed_drops_other_elements() -> None:
+    q = torch.randn(1, 500, 4, 64, device="cuda", dtype=torch.bfloat16)
+    plain = flashgen.attention(q, q, q, dropout_p=0.3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flashgen.attention(q, q, q, dropout_p=0.3)
+        again = flashgen.attention(q, q, q, dropout_p=0.3)
+    found = [plain]
+    for _ in range(3):
+        graph.replay()
+        found += [out.clone(), again.clone()]
+    assert all(not torch.equal(found[i], found[j]) for i in range(7) for j in range(i))
+
+
 def test_checkpointing_drops_the_same_elements() -> None:
     q = torch.randn(1, 300, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     torch.manual_seed(5)
@@ -257,6 +290,11 @@ def test_checkpointing_drops_the_same_elements() -> None:
     torch.manual_seed(5)
     again = checkpoint(lambda q: flashgen.attention(q, q, q, dropout_p=0.3), q, use_reentrant=False)
     assert apart(torch.autograd.grad(again.float().sum(), q)[0], wanted) < 0.01
+    torch.manual_seed(5)
+    own = q.detach().clone().requires_grad_()
+    checkpoint(lambda q: flashgen.attention(q, q, q, dropout_p=0.3), own, use_reentrant=True).float().sum().backward()
+    assert own.grad is not None
+    assert apart(own.grad, wanted) < 0.01, "the first run has no gradients, and keeps no seed"
 
 
 def test_each_replay_drops_other_elements() -> None:

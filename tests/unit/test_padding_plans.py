@@ -24,7 +24,7 @@ SLOPES, BIAS = torch.ones(2), torch.zeros(LEN_Q, LEN_KV)
 def told(**keywords: Any) -> Any:
     """What operators are told, and the same as `asked` gives it."""
     given = {**dict.fromkeys(("window", "softcap", "alibi_slopes", "sinks")), **keywords}
-    _, modified, known = modified_of_call(False, **given, top_left=0, device=Q.device)
+    _, modified, known = modified_of_call(False, **given, top_left=0, q=Q)
     return modified, known
 
 
@@ -40,6 +40,18 @@ def test_a_mask_waits_for_its_axes_where_nobody_keeps_it(beside: dict[str, Any])
     assert made == known == asked(text, sizes, numbers, tensors)[0]
     assert [(tensor.shape, tensor.stride()) for tensor in with_axes] == [(tensor.shape, tensor.stride()) for tensor in tensors]
     assert [tensor.data_ptr() for tensor in with_axes] == [tensor.data_ptr() for tensor in waiting]
+
+
+class Number(float):
+    """A number of a type that is not remembered, as NumPy's float64 is."""
+
+
+@torch.no_grad()
+def test_it_waits_beside_numbers_of_other_types() -> None:
+    (text, *_, waiting), known = told(key_padding_mask=PADDING, softcap=Number(5.0))
+    made, (mask,) = with_made_axes(known, waiting)
+    assert made == given_modifiers(text, (), (5.0,))
+    assert mask.shape == (BATCH, 1, 1, LEN_KV)
 
 
 @torch.no_grad()
