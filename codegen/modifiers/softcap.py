@@ -26,6 +26,7 @@ class Softcap(Modifier):
     name = "softcap"
     rank = 0
     link = "Softcap"
+    tiles = ("common/small_scores",)
     words = "softcap"
     parameters = tuple(Parameter("float", f"softcap_{name}") for name in ("step", "minus_reach2", "linear", "cubic", "quintic"))
     numbers = ("softcap",)

@@ -160,8 +160,8 @@ struct OnlineSoftmax {
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
     // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
 //% if folds
-    // `small`: whether all scores of the block are, else they are mapped. Of a block that does not update the row max this is a guess: if it
-    // is wrong, or the row max has become too low, `updates` becomes true, and nothing else is done: false.
+    // `small`: whether all scores of the block are, else they are mapped. Of a block that does not update the row max this is a guess: if
+    // it is wrong, or the row max has become too low, `updates` becomes true, and nothing else is done: false.
     template <int kKeyTiles, class Chain>
     __device__ __forceinline__ bool exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool& updates, bool small,
                                                  const Chain& chain) {
@@ -258,7 +258,8 @@ struct OnlineSoftmax {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const float s = S[j][h * 2 + e];
-                    p[e] = ex2_approx_ftz(kSmall ? small_log2(s, row_max[h], chain, all_small) : fmaf(s, scale_log2, -row_max[h]));
+                    if (kSmall) p[e] = ex2_approx_ftz(small_log2(s, row_max[h], chain, all_small));
+                    else p[e] = ex2_approx_ftz(fmaf(s, scale_log2, -row_max[h]));
                     partial[h][e] += p[e];
                 }
                 P[j / 2][j % 2 * 2 + h] = cvt_rn_x2<Element>(p[0], p[1]);
