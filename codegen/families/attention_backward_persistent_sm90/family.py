@@ -45,7 +45,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     revision = 6
     preference = 4
     persistent = True
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "prefix_len", "sinks", "softcap")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "prefix_len", "sinks", "softcap", "window")
     template = "kernels/attention_backward_persistent_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardPersistentSm90Config
     row_parameters = AttentionBackwardSm90.row_parameters.with_fields(PROGRESS, Parameter("int", "progress_counters"))
