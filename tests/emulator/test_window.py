@@ -101,6 +101,7 @@ FAULTS = [
     fault_of("right-end-one-far", _VISIBLE, _ONE_FAR, "backward-persistent"),
     fault_of("first-queries-skipped", _BEGIN, "any && begin + 128 < len_q ? begin + 128 : kNever", "backward-persistent-128"),
     fault_of("last-queries-skipped", _END, "end = max(0, end_key - first - 128)", "backward-persistent-128"),
+    fault_of("dQ-of-the-first-head", "index += p.query_tiles - work.tiles.count();", "index -= work.tiles.count();", "backward-persistent"),
     fault_of("taken-for-full", "max(0, first_key - first + 1)", "0x7fffffff", "backward"),
 ]
 
