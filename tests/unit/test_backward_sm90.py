@@ -14,6 +14,7 @@ from flashgen.codegen.families.attention_backward_persistent_sm90.config import 
 from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
 from flashgen.codegen.families.attention_backward_wide_sm90.config import AttentionBackwardWideSm90Config
 from flashgen.codegen.family import Family, Traffic, families
+from flashgen.codegen.plain import to_plain
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import KernelLaunch
 from flashgen.codegen.target import find_target
@@ -72,6 +73,15 @@ def test_illegal_configs(width: int, config: AttentionBackwardSm90Config, says: 
     assert any(reason.startswith(says) for reason in NARROW.check(problem(width), config, TARGET)), NARROW.check(
         problem(width), config, TARGET
     )
+
+
+@pytest.mark.parametrize("family", [NARROW, PERSISTENT])
+@pytest.mark.parametrize(
+    ("modifiers", "most"), [(("boolean_mask", "window"), 80), (("bias_fp32",), 64), (("alibi", "boolean_mask"), 64), (("alibi",), 80)]
+)
+def test_the_widest_tiles_leave_no_registers_for_all_that_adds_to_scores(family: Family, modifiers: tuple[str, ...], most: int) -> None:
+    given = dataclasses.replace(problem(128), modifiers=modifiers)
+    assert max(to_plain(config)["block_q"] for config in family.legal_configs(given, TARGET)) == most
 
 
 def test_wide_stages() -> None:
