@@ -46,7 +46,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
-    *("traced_tiles", "linear"),
+    *("traced_tiles", "linear", "hides"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120
@@ -222,7 +222,7 @@ def conditions(modifiers: Sequence[Modifier], operation: str, may_fetch: bool = 
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
     joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
     fetches: tensors are fetched, see `Modifier.fetched`, by kernels that can, as `may_fetch` says;
-    linear: see linear_terms.py, by kernels that can, as `may_multiply` says;
+    linear: see linear_terms.py, by kernels that can, as `may_multiply` says; hides: see `Modifier.hides_keys`: some keys no query may see;
     opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
     `Modifier.scattered_by`; all others: see `TracedModifier.conditions`
     """
@@ -230,7 +230,7 @@ def conditions(modifiers: Sequence[Modifier], operation: str, may_fetch: bool = 
     found: dict[str, object] = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds}
     found |= {"links": _links(modifiers), "collects": operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)}
     named = {"heads": "has_heads", "joins": "joins_sums", "drops": "drops", "tensors": "reads_scores", "opens": "opens"}
-    for name, attribute in {**named, "by_key": "masks_by_key"}.items():
+    for name, attribute in {**named, "by_key": "masks_by_key", "hides": "hides_keys"}.items():
         found[name] = any(getattr(one, attribute) for one in modifiers)
     found["bends"] = operation == "backward" and any(one.bends_scores for one in modifiers)
     found["fetches"] = may_fetch and any(one.fetched for one in modifiers)

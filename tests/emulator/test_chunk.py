@@ -31,6 +31,8 @@ KERNELS = {
     "backward-window-ordered": NamedKernel("attention_backward", 64, Mask.FULL, True, WINDOW),
     "backward-sm90": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, False, ALONE),
     "backward-sm90-ordered": NamedKernel("attention_backward_sm90", 64, Mask.FULL, True, ALONE),
+    "backward-persistent": NamedKernel("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ALONE),
+    "backward-persistent-window": NamedKernel("attention_backward_persistent_sm90", 64, Mask.FULL, False, WINDOW),
     "backward-wide": NamedKernel("attention_backward_wide_sm90", 256, Mask.CAUSAL, False, ALONE),
     "backward-sm90-window-ordered": NamedKernel("attention_backward_sm90", 64, Mask.FULL, True, WINDOW),
     "backward-wide-ordered": NamedKernel("attention_backward_wide_sm90", 256, Mask.FULL, True, ALONE),
@@ -84,6 +86,9 @@ FAULTS = [
     fault_of("one-query-off", _BEGIN, f"{_BEGIN} + 1", "backward-sm90"),
     fault_of("first-queries-skipped", _BEGIN, "begin = max(0, first - causal_offset) + 128", "backward"),
     fault_of("last-queries-skipped", _END, "end = max(0, last + size - causal_offset - 128)", "backward-sm90"),
+    fault_of("a-position-off", _OF, "{len_kv - len_q + 1, p.chunk,", "backward-persistent"),
+    fault_of("one-query-off", _BEGIN, f"{_BEGIN} + 1", "backward-persistent"),
+    fault_of("last-queries-skipped", _END, "end = max(0, last + size - causal_offset - 128)", "backward-persistent"),
     fault_of("taken-for-full", "first == last ? end : 0", "0x7fffffff", "backward"),
 ]
 
@@ -100,7 +105,8 @@ def test_a_fault_of_chunks_shows(kernel: str, planted: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", planned_cases([("generic",), ("sm90",), ("backward",), ("backward-sm90",), ("backward-wide",)], KERNELS, 1.5)
+    "kernel",
+    planned_cases([("generic",), ("sm90",), ("backward",), ("backward-sm90",), ("backward-persistent",), ("backward-wide",)], KERNELS, 1.5),
 )
 def test_tiles_of_other_chunks_are_not_visited(kernel: str) -> None:
     """NaN in values, times probabilities of 0, or in keys, times gradients of 0, would show."""

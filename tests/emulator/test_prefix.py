@@ -43,6 +43,8 @@ KERNELS = {
     "backward-sm90-alibi": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, False, ("alibi", "prefix_len")),
     "backward-persistent": NamedKernel("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("prefix_len",)),
     "backward-persistent-full": NamedKernel("attention_backward_persistent_sm90", 64, Mask.FULL, False, ("alibi", "prefix_len")),
+    "backward-persistent-window": NamedKernel("attention_backward_persistent_sm90", 64, Mask.FULL, False, WINDOW),
+    "backward-persistent-chunk": NamedKernel("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, CHUNK),
     "backward-wide": NamedKernel("attention_backward_wide_sm90", 256, Mask.CAUSAL, False, ("prefix_len",)),
     "backward-wide-window-ordered": NamedKernel(
         "attention_backward_wide_sm90",
@@ -108,6 +110,7 @@ FAULTS = [
     fault_of("gap-taken-for-full", "(of_last.begin + kBlockKv - 1) / kBlockKv", "begin / kBlockKv", "generic-window"),
     fault_of("prefix-tiles-skipped", "this->prefix > 0 ? 0 : of_first.begin", "of_first.begin", "sm90-window"),
     fault_of("causal-mask-not-opened", _OF_KEY, "if (false) return", "backward-persistent"),
+    fault_of("last-queries-skipped", "prefix > 0 ? 0x7fffffff : seen.end", "seen.end", "backward-persistent-window"),
     fault_of("border-not-opened", _OF_KEY, "if (key + 1 < prefix) return", "backward-sm90"),
     fault_of("window-not-opened", _VISIBLE, "(key < prefix && key <= query) || others.visible(query, key)", "backward-window"),
     fault_of("taken-for-full", _FULL, "if (first_key <= prefix) return", "backward"),

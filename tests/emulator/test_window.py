@@ -7,16 +7,20 @@ import itertools
 import pytest
 import torch
 
+from flashgen.build.emulator.fault import EmulatorFaultError
+from flashgen.build.emulator.kernel import ORDERS, EmulationOrder, Schedule
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.problem import Mask
-from flashgen.codegen.render import Atoms
+from flashgen.codegen.render import Atoms, Source
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import OPEN, Workload
+from flashgen.launch.cpu import run_on_cpu
 from flashgen.launch.tensors import Tensors
+from flashgen.verification.expected import Expected
 from tests.support.fault import Fault
 from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, judged, planned_cases, planned_faults
-from tests.support.runs import emulated_text
+from tests.support.runs import LIMITS, emulated_kernel, emulated_text
 
 ALONE = ("window",)
 GENERIC = AttentionForwardConfig(64, 64, 32, 4, 3, QueryPlace.SHARED, FirstProduct.QK)
@@ -30,6 +34,8 @@ KERNELS = {
     "backward-ordered": NamedKernel("attention_backward", 64, Mask.FULL, True, ALONE),
     "backward-sm90": NamedKernel("attention_backward_sm90", 64, Mask.FULL, False, ALONE),
     "backward-sm90-ordered": NamedKernel("attention_backward_sm90", 64, Mask.FULL, True, ALONE),
+    "backward-persistent": NamedKernel("attention_backward_persistent_sm90", 64, Mask.FULL, False, ALONE),
+    "backward-persistent-128": NamedKernel("attention_backward_persistent_sm90", 128, Mask.FULL, False, ALONE),
     "backward-wide": NamedKernel("attention_backward_wide_sm90", 256, Mask.FULL, False, ALONE),
     "backward-wide-ordered": NamedKernel("attention_backward_wide_sm90", 256, Mask.FULL, True, ALONE),
 }
@@ -75,6 +81,7 @@ _LEFT, _RIGHT = "len_kv - len_q - p.window_left", "len_kv - len_q + p.window_rig
 _KEYS = "{max(0, query + first), query + last + 1}"
 _VISIBLE = "static_cast<u32>(key - query - first) < static_cast<u32>(max(0, last - first + 1))"
 _BEGIN, _END = "any ? begin : kNever", "end = max(0, end_key - first)"
+_ONE_SHORT, _ONE_FAR = "query + first < key && key <= query + last", "query + first <= key && key <= query + last + 1"
 FAULTS = [
     fault_of("left-end-one-short", _LEFT, f"{_LEFT} + 1", "generic"),
     fault_of("left-end-one-far", _LEFT, f"{_LEFT} - 1", "sm90"),
@@ -88,6 +95,13 @@ FAULTS = [
     fault_of("right-end-not-seen", _VISIBLE, "query + first <= key", "backward"),
     fault_of("first-queries-skipped", _BEGIN, "any && begin + 128 < len_q ? begin + 128 : kNever", "backward"),
     fault_of("last-queries-skipped", _END, "end = max(0, end_key - first - 128)", "backward-sm90"),
+    fault_of("left-end-one-short", _VISIBLE, _ONE_SHORT, "backward-persistent"),
+    fault_of("left-end-one-far", _LEFT, f"{_LEFT} - 1", "backward-persistent"),
+    fault_of("right-end-one-short", _RIGHT, f"{_RIGHT} - 1", "backward-persistent"),
+    fault_of("right-end-one-far", _VISIBLE, _ONE_FAR, "backward-persistent"),
+    fault_of("first-queries-skipped", _BEGIN, "any && begin + 128 < len_q ? begin + 128 : kNever", "backward-persistent-128"),
+    fault_of("last-queries-skipped", _END, "end = max(0, end_key - first - 128)", "backward-persistent-128"),
+    fault_of("dQ-of-the-first-head", "index += p.query_tiles - work.tiles.count();", "index -= work.tiles.count();", "backward-persistent"),
     fault_of("taken-for-full", "max(0, first_key - first + 1)", "0x7fffffff", "backward"),
 ]
 
@@ -100,3 +114,29 @@ def test_a_fault_of_a_window_shows(kernel: str, planted: Fault) -> None:
     spec = KERNELS[kernel].spec()
     text = planted.apply(emulated_text(spec), Atoms.EMULATED)
     assert not judged(spec, text, drawn(spec, (500, 650), (140, 150))).ok
+
+
+_IN_TURN = "            wait(empty(), parity);\n            mbarrier_arrive(done());\n"
+MANY_UNSEEN = ((70, 900), (0, 0))  # the keys of six work tiles in a row
+
+
+@pytest.mark.parametrize("kernel", planned_cases([("backward-persistent",), ("backward-persistent-128",)], KERNELS, 6.0))
+def test_a_persistent_block_has_work_tiles_that_no_query_sees(kernel: str) -> None:
+    """In every order of threads and copies. Gradients of their keys are 0, and not just small."""
+    spec = KERNELS[kernel].spec()
+    for order in ORDERS:
+        tensors = drawn(spec, *MANY_UNSEEN)
+        run_on_cpu(emulated_kernel(spec, emulated_text(spec)), tensors, interleaving=order, limits=LIMITS)
+        assert Expected.of(tensors).judge(tensors).ok
+        assert not any(tensors[name][:, : 900 - 70].any() for name in ("d_k", "d_v"))
+
+
+@pytest.mark.parametrize("kernel", planned_cases([("backward-persistent",)], KERNELS, 3.0))
+def test_a_work_tile_must_not_end_before_the_producer_has_looked_at_the_one_before(kernel: str) -> None:
+    spec = KERNELS[kernel].spec()
+    source = emulated_text(spec)
+    assert source.text.count(_IN_TURN) == 1
+    swapped = "".join(reversed(_IN_TURN.splitlines(keepends=True)))
+    wrong = emulated_kernel(spec, Source(source.entry, source.text.replace(_IN_TURN, swapped)))
+    with pytest.raises(EmulatorFaultError, match="spin that never ends"):
+        run_on_cpu(wrong, drawn(spec, *MANY_UNSEEN), interleaving=EmulationOrder(Schedule.REVERSED), limits=LIMITS)

@@ -14,10 +14,11 @@ from flashgen.codegen.families.attention_backward_persistent_sm90.config import 
 from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
 from flashgen.codegen.families.attention_backward_wide_sm90.config import AttentionBackwardWideSm90Config
 from flashgen.codegen.family import Family, Traffic, families
+from flashgen.codegen.plain import to_plain
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import KernelLaunch
 from flashgen.codegen.target import find_target
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.workload import OPEN, Workload
 from flashgen.selection.families import families_for
 
 NARROW, WIDE, PAIR, PERSISTENT = (families()[f"attention_backward_{name}sm90"] for name in ("", "wide_", "pair_", "persistent_"))
@@ -72,6 +73,15 @@ def test_illegal_configs(width: int, config: AttentionBackwardSm90Config, says: 
     assert any(reason.startswith(says) for reason in NARROW.check(problem(width), config, TARGET)), NARROW.check(
         problem(width), config, TARGET
     )
+
+
+@pytest.mark.parametrize("family", [NARROW, PERSISTENT])
+@pytest.mark.parametrize(
+    ("modifiers", "most"), [(("boolean_mask", "window"), 80), (("bias_fp32",), 64), (("alibi", "boolean_mask"), 64), (("alibi",), 80)]
+)
+def test_the_widest_tiles_leave_no_registers_for_all_that_adds_to_scores(family: Family, modifiers: tuple[str, ...], most: int) -> None:
+    given = dataclasses.replace(problem(128), modifiers=modifiers)
+    assert max(to_plain(config)["block_q"] for config in family.legal_configs(given, TARGET)) == most
 
 
 def test_wide_stages() -> None:
@@ -140,6 +150,21 @@ def test_heads_share_the_l2_under_a_mask(family: Family, width: int) -> None:
     found = launches(family, causal, family.default(causal, TARGET), workload)[""].values["l2_group_heads"]
     assert found * 2 * 4096 * width * 8 <= 32 * 2**20 < 2 * found * 2 * 4096 * width * 8
     assert launches(family, full, family.default(full, TARGET), workload)[""].values["l2_group_heads"] == 1
+
+
+@pytest.mark.parametrize("family", [NARROW, PERSISTENT])
+def test_a_launch_with_a_window_ends_with_the_keys_that_fewest_queries_see(family: Family) -> None:
+    """Those of the last key tiles of several heads, as under a causal mask; but where a window has no end, all see as many."""
+    local, call = Workload(1, 16, 16, 4096, 4096, 1024, 0), dataclasses.replace(problem(128), modifiers=("window",))
+    heads = [
+        family.program(family.default(given, TARGET), attention_call(given, workload), DEVICE).launches[1].values["l2_group_heads"]
+        for given, workload in (
+            (call, local),
+            (problem(128, mask=Mask.CAUSAL), dataclasses.replace(local, window_left=OPEN, window_right=OPEN)),
+            (call, dataclasses.replace(local, window_left=OPEN, window_right=OPEN)),
+        )
+    ]
+    assert heads == [8, 8, 1]
 
 
 @pytest.mark.parametrize(("sms", "len_kv", "heads"), [(132, 4096, 4), (114, 4096, 4), (132, 1024, 16), (132, 16384, 1), (78, 16384, 1)])

@@ -99,8 +99,8 @@ def test_families_take_it_or_say_why_not() -> None:
         for problem in (PROBLEM, wide)
         if not family.refusals(dataclasses.replace(problem, operation=family.operation), find_target("sm_90a"))
     }
-    forward, backward = {"attention_forward", "attention_forward_sm90"}, {"attention_backward", "attention_backward_sm90"}
-    assert takes == forward | backward | {"attention_backward_wide_sm90"}
+    backward = {f"attention_backward{kind}" for kind in ("", "_sm90", "_persistent_sm90", "_wide_sm90")}
+    assert takes == {"attention_forward", "attention_forward_sm90", *backward}
     (reason,) = find_family("flash1_forward").refusals(PROBLEM, find_target("sm_90a"))
     assert reason == "modifiers must be of dropout in these kernels; got chunk"
 
@@ -128,7 +128,10 @@ def test_a_launch_has_its_chunk_however_long() -> None:
     assert family.call_refusals(far) == ["len_q + len_kv must be below 536870912 with chunks; got 536870912"]
 
 
-@pytest.mark.parametrize("name", ["attention_forward", "attention_forward_sm90", "attention_backward", "attention_backward_sm90"])
+@pytest.mark.parametrize(
+    "name",
+    ["attention_forward", "attention_forward_sm90", "attention_backward", "attention_backward_sm90", "attention_backward_persistent_sm90"],
+)
 def test_models_expect_chunks_to_save_time(name: str) -> None:
     family, device = find_family(name), find_device("h200")
     problem, long = dataclasses.replace(PROBLEM, operation=family.operation), Workload(1, 16, 16, 16384, 16384)

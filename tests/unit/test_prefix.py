@@ -64,9 +64,9 @@ def test_families_take_it_or_say_why_not() -> None:
     }
     backward = {f"attention_backward{kind}" for kind in ("", "_sm90", "_persistent_sm90", "_wide_sm90")}
     assert takes == {"attention_forward", "attention_forward_sm90", *backward}
-    with_window = dataclasses.replace(PROBLEM, operation="backward", modifiers=("prefix_len", "window"))
-    (reason,) = find_family("attention_backward_persistent_sm90").refusals(with_window, target)
-    assert reason.endswith("in these kernels; got window")
+    with_dropout = dataclasses.replace(PROBLEM, operation="backward", modifiers=("dropout", "prefix_len"))
+    (reason,) = find_family("attention_backward_persistent_sm90").refusals(with_dropout, target)
+    assert reason.endswith("in these kernels; got dropout")
 
 
 def test_a_launch_is_given_its_lengths_and_no_values() -> None:

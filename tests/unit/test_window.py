@@ -104,7 +104,8 @@ def test_families_take_it_or_say_why_not() -> None:
         if family.operation != "softmax"
         and not family.refusals(dataclasses.replace(PROBLEM, operation=family.operation), find_target("sm_90a"))
     }
-    assert takes == {"attention_forward", "attention_forward_sm90", "attention_backward", "attention_backward_sm90"}
+    backward = {f"attention_backward{kind}" for kind in ("", "_sm90", "_persistent_sm90")}
+    assert takes == {"attention_forward", "attention_forward_sm90", *backward}
     (reason,) = find_family("flash1_forward").refusals(PROBLEM, find_target("sm_90a"))
     assert reason == "modifiers must be of dropout in these kernels; got window"
 
@@ -133,7 +134,10 @@ def test_steps_and_bytes_are_those_of_the_tiles_that_are_seen() -> None:
     assert estimated == pytest.approx(5000 * longest, rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["attention_forward", "attention_forward_sm90", "attention_backward", "attention_backward_sm90"])
+@pytest.mark.parametrize(
+    "name",
+    ["attention_forward", "attention_forward_sm90", "attention_backward", "attention_backward_sm90", "attention_backward_persistent_sm90"],
+)
 def test_models_expect_a_window_to_save_time(name: str) -> None:
     family, device = find_family(name), find_device("h200")
     problem, long = dataclasses.replace(PROBLEM, operation=family.operation), Workload(1, 16, 16, 16384, 16384)
@@ -241,10 +245,13 @@ def test_a_record_of_a_window_is_kept_and_found(tmp_path: Path) -> None:
 
 
 def test_backward_passes_have_the_configs_of_plain_kernels_too() -> None:
-    """On Hopper the plain record is of a family that has no windows: then the best one counts of those that have."""
-    device, cell = find_device("h200"), cells_of(64, causal=True, window=(1024, None), seqlens=[4096], passes="backward")[0]
-    specs = [pick.choice.spec(device.target) for pick in picks(cell.problem, cell.workload, device, ("", ""))]
-    assert {spec.family.name for spec in specs} == {"attention_backward_sm90"}
+    """On Hopper the plain record is of a family that has no dropout: then the best one counts of those that have."""
+    device = find_device("h200")
+    (local,) = cells_of(64, causal=True, window=(1024, None), seqlens=[4096], passes="backward")
+    (dropping,) = cells_of(64, causal=True, modifiers=("dropout",), seqlens=[4096], passes="backward")
+    for cell, family in ((local, "attention_backward_persistent_sm90"), (dropping, "attention_backward_sm90")):
+        specs = [pick.choice.spec(device.target) for pick in picks(cell.problem, cell.workload, device, ("", ""))]
+        assert {spec.family.name for spec in specs} == {family}
 
 
 @pytest.mark.parametrize("causal", [1, 0, None, [], "top", "True"])

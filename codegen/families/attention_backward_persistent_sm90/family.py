@@ -20,7 +20,7 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
 from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
 from flashgen.codegen.families.attention_backward_sm90.parameters import main_parameters
 from flashgen.codegen.families.attention_backward_sm90.registers import accumulators
-from flashgen.codegen.modifier import with_modifiers
+from flashgen.codegen.modifier import modifiers_of, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter
 from flashgen.codegen.problem import Problem
@@ -45,7 +45,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     revision = 6
     preference = 4
     persistent = True
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "prefix_len", "sinks", "softcap")
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "prefix_len", "sinks", "softcap", "window")
     template = "kernels/attention_backward_persistent_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardPersistentSm90Config
     row_parameters = AttentionBackwardSm90.row_parameters.with_fields(PROGRESS, Parameter("int", "progress_counters"))
@@ -126,8 +126,13 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         return (*super().buffers(config, call), progress, Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER))
 
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
-        """See Family."""
+        """See Family.
+
+        The walk over tiles of all heads of a group is for blocks that are at the same tile. Under a window each begins at a tile of its
+        own, and what all of them are at of all heads is too much for the L2; but they have as many tiles, so that they stay at one head.
+        """
         context = super().context(problem, config, target)
+        context["walk"] = "HeadWalk" if any(one.hides_keys for one in modifiers_of(problem)) else "TileWalk"
         if accumulators(problem, config) <= MOST_ACCUMULATORS:
             context["producer_registers"], context["consumer_registers"] = REGISTERS
         return context

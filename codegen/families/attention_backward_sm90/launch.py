@@ -22,10 +22,11 @@ def panels(width: int) -> int:
 def heads_of_l2_group(problem: Problem, w: Workload, head_blocks: int, device: Device) -> int:
     """Key/value heads of a group of the L2 swizzle: see templates/tile/common/tile_scheduler.cuh. Without a mask, one head after the other.
 
+    A window is like a mask: the last key tiles see fewer queries than others, and a launch should end with those of several heads.
     But blocks that wait for others of their head (semaphore.cuh beside it) lose the least time with other heads between them. With grouped
     queries the blocks of a group, `head_blocks` for each of its heads, are about as many as run at once: see tile_walk.cuh beside it.
     """
-    if problem.mask is Mask.FULL and not problem.deterministic:
+    if problem.mask is Mask.FULL and not (w.is_local or problem.deterministic):
         return 1
     row_bytes = (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes + 4 * padded(problem.head_dim)
     # Blocks of a key/value head walk over its query heads side by side: most are in one of them, some in the next.

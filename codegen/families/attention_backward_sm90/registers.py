@@ -33,6 +33,12 @@ def is_crowded(problem: Problem) -> bool:
     return scatters(problem) and (adds_to_scores(problem) or problem.deterministic)
 
 
+def _reads_beside_others(problem: Problem) -> bool:
+    """Whether scores have elements in memory beside other terms, or ones with a gradient: then nothing is left where tiles take all."""
+    adding = [one for one in modifiers_of(problem) if one.adds_to_scores]
+    return reads_scores(problem) and (len(adding) > 1 or any(one.learned for one in adding))
+
+
 def accumulators(problem: Problem, config: Any) -> int:
     """Registers a thread of dK and dV, with S and dP beside them or, if that is more, with dQ and dS, and P if it is still needed.
 
@@ -48,6 +54,7 @@ def accumulators(problem: Problem, config: Any) -> int:
     if gradients > WIDE // 2 and config.block_q > 80:
         score_registers += 12 * maps_scores(problem)
     score_registers += 20 * (gradients > WIDE // 2 and is_crowded(problem))
+    score_registers += 4 * (gradients == WIDE and config.block_q > 64 and _reads_beside_others(problem))
     if gradients > WIDE:
         score_registers += 4 * (adds_to_scores(problem) or drops(problem))
     return gradients + max(score_registers, d_q_registers(problem, config) + beside_d_q)

@@ -111,6 +111,10 @@ struct BackwardInputs {
             state.advance();
             first = false;
         }
+//% if hides
+        if (first) wait_keys();  // no query sees these keys
+//% else
         if (first) wait_keys();  // no query sees these keys: never so in a persistent block (WorkClaims)
+//% endif
     }
 };

@@ -10,7 +10,12 @@ struct WorkClaims {
 
     // Barriers. full: the work tile is stored. empty: producer and consumers have read it, and its loads are issued. done: consumers have
     // read its K and V, and have added its dQ; the scheduler arrives, too, so that `done` does not complete again before it has looked.
+//% if hides
+    // The producer need not: it has looked once it arrives at `empty`, and only then the scheduler arrives at `done`. Consumers may be
+    // done before, as they do not wait for K and V of a work tile without query tiles.
+//% else
     // The producer need not: it looks before it loads K and V, without which consumers end no work tile. So each must have a query tile.
+//% endif
     __device__ __forceinline__ SharedAddress full() const { return memory + 24; }
     __device__ __forceinline__ SharedAddress empty() const { return memory + 32; }
     __device__ __forceinline__ SharedAddress done() const { return memory + 40; }
@@ -39,9 +44,15 @@ struct WorkClaims {
                 sums_complete(last);
             }
             if (work.first_key < 0) return;
+//% if hides
+            last = work;
+            wait(empty(), parity);
+            mbarrier_arrive(done());
+//% else
             mbarrier_arrive(done());
             last = work;
             wait(empty(), parity);
+//% endif
         }
     }
     // By the producer and by the lanes of consumers' warps: waits for the next work tile. False if there is none.
