@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from flashgen import templates
 
 from .errors import ArgumentError
-from .linear_terms import has_linear_terms, linear_columns
+from .linear_terms import linear_columns
 from .modifier import Modifier, collects_gradients, modifiers_of
 from .prune import END, MARK, parts, pruned
+from .score_chain import chain_text, conditions, shares_distances
 from .score_tensors import fetches
 from .seen_tiles import hiding, scatters
 from .spec import KernelSpec
@@ -46,7 +47,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
-    *("traced_tiles", "linear", "hides"),
+    *("traced_tiles", "traced_distances", "ahead", "linear", "hides"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120
@@ -190,10 +191,14 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         parameters=kernels[""].parameters.fields,
         kernels=kernels,
         tensor_gradients=[one.gradient for one in modifiers if one.gradient and one.gradient.suffix in kernels],
-        chain=partial(_chain, modifiers),
-        seen_chain=partial(_chain, modifiers_of(hiding(spec.problem))),
+        chain=partial(chain_text, modifiers),
+        seen_chain=partial(chain_text, modifiers_of(hiding(spec.problem))),
         **conditions(
-            modifiers, spec.problem.operation, spec.family.fetches_scores and fetches(spec.problem), bool(linear_columns(spec.problem))
+            modifiers,
+            spec.problem.operation,
+            may_fetch=spec.family.fetches_scores and fetches(spec.problem),
+            may_multiply=bool(linear_columns(spec.problem)),
+            may_share=shares_distances(spec.problem),
         ),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),
@@ -213,61 +218,6 @@ def _files(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     atoms, tiles = spec.family.files(spec.problem)
     added = ("bits",) * scatters(spec.problem) + _FETCHING * (spec.family.fetches_scores and fetches(spec.problem))
     return (*atoms, *(name for name in added if name not in atoms)), tiles
-
-
-def conditions(modifiers: Sequence[Modifier], operation: str, may_fetch: bool = True, may_multiply: bool = True) -> dict[str, object]:
-    """What texts say on behalf of modifiers: see templates/tile/common/score_changes.cuh.
-
-    links: what `modified_chain` is made of; maps: a link maps scores; adds: links add to them; changes: one of the two;
-    folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
-    joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
-    fetches: tensors are fetched, see `Modifier.fetched`, by kernels that can, as `may_fetch` says;
-    linear: see linear_terms.py, by kernels that can, as `may_multiply` says; hides: see `Modifier.hides_keys`: some keys no query may see;
-    opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
-    `Modifier.scattered_by`; all others: see `TracedModifier.conditions`
-    """
-    maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
-    found: dict[str, object] = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds}
-    found |= {"links": _links(modifiers), "collects": operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)}
-    named = {"heads": "has_heads", "joins": "joins_sums", "drops": "drops", "tensors": "reads_scores", "opens": "opens"}
-    for name, attribute in {**named, "by_key": "masks_by_key", "hides": "hides_keys"}.items():
-        found[name] = any(getattr(one, attribute) for one in modifiers)
-    found["bends"] = operation == "backward" and any(one.bends_scores for one in modifiers)
-    found["fetches"] = may_fetch and any(one.fetched for one in modifiers)
-    found["linear"] = may_multiply and has_linear_terms(modifiers)
-    found["scatters"] = any(one.scattered_by is not None for one in modifiers)
-    found |= dict.fromkeys(("traced", "traced_score", "traced_slope", "traced_gradients", "traced_tiles"), "")
-    found |= {"traced_mask": False, "learns": False}
-    for one in modifiers:
-        found |= one.conditions
-    return found
-
-
-def _links(modifiers: Sequence[Modifier]) -> str:
-    """Whether the chain is causal, and its links, with commas between them; empty without links.
-
-    A link that opens holds all that hide keys, the causal mask among them.
-    """
-    changing = [one.link for one in modifiers if one.link and not (one.hides_keys or one.opens)]
-    causal, hiding = "kCausal", [one.link for one in modifiers if one.hides_keys]
-    for opening in (one.link for one in modifiers if one.opens):
-        causal, hiding = "false", [f"{opening}<{', '.join((causal, *hiding))}>"]
-    links = [*changing, *hiding]
-    return ", ".join((causal, *links)) if links else ""
-
-
-def _chain(modifiers: Sequence[Modifier], sizes: str, batch: str = "", head: str = "") -> str:
-    """What makes the chain in a kernel whose parameters are `p`, where its links know the entry of the batch, and heads, for these.
-
-    sizes: len_q and len_kv, as they are called there, as are batch and head
-    """
-    links = _links(modifiers)
-    if not links:
-        return f"make_chain<kCausal>({sizes})"
-    made = f"modified_chain<{links}>(p, {sizes})"
-    if batch and any(modifier.opens for modifier in modifiers):
-        made = f"of_batch({made}, {batch})"
-    return f"of_head({made}, {batch}, {head})" if head and any(modifier.has_heads for modifier in modifiers) else made
 
 
 def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier], collects: bool) -> list[str]:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 
 from .blocks import block_parts
 from .cxx import CXX_TYPES, nodes_down_to, printed
+from .distances import lines_of
 from .tile_logic import tile_logic
-from .tree import BOOL, INPUTS, Expression, dependences, depends_on, loads_of, numbers_of
+from .tree import BOOL, INPUTS, QUERY, Expression, dependences, depends_on, loads_of, numbers_of
 
 _ELEMENTS = {
     **{"bf16": "Bf16", "fp16": "Fp16", "fp32": "float", "int8": "signed char", "uint8": "unsigned char", "int16": "short"},
@@ -56,6 +57,53 @@ def struct_of_gradient(name: str, base: str, sums: int, load: Expression, factor
         "    }",
     ]
     return "\n".join((f"struct {name} : {base} {{", *lines, "};")) + "\n"
+
+
+def struct_of_distances(name: str, base: str, added: Expression) -> str:
+    """A struct on `base` for what is added to scores, if `distances.is_of_distance` holds: see templates/tile/common/distance_terms.cuh.
+
+    Lines, lines_from: elements of captured tensors in a line, from that of a distance on, which goes up or down from column to column
+    are_inside:        whether all of them are there, from a distance to another one
+    added:             by lines, for one of two neighbouring columns
+    """
+    lines = lines_of(added)
+    names = {load: f"line{i}" for i, load in enumerate(lines)}
+    inside: list[str] = []
+    statements: list[str] = []
+    for end in ("least", "most"):
+        own = printed([line.at(load, QUERY)[line.dimension] for load, line in lines.items()], {QUERY: end}, f"{end}_")
+        statements += own.statements
+        for index, (load, line) in zip(own.results, lines.items(), strict=True):
+            inside.append(f"is_inside({index}, {load.value.tensor}.sizes[{line.dimension}])")
+    indices = printed([index for load, line in lines.items() for index in line.at(load, QUERY)], {QUERY: "distance"})
+    left, made = iter(indices.results), []
+    for load, line in lines.items():
+        by = "by" if line.sign > 0 else "-by"
+        given = (load.value.tensor, "are_there", by, *(next(left) for _ in load.operands))
+        made.append(f"line_of<{line.dimension}>({', '.join(given)})")
+    moves = " ".join(f"{field}.advance();" for field in names.values())
+    body = printed([added], {load: f"lines.{field}.at(e)" for load, field in names.items()})
+    text = [
+        "    struct Lines {",
+        *(f"        CapturedLine<{_ELEMENTS[load.value.dtype]}> {field};" for load, field in names.items()),
+        "",
+        f"        __device__ __forceinline__ void advance() {{{f' {moves} ' if moves else ''}}}",
+        "    };",
+        "",
+        "    __device__ __forceinline__ bool are_inside(int batch, int head, int least, int most) const {",
+        *(f"        {statement}" for statement in statements),
+        f"        return {' && '.join(inside) or 'true'};",
+        "    }",
+        "    __device__ __forceinline__ Lines lines_from(bool are_there, int batch, int head, int distance, int by) const {",
+        *(f"        {statement}" for statement in indices.statements),
+        f"        return {{{', '.join(made)}}};",
+        "    }",
+        "    __device__ __forceinline__ float added(const Lines& lines, int e, int batch, int head, int query, int key) const {",
+        *(f"        {statement}" for statement in body.statements),
+        f"        return {body.results[0]};",
+        "    }",
+    ]
+    return "\n".join((f"struct {name} : {base} {{", *text, "};")) + "\n"
 
 
 def struct_of_tiles(name: str, base: str, mask: Expression) -> str:

@@ -17,9 +17,10 @@ from typing import NamedTuple
 from flashgen.codegen.attention import float32
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.expressions.blocks import in_blocks
+from flashgen.codegen.expressions.distances import is_of_distance, lines_of
 from flashgen.codegen.expressions.functions import TracedFunctions, functions_of
 from flashgen.codegen.expressions.recognition import added_term
-from flashgen.codegen.expressions.struct import struct_of, struct_of_gradient, struct_of_tiles, struct_with_slope
+from flashgen.codegen.expressions.struct import struct_of, struct_of_distances, struct_of_gradient, struct_of_tiles, struct_with_slope
 from flashgen.codegen.expressions.tree import dependences, loads_of
 from flashgen.codegen.gradient_kernel import GradientKernel
 from flashgen.codegen.modifier import Modifier, maps_scores, score_unit
@@ -33,7 +34,7 @@ from flashgen.codegen.program import Buffer, BufferKind
 from flashgen.codegen.score_tensors import ROUNDED_FILE, SUMS_FILE
 from flashgen.codegen.workload import Workload
 
-TILE_FILE, CAPTURED_SUMS_FILE = "common/expressions", "common/captured_sums"
+TILE_FILE, CAPTURED_SUMS_FILE, DISTANCES_FILE = "common/expressions", "common/captured_sums", "common/distance_terms"
 GRADIENTS = " | gradients: "  # before the names of those tensors that have some
 CAPTURED_NUMBER, CAPTURED_TENSOR = "traced_number_", "traced_"  # short: the emulator knows 16 letters of a name
 _ELEMENTS = {
@@ -79,7 +80,7 @@ class TracedModifier(Modifier):
 
     rank = 13
     link = "TracedLink"
-    tiles = (TILE_FILE,)
+    tiles: tuple[str, ...] = (TILE_FILE,)
     has_heads = True
 
     def __init__(self, name: str, functions: TracedFunctions, learned: tuple[str, ...] = ()) -> None:
@@ -107,6 +108,9 @@ class TracedModifier(Modifier):
         self.widest_tile = 64 if self.reads_scores else 2**31  # by experiment: wider ones spill where two tensors are read for each score
         self.added = None if score is None else added_term(score)
         self.bends_scores = score is not None and self.added is None
+        self.of_distance = self.added is not None and is_of_distance(self.added)
+        if self.of_distance:
+            self.tiles = (TILE_FILE, DISTANCES_FILE)
         self.learnable = learnable_tensors(functions)
         if not learned:
             return
@@ -204,13 +208,17 @@ class TracedModifier(Modifier):
 
         traced: the text of its functions; traced_score: whether its score_mod is `added` or `bent`; traced_mask: whether it has a mask_mod
         traced_slope: the text of a bent score's derivative; learns: whether tensors have gradients; traced_gradients: the text of these
-        traced_tiles: the text of how much of a tile a mask_mod lets queries see
+        traced_tiles: the text of how much of a tile a mask_mod lets queries see; traced_distances: of what is added by distance alone
+        ahead: whether registers do for reading that before scores are there
         """
         score = "" if self.functions.score is None else "bent" if self.bends_scores else "added"
         slope, d_score = "", self.functions.d_score
         if self.bends_scores and d_score is not None:
             slope = struct_with_slope("TracedSlope", "Traced", d_score)
         found: dict[str, object] = {"traced": self.source, "traced_score": score, "traced_mask": self.functions.mask is not None}
+        if self.added is not None and self.of_distance:
+            found["traced_distances"] = struct_of_distances("TracedDistances", "Traced", self.added)
+            found["ahead"] = len(lines_of(self.added)) <= 1  # by experiment: two leave too few registers
         tiles = "" if self.functions.mask is None else struct_of_tiles("TracedTiles", "Traced", self.functions.mask)
         found |= {"traced_slope": slope, "traced_tiles": tiles}
         return {**found, "learns": bool(self.learned), "traced_gradients": self._text_of_gradients}

@@ -8,7 +8,9 @@ import itertools
 import pytest
 import torch
 
+from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.codegen.config import Config
+from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.family import find_family
 from flashgen.codegen.modifiers.traced import name_of_functions
@@ -29,6 +31,14 @@ from tests.support.sinks import put_near_scores
 
 # A score_mod that differs by heads.
 BY_HEAD = name_of_functions(modifier_in_call(score_mod=lambda score, batch, head, query, key: score + key % 3 * head * 0.25).modifier)
+TABLE = torch.zeros(2, 2, dtype=torch.bfloat16)
+# Of the distance from query to key alone: by a table in which many distances have no element; by one that goes the other way; without one,
+# and NaN for distances that begin where queries end.
+BY_DISTANCE = name_of_functions(
+    modifier_in_call(lambda score, batch, head, query, key: score + TABLE[query - key + 25, head] * 3.0).modifier
+)
+UPWARDS = name_of_functions(modifier_in_call(lambda score, batch, head, query, key: score + TABLE[head, key - query + 30] * head).modifier)
+ROOTS = name_of_functions(modifier_in_call(lambda score, batch, head, query, key: score + torch.sqrt((170 - query + key).float())).modifier)
 PACKED = AttentionForwardSm90Config(1, 64, 2, 2, 1, ping_pong=False, pack_gqa=16)
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] = {
@@ -96,6 +106,13 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "backward-traced": ("attention_backward", 64, Mask.CAUSAL, True, ("traced", "window"), None),
     "backward-traced-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, ("dropout", "traced"), None),
     "backward-traced-full-sm90": ("attention_backward_sm90", 128, Mask.FULL, False, ("traced",), None),
+    "distances": ("attention_forward", 64, Mask.CAUSAL, False, (BY_DISTANCE,), None),
+    "distances-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, (BY_DISTANCE,), AttentionForwardSm90Config(2, 32, 2, 2, 1)),
+    "distances-packed": ("attention_forward_sm90", 64, Mask.FULL, False, (UPWARDS,), PACKED),
+    "backward-distances": ("attention_backward", 64, Mask.CAUSAL, False, (UPWARDS,), None),
+    "backward-distances-sm90": ("attention_backward_sm90", 64, Mask.FULL, False, (BY_DISTANCE,), AttentionBackwardSm90Config(32, 2, True)),
+    "backward-upwards-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, True, (UPWARDS, "sinks"), AttentionBackwardSm90Config(32)),
+    "backward-roots": ("attention_backward", 64, Mask.CAUSAL, False, (ROOTS,), None),
     "backward-sinks": ("attention_backward", 64, Mask.CAUSAL, True, ("sinks",), None),
     "backward-sinks-sm90": ("attention_backward_sm90", 64, Mask.FULL, True, ("sinks",), None),
     "backward-sinks-window-sm90": ("attention_backward_sm90", 128, Mask.FULL, False, ("sinks", "window"), None),
@@ -220,9 +237,17 @@ FAULTS = [
     fault("no-probability", "fmaf(-probability, row_delta[row], -compensation)", "-row_delta[row] - compensation", "backward-sinks-sm90"),
     fault("one-row-left-out", "row < p.len_q; row += kThreads", "row < p.len_q - 1; row += kThreads", "backward-sinks-persistent"),
     fault("not-in-units-of-scores", "batch, head, query, key), per_unit, s)", "batch, head, query, key), 1.0f, s)", "traced"),
-    fault("inverted", "if (!functions.visible", "if (functions.visible", "backward-traced"),
+    fault("inverted", "<u32>(tiles.visible_beside", "<u32>(!tiles.visible_beside", "backward-traced"),
     fault("wrong-stride", "sizes[dimension]) * strides[dimension]", "sizes[dimension]) * strides[0]", "backward-traced-sm90"),
     fault("queries-for-keys", "query = Position::kRowsAreKeys ? column : row", "query = row", "backward-traced-full-sm90"),
+    fault("other-distances", "j = n - kBehind + row;", "j = n - kBehind + row / 2 * 2;", "distances"),
+    fault("neighbours-alike", "tensor.first + step}", "tensor.first}", "distances"),
+    fault("from-another-row", "column - row - kBehind * 8, last", "column - row, last", "distances-sm90"),
+    fault("unknown-for-known", "if (!Terms::can_know(own, position, batch, heads[0], len_q)) return false;", "", "backward-distances"),
+    fault("unknown-for-known", "return position.terms.are_known;", "return true;", "backward-upwards-sm90"),
+    fault("past-the-end", " && position.first_column + kTiles * 8 <= len_q", "", "backward-roots"),
+    fault("not-in-units-of-scores", "fmaf(term, per_unit, S[", "fmaf(term, 1.0f, S[", "backward-distances-sm90"),
+    fault("of-the-tile-before", "if (next.left > 0) position = find_terms();", "", "backward-distances-sm90"),
     fault("other-keys", "first_key / 4u + lane_index() % 4;", "first_key / 4u + (lane_index() + 1) % 4;", "dropout"),
     fault("kept-for-dropped", "(set_lt_f16x2(word, limits) ^ inverted)", "set_lt_f16x2(word, limits)", "dropout", "above"),
     fault("not-divided", "O[i][j][e] *= dropout.scale", "(void)dropout", "dropout"),
@@ -253,3 +278,13 @@ def test_a_fault_of_a_modifier_shows(kernel: str, planted: Fault, values: str) -
     spec = spec_of(kernel)
     text = planted.apply(emulated_text(spec), Atoms.EMULATED)
     assert not judged(spec, text, (170, 300), VALUES[values]).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("condition", "where"), [("0 <= index", "past the end"), ("index < size", "before the begin")])
+def test_elements_that_are_not_there_are_not_read(condition: str, where: str) -> None:
+    """Of captured tensors whose elements have no look at each index, where the look at the first and the last one is left out."""
+    kernel, planted, values = fault("no-look", "static_cast<u32>(index) < static_cast<u32>(size)", condition, "backward-distances-sm90")
+    text = planted.apply(emulated_text(spec_of(kernel)), Atoms.EMULATED)
+    with pytest.raises(EmulatorFaultError, match=f"{where} of traced_t0"):
+        judged(spec_of(kernel), text, LENGTHS[0], VALUES[values])

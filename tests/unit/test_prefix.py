@@ -14,7 +14,8 @@ from flashgen.codegen.family import families, find_family
 from flashgen.codegen.modifier import modifiers, modifiers_of, opens_keys
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.codegen.render import conditions, render
+from flashgen.codegen.render import render
+from flashgen.codegen.score_chain import conditions
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload

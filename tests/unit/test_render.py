@@ -27,7 +27,8 @@ from flashgen.codegen.modifiers.traced import TracedModifier, name_of_functions
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.prune import END, MARK, pruned
-from flashgen.codegen.render import Atoms, Source, conditions, emulator_runtime, jinja_environment, render, render_program, traced
+from flashgen.codegen.render import Atoms, Source, emulator_runtime, jinja_environment, render, render_program, traced
+from flashgen.codegen.score_chain import conditions
 from flashgen.codegen.score_tensors import fetches
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
@@ -92,7 +93,9 @@ def traced_specs() -> list[KernelSpec]:
     for problem in problems:
         family = find_family(f"attention_{problem.operation}")
         found.append(KernelSpec(family, problem, family.default(problem, target), target))
-    return found
+    family, target = find_family("attention_backward_sm90"), find_target("sm_90a")  # which reads ahead what depends on the distance alone
+    problem = Problem(Dtype.BF16, 64, operation="backward", modifiers=(traced_modifier("relative_bias").name,))
+    return [*found, KernelSpec(family, problem, family.default(problem, target), target)]
 
 
 LEARNING = ("relative_bias", "method")  # of scores that are added to, and of bent ones
@@ -205,7 +208,7 @@ def test_a_file_with_conditions_has_either_what_holds_for_plain_problems_or_the_
         said = given(kind)
         texts.add(text := template.render(path=path, **said).split("\n\n", 1)[1])
         assert "//%" not in text
-        from_functions = (str(said[name]) for name in ("traced", "traced_slope", "traced_gradients", "traced_tiles"))
+        from_functions = (str(said[name]) for name in ("traced", "traced_slope", "traced_gradients", "traced_tiles", "traced_distances"))
         inserted = "\n".join(from_functions).splitlines()  # what comes of functions is no line of a file
         assert all(line in lines or line in inserted for line in text.removesuffix(END).splitlines())
     assert len(texts) > 1

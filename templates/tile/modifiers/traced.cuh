@@ -4,6 +4,9 @@
 //% if bends
 <%= traced_slope %>
 //% endif
+//% if traced_distances
+<%= traced_distances %>
+//% endif
 //% if learns
 <%= traced_gradients %>
 //% endif
@@ -55,10 +58,21 @@ struct TracedLink : HidesNothing<TracedLink> {
     }
     template <class Position, int kRowTiles, int kTiles>
     __device__ __forceinline__ void add(float (&S)[kRowTiles][kTiles][4], RowOffset (&)[kRowTiles][2], const Position& position) const {
+//% if traced_distances
+        if constexpr (Position::kOneHead) {
+            if (add_by_distance(S, position)) return;
+        }
+//% endif
         for_each(S, position, [&](float& s, int head, int query, int key) {
             // Of a query past the end a function may make NaN, and so would be its P, which is 0. Forward nobody has use for it.
             if (!Position::kRowsAreKeys || query < len_q) s = changed(s, head, query, key);
         });
+    }
+//% endif
+//% if ahead
+    template <int kRowTiles, int kTiles, class Position>
+    __device__ __forceinline__ DistanceTerms<kRowTiles, kTiles> distance_terms(const Position& position) const {
+        return DistanceTerms<kRowTiles, kTiles>::of(TracedDistances{functions}, position, batch, heads[0], len_q);
     }
 //% endif
 //% if traced_mask
@@ -135,6 +149,26 @@ struct TracedLink : HidesNothing<TracedLink> {
 //% endif
 
   private:
+//% if traced_distances
+    // Returns false, and adds nothing, where that cannot be.
+    template <class Position, int kRowTiles, int kTiles>
+    __device__ __forceinline__ bool add_by_distance(float (&S)[kRowTiles][kTiles][4], const Position& position) const {
+        using Terms = DistanceTerms<kRowTiles, kTiles>;
+        const TracedDistances own{functions};
+        if (!Terms::can_know(own, position, batch, heads[0], len_q)) return false;
+        Terms::for_each(own, position, batch, heads[0], [&](int n, int e, float term) {
+            if (e == 0 && n % 4 == 0) barrier_warp_sync();  // see for_each
+            Terms::add_to(S, n, e, term, per_unit);
+        });
+        return true;
+    }
+    template <class Position, int kRowTiles, int kTiles>
+    __device__ __forceinline__ bool add_by_distance(float (&S)[kRowTiles][kTiles][4],
+                                                    const PositionWithTerms<Position, DistanceTerms<kRowTiles, kTiles>>& position) const {
+        if (position.terms.are_known) position.terms.add_to(S, per_unit);
+        return position.terms.are_known;
+    }
+//% endif
     template <class Position, int kRowTiles, int kTiles, class Change>
     __device__ __forceinline__ void for_each(float (&S)[kRowTiles][kTiles][4], const Position& position, const Change& change) const {
 #pragma unroll

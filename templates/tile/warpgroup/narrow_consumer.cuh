@@ -81,6 +81,12 @@ struct NarrowConsumer {
         };
         if (next.left > 0) kept = find_kept();
 //% endif
+//% if ahead
+        auto find_terms = [&] {  // of the tile that is next
+            return with_terms<1, kBlockQ / 8>(ScorePosition<true>{work.first_key + warp * 16, next.tile * kBlockQ}, chain);
+        };
+        auto position = find_terms();
+//% endif
         if (next.left > 0) consumer_wait(state);
 #pragma unroll 1
         while (next.left > 0) {
@@ -116,7 +122,11 @@ struct NarrowConsumer {
 //% else
 //% if adds
             RowOffset offset[1][2] = {};
+//% if ahead
+            add_terms(S, offset, position, chain);
+//% else
             add_terms(S, offset, ScorePosition<true>{work.first_key + warp * 16, next.tile * kBlockQ}, chain);
+//% endif
             if (unlikely(stages.huge(state.stage))) add_offsets(S, offset);
 //% endif
 //% if scatters
@@ -214,6 +224,9 @@ struct NarrowConsumer {
 //% endif
 //% if drops
             if (next.left > 0) kept = find_kept();  // while the product of dK is under way
+//% endif
+//% if ahead
+            if (next.left > 0) position = find_terms();
 //% endif
             if (next.left > 0) consumer_wait(following);
             wgmma_wait_group<0>();

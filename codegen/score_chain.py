@@ -1,0 +1,78 @@
+"""What texts of kernels say on behalf of modifiers: the chain of links that change scores and hide keys, and what depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .linear_terms import has_linear_terms
+from .modifier import Modifier
+from .problem import Problem
+
+_WIDEST_SHARED = 128  # head dim of v, forward: wider ones leave too few registers beside out
+
+
+def shares_distances(problem: Problem) -> bool:
+    """Whether what is added by the distance from query to key alone is computed once for scores of one distance."""
+    return problem.operation == "backward" or problem.head_dim_v <= _WIDEST_SHARED
+
+
+def conditions(
+    modifiers: Sequence[Modifier], operation: str, may_fetch: bool = True, may_multiply: bool = True, may_share: bool = True
+) -> dict[str, object]:
+    """What texts say on behalf of modifiers: see templates/tile/common/score_changes.cuh.
+
+    links: what `modified_chain` is made of; maps: a link maps scores; adds: links add to them; changes: one of the two;
+    folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
+    joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
+    fetches: tensors are fetched, see `Modifier.fetched`, by kernels that can, as `may_fetch` says;
+    linear: see linear_terms.py, by kernels that can, as `may_multiply` says; hides: see `Modifier.hides_keys`: some keys no query may see;
+    ahead: what is added by the distance alone is read before scores are there: beside other changes registers do not do for it;
+    may_share: see `shares_distances`;
+    opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
+    `Modifier.scattered_by`; all others: see `TracedModifier.conditions`
+    """
+    maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
+    found: dict[str, object] = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds}
+    found |= {"links": _links(modifiers), "collects": operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)}
+    named = {"heads": "has_heads", "joins": "joins_sums", "drops": "drops", "tensors": "reads_scores", "opens": "opens"}
+    for name, attribute in {**named, "by_key": "masks_by_key", "hides": "hides_keys"}.items():
+        found[name] = any(getattr(one, attribute) for one in modifiers)
+    found["bends"] = operation == "backward" and any(one.bends_scores for one in modifiers)
+    found["fetches"] = may_fetch and any(one.fetched for one in modifiers)
+    found["linear"] = may_multiply and has_linear_terms(modifiers)
+    found["scatters"] = any(one.scattered_by is not None for one in modifiers)
+    found |= dict.fromkeys(("traced", "traced_score", "traced_slope", "traced_gradients", "traced_tiles", "traced_distances"), "")
+    found |= {"traced_mask": False, "learns": False, "ahead": False}
+    for one in modifiers:
+        found |= one.conditions
+    if not may_share:
+        found["traced_distances"] = ""
+    alone = not (maps or found["drops"] or found["scatters"]) and sum(one.adds_to_scores for one in modifiers) == 1
+    return {**found, "ahead": bool(found["ahead"]) and may_share and alone}
+
+
+def _links(modifiers: Sequence[Modifier]) -> str:
+    """Whether the chain is causal, and its links, with commas between them; empty without links.
+
+    A link that opens holds all that hide keys, the causal mask among them.
+    """
+    changing = [one.link for one in modifiers if one.link and not (one.hides_keys or one.opens)]
+    causal, hiding = "kCausal", [one.link for one in modifiers if one.hides_keys]
+    for opening in (one.link for one in modifiers if one.opens):
+        causal, hiding = "false", [f"{opening}<{', '.join((causal, *hiding))}>"]
+    links = [*changing, *hiding]
+    return ", ".join((causal, *links)) if links else ""
+
+
+def chain_text(modifiers: Sequence[Modifier], sizes: str, batch: str = "", head: str = "") -> str:
+    """What makes the chain in a kernel whose parameters are `p`, where its links know the entry of the batch, and heads, for these.
+
+    sizes: len_q and len_kv, as they are called there, as are batch and head
+    """
+    links = _links(modifiers)
+    if not links:
+        return f"make_chain<kCausal>({sizes})"
+    made = f"modified_chain<{links}>(p, {sizes})"
+    if batch and any(modifier.opens for modifier in modifiers):
+        made = f"of_batch({made}, {batch})"
+    return f"of_head({made}, {batch}, {head})" if head and any(modifier.has_heads for modifier in modifiers) else made
