@@ -33,7 +33,9 @@ def registers_needed(problem: Problem, config: AttentionForwardSm90Config) -> in
         if fetches(problem):
             beside += (OF_CLAIMED_FETCHED if config.dynamic else OF_FETCHED) + BESIDE_FETCHED * (len(problem.modifiers) > 1)
     if maps_scores(problem):
-        beside += OF_MAP[config.warpgroups - 1] + OF_WIDE_MAP * (problem.head_dim_v > 192) + max(0, block_kv - WIDEST[config.warpgroups - 1])
+        beside += (
+            OF_MAP[config.warpgroups - 1] + OF_WIDE_MAP * (problem.head_dim_v > 192) + max(0, block_kv - WIDEST[config.warpgroups - 1])
+        )
     return block_kv + padded(problem.head_dim_v) // 2 + beside
 
 
