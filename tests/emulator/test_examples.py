@@ -65,6 +65,11 @@ def test_a_family_computes_the_examples_of_its_operation(family: Family, problem
             assert verdict.ok is (family.correct or tensors.workload is no_rows), verdict.message
 
 
+def _rounding(dtype: torch.dtype, expected: torch.Tensor) -> float:
+    """What plain PyTorch's products of other sizes, which add in another order, may change of a number that is small by cancellation."""
+    return torch.finfo(dtype).eps * float(expected[expected.isfinite()].abs().max()) if expected.isfinite().any() else 0.0
+
+
 @pytest.mark.parametrize(
     ("problem", "workload"), few_of(EXAMPLES, *EXAMPLES[::3]), ids=[f"{problem.name}-{workload.name}" for problem, workload in EXAMPLES]
 )
@@ -75,6 +80,7 @@ def test_an_oracle_gives_of_a_sample_what_it_gives_of_the_whole(problem: Problem
         of_sample, whole = compute(problem, tensors, scalars, sample), oracle.sampled(compute(problem, tensors, scalars), sample)
         assert of_sample.keys() == whole.keys() == tensors.outputs.keys()
         for name, expected in whole.items():
-            torch.testing.assert_close(of_sample[name], expected, rtol=1e-2 if compute == oracle.plain else 1e-9, atol=1e-6, equal_nan=True)
+            rtol, atol = (1e-9, 1e-6) if compute == oracle.exact else (1e-2, 1e-6 + _rounding(tensors[name].dtype, expected))
+            torch.testing.assert_close(of_sample[name], expected, rtol=rtol, atol=atol, equal_nan=True)
     every = oracle.rows_of({name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in tensors.outputs.items()})
     assert len(set(map(tuple, every.tolist()))) == len(every) > 0
