@@ -100,7 +100,7 @@ class Modifier(ABC):
 
     @property
     def conditions(self) -> Mapping[str, object]:
-        """What its tile file asks for beside `render.conditions`."""
+        """What its tile file asks for beside `score_chain.conditions`."""
         return {}
 
     def unit(self, call: Call) -> float | None:

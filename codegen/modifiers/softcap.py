@@ -14,9 +14,11 @@ from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
 USUAL_CAP = 50.0  # Gemma 2's
-_REACH = 0.18  # of arguments x up to this tanh x is x (1 + x^2 (_CUBIC + x^2 _QUINTIC)), to 2^-24 of it
+_REACH = 0.18  # of arguments x up to this tanh x is x (1 + x^2 (_CUBIC + x^2 _QUINTIC)), to about 2^-23 of it
 _CUBIC, _QUINTIC = -0.3333094, 0.1309334
-_HUGE = 2.0**13  # kHuge in templates/tile/common/softmax_rows.cuh: a score so high is never taken for a small one
+# Just below kHuge in templates/tile/common/softmax_rows.cuh: where a mapped score may be as high, none is taken for a small one, as rows
+# that have become huge shift scores in units of the cap.
+_HUGE = 2.0**13 - 1
 _STEP = 2 / 0.75  # of z for a tanh's argument: 2 / Softcap::kReach in templates/tile/modifiers/softcap.cuh
 
 
@@ -48,8 +50,8 @@ class Softcap(Modifier):
         at_reach = 1 + _REACH**2 * (_CUBIC + _REACH**2 * _QUINTIC)
         small = {"minus_reach2": -((_REACH / ratio) ** 2), "linear": scale_log2 * at_reach}
         small |= {"cubic": scale_log2 * (_CUBIC + 2 * _REACH**2 * _QUINTIC) * ratio**2, "quintic": scale_log2 * _QUINTIC * ratio**4}
-        if _REACH * cap * math.log2(math.e) >= _HUGE or not all(MIN_SCALE <= abs(value) <= MAX_SCALE for value in small.values()):
-            small = dict.fromkeys(small, 0.0)
+        if cap * math.log2(math.e) >= _HUGE or not all(MIN_SCALE <= abs(value) <= MAX_SCALE for value in small.values()):
+            small = dict.fromkeys(small, 0.0)  # of which no score is small
         return {"softcap_step": float32(ratio * _STEP), **{f"softcap_{name}": float32(value) for name, value in small.items()}}
 
     def call_refusals(self, call: Call) -> list[str]:

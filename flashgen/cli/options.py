@@ -83,8 +83,8 @@ Modifiers = Annotated[
     typer.Option(
         "--modifiers",
         metavar="NAMES",
-        help="Others, with commas between them: alibi, bias, boolean_mask, document_ids, prefix_len, sinks. Kernels are the same for all "
-        "their values.",
+        help="Others, with commas between them: alibi, bias, bias_fp32, boolean_mask, document_ids, document_ids_int64, dropout, "
+        "prefix_len, sinks. Kernels are the same for all their values.",
     ),
 ]
 FamilyName = Annotated[

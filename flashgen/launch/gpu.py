@@ -140,9 +140,9 @@ def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall 
                 require_memory(q, k, v)
             at_lse, stream = 0 if lse is None else lse.data_ptr(), current_stream(index)
             if seed_position is not None:
+                others = addresses_of_tensors(tensors) if tensors else None
                 _seeds, _, at_seed = next_seed(index, stream)  # the name keeps the memory until the kernel is in the stream
-                if tensors:
-                    others = addresses_of_tensors(tensors)
+                if others is not None:
                     others.insert(seed_position, at_seed)
                     enqueue(stream, at_q, at_k, at_v, out.data_ptr(), at_lse, *others)
                 else:

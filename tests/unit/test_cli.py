@@ -11,6 +11,7 @@ import pytest
 
 from flashgen.cli.tune import UNMEASURED
 from flashgen.codegen.devices import find_device
+from flashgen.codegen.modifier import modifiers
 from flashgen.records.exchange import parse_records, to_text
 from flashgen.records.store import Records
 from tests.support.command_line import as_json, flashgen
@@ -27,6 +28,14 @@ def test_tune_without_a_gpu_predicts_and_says_so() -> None:
     assert UNMEASURED not in out, "the model was fitted to this one"
     assert "bf16_d8_full" in out
     assert "compiling" in err
+
+
+def test_the_help_of_modifiers_names_all_that_have_no_option_of_their_own() -> None:
+    out, _ = flashgen("tune", "--help")
+    text = " ".join(out.split())
+    for name, modifier in modifiers().items():
+        if not modifier.sizes and name not in ("softcap", "traced"):
+            assert re.search(rf"[ ,]{name}[,.]", text), name
 
 
 @pytest.mark.slow

@@ -128,8 +128,8 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
         """See Family.
 
-        The walk over tiles of all heads of a group is for blocks that are at the same tile. Under a window each begins at a tile of its
-        own, and what all of them are at of all heads is too much for the L2; but they have as many tiles, so that they stay at one head.
+        The walk over tiles of all heads of a group is for blocks that are at the same tile. Under a window each block begins at a tile of
+        its own, and those of all heads do not fit into the L2. But blocks have about as many tiles, so that they stay at the same head.
         """
         context = super().context(problem, config, target)
         context["walk"] = "HeadWalk" if any(one.hides_keys for one in modifiers_of(problem)) else "TileWalk"

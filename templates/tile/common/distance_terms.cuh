@@ -24,7 +24,7 @@ __device__ __forceinline__ CapturedLine<Element> line_of(const CapturedTensor<El
                                                          Indices... indices) {
     int offset = 0;
     int dimension = 0;
-    ((offset += (dimension == kDimension ? static_cast<int>(indices) : tensor.in_range(indices, tensor.sizes[dimension])) *
+    ((offset += (dimension != kDimension ? tensor.in_range(indices, tensor.sizes[dimension]) : are_there ? static_cast<int>(indices) : 0) *
                 tensor.strides[dimension],
       ++dimension),
      ...);

@@ -7,7 +7,7 @@ struct Softcap : HidesNothing<Softcap> {
     static constexpr bool kMapsScores = true;
     static constexpr float kReach = 0.75f;  // the polynomial is for arguments x of tanh up to this: for |z| < 2, where z = x * 2 / kReach
     float step;                             // from S to z
-    // With w = S^2 - reach^2, below 0 for what is small here, the base-2 exponent is S * (linear + w (cubic + w quintic)), to 2^-24 of it.
+    // With w = S^2 - reach^2, below 0 for what is small here, the base-2 exponent is S * (linear + w (cubic + w quintic)), to about 2^-23.
     float minus_reach2, linear, cubic, quintic;
 
     template <class Parameters>

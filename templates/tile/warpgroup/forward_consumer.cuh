@@ -206,7 +206,7 @@ struct ForwardConsumer {
         bool small = true;
 #pragma unroll 1
         do {  // a loop, so that the code of the exponentials is there once
-            if (updates) small = map_unless_small(S[0], chain);
+            if (updates || softmax.looks_first) small = map_unless_small(S[0], chain);
             if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
         } while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain));
 //% endif

@@ -36,6 +36,9 @@ struct OnlineSoftmax {
     float factor[2];     // rescales O, if needs_rescale
     bool needs_rescale;  // the last block updated a row max, or may have: the warp is huge; the same in the whole warp
     bool updates_every_block;  // each later K block of this work tile updates the row max
+//% if folds
+    bool looks_first;  // some score of this work tile was not small: later blocks map their scores, unless all are small, before anything
+//% endif
     bool huge;  // some block's maximum was huge in a row of the warp: from then on each block is treated as if it had a huge row
     float scale_log2, ln2_hi;
 
@@ -53,10 +56,13 @@ struct OnlineSoftmax {
             row_sum[h] = compensation[h] = 0.0f;
         }
         updates_every_block = huge = false;
+//% if folds
+        looks_first = false;
+//% endif
     }
 
 //% if folds
-    // Whether a block updates the row max. The scores of one that does not are taken for small until exp2_and_sum has seen them all.
+    // Whether a block updates the row max.
     __device__ __forceinline__ bool updates(bool new_rows) const { return !kStaleRowMax || new_rows || updates_every_block; }
 
 //% endif
@@ -160,8 +166,8 @@ struct OnlineSoftmax {
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
     // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
 //% if folds
-    // `small`: whether all scores of the block are, else they are mapped. Of a block that does not update the row max this is a guess: if
-    // it is wrong, or the row max has become too low, `updates` becomes true, and nothing else is done: false.
+    // `updates`: whether the block updates the row max; `small`: whether all of its scores are, else they are mapped. The latter may be a
+    // guess: if it is wrong, or the row max has become too low, `updates` becomes true, row sums and row max stay, and the result is false.
     template <int kKeyTiles, class Chain>
     __device__ __forceinline__ bool exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool& updates, bool small,
                                                  const Chain& chain) {
@@ -175,10 +181,12 @@ struct OnlineSoftmax {
         for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
         const bool fits = all_small != 0 && partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
         if (kStaleRowMax && !updates && vote_sync_any(!fits)) {
-            updates = updates_every_block = true;
+            updates = true;
+            if (vote_sync_any(all_small == 0)) looks_first = true;
+            else updates_every_block = true;
             return false;
         }
-        if (!small) updates_every_block = true;  // and so do later blocks, or most of them would be computed twice
+        looks_first |= !small;  // or most of the later blocks would be computed twice
 //% else
 //% if linear
     // `offsets`: where they are found, if the row max is to be updated; `minuend`: see subtract_row_max.
