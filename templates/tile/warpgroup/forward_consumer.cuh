@@ -191,12 +191,10 @@ struct ForwardConsumer {
         if (seen.is_last) release_q();
 //% else
         const bool masked = own_blocks.needs_mask(k_block);
-//% if folds
-        if (k_block == lowest_block) release_q();
-//% else
+//% if not folds
         if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
-        if (k_block == lowest_block) release_q();
 //% endif
+        if (k_block == lowest_block) release_q();
 //% endif
 //% if folds
         bool updates = softmax.updates(new_tile || masked);
@@ -206,7 +204,7 @@ struct ForwardConsumer {
         bool small = true;
 #pragma unroll 1
         do {  // a loop, so that the code of the exponentials is there once
-            if (updates || softmax.looks_first) small = map_unless_small(S[0], chain);
+            if (updates) small = map_unless_small(S[0], chain);  // once: a block that updates the row max is not computed again
             if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
         } while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain));
 //% endif

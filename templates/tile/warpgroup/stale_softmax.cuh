@@ -36,9 +36,6 @@ struct OnlineSoftmax {
     float factor[2];     // rescales O, if needs_rescale
     bool needs_rescale;  // the last block updated a row max, or may have: the warp is huge; the same in the whole warp
     bool updates_every_block;  // each later K block of this work tile updates the row max
-//% if folds
-    bool looks_first;  // some score of this work tile was not small: later blocks map their scores, unless all are small, before anything
-//% endif
     bool huge;  // some block's maximum was huge in a row of the warp: from then on each block is treated as if it had a huge row
     float scale_log2, ln2_hi;
 
@@ -56,13 +53,10 @@ struct OnlineSoftmax {
             row_sum[h] = compensation[h] = 0.0f;
         }
         updates_every_block = huge = false;
-//% if folds
-        looks_first = false;
-//% endif
     }
 
 //% if folds
-    // Whether a block updates the row max.
+    // Whether a block updates the row max. Scores of one that does not may be guessed to be small.
     __device__ __forceinline__ bool updates(bool new_rows) const { return !kStaleRowMax || new_rows || updates_every_block; }
 
 //% endif
@@ -164,8 +158,8 @@ struct OnlineSoftmax {
 
 //% endif
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
-    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
 //% if folds
+    // accumulator layout make one operand. Adds P to the row sums.
     // `updates`: whether the block updates the row max; `small`: whether all of its scores are, else they are mapped. The latter may be a
     // guess: if it is wrong, or the row max has become too low, `updates` becomes true, row sums and row max stay, and the result is false.
     template <int kKeyTiles, class Chain>
@@ -181,13 +175,14 @@ struct OnlineSoftmax {
         for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
         const bool fits = all_small != 0 && partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
         if (kStaleRowMax && !updates && vote_sync_any(!fits)) {
-            updates = true;
-            if (vote_sync_any(all_small == 0)) looks_first = true;
-            else updates_every_block = true;
+            updates = updates_every_block = true;
             return false;
         }
-        looks_first |= !small;  // or most of the later blocks would be computed twice
+//% if not scatters
+        if (!small) updates_every_block = true;  // and so do later blocks, or most of them would be computed twice
+//% endif
 //% else
+    // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
 //% if linear
     // `offsets`: where they are found, if the row max is to be updated; `minuend`: see subtract_row_max.
     template <int kKeyTiles, class Offsets>
