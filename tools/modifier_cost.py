@@ -5,7 +5,7 @@
 
 Needs a GPU. bf16, causal, batch * length = 16384, heads * head_dim = 2048, inputs from N(0, 1). In each round every call runs in turn, back
 to back for some milliseconds; a ratio is that of one round, and the table has their median. Gradients are those of q, k and v, and of what
-else has some.
+else has some. In brackets after a window's ratio: the same for each key tile, of 128 keys for 128 queries, that is seen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 import flashgen
 
-TOKENS, MODEL_DIM = 16384, 2048
+TOKENS, MODEL_DIM, TILE = 16384, 2048, 128
 ROUNDS, MILLISECONDS = 9, 8.0
 
 
@@ -75,8 +75,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         for head_dim in options.head_dim:
             for seqlen in options.seqlen:
                 plain, others = measured(operation, head_dim, seqlen, options.kinds)
-                told = "  ".join(f"{kind} {ratio:.3f}" for kind, ratio in others.items())
+                told = "  ".join(f"{kind} {ratio:.3f}{per_tile(kind, ratio, seqlen)}" for kind, ratio in others.items())
                 print(f"{operation:8} head_dim {head_dim:3} length {seqlen:5}  {plain:7.3f}  {told}", flush=True)
+
+
+def per_tile(kind: str, ratio: float, length: int) -> str:
+    """The ratio for each key tile, in brackets, of kinds with a window."""
+    if "window" not in kind:
+        return ""
+    left = KINDS["window"](1, length)["window"][0] // TILE
+    tiles = range(length // TILE)
+    return f" ({ratio * sum(tile + 1 for tile in tiles) / sum(min(tile, left) + 1 for tile in tiles):.3f})"
 
 
 def measured(operation: str, head_dim: int, seqlen: int, kinds: Sequence[str]) -> tuple[float, dict[str, float]]:
@@ -86,10 +95,10 @@ def measured(operation: str, head_dim: int, seqlen: int, kinds: Sequence[str]) -
     given = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
     calls = {kind: call(operation, given, KINDS[kind](heads, seqlen) if kind else {}) for kind in ("", *kinds)}
     times: dict[str, list[float]] = {kind: [] for kind in calls}
-    count = max(3, round(MILLISECONDS / milliseconds(calls[""], 3)))
+    counts = {kind: max(3, round(MILLISECONDS / milliseconds(one, 3))) for kind, one in calls.items()}
     for _ in range(ROUNDS):
         for kind, one in calls.items():
-            times[kind].append(milliseconds(one, count))
+            times[kind].append(milliseconds(one, counts[kind]))
     ratios = {kind: statistics.median(a / b for a, b in zip(times[kind], times[""], strict=True)) for kind in kinds}
     return statistics.median(times[""]), ratios
 
