@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
 from .families import families_for
+
+LEAST_SHARE = 8  # one in so many of a shortlist is any family's own
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,22 @@ def ranked(problem: Problem, workload: Workload, device: Device, among: Sequence
 
 
 def shortlist(problem: Problem, workload: Workload, device: Device, count: int, among: Sequence[Family] | None = None) -> list[Candidate]:
-    """The model's best `count` of `ranked`. Of configs that it cannot tell apart, two will do: the others would crowd out what differs."""
-    chosen: list[Candidate] = []
-    for candidate in ranked(problem, workload, device, among):
-        if sum(c.seconds == candidate.seconds for c in chosen) < 2:
-            chosen.append(candidate)
-        if len(chosen) == count:
-            break
-    return chosen
+    """The model's best `count` of `ranked`. Of configs that it cannot tell apart, two will do: the others would crowd out what differs.
+
+    Of several families each has at least its best `count // LEAST_SHARE`, where it has so many: the models of two families need not err in
+    the same direction.
+    """
+    alike: Counter[float] = Counter()
+    best: dict[str, list[tuple[int, Candidate]]] = {}  # of each family, with their numbers among all
+    for number, candidate in enumerate(ranked(problem, workload, device, among)):
+        alike[candidate.seconds] += 1
+        if alike[candidate.seconds] <= 2:
+            best.setdefault(candidate.family.name, []).append((number, candidate))
+    least = min(count // LEAST_SHARE, count // len(best)) if len(best) > 1 else 0
+    own = [numbered for of_family in best.values() for numbered in of_family[:least]]
+    others = sorted((numbered for of_family in best.values() for numbered in of_family[least:]), key=_number)
+    return [candidate for _, candidate in sorted(own + others[: count - len(own)], key=_number)]
+
+
+def _number(numbered: tuple[int, Candidate]) -> int:
+    return numbered[0]

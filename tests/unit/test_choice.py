@@ -22,7 +22,7 @@ from flashgen.records.record import BENCHMARK_VERSION
 from flashgen.records.shipped import ShippedRecords
 from flashgen.records.store import Records
 from flashgen.selection import compilation, loaded, ranking
-from flashgen.selection.families import default_spec
+from flashgen.selection.families import default_spec, families_for
 from flashgen.selection.loaded import Kernels
 from flashgen.selection.ranking import Candidate, shortlist
 from tests.support.made_records import CONFIGS, FAMILY, make
@@ -123,6 +123,19 @@ def test_of_configs_that_the_model_cannot_tell_apart_two_are_tried(monkeypatch: 
     monkeypatch.setattr(ranking, "ranked", lambda *_: made)
     for count, expected in ((1, [0]), (3, [0, 1, 3]), (5, [0, 1, 3, 4, 5]), (9, [0, 1, 3, 4, 5, 8])):
         assert shortlist(PROBLEM, WORKLOAD, HOPPER.device, count) == [made[i] for i in expected]
+
+
+def test_each_family_has_a_share_of_what_is_tried() -> None:
+    """The model of one may expect too little: of 64-row tiles on few heads `attention_forward` is expected to be faster than it is."""
+    problem, workload = Problem(Dtype.BF16, 128, mask=Mask.CAUSAL), Workload(1, 8, 8, 1024, 1024)
+    able = families_for(problem, HOPPER.device.target)
+    chosen = shortlist(problem, workload, HOPPER.device, 16)
+    assert len(chosen) == 16
+    assert len(able) > 1
+    for family in able:
+        own = [candidate.config for candidate in chosen if candidate.family is family]
+        assert len(own) >= 2
+        assert own == [candidate.config for candidate in shortlist(problem, workload, HOPPER.device, len(own), [family])]
 
 
 def test_imported_kernels_are_for_their_gpu_and_problem() -> None:
