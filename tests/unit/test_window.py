@@ -202,8 +202,8 @@ def test_another_form_is_refused(text: str) -> None:
 
 
 def test_without_records_of_windows_those_of_the_plain_kernel_give_their_configs() -> None:
-    device, cell = find_device("h200"), cells_of(64, causal=True, window=(1024, None), seqlens=[4096])[0]
-    plain = next(picks(Problem(Dtype.BF16, 64, mask=Mask.CAUSAL), cells_of(64, causal=True, seqlens=[4096])[0].workload, device, ("", "")))
+    device, cell = find_device("h200"), cells_of(96, causal=True, window=(1024, None), seqlens=[4096])[0]
+    plain = next(picks(Problem(Dtype.BF16, 96, mask=Mask.CAUSAL), cells_of(96, causal=True, seqlens=[4096])[0].workload, device, ("", "")))
     found = list(picks(cell.problem, cell.workload, device, ("", "")))
     specs = [pick.choice.spec(device.target) for pick in found]
     assert specs
