@@ -1,0 +1,93 @@
+// Equal shares of keys: which key tiles a thread block works on where few queries meet many keys, so that heads alone would not keep all
+// SMs busy ("split-K": flash decoding).
+//
+// The key tiles of all heads are numbered, one head after the other, one sequence after the other. Block b of P has the tiles
+// [b * tiles / P, (b + 1) * tiles / P): one piece, which begins and ends anywhere in a head. What a block does of one head is a part. The
+// parts of a head lie in neighbouring blocks, in the order of its keys. Shares follow from sizes alone, so every run sums up in the same
+// order.
+
+// The key tiles of a head, [first, first + count) of all tiles. A head is what meets keys together: the query heads of a GQA group, or some
+// of their rows. It has a tile even if it has no key, so that somebody writes its output.
+struct HeadTiles {
+    int batch, head;
+    int first, count;
+
+    __device__ __forceinline__ int end() const { return first + count; }
+};
+
+// Heads of sequences of one length. Another layout of sequences needs another struct with these functions; lengths in memory would make
+// `head_of` search among the sequences' first tiles.
+struct DenseKeyTiles {
+    int of_head, heads, sequences;  // tiles of each head, heads of each sequence
+    u64 of_head_reciprocal, heads_reciprocal;  // see divide
+
+    __device__ __forceinline__ int tiles() const { return of_head * heads * sequences; }
+    // The head that a tile belongs to.
+    __device__ __forceinline__ HeadTiles head_of(int tile) const {
+        const int index = divide(tile, of_head_reciprocal), batch = divide(index, heads_reciprocal);
+        return {batch, index - batch * heads, index * of_head, of_head};
+    }
+};
+
+// Where the parts of a head lie: in blocks from `first_block` on.
+struct HeadParts {
+    int first_block, count;
+    bool begins_share;  // whether the first part is the first one of its block
+};
+
+// `blocks` * `blocks` is below 2^31. There are no more blocks than tiles, so each has some.
+template <class KeyTiles>
+struct KeyShares {
+    KeyTiles key_tiles;
+    int tiles, blocks;
+    int quotient, remainder;  // of tiles / blocks
+
+    __device__ __forceinline__ KeyShares(const KeyTiles& key_tiles, int blocks)
+        : key_tiles(key_tiles), tiles(key_tiles.tiles()), blocks(blocks), quotient(tiles / blocks), remainder(tiles - quotient * blocks) {}
+
+    // The first tile of a block, block * tiles / blocks without products of 64 bits.
+    __device__ __forceinline__ int first_tile(int block) const { return block * quotient + block * remainder / blocks; }
+    // The block that has a tile: a guess, which rounding leaves at most a block or two away.
+    __device__ __forceinline__ int block_of(int tile) const {
+        int block = min(static_cast<int>(static_cast<float>(tile) / static_cast<float>(tiles) * static_cast<float>(blocks)), blocks - 1);
+        while (first_tile(block) > tile) --block;
+        while (first_tile(block + 1) <= tile) ++block;
+        return block;
+    }
+    __device__ __forceinline__ HeadParts parts(const HeadTiles& head) const {
+        const int first_block = block_of(head.first);
+        return {first_block, block_of(head.end() - 1) - first_block + 1, first_tile(first_block) == head.first};
+    }
+};
+
+// A block's way through the parts of its share.
+template <class KeyTiles>
+struct KeyPart {
+    HeadTiles head;
+    int begin, end;    // its tiles among all
+    int end_of_share;
+    bool is_first;     // of the block
+
+    __device__ __forceinline__ KeyPart(const KeyShares<KeyTiles>& shares, int block)
+        : begin(shares.first_tile(block)), end_of_share(shares.first_tile(block + 1)), is_first(true) {
+        find_head(shares);
+    }
+    __device__ __forceinline__ bool exists() const { return begin < end_of_share; }
+    // Whether it is all of its head: then nobody else has another part to add.
+    __device__ __forceinline__ bool is_whole() const { return end - begin == head.count; }
+    // The part's tiles within its head: the first one, and how many.
+    __device__ __forceinline__ int first_in_head() const { return begin - head.first; }
+    __device__ __forceinline__ int count() const { return end - begin; }
+
+    __device__ __forceinline__ void advance(const KeyShares<KeyTiles>& shares) {
+        begin = end;
+        is_first = false;
+        if (exists()) find_head(shares);
+    }
+
+  private:
+    __device__ __forceinline__ void find_head(const KeyShares<KeyTiles>& shares) {
+        head = shares.key_tiles.head_of(begin);
+        end = min(head.end(), end_of_share);
+    }
+};

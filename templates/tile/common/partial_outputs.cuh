@@ -1,0 +1,100 @@
+// Outputs of parts of a head, which meet some of its keys only, and how they become the head's output: each block that has a part writes it
+// to memory, and whoever finds that all others have done so adds them up (in FlashAttention a second kernel does, "combine"). It
+// adds from the first part to the last one, whatever the order in which they arrived, so results are the same to the bit in every run.
+
+// Rows of O in fp32, not normalised, and with each its row sum and origin. A block has at most two parts that are not whole heads, the
+// first and the last of its share, and a slot for each.
+template <int kColumns>
+struct PartialOutputs {
+    static constexpr int kRowFloats = kColumns + 4;  // total, shift, row_max and one more, for an alignment of 16 bytes
+    static_assert(kColumns % 4 == 0, "rows are read by 16 bytes");
+    float* slots;
+    int rows;  // of a slot
+
+    __device__ __forceinline__ float* row(int slot, int row) const {
+        return slots + (static_cast<i64>(slot) * rows + row) * kRowFloats;
+    }
+    __device__ __forceinline__ static int slot_of(int block, bool is_first) { return block * 2 + (is_first ? 0 : 1); }
+    // The slot of a head's part, from 0 on. Only the first one may come behind others in its block.
+    __device__ __forceinline__ static int slot_of_part(const HeadParts& parts, int part) {
+        return slot_of(parts.first_block + part, part > 0 || parts.begins_share);
+    }
+    __device__ __forceinline__ static void store_statistics(float* row, float total, const Origin& origin) {
+        *reinterpret_cast<uint4*>(row + kColumns) = {__float_as_uint(total), __float_as_uint(origin.shift),
+                                                     __float_as_uint(origin.row_max), 0};
+    }
+};
+
+// Two sums of a row that are relative to different origins: the higher origin, and the factors that bring both sums to it.
+struct CommonOrigin {
+    Origin origin;
+    float factors[2];
+
+    __device__ __forceinline__ static CommonOrigin of(const Origin& a, const Origin& b, float scale_log2) {
+        const float height = fmaf(b.shift - a.shift, scale_log2, b.row_max - a.row_max);  // of b's above a's
+        const float factor = ex2_approx_ftz(-fabsf(height));
+        if (height > 0.0f) return {b, {factor, 1.0f}};
+        return {a, {1.0f, factor}};
+    }
+    // What the sum of both is, corrected as in OnlineSoftmax.
+    __device__ __forceinline__ float total(float a, float b) const { return a * corrected(0) + b * corrected(1); }
+
+  private:
+    __device__ __forceinline__ float corrected(int i) const { return fmaf(factors[i], kEx2Bias, factors[i]); }
+};
+
+// A row of all parts together: four neighbouring columns of O, not normalised.
+struct MergedRow {
+    float columns[4] = {};
+    float total = 0.0f;
+    Origin origin{0.0f, kInitialRowMax};
+
+    __device__ __forceinline__ void add(const uint4& O, const uint4& statistics, float scale_log2) {
+        const float own_total = __uint_as_float(statistics.x);
+        const Origin own{__uint_as_float(statistics.y), __uint_as_float(statistics.z)};
+        const CommonOrigin common = CommonOrigin::of(origin, own, scale_log2);
+        const u32 given[4] = {O.x, O.y, O.z, O.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) columns[i] = columns[i] * common.factors[0] + __uint_as_float(given[i]) * common.factors[1];
+        total = common.total(total, own_total);
+        origin = common.origin;
+    }
+};
+
+// Counts a part that is in memory. One thread calls this, after a barrier of those that wrote the part. True where it is the last one of
+// its head: the caller's threads then merge, after another barrier. The counter, that of the head's first block, is 0 before and after: no
+// other head has its first, but not its last part there.
+__device__ __forceinline__ bool is_last_part(u32* counter, const HeadParts& parts) {
+    if (atom_add_acq_rel_gpu(counter, 1) != static_cast<u32>(parts.count - 1)) return false;
+    st_release_gpu(counter, 0);
+    return true;
+}
+
+// Adds up `rows` rows of a head's parts. Thread `thread` of kThreads takes every so many-th group of four columns, for which it calls
+// store(row, column, MergedRow). kAtOnce parts are on their way from memory at the same time: their latency is what merging costs.
+template <int kThreads, int kColumns, class Store>
+__device__ __forceinline__ void merge_parts(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int rows, int thread,
+                                            float scale_log2, const Store& store) {
+    constexpr int kGroups = kColumns / 4, kAtOnce = 8;
+#pragma unroll 1
+    for (int i = thread; i < rows * kGroups; i += kThreads) {
+        const int row = i / kGroups, column = i % kGroups * 4;
+        MergedRow merged;
+#pragma unroll 1
+        for (int first = 0; first < parts.count; first += kAtOnce) {
+            uint4 O[kAtOnce], statistics[kAtOnce];
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                // Beyond the last part it reads that one again: no branch keeps loads apart.
+                const int part = min(first + j, parts.count - 1);
+                const float* from = partials.row(PartialOutputs<kColumns>::slot_of_part(parts, part), row);
+                O[j] = *reinterpret_cast<const uint4*>(from + column);
+                statistics[j] = *reinterpret_cast<const uint4*>(from + kColumns);
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j)
+                if (first + j < parts.count) merged.add(O[j], statistics[j], scale_log2);
+        }
+        store(row, column, merged);
+    }
+}

@@ -1,0 +1,183 @@
+"""Shares of keys and the merge of their partial outputs, on a kernel of their own: who has which tiles, whoever comes last, and faults."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from flashgen import templates
+from flashgen.build.emulator import compiler
+from flashgen.build.emulator.kernel import ORDERS, EmulatedLaunch, EmulatedLibrary, EmulationOrder, Schedule
+from flashgen.codegen.attention import reciprocal
+from flashgen.codegen.render import Atoms, Source, atom_files
+
+ROWS, COLUMNS, THREADS = 3, 8, 64
+ATOMS = ("types", "index", "shared_memory", "barrier", "atomic", "mul", "ex2", "shfl_sync")
+TILES = ("tile_scheduler", "softmax_rows", "lse", "key_shares", "partial_outputs")
+SIZES = [(1, 1, 1, 1), (7, 3, 2, 5), (7, 3, 2, 6), (7, 3, 2, 42), (1, 3, 2, 4), (40, 1, 1, 13), (5, 2, 2, 3), (2, 5, 3, 7)]
+
+# A key tile is one key, whose scores in base 2 and values are given for each row. Each share also says which tiles it had.
+KERNEL = r"""
+struct Parameters {
+    const float *scores, *values;
+    float *partials, *out;
+    u32* counters;
+    int* owners;
+    u64 of_head_reciprocal, heads_reciprocal;
+    int of_head, heads, sequences, blocks;
+};
+__global__ void __launch_bounds__(64, 1) split(const Parameters& p) {
+    constexpr int kRows = 3, kColumns = 8;
+    const int t = thread_index();
+    const SharedAddress flag = shared_memory();
+    const KeyShares<DenseKeyTiles> shares({p.of_head, p.heads, p.sequences, p.of_head_reciprocal, p.heads_reciprocal}, p.blocks);
+    const PartialOutputs<kColumns> partials{p.partials, kRows};
+    for (KeyPart<DenseKeyTiles> part(shares, block_index()); part.exists(); part.advance(shares)) {
+        float* out = p.out + (part.head.batch * p.heads + part.head.head) * kRows * (kColumns + 2);
+        if (t < kRows) {
+            float O[kColumns] = {}, total = 0.0f, row_max = kInitialRowMax;
+            for (int tile = part.begin; tile < part.end; ++tile) {
+                p.owners[tile] = block_index();
+                const float s = p.scores[tile * kRows + t], next = fmaxf(row_max, s), factor = ex2_approx_ftz(row_max - next);
+                const float P = ex2_approx_ftz(s - next);
+                for (int c = 0; c < kColumns; ++c) O[c] = O[c] * factor + P * p.values[tile * kColumns + c];
+                total = total * factor + P, row_max = next;
+            }
+            float* row = part.is_whole() ? out + t * (kColumns + 2) : partials.row(partials.slot_of(block_index(), part.is_first), t);
+            for (int c = 0; c < kColumns; ++c) row[c] = part.is_whole() ? O[c] * normaliser(total) : O[c];
+            if (part.is_whole()) row[kColumns] = total, row[kColumns + 1] = row_max;
+            else partials.store_statistics(row, total, {0.0f, row_max});
+        }
+        if (part.is_whole()) continue;
+        const HeadParts parts = shares.parts(part.head);
+        barrier_sync();
+        if (t == 0) store_shared(flag, is_last_part(p.counters + parts.first_block, parts));
+        barrier_sync();
+        const bool last = load_shared(flag);
+        barrier_sync();
+        if (!last) continue;
+        merge_parts<64>(partials, parts, kRows, t, 1.0f, [&](int row, int column, const MergedRow& merged) {
+            for (int c = 0; c < 4; ++c) out[row * (kColumns + 2) + column + c] = merged.columns[c] * normaliser(merged.total);
+            if (column == 0) out[row * (kColumns + 2) + kColumns] = merged.total;
+            if (column == 0) out[row * (kColumns + 2) + kColumns + 1] = merged.origin.row_max;
+        });
+    }
+}
+"""
+FAULTS = {
+    "last-tile-of-a-share": ("shares.first_tile(block + 1)),", "shares.first_tile(block + 1) - 1),"),
+    "first-part-skipped": ("for (int first = 0;", "for (int first = 1;"),
+    "slot-of-the-first-part": ("part > 0 || parts.begins_share", "true"),
+    "one-slot": ("(is_first ? 0 : 1)", "0"),
+    "unscaled-parts": ("__uint_as_float(given[i]) * common.factors[1]", "__uint_as_float(given[i])"),
+    "from-whoever-is-last": ("min(first + j, parts.count - 1)", "(first + j + block_index()) % parts.count"),
+    "counter-not-reset": ("st_release_gpu(counter, 0);", ""),
+    "last-but-one": ("parts.count - 1)) return", "parts.count - 2)) return"),
+    "parts-of-a-head": ("block_of(head.end() - 1)", "block_of(head.end())"),
+}
+
+
+def variant(name: str, old: str = "", new: str = "") -> str:
+    text = "".join(templates.read(f"tile/common/{tile}.cuh") for tile in TILES)
+    assert not old or text.count(old) == 1, f"{name} does not apply"
+    return f"namespace {name.replace('-', '_')} {{{text.replace(old, new) if old else text}{KERNEL}}}\n"
+
+
+@pytest.fixture(scope="module")
+def library() -> EmulatedLibrary:
+    """One text of all: to compile it takes far longer than to run it."""
+    atoms = "".join(map(templates.read, atom_files(ATOMS, Atoms.EMULATED)))
+    names = ["right", *FAULTS]
+    variants = variant("right") + "".join(variant(name, *fault) for name, fault in FAULTS.items())
+    kernels = " ".join(f"kernel({name.replace('-', '_')}::split, {name.replace('-', '_')}::Parameters, 0, 0, 0)" for name in names)
+    source = f"{atoms}{variants}#define FLASHGEN_KERNELS(kernel) {kernels}\n{templates.read('emulator/entry.cuh')}"
+    return EmulatedLibrary(compiler.compile_for_emulator(Source("split", source)).cubin)
+
+
+class Split:
+    """One launch on random scores: some rows see no key of a tile, and the first row of the first head none at all."""
+
+    def __init__(self, of_head: int, heads: int, sequences: int, blocks: int) -> None:
+        self.sizes, self.blocks, self.tiles, rng = (
+            (of_head, heads, sequences),
+            blocks,
+            of_head * heads * sequences,
+            np.random.default_rng(5),
+        )
+        self.scores = rng.normal(0, 8, (self.tiles, ROWS)).astype(np.float32)
+        self.scores[rng.random((self.tiles, ROWS)) < 0.1] = -np.inf
+        self.scores[:of_head, 0] = -np.inf
+        self.values = rng.normal(0, 1, (self.tiles, COLUMNS)).astype(np.float32)
+
+    def run(self, library: EmulatedLibrary, order: EmulationOrder, name: str = "right") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The output, the counters that are left, and each tile's block."""
+        of_head, heads, sequences = self.sizes
+        out = np.full((heads * sequences, ROWS, COLUMNS + 2), np.nan, np.float32)
+        partials = np.full(self.blocks * 2 * ROWS * (COLUMNS + 4) + 4, np.nan, np.float32)
+        aligned = partials[-partials.ctypes.data // 4 % 4 :]
+        counters, owners = np.zeros(self.blocks, np.uint32), np.full(self.tiles, -1, np.int32)
+        arrays = (self.scores, self.values, aligned, out, counters, owners)
+        sizes = (reciprocal(of_head), reciprocal(heads), of_head, heads, sequences, self.blocks)
+        parameters = struct.pack("=6Q2Q4i", *(array.ctypes.data for array in arrays), *sizes)
+        number = ["right", *FAULTS].index(name)
+        launch = EmulatedLaunch(parameters, THREADS, 1024, range(self.blocks), number, resident=self.blocks)
+        library.run([launch], order)
+        return out, counters, owners
+
+    def expected(self) -> np.ndarray:
+        of_head, heads, sequences = self.sizes
+        scores = self.scores.astype(np.float64).reshape(heads * sequences, of_head, ROWS)
+        values = self.values.astype(np.float64).reshape(heads * sequences, of_head, COLUMNS)
+        P = np.exp2(scores - np.maximum(scores.max(1, keepdims=True), -1e30))
+        total: np.ndarray = P.sum(1)
+        out: np.ndarray = np.einsum("htr,htc->hrc", P, values) / np.where(total == 0, 1, total)[:, :, None]
+        return out
+
+
+def random_orders(count: int) -> Iterator[EmulationOrder]:
+    return (EmulationOrder(Schedule.RANDOM, seed=seed) for seed in range(count))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "-".join(map(str, sizes)))
+def test_every_tile_has_one_block_and_every_order_the_same_bits(library: EmulatedLibrary, sizes: tuple[int, ...]) -> None:
+    split = Split(*sizes)
+    results = [split.run(library, order) for order in (*ORDERS, *random_orders(8))]
+    for out, counters, owners in results:
+        assert np.allclose(out[:, :, :COLUMNS], split.expected(), atol=2e-6)
+        assert out[0, 0, COLUMNS] == 0  # the sum of a row that sees no key
+        assert not counters.any()
+        assert [*owners] == [block for block in range(split.blocks) for _ in range(*share(split, block))]
+        assert np.array_equal(out, results[0][0])
+
+
+def share(split: Split, block: int) -> tuple[int, int]:
+    return block * split.tiles // split.blocks, (block + 1) * split.tiles // split.blocks
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_seen(library: EmulatedLibrary, name: str) -> None:
+    """By wrong results, by what a counter is left at, or by bits that depend on who comes last."""
+    for sizes in SIZES:
+        split = Split(*sizes)
+        if split.blocks == split.tiles:  # a share less one tile would be none
+            continue
+        results = [split.run(library, order, name) for order in random_orders(8)]
+        for out, counters, _ in results:
+            right = np.allclose(out[:, :, :COLUMNS], split.expected(), atol=2e-6) and not counters.any()
+            if not right or not np.array_equal(out, results[0][0]):
+                return
+    raise AssertionError("nothing is wrong")
+
+
+def test_a_block_is_found_whatever_rounding_makes_of_the_guess() -> None:
+    """The arithmetic of `first_tile`, without products of 64 bits, and of `block_of` after its guess."""
+    for tiles, blocks in itertools.product((132, 133, 1000, 8191, 2**31 - 1), (1, 3, 128, 132, 264)):
+        if blocks > tiles:
+            continue
+        quotient, remainder = divmod(tiles, blocks)
+        for block in range(blocks + 1):
+            assert block * quotient + block * remainder // blocks == block * tiles // blocks < 2**31
