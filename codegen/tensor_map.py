@@ -19,6 +19,7 @@ MAX_SIZE = 2**32
 MAX_BOX = 256
 STRIDE_UNIT, STRIDE_END = 16, 2**40
 SWIZZLES = (0, 32, 64, 128)
+L2_PROMOTIONS = (0, 64, 128, 256)
 _INT = {int}
 
 
@@ -30,6 +31,7 @@ class TensorMapShape:
     strides:        bytes between neighbours in each dimension but the innermost, whose elements are adjacent: multiples of 16
     box:            elements that one copy takes in each dimension
     swizzle_bytes:  span within which a copy permutes 16-byte chunks of shared memory, no less than the box's inner row; 0 for none
+    l2_promotion:   bytes by which the L2 is filled at least: more than a box's inner row fetches what other boxes will ask for
     """
 
     dtype: Dtype
@@ -37,12 +39,13 @@ class TensorMapShape:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int = 128
+    l2_promotion: int = 256
 
     def __post_init__(self) -> None:
         if not self._is_allowed():
             self._refuse()
         # Kept, because each call of a new length looks up the encoded maps of four shapes.
-        object.__setattr__(self, "_hash", hash((self.dtype, self.sizes, self.strides, self.box, self.swizzle_bytes)))
+        object.__setattr__(self, "_hash", hash((self.dtype, self.sizes, self.strides, self.box, self.swizzle_bytes, self.l2_promotion)))
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined, no-any-return]
@@ -64,6 +67,7 @@ class TensorMapShape:
             and min(box) >= 1
             and max(box) <= MAX_BOX
             and self.swizzle_bytes in SWIZZLES
+            and self.l2_promotion in L2_PROMOTIONS
             and not row % 16
             and (not self.swizzle_bytes or row <= self.swizzle_bytes)
         )
@@ -86,6 +90,8 @@ class TensorMapShape:
             require_int(f"box[{dim}]", extent, 1, MAX_BOX)
         if self.swizzle_bytes not in SWIZZLES:
             raise choice_error("swizzle_bytes", self.swizzle_bytes, SWIZZLES)
+        if self.l2_promotion not in L2_PROMOTIONS:
+            raise choice_error("l2_promotion", self.l2_promotion, L2_PROMOTIONS)
         row = self.box[0] * self.dtype.bytes
         if row % 16:
             raise ArgumentError(f"box[0] must be a multiple of 16 bytes; got {self.box[0]} elements, {row} bytes")
@@ -94,6 +100,8 @@ class TensorMapShape:
 
 
 @lru_cache(maxsize=2**12)
-def tensor_map_shape(dtype: Dtype, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> TensorMapShape:
+def tensor_map_shape(
+    dtype: Dtype, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], l2_promotion: int = 256
+) -> TensorMapShape:
     """The shape with a swizzle of 128 bytes, checked once: k and v often have the same, and q and out keep theirs while keys are added."""
-    return TensorMapShape(dtype, sizes, strides, box)
+    return TensorMapShape(dtype, sizes, strides, box, l2_promotion=l2_promotion)

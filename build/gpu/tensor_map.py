@@ -15,12 +15,13 @@ from .driver import check, driver
 KEPT = 256  # maps of a shape: a model of a hundred layers has as many addresses of keys, and of values
 _DTYPES = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16", Dtype.FP32: "FLOAT32"}
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+_L2_PROMOTIONS = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
 
 
 class TensorMaps:
     """The tensor maps of one shape. To encode one takes microseconds, so it is done once an address. Safe to use from several threads.
 
-    Nothing is interleaved, elements out of bounds are 0, and the L2 is filled by 256 bytes.
+    Nothing is interleaved, and elements out of bounds are 0.
     """
 
     __slots__ = ("_arguments", "_cu", "_known", "_shape")
@@ -48,7 +49,7 @@ class TensorMaps:
     def _encode(self, address: int) -> bytes:
         if self._arguments is None:
             cu, shape = self._cu, self._shape
-            dtype, box, steps, options = _constants(cu, shape.dtype, shape.box, shape.swizzle_bytes)
+            dtype, box, steps, options = _constants(cu, shape.dtype, shape.box, shape.swizzle_bytes, shape.l2_promotion)
             self._arguments = (dtype, len(box)), ([*map(cu.cuuint64_t, shape.sizes)], _strides(cu, shape.strides), box, steps, *options)
         before, after = self._arguments
         status, encoded = self._cu.cuTensorMapEncodeTiled(*before, address, *after)
@@ -74,12 +75,14 @@ def _strides(cu: Any, strides: tuple[int, ...]) -> list[Any]:
 
 
 @cache
-def _constants(cu: Any, dtype: Dtype, box: tuple[int, ...], swizzle_bytes: int) -> tuple[Any, list[Any], list[Any], tuple[Any, ...]]:
+def _constants(
+    cu: Any, dtype: Dtype, box: tuple[int, ...], swizzle_bytes: int, l2_promotion: int
+) -> tuple[Any, list[Any], list[Any], tuple[Any, ...]]:
     """What a kernel's config decides: the driver's element type, the box, steps of 1, and what follows the steps."""
     options = (
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[swizzle_bytes]}"),
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        getattr(cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_L2_PROMOTIONS[l2_promotion]}"),
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     return (

@@ -278,6 +278,12 @@ def test_element_types_and_swizzles_have_the_driver_s_names(cu: FakeDriver, dtyp
     assert cu.asked[0][9].name == f"CU_TENSOR_MAP_SWIZZLE_{names[1][swizzle]}"
 
 
+@pytest.mark.parametrize(("size", "name"), [(0, "NONE"), (64, "L2_64B"), (128, "L2_128B"), (256, "L2_256B")])
+def test_the_l2_is_filled_as_the_shape_says(cu: FakeDriver, size: int, name: str) -> None:
+    TensorMaps(cu, TensorMapShape(Dtype.BF16, (64, 8), (256,), (8, 8), l2_promotion=size)).at(16)
+    assert cu.asked[0][10].name == f"CU_TENSOR_MAP_L2_PROMOTION_{name}"
+
+
 def test_a_refused_map_says_what_was_asked_for(cu: FakeDriver) -> None:
     cu.failing = "cuTensorMapEncodeTiled"
     with pytest.raises(

@@ -63,6 +63,7 @@ def test_what_the_driver_allows(changes: dict[str, Any]) -> None:
         ({"box": (72, 128, 1, 1)}, r"^box\[0\] must fit swizzle_bytes 128; got 72 elements, 144 bytes$"),
         ({"swizzle_bytes": 64}, r"^box\[0\] must fit swizzle_bytes 64; got 64 elements, 128 bytes$"),
         ({"swizzle_bytes": 96}, r"^swizzle_bytes must be one of 0, 32, 64, 128; got 96$"),
+        ({"l2_promotion": 32}, r"^l2_promotion must be one of 0, 64, 128, 256; got 32$"),
     ],
 )
 def test_what_the_driver_refuses(changes: dict[str, Any], message: str) -> None:
