@@ -46,8 +46,8 @@ class BlockResources:
 class BufferKind(enum.Enum):
     """Where a buffer's memory comes from, and what is in it when the first launch begins.
 
-    CALL: memory of the call's own, with anything in it; CALL_ZEROED: the same, zeroed; STREAM_COUNTER: of the stream, 0, and left 0 by the
-    program, so that nobody has to clear it
+    CALL: memory of the call's own, with anything in it; CALL_ZEROED: the same, zeroed; STREAM_COUNTER: one u32 or more of the stream, each
+    0, and left 0 by the program, so that nobody has to clear them. A program has one such buffer at most
     """
 
     CALL = "call"

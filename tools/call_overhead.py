@@ -105,7 +105,7 @@ def pretend(device: str, folder: Path, put: Callable[[Any, str, Any], object] = 
         (launch_gpu, "empty_strided", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)),
         (launch_gpu, "current_device", lambda: 0),
         (launch_gpu, "current_stream", lambda index: 0),
-        (launch_bound, "tile_counters", SimpleNamespace(address=lambda device, stream: 4096)),
+        (launch_bound, "tile_counters", SimpleNamespace(address=lambda device, stream, count=1: 4096)),
         (torch.cuda, "is_current_stream_capturing", lambda: False),
     )
     for module, name, value in patches:

@@ -10,7 +10,7 @@ from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.operands import Call
 from flashgen.codegen.program import Buffer, BufferKind
 
-from .tile_counters import tile_counters
+from .tile_counters import COUNTER_BYTES, tile_counters
 
 _KINDS = (BufferKind.CALL_ZEROED, BufferKind.CALL, BufferKind.STREAM_COUNTER)  # each call goes through them by number
 _ALIGNED = 512  # bytes, as PyTorch's allocator aligns what it gives
@@ -32,7 +32,7 @@ class BoundCall:
         self.enqueue: Callable[..., None] = self.launch.enqueue
         if not program.buffers:
             return
-        if [buffer.kind for buffer in program.buffers] == [BufferKind.STREAM_COUNTER]:
+        if [(buffer.kind, buffer.bytes) for buffer in program.buffers] == [(BufferKind.STREAM_COUNTER, COUNTER_BYTES)]:
             self.enqueue = self._with_counter
         else:
             self._lay_out(program.buffers)
@@ -47,12 +47,12 @@ class BoundCall:
         ends = dict.fromkeys(_KINDS, 0)
         offsets = []
         for buffer in buffers:
-            offset = 0 if buffer.kind is BufferKind.STREAM_COUNTER else ends[buffer.kind]
-            offsets.append((_KINDS.index(buffer.kind), offset))
-            ends[buffer.kind] += -(-buffer.bytes // _ALIGNED) * _ALIGNED
+            counts = buffer.kind is BufferKind.STREAM_COUNTER  # one buffer at most, in no whole piece of memory
+            offsets.append((_KINDS.index(buffer.kind), 0 if counts else ends[buffer.kind]))
+            ends[buffer.kind] += buffer.bytes if counts else -(-buffer.bytes // _ALIGNED) * _ALIGNED
         self._offsets, self._device = tuple(offsets), torch.device("cuda", self.index)
         self._zeroed_bytes, self._other_bytes, counted = ends.values()
-        self._counts = counted > 0
+        self._counters = -(-counted // COUNTER_BYTES)
 
     def _with_buffers(self, stream: int, *addresses: int) -> None:
         # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
@@ -61,7 +61,7 @@ class BoundCall:
         bases = (
             0 if zeroed is None else zeroed.data_ptr(),
             0 if other is None else other.data_ptr(),
-            tile_counters.address(self.index, stream) if self._counts else 0,
+            tile_counters.address(self.index, stream, self._counters) if self._counters else 0,
         )
         self.launch.enqueue(stream, *addresses, *[bases[kind] + offset for kind, offset in self._offsets])
 

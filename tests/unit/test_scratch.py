@@ -59,6 +59,21 @@ def test_counters_do_not_overlap_and_memory_is_asked_for_rarely(capturing: list[
     assert found[-2] + 4 <= 2**32 + memory.asked[0] < 2**33 == found[-1]
 
 
+def test_several_lie_in_one_piece_and_a_stream_keeps_the_most(capturing: list[bool]) -> None:
+    memory = Memory()
+    counters = TileCounters(memory)
+    one = counters.address(0, 7)
+    many = counters.address(0, 7, 260)
+    assert many == one + 4
+    assert counters.address(0, 7) == counters.address(0, 7, 260) == counters.address(0, 7, 512) == many, "512: rounded up at first"
+    assert counters.address(0, 8) == many + 512 * 4
+    capturing[0] = True
+    assert [counters.address(0, 7, 3), counters.address(0, 7, 5)] == [many + 513 * 4, many + 516 * 4], "as many as asked for"
+    assert memory.asked == [4 * COUNTERS_AT_ONCE]
+    assert counters.address(0, 7, COUNTERS_AT_ONCE + 3) == 2 * 2**32
+    assert memory.asked[1:] == [4 * (COUNTERS_AT_ONCE + 3)]
+
+
 def test_threads_never_share_one(capturing: list[bool]) -> None:
     """Not even for the same handle: it may be that of each thread's own default stream."""
     counters = TileCounters(Memory())
