@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(64, 1) split(const Parameters& p) {
         const bool last = load_shared(flag);
         barrier_sync();
         if (!last) continue;
-        merge_parts<64>(partials, parts, kRows, t, 1.0f, [&](int row, int column, const MergedRow& merged) {
+        merge_parts<64>(partials, parts, 0, kRows, t, 1.0f, [&](int row, int column, const MergedRow& merged) {
             for (int c = 0; c < 4; ++c) out[row * (kColumns + 2) + column + c] = merged.columns[c] * normaliser(merged.total);
             if (column == 0) out[row * (kColumns + 2) + kColumns] = merged.total;
             if (column == 0) out[row * (kColumns + 2) + kColumns + 1] = merged.origin.row_max;

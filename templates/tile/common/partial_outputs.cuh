@@ -70,14 +70,14 @@ __device__ __forceinline__ bool is_last_part(u32* counter, const HeadParts& part
     return true;
 }
 
-// Adds up `rows` rows of a head's parts. Thread `thread` of kThreads takes every so many-th group of four columns, for which it calls
-// store(row, column, MergedRow). kAtOnce parts are on their way from memory at the same time: their latency is what merging costs.
+// Adds up the rows [first_row, end_row) of a head's parts. Thread `thread` of kThreads takes every so many-th group of four columns, for
+// which it calls store(row, column, MergedRow). kAtOnce parts are on their way from memory at a time: their latency is what merging costs.
 template <int kThreads, int kColumns, class Store>
-__device__ __forceinline__ void merge_parts(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int rows, int thread,
-                                            float scale_log2, const Store& store) {
+__device__ __forceinline__ void merge_parts(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_row, int end_row,
+                                            int thread, float scale_log2, const Store& store) {
     constexpr int kGroups = kColumns / 4, kAtOnce = 8;
 #pragma unroll 1
-    for (int i = thread; i < rows * kGroups; i += kThreads) {
+    for (int i = first_row * kGroups + thread; i < end_row * kGroups; i += kThreads) {
         const int row = i / kGroups, column = i % kGroups * 4;
         MergedRow merged;
 #pragma unroll 1

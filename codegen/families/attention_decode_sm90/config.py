@@ -1,0 +1,40 @@
+"""What may be chosen of the Hopper decode kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashgen.codegen.config import Config, tagged
+
+BARRIER_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
+
+
+@dataclass(frozen=True)
+class AttentionDecodeSm90Config(Config):
+    """What may be chosen freely.
+
+    row_groups:  consumers that share key tiles, 1 or 2: each owns 64 packed rows, query heads of a group and their queries
+    key_groups:  consumers of the same rows that take key tiles in turn, 1 or 2: one computes while the other waits
+    block_kv:    key rows of a tile (Bc in the paper), a multiple of 16
+    stages:      tiles of K and of V that shared memory holds, a multiple of key_groups
+    """
+
+    row_groups: int = tagged("rg", 1)
+    key_groups: int = tagged("kg", 2)
+    block_kv: int = tagged("bk", 64)
+    stages: int = tagged("s", 4)
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that compute."""
+        return self.row_groups * self.key_groups
+
+    @property
+    def rows(self) -> int:
+        """Rows of a row tile at most."""
+        return 64 * self.row_groups
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Shared memory of the pipelines of Q and of K and V."""
+        return (1 + self.stages) * BARRIER_BYTES

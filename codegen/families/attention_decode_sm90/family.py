@@ -1,0 +1,224 @@
+"""The family for attention forward on Hopper where few queries meet many keys: flash decoding on tensor copies, mbarriers and wgmma."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from flashgen.codegen import wgmma
+from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values
+from flashgen.codegen.devices import Device, device_of_target
+from flashgen.codegen.family import Family, Prediction
+from flashgen.codegen.operands import Call
+from flashgen.codegen.parameters import Parameter, ParameterBlock
+from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, Program
+from flashgen.codegen.target import Target, targets
+from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
+from flashgen.codegen.workload import Workload
+
+from . import model
+from .config import AttentionDecodeSm90Config
+from .rows import RowTiles, blocks_for, tiles_of
+
+PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
+L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half of a row before that is asked for, and again when it is
+LEAST_KEYS = 32  # of a tile
+PRODUCER_REGISTERS = 40
+BESIDE = 56  # registers that a consumer's thread needs beside S, P and O
+_INDICES = 2**31  # of key tiles
+
+
+def _panels(width: int) -> int:
+    return -(-width // PANEL)
+
+
+class AttentionDecodeSm90(Family):
+    """See the module's docstring; the algorithm is templates/kernels/attention_decode_sm90.cu.j2."""
+
+    name = "attention_decode_sm90"
+    revision = 1
+    preference = -1
+    template = "kernels/attention_decode_sm90.cu.j2"
+    config_type = AttentionDecodeSm90Config
+    parameters = ParameterBlock(
+        (
+            *(Parameter("TensorMap", f"{tensor}_map") for tensor in ("q", "k", "v")),
+            Parameter("Element*", "out"),
+            Parameter("float*", "lse"),
+            Parameter("float*", "partials"),
+            Parameter("u32*", "part_counters"),
+            *(Parameter("i64", f"out_{axis}") for axis in ("batch", "head", "row")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("key_tiles", "heads", "row_tiles", "head_sets", "tile_heads")),
+            *(Parameter("int", n) for n in ("batch", "heads_q", "len_q", "len_kv", "group", "heads", "key_tiles")),
+            *(Parameter("int", n) for n in ("row_tiles", "head_sets", "tile_heads", "tile_queries", "blocks")),
+            *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
+        )
+    )
+    atoms = (
+        *("types", "register", "index", "shared_memory", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
+        *("setmaxnreg", "wgmma", "atomic", "cvt", "set_f16", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
+    )
+    tiles = (
+        *("common/shared_regions", "common/tile_scheduler", "common/score_chain", "common/packed_rows", "common/key_shares"),
+        *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "common/softmax_rows", "common/lse"),
+        *("common/partial_outputs", "warpgroup/row_sums", "warpgroup/stale_softmax", "warpgroup/decode_storage"),
+        *("warpgroup/decode_producer", "warpgroup/decode_epilogue", "warpgroup/decode_consumer"),
+    )
+
+    def refusals(self, problem: Problem, target: Target) -> list[str]:
+        """See Family."""
+        reasons = problem_reasons(problem, self.operation, self.modifiers)
+        if target.name != "sm_90a":
+            reasons.append(f"target must be sm_90a; got {target.name}")
+        return reasons
+
+    def check(self, problem: Problem, config: AttentionDecodeSm90Config, target: Target) -> list[str]:
+        """See Family."""
+        reasons = self.refusals(problem, target)
+        limits = (("row_groups", 1, 2, 1), ("key_groups", 1, 2, 1), ("block_kv", LEAST_KEYS, 128, 16), ("stages", 2, 16, 1))
+        for name, low, high, step in limits:
+            if not low <= (value := getattr(config, name)) <= high or value % step:
+                reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
+        if config.row_groups == config.key_groups == 2:
+            reasons.append("key_groups must be 1 with row_groups 2: registers do for two consumers; got 2")
+        if config.key_groups == 2 and config.stages % 2:
+            reasons.append(f"stages must be a multiple of key_groups 2; got {config.stages} (nearest: {config.stages - 1})")
+        return reasons or self._resource_reasons(problem, config, target)
+
+    def _resource_reasons(self, problem: Problem, config: AttentionDecodeSm90Config, target: Target) -> list[str]:
+        reasons = []
+        shared, available = self.shared_bytes(problem, config), target.shared_memory_per_block
+        if shared > available:
+            cure = "lower block_kv, stages or row_groups"
+            reasons.append(f"needs {shared} B of shared memory, {target.name} has {available} B a block: {cure}")
+        needed, cap = config.block_kv * 3 // 4 + padded(problem.head_dim_v) // 2 + BESIDE, self.registers(config)[1]
+        if needed > cap:
+            reasons.append(f"needs about {needed} registers a thread, {cap} are available: lower block_kv")
+        return reasons
+
+    def registers(self, config: AttentionDecodeSm90Config) -> tuple[int, int]:
+        """Of a thread of the producers, and of a consumer. One consumer has all that a thread can have, and moves none."""
+        each = targets()["sm_90a"].registers_per_sm // (128 * (config.consumers + 1)) // 8 * 8
+        if each >= 255:
+            return 255, 255
+        return PRODUCER_REGISTERS, (each * (config.consumers + 1) - PRODUCER_REGISTERS) // config.consumers // 8 * 8
+
+    def resources(self, problem: Problem, config: AttentionDecodeSm90Config) -> Mapping[str, BlockResources]:
+        """See Family."""
+        return {"": BlockResources(128 * (config.consumers + 1), self.shared_bytes(problem, config))}
+
+    def shared_bytes(self, problem: Problem, config: AttentionDecodeSm90Config) -> int:
+        """Dynamic shared memory of a block, in bytes: DecodeStorage in templates/tile/warpgroup/decode_storage.cuh."""
+        panel, panels, panels_v = PANEL * problem.dtype.bytes, _panels(problem.head_dim), _panels(problem.head_dim_v)
+        tiles = config.rows * panels + config.stages * config.block_kv * (panels + panels_v)
+        handed = min(padded(problem.head_dim_v) // 8, 16) * 128 * 16 + 64 * 8 if config.key_groups > 1 else 0
+        return tiles * panel + handed + config.barrier_bytes + 16
+
+    def program(self, config: AttentionDecodeSm90Config, call: Call, device: Device) -> Program:
+        """See Family. Partial outputs and their counters are there where a head is in several blocks."""
+        problem, w = call.problem, call.workload
+        tiles = tiles_of(w, config.rows)
+        heads, key_tiles = w.heads_kv * tiles.count, -(-w.len_kv // config.block_kv)
+        blocks = blocks_for(heads * w.batch, key_tiles, device.sm_count)
+        batch, row, head, _ = call.views["out"].strides
+        numbers = {
+            "key_tiles": key_tiles,
+            "heads": heads,
+            "row_tiles": tiles.count,
+            "head_sets": tiles.head_sets,
+            "tile_heads": tiles.heads,
+        }
+        values = {
+            **numbers,
+            **{f"{name}_reciprocal": reciprocal(number) for name, number in numbers.items()},
+            **{"out_batch": batch, "out_head": head, "out_row": row},
+            **{"batch": w.batch, "heads_q": w.heads_q, "len_q": w.len_q, "len_kv": w.len_kv, "group": w.heads_q // w.heads_kv},
+            **{"tile_queries": tiles.queries, "blocks": blocks},
+            **scale_values(call.scalars["scale"]),
+        }
+        launch = KernelLaunch(blocks, values, self._tensor_maps(config, call, tiles))
+        if heads * w.batch % blocks == 0:
+            return Program((launch,))
+        partials = Buffer("partials", blocks * 2 * tiles.rows * (problem.head_dim_v + 4) * 4)
+        return Program((launch,), (partials, Buffer("part_counters", blocks * config.row_groups * 4, BufferKind.STREAM_COUNTER)))
+
+    def _tensor_maps(self, config: AttentionDecodeSm90Config, call: Call, tiles: RowTiles) -> dict[str, TensorMapShape]:
+        """Of k and v as (column, row, head, batch), of q as (column, head, row, batch): heads of a query next to each other."""
+        problem, w, size = call.problem, call.workload, call.problem.dtype.bytes
+        maps = {}
+        for name, width in (("q", problem.head_dim), ("k", problem.head_dim), ("v", problem.head_dim_v)):
+            batch, row, head, _ = call.views[name].strides
+            if name == "q":
+                sizes, steps, box = (w.heads_q, w.len_q), (head, row), (tiles.heads, tiles.queries)
+            else:
+                sizes, steps, box = (w.len_kv, w.heads_kv), (row, head), (config.block_kv, 1)
+            strides = (steps[0] * size, steps[1] * size, batch * size)
+            maps[name] = tensor_map_shape(problem.dtype, (width, *sizes, w.batch), strides, (PANEL, *box, 1), L2_PROMOTION)
+        return maps
+
+    def call_refusals(self, call: Call, config: AttentionDecodeSm90Config | None = None) -> list[str]:
+        """See Family. What cuTensorMapEncodeTiled would refuse, and more key tiles than an int counts."""
+        reasons, end, w = [], STRIDE_END // call.problem.dtype.bytes, call.workload
+        if not w.len_kv:
+            reasons.append("len_kv must be at least 1 for tensor copies; got 0")
+        for name in TENSORS:
+            if (longest := max(call.views[name].strides)) >= end:
+                reasons.append(f"strides of {name} must be below {end} elements; got {longest}")
+        tiles = w.batch * w.heads_kv * tiles_of(w, 64).count * -(-w.len_kv // LEAST_KEYS)
+        if tiles >= _INDICES:
+            reasons.append(f"batch, heads and lengths must make fewer than {_INDICES} tiles of {LEAST_KEYS} keys; got {tiles}")
+        return reasons + super().call_refusals(call, config)
+
+    def context(self, problem: Problem, config: AttentionDecodeSm90Config, target: Target) -> dict[str, object]:
+        """See Family."""
+        producer, consumer = self.registers(config)
+        return {
+            "element": ELEMENTS[problem.dtype],
+            "causal": problem.mask is Mask.CAUSAL,
+            "producer_registers": producer,
+            "consumer_registers": consumer,
+            "shared_bytes": self.shared_bytes(problem, config),
+        }
+
+    def instructions(self, problem: Problem, config: AttentionDecodeSm90Config) -> str:
+        """See Family. The shapes of wgmma for scores and output."""
+        element = ELEMENTS[problem.dtype]
+        return "\n".join((wgmma.wgmma_ss(element, config.block_kv), wgmma.wgmma_rs(element, padded(problem.head_dim_v))))
+
+    def space(self, problem: Problem, target: Target) -> Iterator[AttentionDecodeSm90Config]:
+        """See Family. Of stages, so many that 64 KB are on their way, and twice as many, as far as they fit."""
+        bytes_of_key = (_panels(problem.head_dim) + _panels(problem.head_dim_v)) * PANEL * problem.dtype.bytes
+        for (row_groups, key_groups), block_kv in itertools.product(((1, 2), (1, 1), (2, 1)), (32, 64, 128)):
+            fewest = max(2, -(-65536 // (bytes_of_key * block_kv)))
+            counts = {min(16, -(-count // key_groups) * key_groups) for count in (fewest, fewest * 3 // 2, fewest * 2)}
+            yield from (AttentionDecodeSm90Config(row_groups, key_groups, block_kv, stages) for stages in sorted(counts))
+
+    def default(self, problem: Problem, target: Target) -> AttentionDecodeSm90Config:
+        """See Family. The model's pick for one query and a long sequence."""
+        return _default(problem, target)
+
+    def predict(
+        self,
+        problem: Problem,
+        config: AttentionDecodeSm90Config,
+        workload: Workload,
+        device: Device,
+        registers: int | None = None,
+        weights: model.DecodeWeights = model.GUESSED,
+    ) -> Prediction:
+        """See Family, and model.py."""
+        return model.predict(problem, config, workload, device, weights)
+
+
+FAMILY = AttentionDecodeSm90()
+
+
+@cache
+def _default(problem: Problem, target: Target) -> AttentionDecodeSm90Config:
+    device, workload = device_of_target(target), Workload(batch=8, heads_q=32, heads_kv=8, len_q=1, len_kv=8192)
+    legal = [config for config in FAMILY.space(problem, target) if not FAMILY.check(problem, config, target)]
+    if not legal:
+        FAMILY.require_legal(problem, AttentionDecodeSm90Config(), target)
+    return min(legal, key=lambda config: (FAMILY.predict(problem, config, workload, device).seconds, config.name))

@@ -1,0 +1,61 @@
+"""How rows are packed and keys are shared in a call: templates/tile/common/packed_rows.cuh and key_shares.cuh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from flashgen.codegen.workload import Workload
+
+LEAST_SHARE = 0.9  # of the SMs: with so few blocks that heads end where shares end, copies are nearly as fast as with all
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """How the rows of a key/value head are divided: `heads` query heads by `queries` queries a tile.
+
+    head_sets, query_tiles: of a group
+    """
+
+    heads: int
+    queries: int
+    head_sets: int
+    query_tiles: int
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return self.heads * self.queries
+
+    @property
+    def count(self) -> int:
+        """Tiles of a group."""
+        return self.head_sets * self.query_tiles
+
+
+@lru_cache(maxsize=2**10)
+def row_tiles(group: int, len_q: int, most_rows: int) -> RowTiles:
+    """Tiles of equal size, as few as may be. A group's heads come first: all of them, if they fit."""
+    head_sets = -(-group // most_rows)
+    heads = -(-group // head_sets)
+    query_tiles = max(1, -(-len_q // (most_rows // heads)))
+    return RowTiles(heads, max(1, -(-len_q // query_tiles)), head_sets, query_tiles)
+
+
+def tiles_of(workload: Workload, most_rows: int) -> RowTiles:
+    """Those of a workload."""
+    return row_tiles(workload.heads_q // max(1, workload.heads_kv), workload.len_q, most_rows)
+
+
+@lru_cache(maxsize=2**12)
+def blocks_for(heads: int, key_tiles: int, sm_count: int) -> int:
+    """Thread blocks among which `heads` heads of `key_tiles` each are shared: at most one an SM, and a tile at least.
+
+    Where every share would end inside a head, blocks would have two parts each, whose outputs go through memory. So it is a number that
+    divides the heads, or that they divide, unless that leaves more than a tenth of the SMs idle.
+    """
+    most = min(sm_count, heads * key_tiles)
+    for blocks in range(most, int(LEAST_SHARE * most), -1):
+        if blocks % heads == 0 or heads % blocks == 0:
+            return blocks
+    return most

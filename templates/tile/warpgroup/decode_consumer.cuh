@@ -1,0 +1,163 @@
+// A consumer of the decode kernel: one warpgroup, its 64 rows, and of its block's key tiles all or every other one. S, P and O stay in
+// registers.
+
+// One of kRowGroups * kKeyGroups consumers. Those of the first key group write what comes out; with a second one they add its part first.
+template <class Traits, class Parameters>
+struct DecodeConsumer {
+    using Element = typename Traits::Element;
+    using Storage = DecodeStorage<Traits>;
+    using Chain = decltype(Traits::make_chain(Parameters{}));
+    static constexpr int kBlockKv = Traits::kBlockKv, kKeyGroups = Traits::kKeyGroups, kOutTiles = Traits::kColumnsV / 8;
+    static constexpr int kFilled = 1, kEmptied = 2, kPair = 2 * 128;  // barriers: the second key group has written; the first one has read
+    static_assert(Traits::kStages % kKeyGroups == 0, "a stage is always of the same key group: parities of two would not tell its phases");
+
+    const Parameters& p;
+    const Storage& smem;
+    const int row_group, key_group;
+    const RowTiles tiles;
+    const Chain chain;
+    const KeyShares<DenseKeyTiles> shares;
+    PipelineState<1> q_state;
+    PipelineState<Traits::kStages / kKeyGroups> state;  // of the own stages
+    OnlineSoftmax<Element, true> softmax;
+    float S[kBlockKv / 8][4];
+    float O[kOutTiles][4];
+    PackedRows rows;
+    int ends_of_keys[2];  // that the thread's two rows see
+
+    __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, int consumer)
+        : p(p),
+          smem(smem),
+          row_group(consumer / kKeyGroups),
+          key_group(consumer % kKeyGroups),
+          tiles(RowTiles::of(p)),
+          chain(Traits::make_chain(p)),
+          shares(key_shares(p)),
+          softmax(p.scale_log2, p.ln2_hi) {}
+
+    __device__ __forceinline__ void run() {
+        if (kKeyGroups > 1 && key_group == 0) bar_arrive(kEmptied, kPair);
+        int turn = 0;  // of the key groups
+#pragma unroll 1
+        for (KeyPart<DenseKeyTiles> part(shares, block_index()); part.exists(); part.advance(shares)) {
+            begin_part(part);
+            const int first = part.first_in_head(), end = first + part.count(), first_masked = first_masked_tile();
+            bool new_rows = true;
+            smem.q_pipeline.consumer_wait(q_state);
+#pragma unroll 1
+            for (int tile = first; tile < end; ++tile) {
+                const bool own = kKeyGroups == 1 || turn == key_group;
+                turn = (turn + 1) % kKeyGroups;
+                if (!own) continue;
+                work_on(tile, new_rows, tile >= first_masked);
+                new_rows = false;
+            }
+            smem.q_pipeline.consumer_release(q_state.stage, thread_index() % 128 == 0);
+            q_state.advance();
+            finish_part(part);
+        }
+    }
+
+    // ---- a part of a head ----
+
+    __device__ __forceinline__ void begin_part(const KeyPart<DenseKeyTiles>& part) {
+        rows = rows_of(p, part.head);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) ends_of_keys[h] = chain.keys(rows.query(tiles, own_row(row_group, h))).end;
+#pragma unroll
+        for (int j = 0; j < kOutTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) O[j][e] = 0.0f;
+        softmax.restart();
+    }
+    // Key tiles before it are seen whole by every row.
+    __device__ __forceinline__ int first_masked_tile() const { return max(0, chain.keys(rows.first_query).end) / kBlockKv; }
+
+    // FlashAttention-2, algorithm 1, lines 8 to 10, for one key tile. While one key group works the other one's products run.
+    __device__ __forceinline__ void work_on(int tile, bool new_rows, bool masked) {
+        const u32 stage = state.stage * kKeyGroups + key_group;
+        wait(smem.pipeline.full(stage), state.parity);
+        wgmma_fence();
+        gemm_scores<Element, Traits::kColumns>(S, smem.q_tile, row_group * 64, smem.key_tile(stage));
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
+        launder(S);
+        if (masked) mask(tile);
+        u32 P[kBlockKv / 16][4];
+        softmax.exp2_and_sum(P, S, new_rows || masked);
+        if (softmax.needs_rescale) softmax.rescale(O);
+        launder(O);
+        launder(P);
+        wgmma_fence();
+        gemm_output<Element>(O, P, smem.value_tile(stage));
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
+        launder(O);
+        smem.pipeline.consumer_release(stage, thread_index() % 128 == 0);
+        state.advance();
+    }
+    __device__ __forceinline__ void mask(int tile) {
+#pragma unroll
+        for (int j = 0; j < kBlockKv / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (tile * kBlockKv + j * 8 + lane_index() % 4 * 2 + e % 2 >= ends_of_keys[e / 2]) S[j][e] = -infinity();
+    }
+
+    // ---- what comes of it ----
+
+    __device__ __forceinline__ void finish_part(const KeyPart<DenseKeyTiles>& part) {
+        float normalisers[2];
+        const PairStatistics own = softmax.finish(normalisers);
+        float totals[2] = {fabsf(own.rows[0].total), fabsf(own.rows[1].total)};
+        Origin origins[2] = {own.rows[0].origin(), own.rows[1].origin()};
+        if constexpr (kKeyGroups > 1) {
+            if (key_group > 0) return hand_over_part(own);
+            add_part(totals, origins);
+            normalisers[0] = normaliser(totals[0]), normalisers[1] = normaliser(totals[1]);
+        }
+        const DecodeEpilogue<Traits, Parameters> epilogue{p, smem, rows, tiles, row_group};
+        if (part.is_whole()) epilogue.store_rows(O, totals, origins, normalisers);
+        else epilogue.store_partial_rows(O, totals, origins, part, shares);
+    }
+    // From one key group to the other: O in the order of registers, so many column tiles at a time, and the statistics.
+    __device__ __forceinline__ SharedAddress handed(int tile) const { return smem.handed + (tile * 128 + thread_index() % 128) * 16; }
+    __device__ __forceinline__ void hand_over_part(const PairStatistics& own) const {
+#pragma unroll
+        for (int first = 0; first < kOutTiles; first += Storage::kHandedTiles) {
+            bar_sync(kEmptied, kPair);
+            if (first == 0) own.store(smem.statistics);
+#pragma unroll
+            for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j)
+                store_shared_v4(handed(j - first), {__float_as_uint(O[j][0]), __float_as_uint(O[j][1]), __float_as_uint(O[j][2]),
+                                                    __float_as_uint(O[j][3])});
+            bar_arrive(kFilled, kPair);
+        }
+    }
+    __device__ __forceinline__ void add_part(float (&totals)[2], Origin (&origins)[2]) {
+        float factors[2][2];
+#pragma unroll
+        for (int first = 0; first < kOutTiles; first += Storage::kHandedTiles) {
+            bar_sync(kFilled, kPair);
+            if (first == 0) {
+                const uint4 v = load_shared_v4(smem.statistics + (thread_index() / 32 % 4 * 8 + lane_index() / 4) * 16);
+                const RowStatistics other[2] = {{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}};
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const CommonOrigin common = CommonOrigin::of(origins[h], other[h].origin(), p.scale_log2);
+                    totals[h] = common.total(totals[h], fabsf(other[h].total));
+                    origins[h] = common.origin;
+                    factors[h][0] = common.factors[0], factors[h][1] = common.factors[1];
+                }
+            }
+#pragma unroll
+            for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j) {
+                const uint4 v = load_shared_v4(handed(j - first));
+                const u32 given[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                for (int e = 0; e < 4; ++e) O[j][e] = O[j][e] * factors[e / 2][0] + __uint_as_float(given[e]) * factors[e / 2][1];
+            }
+            bar_arrive(kEmptied, kPair);
+        }
+    }
+};

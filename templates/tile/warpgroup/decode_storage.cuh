@@ -1,0 +1,57 @@
+// What the roles of the decode kernel share: a block's way through its keys, and its shared memory.
+
+// The block's share of all key tiles. A head, to these, is a row tile of a key/value head: see PackedRows.
+template <class Parameters>
+__device__ __forceinline__ KeyShares<DenseKeyTiles> key_shares(const Parameters& p) {
+    return {{p.key_tiles, p.heads, p.batch, p.key_tiles_reciprocal, p.heads_reciprocal}, p.blocks};
+}
+
+template <class Parameters>
+__device__ __forceinline__ PackedRows rows_of(const Parameters& p, const HeadTiles& head) {
+    return PackedRows::find(RowTiles::of(p), p.group, head.batch, head.head);
+}
+
+// Shared memory: the rows of Q, stages of K and V, and what the second group of consumers hands to the first one.
+template <class Traits>
+struct DecodeStorage {
+    using QueryTile = typename Traits::QueryTile;
+    using KeyTile = typename Traits::KeyTile;
+    using ValueTile = typename Traits::ValueTile;
+    static constexpr int kStages = Traits::kStages, kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
+    // Column tiles of O that are handed over at a time: 16 bytes of each for every thread.
+    static constexpr int kHandedTiles = Traits::kColumnsV / 8 < 16 ? Traits::kColumnsV / 8 : 16;
+    static constexpr int kHandedBytes = Traits::kKeyGroups > 1 ? kHandedTiles * 128 * 16 : 0;
+    static constexpr int kStatisticsBytes = Traits::kKeyGroups > 1 ? 64 * 8 : 0;
+
+    QueryTile q_tile;
+    SharedAddress stages, handed, statistics;
+    Pipeline<1> q_pipeline;
+    Pipeline<kStages> pipeline;
+    SharedAddress flags;  // for each row group, whether it has written the last part of a head
+
+    // All threads call this: each computes the addresses.
+    __device__ __forceinline__ explicit DecodeStorage(SharedRegions& regions) {
+        q_tile = {regions.take(QueryTile::kBytes)};
+        stages = regions.take(kStages * kStageBytes);
+        handed = regions.take(kHandedBytes);
+        statistics = regions.take(kStatisticsBytes);
+        q_pipeline.barriers = regions.take(Pipeline<1>::kBytes);
+        pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
+        flags = regions.take(16);
+    }
+    // All threads call this, too; what it does is there after the next barrier. Rows that Q does not have are zeros, as no copy writes them.
+    template <int kThreads>
+    __device__ __forceinline__ void initialise(int q_rows) const {
+        if (thread_index() == 0) {
+            q_pipeline.initialise(1, Traits::kConsumers);
+            pipeline.initialise(1, Traits::kRowGroups);
+            fence_mbarrier_init();
+        }
+        for (int panel = 0; panel < QueryTile::kPanels; ++panel)
+            for (int i = q_rows * 8 + thread_index(); i < Traits::kRows * 8; i += kThreads)
+                store_shared_v4(q_tile.base + panel * QueryTile::kPanelBytes + i * 16, {0, 0, 0, 0});
+        fence_proxy_async();
+    }
+    __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {stages + stage * kStageBytes}; }
+    __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {stages + stage * kStageBytes + KeyTile::kBytes}; }
+};
