@@ -1,0 +1,200 @@
+"""The decode kernel for Hopper: heads whose keys several blocks share, the same bits whoever comes last, and planted faults."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache, partial
+
+import pytest
+
+from flashgen.build.emulator.fault import EmulatorFaultError
+from flashgen.build.emulator.kernel import EmulatedKernel, EmulationOrder, Schedule
+from flashgen.codegen.devices import device_of_target
+from flashgen.codegen.families.attention_decode_sm90.config import AttentionDecodeSm90Config
+from flashgen.codegen.families.attention_decode_sm90.family import FAMILY
+from flashgen.codegen.problem import Dtype, Mask
+from flashgen.codegen.render import Atoms, Source
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import find_target
+from tests.support.cases import Case
+from tests.support.fault import Fault, setting
+from tests.support.plan import planned, to_run
+from tests.support.runs import compile_ahead, emulated_kernel, emulated_text, launch, seconds_of, why_rejected
+
+TARGET = find_target("sm_90a")
+ORDERS = (EmulationOrder(), EmulationOrder(Schedule.REVERSED, late_copies=False))
+SMS = 7  # so few that blocks have several heads, and heads several blocks
+TWO_KEY_GROUPS = AttentionDecodeSm90Config(row_groups=1, key_groups=2, block_kv=32, stages=4)
+TWO_ROW_GROUPS = AttentionDecodeSm90Config(row_groups=2, key_groups=1, block_kv=32, stages=3)
+ONE = AttentionDecodeSm90Config(row_groups=1, key_groups=1, block_kv=64, stages=2)
+given = partial(setting, config=TWO_KEY_GROUPS, batch=3)
+
+# Groups of 5 and 3 heads: 20 rows, which are no power of two, and 3.
+FULL = given((4, 300), (1, 333), heads=(15, 3))
+CAUSAL = given((4, 290), mask=Mask.CAUSAL, heads=(9, 3))
+UNSEEN = given((9, 5), mask=Mask.CAUSAL, heads=(9, 3))
+WIDE = given((2, 100), heads=(9, 3), width=(128, 256))
+RISING = given((3, 600), heads=(9, 3), rising=-40.0)
+# Rounding a scaled maximum is worth more than an exponent's range.
+HUGE = given((2, 200), heads=(9, 3), dtype=Dtype.BF16, magnitude=1e12)
+# 120 rows: of two row groups the second has fewer than 64; and 131 of 71 heads, which take several tiles.
+ROWS = given((24, 300), heads=(10, 2), mask=Mask.CAUSAL, config=TWO_ROW_GROUPS)
+TILES = given((3, 100), heads=(71, 1), config=ONE)
+SETTINGS = {"full": FULL, "causal": CAUSAL, "unseen": UNSEEN, "wide": WIDE, "rising": RISING, "huge": HUGE, "rows": ROWS, "tiles": TILES}
+
+ROWS_AND_KEYS = [
+    Fault("decode-one-head-for-all-rows", "return first_head + row - divide", "return first_head + 0 * row - 0 * divide", FULL),
+    Fault("decode-one-query-for-all-rows", "return first_query + divide", "return first_query + 0 * divide", CAUSAL),
+    Fault("decode-heads-of-the-first-set", "head_kv * group + head_set * tiles.heads, head_kv", "head_kv * group, head_kv", TILES),
+    Fault("decode-rows-past-the-group", "&& head(tiles, row) < end_head", "", TILES),
+    Fault("decode-queries-of-the-first-batch", "rows.first_head, rows.first_query, rows.batch);", "rows.first_head, 0, 0);", FULL),
+    Fault("decode-keys-of-the-first-head", "const int head = rows_of(p, part.head).head_kv,", "const int head = 0,", FULL),
+    Fault("decode-tail-not-masked", "if (masked) mask(tile);", "", FULL),
+    Fault("decode-mask-one-key-too-many", ">= ends_of_keys[e / 2]", "> ends_of_keys[e / 2]", CAUSAL),
+    Fault("decode-masked-tile-too-late", "chain.keys(rows.first_query).end) / kBlockKv", "p.len_kv) / kBlockKv", CAUSAL),
+    Fault("decode-rows-of-the-first-group", "(S, smem.q_tile, row_group * 64,", "(S, smem.q_tile, 0,", ROWS),
+    Fault("decode-output-not-rescaled", "if (softmax.needs_rescale) softmax.rescale(O);", "", RISING),
+    Fault("decode-softmax-of-the-part-before", "        softmax.restart();\n", "", FULL),
+]
+PARTS = [
+    Fault("decode-last-tile-of-a-share-skipped", "(shares.first_tile(block + 1)),", "(shares.first_tile(block + 1) - 1),", FULL),
+    Fault("decode-tile-on-the-border-twice", "begin(shares.first_tile(block)),", "begin(max(0, shares.first_tile(block) - 1)),", FULL),
+    Fault("decode-other-key-group-not-added", " + __uint_as_float(given[e]) * factors[e / 2][1]", "", FULL),
+    Fault("decode-sum-of-one-key-group", "totals[h] = common.total(totals[h], fabsf(other[h].total));", "", FULL),
+    Fault("decode-key-groups-without-factors", "O[j][e] * factors[e / 2][0]", "O[j][e]", RISING),
+    Fault(
+        "decode-huge-parts-compared-by-row-max", "fmaf(b.shift - a.shift, scale_log2, b.row_max - a.row_max)", "b.row_max - a.row_max", HUGE
+    ),
+    Fault("decode-part-left-in-memory", "if (first + j < parts.count) merged", "if (first + j + 1 < parts.count) merged", FULL),
+    Fault("decode-one-slot-a-block", "slot_of(block_index(), part.is_first)", "slot_of(block_index(), true)", FULL),
+    Fault("decode-one-counter-for-row-groups", "* Traits::kRowGroups + row_group,", "* Traits::kRowGroups,", ROWS),
+    Fault("decode-counter-not-reset", "    st_release_gpu(counter, 0);\n", "", FULL),
+    Fault(
+        "decode-statistics-of-the-other-row",
+        "totals[h], origins[h]);\n        }\n        const HeadParts",
+        "totals[1 - h], origins[h]);\n        }\n        const HeadParts",
+        FULL,
+    ),
+    Fault("decode-lse-of-one-part", "merged.origin, merged.total);", "merged.origin, 0.5f * merged.total);", FULL),
+    Fault("decode-unseen-rows-not-empty", "return total == 0.0f ? 0.0f : y;", "return total == 0.0f ? 1.0f / 0.0f : y;", UNSEEN),
+]
+_NO_WAIT = "read of what a tensor copy wrote, with no wait for its mbarrier"
+_NOT_WRITTEN = "read of shared memory that nobody wrote"
+# Each with what its check says.
+RACES = [
+    (_NO_WAIT, Fault("decode-wait-for-keys-removed", "        wait(smem.pipeline.full(stage), state.parity);\n", "", FULL)),
+    (_NO_WAIT, Fault("decode-wait-for-queries-removed", "            smem.q_pipeline.consumer_wait(q_state);\n", "", FULL)),
+    ("all 1 have arrived already", Fault("decode-keys-overwritten", "            smem.pipeline.producer_acquire(state);\n", "", FULL)),
+    (
+        "arrivals and 0 bytes",
+        Fault("decode-keys-not-released", "smem.pipeline.consumer_release(stage, thread_index() % 128 == 0);", "", FULL),
+    ),
+    ("missing proxy fence", Fault("decode-zeros-without-a-fence", "        fence_proxy_async();\n    }\n", "    }\n", FULL)),
+    (
+        _NOT_WRITTEN,
+        Fault("decode-rows-not-zeroed", "int i = q_rows * 8 + thread_index()", "int i = Traits::kRows * 8 + thread_index()", FULL),
+    ),
+    (_NOT_WRITTEN, Fault("decode-handed-over-unseen", "            bar_sync(kFilled, kPair);\n", "", FULL)),
+    ("no wgmma_fence", Fault("decode-no-wgmma-fence", "        launder(P);\n        wgmma_fence();\n", "        launder(P);\n", FULL)),
+    (
+        "touched while a product was under way",
+        Fault("decode-scores-not-waited-for", "wgmma_wait_group<0>();\n        launder(S);", "launder(S);", FULL),
+    ),
+    (
+        "under a matrix product",
+        Fault("decode-output-not-waited-for", "        wgmma_wait_group<0>();\n        launder(O);\n        smem", "        smem", FULL),
+    ),
+]
+FAULTS = [*ROWS_AND_KEYS, *PARTS, *(fault for _, fault in RACES)]
+KINDS = {fault.name: kind for kind, faults in enumerate((ROWS_AND_KEYS, PARTS)) for fault in faults}
+
+
+def listed(faults: list[Fault], each: int) -> list[object]:
+    """As parameters, of which every run has `each`."""
+    return planned(
+        faults,
+        each,
+        family=lambda _: FAMILY.name,
+        kinds=lambda fault: (KINDS.get(fault.name),),
+        name=lambda fault: fault.name,
+        seconds=lambda fault: seconds_of(fault.setting.cases),
+        fault=True,
+    )
+
+
+def faulty_text(fault: Fault) -> Source:
+    return fault.apply(emulated_text(fault.setting.spec(TARGET)), Atoms.EMULATED)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once(request: pytest.FixtureRequest) -> None:
+    """All texts, on all cores."""
+    planted = [params["fault"] for params in to_run(request) if "fault" in params]
+    compile_ahead(text for fault in planted for text in (emulated_text(fault.setting.spec(TARGET)), faulty_text(fault)))
+
+
+@cache
+def sound_kernel(spec: KernelSpec) -> EmulatedKernel:
+    return emulated_kernel(spec)
+
+
+@cache
+def control(spec: KernelSpec, case: Case) -> str:
+    """Why the kernel without a fault is rejected: empty, as it should be."""
+    return why_rejected(sound_kernel(spec), case, ORDERS, sm_count=SMS)
+
+
+def caught_by(fault: Fault) -> str:
+    """What rejects the faulty kernels, empty if nothing does."""
+    faulty = emulated_kernel(fault.setting.spec(TARGET), faulty_text(fault))
+    for case in fault.setting.cases:
+        assert not control(fault.setting.spec(TARGET), case), f"the kernel without the fault is rejected on {case.name}"
+        try:
+            if why := why_rejected(faulty, case, ORDERS, sm_count=SMS):
+                return f"the numerics rule: {why}"
+        except EmulatorFaultError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_heads_in_several_blocks(name: str) -> None:
+    """On as few SMs, and in all: 132, of which each has one tile or none."""
+    for case in SETTINGS[name].cases:
+        spec = SETTINGS[name].spec(TARGET)
+        assert not control(spec, case)
+        assert not why_rejected(sound_kernel(spec), case, ORDERS[:1])
+
+
+@pytest.mark.parametrize("name", ["full", "rows"])
+def test_bits_do_not_depend_on_who_comes_last(name: str) -> None:
+    case, kernel = SETTINGS[name].cases[0], sound_kernel(SETTINGS[name].spec(TARGET))
+    tensors, found = case.make("cpu"), set()
+    for order in (*ORDERS, *(EmulationOrder(Schedule.RANDOM, seed=seed) for seed in range(4))):
+        launch(kernel, case, tensors, order, sm_count=SMS, resident=SMS)
+        found.add((tensors.out.view.numpy(force=True).tobytes(), tensors.lse.view.numpy(force=True).tobytes()))
+    assert len(found) == 1
+
+
+def test_blocks_share_heads_where_the_tests_say_so() -> None:
+    """Else the faults of parts would be caught by nothing but luck."""
+    for of in (FULL, ROWS):
+        for case in of.cases:
+            few = FAMILY.program(of.config, case.call(), dataclasses.replace(device_of_target(TARGET), sm_count=SMS))
+            assert few.buffers
+    assert FAMILY.program(FULL.config, FULL.cases[0].call(), device_of_target(TARGET)).buffers
+
+
+@pytest.mark.parametrize("fault", listed([*ROWS_AND_KEYS, *PARTS], 2))
+def test_caught(fault: Fault) -> None:
+    assert caught_by(fault), f"fault {fault.name} was accepted"
+
+
+@pytest.mark.parametrize("fault", listed([fault for _, fault in RACES], 1))
+def test_a_race_is_caught_by_the_check_for_it(fault: Fault) -> None:
+    (says,) = (says for says, planted in RACES if planted is fault)
+    assert says in caught_by(fault)
+
+
+def test_names_are_unique() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
