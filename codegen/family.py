@@ -54,7 +54,8 @@ class Family(ABC):
     nobody can tune, generate or debug it: see `require_correct`.
     `modifiers`: names of those that its kernels can have.
     `fetches_scores`: whether its kernels bring what scores have in memory to shared memory before they need it.
-    `preference`: where no measurement says which family is faster, the one with the highest is taken of those that can do the same.
+    `preference`: where no measurement says which family is faster, the one with the highest is taken of those that can do the same; see
+    `preference_for`.
     """
 
     name: ClassVar[str]
@@ -131,6 +132,10 @@ class Family(ABC):
         workloads. Records, ranking and tuner, which know no call, ask here.
         """
         return []
+
+    def preference_for(self, workload: Workload) -> int:
+        """`preference` among the families of a workload, for one that is made for some sizes. Asked of those that stand for a bucket."""
+        return self.preference
 
     def group_unit(self, config: Any) -> int:
         """What the query heads of a key/value head must be a multiple of, for `config_refusals` to have nothing to say."""

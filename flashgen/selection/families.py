@@ -11,6 +11,7 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target
+from flashgen.codegen.workload import Workload
 
 NO_FAMILY: frozenset[str] = frozenset()
 
@@ -77,10 +78,17 @@ def family_of(config: Config) -> Family:
     return owners[type(config)]
 
 
-def default_spec(problem: Problem, target: Target, excluded: frozenset[str] = frozenset(), family: str | None = None) -> KernelSpec:
+def default_spec(
+    problem: Problem,
+    target: Target,
+    excluded: frozenset[str] = frozenset(),
+    family: str | None = None,
+    workload: Workload | None = None,
+) -> KernelSpec:
     """The config for where nothing is known: it compiles cleanly everywhere. Of the family preferred, or of the one of that name.
 
-    `excluded`: names of families that do not count.
+    `excluded`: names of families that do not count; `workload`: for which families are preferred, where that is known: of a bucket
     """
-    chosen = next(able for able in families_for(problem, target, family) if able.name not in excluded)
+    able = [one for one in families_for(problem, target, family) if one.name not in excluded]
+    chosen = able[0] if workload is None else max(able, key=lambda one: one.preference_for(workload))  # the first of equals
     return KernelSpec(chosen, problem, chosen.default(problem, target), target)

@@ -111,7 +111,7 @@ def model_picks(
         sizes = replace(sizes, window_left=USUAL_WINDOW, window_right=0)
     if workload.chunk != OPEN:
         sizes = replace(sizes, chunk=USUAL_CHUNK)
-    default = default_spec(problem, device.target, excluded, family)
+    default = default_spec(problem, device.target, excluded, family, sizes)
     for candidate in shortlist(problem, sizes, device, _MODEL_TRIES, [default.family]):
         yield KernelSpec(candidate.family, problem, candidate.config, device.target)
     yield default

@@ -65,14 +65,14 @@ PARTS = [
     Fault(
         "decode-huge-parts-compared-by-row-max", "fmaf(b.shift - a.shift, scale_log2, b.row_max - a.row_max)", "b.row_max - a.row_max", HUGE
     ),
-    Fault("decode-part-left-in-memory", "if (first + j < parts.count) merged", "if (first + j + 1 < parts.count) merged", FULL),
-    Fault("decode-one-slot-a-block", "slot_of(block_index(), part.is_first)", "slot_of(block_index(), true)", FULL),
+    Fault("decode-part-left-in-memory", "&& first + j < parts.count) merged", "&& first + j + 1 < parts.count) merged", FULL),
+    Fault("decode-one-slot-a-block", "slot_of(block_index(), is_first)", "slot_of(block_index(), true)", FULL),
     Fault("decode-one-counter-for-row-groups", "* Traits::kRowGroups + row_group,", "* Traits::kRowGroups,", ROWS),
     Fault("decode-counter-not-reset", "    st_release_gpu(counter, 0);\n", "", FULL),
     Fault(
         "decode-statistics-of-the-other-row",
-        "totals[h], origins[h]);\n        }\n        const HeadParts",
-        "totals[1 - h], origins[h]);\n        }\n        const HeadParts",
+        "totals[h], origins[h]);\n        }\n        const SharedAddress",
+        "totals[1 - h], origins[h]);\n        }\n        const SharedAddress",
         FULL,
     ),
     Fault("decode-lse-of-one-part", "merged.origin, merged.total);", "merged.origin, 0.5f * merged.total);", FULL),
@@ -89,10 +89,13 @@ RACES = [
         "arrivals and 0 bytes",
         Fault("decode-keys-not-released", "smem.pipeline.consumer_release(stage, thread_index() % 128 == 0);", "", FULL),
     ),
-    ("missing proxy fence", Fault("decode-zeros-without-a-fence", "        fence_proxy_async();\n    }\n", "    }\n", FULL)),
+    (
+        "missing proxy fence",
+        Fault("decode-zeros-without-a-fence", "        fence_proxy_async();\n        bar_sync(kReady", "        bar_sync(kReady", FULL),
+    ),
     (
         _NOT_WRITTEN,
-        Fault("decode-rows-not-zeroed", "int i = q_rows * 8 + thread_index()", "int i = Traits::kRows * 8 + thread_index()", FULL),
+        Fault("decode-rows-not-zeroed", "int i = q_rows * 8 + thread_index() - 32", "int i = Traits::kRows * 8", FULL),
     ),
     (_NOT_WRITTEN, Fault("decode-handed-over-unseen", "            bar_sync(kFilled, kPair);\n", "", FULL)),
     ("no wgmma_fence", Fault("decode-no-wgmma-fence", "        launder(P);\n        wgmma_fence();\n", "        launder(P);\n", FULL)),

@@ -18,7 +18,18 @@ from flashgen.codegen.render import Atoms, Source, atom_files
 ROWS, COLUMNS, THREADS = 3, 8, 64
 ATOMS = ("types", "index", "shared_memory", "barrier", "atomic", "mul", "ex2", "shfl_sync")
 TILES = ("tile_scheduler", "softmax_rows", "lse", "key_shares", "partial_outputs")
-SIZES = [(1, 1, 1, 1), (7, 3, 2, 5), (7, 3, 2, 6), (7, 3, 2, 42), (1, 3, 2, 4), (40, 1, 1, 13), (5, 2, 2, 3), (2, 5, 3, 7)]
+SIZES = [
+    (3, 4, 5, 10),
+    (2, 4, 2, 2),
+    (1, 1, 1, 1),
+    (7, 3, 2, 5),
+    (7, 3, 2, 6),
+    (7, 3, 2, 42),
+    (1, 3, 2, 4),
+    (40, 1, 1, 13),
+    (5, 2, 2, 3),
+    (2, 5, 3, 7),
+]
 
 # A key tile is one key, whose scores in base 2 and values are given for each row. Each share also says which tiles it had.
 KERNEL = r"""
@@ -27,20 +38,23 @@ struct Parameters {
     float *partials, *out;
     u32* counters;
     int* owners;
-    u64 of_head_reciprocal, heads_reciprocal;
-    int of_head, heads, sequences, blocks;
+    u64 of_head_reciprocal, heads_reciprocal, heads_of_share_reciprocal;
+    int of_head, heads, sequences, blocks, heads_of_share;
 };
 __global__ void __launch_bounds__(64, 1) split(const Parameters& p) {
     constexpr int kRows = 3, kColumns = 8;
     const int t = thread_index();
     const SharedAddress flag = shared_memory();
-    const KeyShares<DenseKeyTiles> shares({p.of_head, p.heads, p.sequences, p.of_head_reciprocal, p.heads_reciprocal}, p.blocks);
+    const DenseKeyTiles key_tiles{p.of_head, p.heads, p.sequences, p.of_head_reciprocal, p.heads_reciprocal, p.heads_of_share,
+                                  p.heads_of_share_reciprocal};
+    const KeyShares<DenseKeyTiles> shares(key_tiles, p.blocks);
     const PartialOutputs<kColumns> partials{p.partials, kRows};
     for (KeyPart<DenseKeyTiles> part(shares, block_index()); part.exists(); part.advance(shares)) {
         float* out = p.out + (part.head.batch * p.heads + part.head.head) * kRows * (kColumns + 2);
         if (t < kRows) {
             float O[kColumns] = {}, total = 0.0f, row_max = kInitialRowMax;
-            for (int tile = part.begin; tile < part.end; ++tile) {
+            for (int i = 0; i < part.count(); ++i) {
+                const int tile = (part.head.batch * p.heads + part.head.head) * p.of_head + part.first_in_head() + i;
                 p.owners[tile] = block_index();
                 const float s = p.scores[tile * kRows + t], next = fmaxf(row_max, s), factor = ex2_approx_ftz(row_max - next);
                 const float P = ex2_approx_ftz(s - next);
@@ -71,10 +85,12 @@ __global__ void __launch_bounds__(64, 1) split(const Parameters& p) {
 FAULTS = {
     "last-tile-of-a-share": ("shares.first_tile(block + 1)),", "shares.first_tile(block + 1) - 1),"),
     "first-part-skipped": ("for (int first = 0;", "for (int first = 1;"),
+    "last-part-skipped": ("< end_group && first + j < parts.count) merged", "< end_group && first + j + 1 < parts.count) merged"),
     "slot-of-the-first-part": ("part > 0 || parts.begins_share", "true"),
     "one-slot": ("(is_first ? 0 : 1)", "0"),
     "unscaled-parts": ("__uint_as_float(given[i]) * common.factors[1]", "__uint_as_float(given[i])"),
     "from-whoever-is-last": ("min(first + j, parts.count - 1)", "(first + j + block_index()) % parts.count"),
+    "heads-in-turn-of-another-number": ("const int index = round * shares + share", "const int index = round * (shares - 1) + share"),
     "counter-not-reset": ("st_release_gpu(counter, 0);", ""),
     "last-but-one": ("parts.count - 1)) return", "parts.count - 2)) return"),
     "parts-of-a-head": ("block_of(head.end() - 1)", "block_of(head.end())"),
@@ -121,12 +137,29 @@ class Split:
         aligned = partials[-partials.ctypes.data // 4 % 4 :]
         counters, owners = np.zeros(self.blocks, np.uint32), np.full(self.tiles, -1, np.int32)
         arrays = (self.scores, self.values, aligned, out, counters, owners)
-        sizes = (reciprocal(of_head), reciprocal(heads), of_head, heads, sequences, self.blocks)
-        parameters = struct.pack("=6Q2Q4i", *(array.ctypes.data for array in arrays), *sizes)
+        in_turn = self.heads_of_share
+        sizes = (reciprocal(of_head), reciprocal(heads), reciprocal(in_turn), of_head, heads, sequences, self.blocks, in_turn)
+        parameters = struct.pack("=6Q3Q5i4x", *(array.ctypes.data for array in arrays), *sizes)
         number = ["right", *FAULTS].index(name)
         launch = EmulatedLaunch(parameters, THREADS, 1024, range(self.blocks), number, resident=self.blocks)
         library.run([launch], order)
         return out, counters, owners
+
+    @property
+    def heads_of_share(self) -> int:
+        """1 unless a share is several whole heads."""
+        heads = self.tiles // self.sizes[0]
+        return heads // self.blocks if heads % self.blocks == 0 else 1
+
+    def owners(self) -> list[int]:
+        """Each tile's block."""
+        if self.heads_of_share > 1:
+            return [tile // self.sizes[0] % self.blocks for tile in range(self.tiles)]
+        return [block for block in range(self.blocks) for _ in range(*self.share(block))]
+
+    def share(self, block: int) -> tuple[int, int]:
+        """Tiles [begin, end)."""
+        return block * self.tiles // self.blocks, (block + 1) * self.tiles // self.blocks
 
     def expected(self) -> np.ndarray:
         of_head, heads, sequences = self.sizes
@@ -150,12 +183,8 @@ def test_every_tile_has_one_block_and_every_order_the_same_bits(library: Emulate
         assert np.allclose(out[:, :, :COLUMNS], split.expected(), atol=2e-6)
         assert out[0, 0, COLUMNS] == 0  # the sum of a row that sees no key
         assert not counters.any()
-        assert [*owners] == [block for block in range(split.blocks) for _ in range(*share(split, block))]
+        assert [*owners] == split.owners()
         assert np.array_equal(out, results[0][0])
-
-
-def share(split: Split, block: int) -> tuple[int, int]:
-    return block * split.tiles // split.blocks, (block + 1) * split.tiles // split.blocks
 
 
 @pytest.mark.parametrize("name", FAULTS)

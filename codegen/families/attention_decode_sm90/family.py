@@ -27,6 +27,8 @@ L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half o
 LEAST_KEYS = 32  # of a tile
 PRODUCER_REGISTERS = 40
 BESIDE = 56  # registers that a consumer's thread needs beside S, P and O
+MOST_ROWS = 128  # of a key/value head that the family is preferred for: one row tile
+LEAST_KEYS_A_QUERY = 8
 _INDICES = 2**31  # of key tiles
 
 
@@ -39,7 +41,7 @@ class AttentionDecodeSm90(Family):
 
     name = "attention_decode_sm90"
     revision = 1
-    preference = -1
+    preference = -1  # but for few queries, see preference_for
     template = "kernels/attention_decode_sm90.cu.j2"
     config_type = AttentionDecodeSm90Config
     parameters = ParameterBlock(
@@ -50,8 +52,11 @@ class AttentionDecodeSm90(Family):
             Parameter("float*", "partials"),
             Parameter("u32*", "part_counters"),
             *(Parameter("i64", f"out_{axis}") for axis in ("batch", "head", "row")),
-            *(Parameter("u64", f"{n}_reciprocal") for n in ("key_tiles", "heads", "row_tiles", "head_sets", "tile_heads")),
-            *(Parameter("int", n) for n in ("batch", "heads_q", "len_q", "len_kv", "group", "heads", "key_tiles")),
+            *(
+                Parameter("u64", f"{n}_reciprocal")
+                for n in ("key_tiles", "heads", "row_tiles", "head_sets", "tile_heads", "heads_of_share")
+            ),
+            *(Parameter("int", n) for n in ("batch", "heads_q", "len_q", "len_kv", "group", "heads", "key_tiles", "heads_of_share")),
             *(Parameter("int", n) for n in ("row_tiles", "head_sets", "tile_heads", "tile_queries", "blocks")),
             *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
         )
@@ -123,12 +128,14 @@ class AttentionDecodeSm90(Family):
         heads, key_tiles = w.heads_kv * tiles.count, -(-w.len_kv // config.block_kv)
         blocks = blocks_for(heads * w.batch, key_tiles, device.sm_count)
         batch, row, head, _ = call.views["out"].strides
+        whole = heads * w.batch % blocks == 0
         numbers = {
             "key_tiles": key_tiles,
             "heads": heads,
             "row_tiles": tiles.count,
             "head_sets": tiles.head_sets,
             "tile_heads": tiles.heads,
+            "heads_of_share": heads * w.batch // blocks if whole else 1,
         }
         values = {
             **numbers,
@@ -139,7 +146,7 @@ class AttentionDecodeSm90(Family):
             **scale_values(call.scalars["scale"]),
         }
         launch = KernelLaunch(blocks, values, self._tensor_maps(config, call, tiles))
-        if heads * w.batch % blocks == 0:
+        if whole:
             return Program((launch,))
         partials = Buffer("partials", blocks * 2 * tiles.rows * (problem.head_dim_v + 4) * 4)
         return Program((launch,), (partials, Buffer("part_counters", blocks * config.row_groups * 4, BufferKind.STREAM_COUNTER)))
@@ -170,6 +177,20 @@ class AttentionDecodeSm90(Family):
         if tiles >= _INDICES:
             reasons.append(f"batch, heads and lengths must make fewer than {_INDICES} tiles of {LEAST_KEYS} keys; got {tiles}")
         return reasons + super().call_refusals(call, config)
+
+    def preference_for(self, workload: Workload) -> int:
+        """See Family. Before all others for few queries of many keys: what K and V take to read is then all of the time.
+
+        128 rows need 128 FLOP for a byte of K and V, while a GPU has twice as many in the time that a byte takes. With fewer keys for each
+        query, whose rows then are most of what is read, or with several row tiles, the ordinary forward pass has the better tiles.
+        """
+        rows = workload.heads_q // max(1, workload.heads_kv) * workload.len_q
+        made_for = rows <= MOST_ROWS and workload.len_kv >= LEAST_KEYS_A_QUERY * workload.len_q
+        return 2 if made_for else self.preference
+
+    def not_dominated(self, config: AttentionDecodeSm90Config, workload: Workload) -> bool:
+        """See Family. A second row group is for more than 64 rows."""
+        return config.row_groups == 1 or tiles_of(workload, config.rows).rows > 64
 
     def context(self, problem: Problem, config: AttentionDecodeSm90Config, target: Target) -> dict[str, object]:
         """See Family."""

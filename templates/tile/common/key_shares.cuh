@@ -17,15 +17,22 @@ struct HeadTiles {
 
 // Heads of sequences of one length. Another layout of sequences needs another struct with these functions; lengths in memory would make
 // `head_of` search among the sequences' first tiles.
+//
+// Where a share is several whole heads, `heads_of_share`, blocks take heads in turn: what blocks read at the same time is then of
+// neighbouring heads, whose rows lie side by side in memory where a sequence's heads do. Else heads_of_share is 1.
 struct DenseKeyTiles {
-    int of_head, heads, sequences;  // tiles of each head, heads of each sequence
+    int of_head, heads, sequences;             // tiles of each head, heads of each sequence
     u64 of_head_reciprocal, heads_reciprocal;  // see divide
+    int heads_of_share = 1;
+    u64 heads_of_share_reciprocal = 0;
 
     __device__ __forceinline__ int tiles() const { return of_head * heads * sequences; }
     // The head that a tile belongs to.
     __device__ __forceinline__ HeadTiles head_of(int tile) const {
-        const int index = divide(tile, of_head_reciprocal), batch = divide(index, heads_reciprocal);
-        return {batch, index - batch * heads, index * of_head, of_head};
+        const int number = divide(tile, of_head_reciprocal), share = divide(number, heads_of_share_reciprocal);
+        const int round = number - share * heads_of_share, shares = divide(heads * sequences, heads_of_share_reciprocal);
+        const int index = round * shares + share, batch = divide(index, heads_reciprocal);
+        return {batch, index - batch * heads, number * of_head, of_head};
     }
 };
 

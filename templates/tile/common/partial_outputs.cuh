@@ -70,31 +70,54 @@ __device__ __forceinline__ bool is_last_part(u32* counter, const HeadParts& part
     return true;
 }
 
+// So many groups of four columns that a thread adds up at a time, the first one and every `step`-th after it, as far as there are any, and
+// so many parts of each. All of these loads are on their way together: their latency is what merging costs.
+template <int kGroupsAtOnce, int kPartsAtOnce, int kColumns, class Store>
+__device__ __forceinline__ void merge_groups(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_group, int step,
+                                             int end_group, float scale_log2, const Store& store) {
+    constexpr int kGroups = kColumns / 4;  // of a row
+    MergedRow merged[kGroupsAtOnce];
+#pragma unroll 1
+    for (int first = 0; first < parts.count; first += kPartsAtOnce) {
+        uint4 O[kGroupsAtOnce][kPartsAtOnce], statistics[kGroupsAtOnce][kPartsAtOnce];
+#pragma unroll
+        for (int i = 0; i < kGroupsAtOnce; ++i)
+#pragma unroll
+            for (int j = 0; j < kPartsAtOnce; ++j) {
+                // Beyond the last group or part it reads that one again: no branch keeps loads apart.
+                const int group = min(first_group + i * step, end_group - 1), part = min(first + j, parts.count - 1);
+                const float* row = partials.row(PartialOutputs<kColumns>::slot_of_part(parts, part), group / kGroups);
+                O[i][j] = *reinterpret_cast<const uint4*>(row + group % kGroups * 4);
+                statistics[i][j] = *reinterpret_cast<const uint4*>(row + kColumns);
+            }
+#pragma unroll
+        for (int i = 0; i < kGroupsAtOnce; ++i)
+#pragma unroll
+            for (int j = 0; j < kPartsAtOnce; ++j)
+                if (first_group + i * step < end_group && first + j < parts.count) merged[i].add(O[i][j], statistics[i][j], scale_log2);
+    }
+#pragma unroll
+    for (int i = 0; i < kGroupsAtOnce; ++i) {
+        const int group = first_group + i * step;
+        if (group < end_group) store(group / kGroups, group % kGroups * 4, merged[i]);
+    }
+}
+
 // Adds up the rows [first_row, end_row) of a head's parts. Thread `thread` of kThreads takes every so many-th group of four columns, for
-// which it calls store(row, column, MergedRow). kAtOnce parts are on their way from memory at a time: their latency is what merging costs.
+// which it calls store(row, column, MergedRow).
 template <int kThreads, int kColumns, class Store>
 __device__ __forceinline__ void merge_parts(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_row, int end_row,
                                             int thread, float scale_log2, const Store& store) {
-    constexpr int kGroups = kColumns / 4, kAtOnce = 8;
+    constexpr int kGroups = kColumns / 4;
+    const int end = end_row * kGroups;
+    int group = first_row * kGroups + thread;
+    if (parts.count > 4) {
 #pragma unroll 1
-    for (int i = first_row * kGroups + thread; i < end_row * kGroups; i += kThreads) {
-        const int row = i / kGroups, column = i % kGroups * 4;
-        MergedRow merged;
+        for (; group < end; group += kThreads) merge_groups<1, 16>(partials, parts, group, kThreads, end, scale_log2, store);
+    } else {
 #pragma unroll 1
-        for (int first = 0; first < parts.count; first += kAtOnce) {
-            uint4 O[kAtOnce], statistics[kAtOnce];
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
-                // Beyond the last part it reads that one again: no branch keeps loads apart.
-                const int part = min(first + j, parts.count - 1);
-                const float* from = partials.row(PartialOutputs<kColumns>::slot_of_part(parts, part), row);
-                O[j] = *reinterpret_cast<const uint4*>(from + column);
-                statistics[j] = *reinterpret_cast<const uint4*>(from + kColumns);
-            }
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j)
-                if (first + j < parts.count) merged.add(O[j], statistics[j], scale_log2);
-        }
-        store(row, column, merged);
+        for (; group + kThreads < end; group += kThreads * 4)
+            merge_groups<4, 4>(partials, parts, group, kThreads, end, scale_log2, store);
+        if (group < end) merge_groups<1, 4>(partials, parts, group, kThreads, end, scale_log2, store);
     }
 }

@@ -24,6 +24,7 @@ struct DecodeConsumer {
     float O[kOutTiles][4];
     PackedRows rows;
     int ends_of_keys[2];  // that the thread's two rows see
+    HeadParts parts;      // of the head, if this is not all of it
 
     __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, int consumer)
         : p(p),
@@ -62,6 +63,7 @@ struct DecodeConsumer {
 
     __device__ __forceinline__ void begin_part(const KeyPart<DenseKeyTiles>& part) {
         rows = rows_of(p, part.head);
+        if (!part.is_whole()) parts = shares.parts(part.head);  // now, while keys are on their way
 #pragma unroll
         for (int h = 0; h < 2; ++h) ends_of_keys[h] = chain.keys(rows.query(tiles, own_row(row_group, h))).end;
 #pragma unroll
@@ -118,7 +120,7 @@ struct DecodeConsumer {
         }
         const DecodeEpilogue<Traits, Parameters> epilogue{p, smem, rows, tiles, row_group};
         if (part.is_whole()) epilogue.store_rows(O, totals, origins, normalisers);
-        else epilogue.store_partial_rows(O, totals, origins, part, shares);
+        else epilogue.store_partial_rows(O, totals, origins, part.is_first, parts);
     }
     // From one key group to the other: O in the order of registers, so many column tiles at a time, and the statistics.
     __device__ __forceinline__ SharedAddress handed(int tile) const { return smem.handed + (tile * 128 + thread_index() % 128) * 16; }

@@ -33,15 +33,16 @@ struct DecodeEpilogue {
             if (lane_index() % 4 == 0) store_lse(query, head, origins[h], totals[h]);
         }
     }
-    template <int kTiles, class KeyTiles>
+    // `is_first`: whether it is the block's first part.
+    template <int kTiles>
     __device__ __forceinline__ void store_partial_rows(const float (&O)[kTiles][4], const float (&totals)[2], const Origin (&origins)[2],
-                                                       const KeyPart<KeyTiles>& part, const KeyShares<KeyTiles>& shares) const {
+                                                       bool is_first, const HeadParts& parts) const {
         const Partials partials{p.partials, tiles.rows()};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = own_row(row_group, h);
             if (row >= tiles.rows()) continue;
-            float* to = partials.row(Partials::slot_of(block_index(), part.is_first), row);
+            float* to = partials.row(Partials::slot_of(block_index(), is_first), row);
 #pragma unroll
             for (int j = 0; j < kOutTiles; ++j) {
                 float* pair = to + j * 8 + lane_index() % 4 * 2;
@@ -49,7 +50,6 @@ struct DecodeEpilogue {
             }
             if (lane_index() % 4 == 0) Partials::store_statistics(to, totals[h], origins[h]);
         }
-        const HeadParts parts = shares.parts(part.head);
         const SharedAddress flag = smem.flags + row_group * 4;
         bar_sync(kFirstBarrier + row_group, 128);
         if (thread_index() % 128 == 0)

@@ -3,8 +3,6 @@
 // K and V of all key tiles of this block, from the first to the last. Keys past the last one become zeros.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeStorage<Traits>& smem) {
-    prefetch_tensormap(p.k_map);
-    prefetch_tensormap(p.v_map);
     const auto shares = key_shares(p);
     PipelineState<Traits::kStages> state;
 #pragma unroll 1
@@ -26,7 +24,6 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
 // keys must not wait with it.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void produce_queries(const Parameters& p, const DecodeStorage<Traits>& smem) {
-    prefetch_tensormap(p.q_map);
     const auto shares = key_shares(p);
     PipelineState<1> state;
 #pragma unroll 1

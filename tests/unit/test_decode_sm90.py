@@ -1,0 +1,158 @@
+"""The decode family for Hopper: how rows and keys are divided, what it refuses, and which calls take it where nothing is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from flashgen.codegen.attention import attention_call
+from flashgen.codegen.devices import find_device
+from flashgen.codegen.families.attention_decode_sm90.config import AttentionDecodeSm90Config as Config
+from flashgen.codegen.families.attention_decode_sm90.family import FAMILY
+from flashgen.codegen.families.attention_decode_sm90.rows import LEAST_SHARE, RowTiles, blocks_for, row_tiles
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.program import BufferKind
+from flashgen.codegen.target import find_target
+from flashgen.codegen.workload import Workload
+from flashgen.records.choice import bucket
+from flashgen.selection.picks import model_picks
+
+H200 = find_device("h200")
+PROBLEM = Problem(Dtype.BF16, 128, 128)
+TARGET = find_target("sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("group", "len_q", "most", "tiles"),
+    [
+        (4, 1, 64, RowTiles(4, 1, 1, 1)),
+        (4, 16, 64, RowTiles(4, 16, 1, 1)),
+        (4, 17, 64, RowTiles(4, 9, 1, 2)),
+        (5, 13, 64, RowTiles(5, 7, 1, 2)),
+        (5, 13, 128, RowTiles(5, 13, 1, 1)),
+        (71, 1, 128, RowTiles(71, 1, 1, 1)),
+        (71, 3, 64, RowTiles(36, 1, 2, 3)),
+        (1, 4096, 64, RowTiles(1, 64, 1, 64)),
+        (64, 0, 64, RowTiles(64, 1, 1, 1)),
+    ],
+)
+def test_rows_are_packed(group: int, len_q: int, most: int, tiles: RowTiles) -> None:
+    assert row_tiles(group, len_q, most) == tiles
+    assert tiles.rows <= most
+    assert tiles.heads * tiles.head_sets >= group
+    assert tiles.queries * tiles.query_tiles >= len_q
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_tiles", "blocks"),
+    [
+        (8, 1024, 128),  # 16 blocks a head
+        (128, 128, 128),  # a head a block
+        (2048, 32, 128),  # 16 heads a block
+        (16, 512, 128),
+        (1000, 10, 125),
+        (90, 10, 132),  # 90 blocks would leave a third of the SMs idle: shares end inside heads
+        (131, 7, 131),
+        (8, 2, 16),  # a tile each
+        (1, 5, 5),
+        (67, 100, 132),  # 67 is too few, 134 too many
+    ],
+)
+def test_shares_end_where_heads_end_if_that_costs_few_sms(heads: int, key_tiles: int, blocks: int) -> None:
+    assert blocks_for(heads, key_tiles, 132) == blocks
+
+
+def test_no_more_blocks_than_tiles_and_none_idle_for_nothing() -> None:
+    for heads, key_tiles, sms in itertools.product((1, 3, 7, 64, 131, 500), (1, 2, 9, 300), (1, 7, 108, 132)):
+        blocks = blocks_for(heads, key_tiles, sms)
+        most = min(sms, heads * key_tiles)
+        assert LEAST_SHARE * most < blocks <= most
+        if blocks < most:
+            assert not (blocks % heads and heads % blocks)
+
+
+def test_partial_outputs_only_where_a_head_is_in_several_blocks() -> None:
+    config = Config(1, 2, 64, 4)
+    whole = FAMILY.program(config, attention_call(PROBLEM, Workload(16, 32, 8, 1, 8192)), H200)
+    split = FAMILY.program(config, attention_call(PROBLEM, Workload(1, 32, 8, 3, 8192)), H200)
+    assert not whole.buffers
+    partials, counters = split.buffers
+    assert partials.bytes == 2 * 128 * 12 * (128 + 4) * 4
+    assert (counters.kind, counters.bytes) == (BufferKind.STREAM_COUNTER, 4 * 128)
+    two = FAMILY.program(Config(2, 1, 64, 4), attention_call(PROBLEM, Workload(1, 32, 8, 3, 8192)), H200).buffers[1]
+    assert two.bytes == 4 * 2 * 128
+
+
+def test_maps_fill_the_l2_by_no_more_than_a_box_has() -> None:
+    (launch,) = FAMILY.program(Config(1, 2, 64, 4), attention_call(PROBLEM, Workload(2, 12, 2, 5, 100)), H200).launches
+    assert {shape.l2_promotion for shape in launch.maps.values()} == {128}
+    assert launch.maps["q"].box == (64, 6, 5, 1)
+    assert launch.maps["k"].box == launch.maps["v"].box == (64, 64, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (Config(2, 2, 64, 4), "key_groups must be 1 with row_groups 2: registers do for two consumers; got 2"),
+        (Config(1, 2, 64, 5), "stages must be a multiple of key_groups 2; got 5 (nearest: 4)"),
+        (Config(3, 1, 64, 4), "row_groups must be from 1 to 2; got 3"),
+        (Config(1, 1, 24, 4), "block_kv must be a multiple of 16 from 32 to 128; got 24"),
+        (Config(1, 1, 64, 1), "stages must be from 2 to 16; got 1"),
+        (
+            Config(1, 2, 64, 8),
+            "needs 311968 B of shared memory, sm_90a has 232448 B a block: lower block_kv, stages or row_groups",
+        ),
+    ],
+)
+def test_what_is_illegal(config: Config, reason: str) -> None:
+    assert FAMILY.check(PROBLEM, config, TARGET) == [reason]
+
+
+def test_registers_must_do() -> None:
+    assert FAMILY.check(Problem(Dtype.BF16, 8, 256), Config(1, 2, 128, 2), TARGET) == [
+        "needs about 280 registers a thread, 232 are available: lower block_kv"
+    ]
+
+
+def test_more_tiles_than_an_int_counts_are_refused() -> None:
+    call = attention_call(PROBLEM, Workload(2**20, 64, 64, 1, 2**17))
+    assert FAMILY.call_refusals(call) == [
+        f"batch, heads and lengths must make fewer than 2147483648 tiles of 32 keys; got {2**20 * 64 * 2**12}"
+    ]
+
+
+DECODES = [
+    (1, 32, 8, 1, 65536),
+    (16, 32, 8, 1, 8192),
+    (64, 32, 32, 1, 2048),
+    (4, 8, 8, 1, 100),
+    (16, 64, 8, 16, 8192),
+    (3, 40, 8, 16, 5000),
+]
+OTHERS = [
+    (1, 32, 8, 8192, 8192),
+    (4, 32, 8, 128, 128),
+    (4, 32, 32, 64, 256),
+    (1, 64, 8, 17, 8192),
+    (8, 16, 16, 512, 4096),
+    (32, 16, 16, 1, 4),
+]
+
+
+@pytest.mark.parametrize("mask", Mask)
+@pytest.mark.parametrize("sizes", [*DECODES, *OTHERS], ids=lambda sizes: "-".join(map(str, sizes)))
+def test_few_queries_of_many_keys_take_it_by_themselves(mask: Mask, sizes: tuple[int, ...]) -> None:
+    problem, workload = dataclasses.replace(PROBLEM, mask=mask), Workload(*sizes)
+    spec = next(model_picks(problem, workload, H200))
+    assert spec.family.name == ("attention_decode_sm90" if sizes in DECODES else "attention_forward_sm90")
+    assert next(model_picks(problem, bucket(workload), H200)) == spec
+    others = next(model_picks(problem, workload, H200, frozenset({FAMILY.name})))
+    assert others.family.name == "attention_forward_sm90", "where it cannot take a call"
+    assert next(model_picks(problem, workload, H200, family=FAMILY.name)).family is FAMILY
+
+
+def test_a_second_row_group_is_for_more_rows() -> None:
+    two = Config(2, 1, 64, 4)
+    assert [FAMILY.not_dominated(two, Workload(1, 32, 8, len_q, 8192)) for len_q in (1, 16, 17)] == [False, False, True]
