@@ -49,7 +49,7 @@ ROWS_AND_KEYS = [
     Fault("decode-rows-past-the-group", "&& head(tiles, row) < end_head", "", TILES),
     Fault("decode-queries-of-the-first-batch", "rows.first_head, rows.first_query, rows.batch);", "rows.first_head, 0, 0);", FULL),
     Fault("decode-keys-of-the-first-head", "const int head = rows_of(p, part.head).head_kv,", "const int head = 0,", FULL),
-    Fault("decode-tail-not-masked", "if (masked) mask(tile);", "", FULL),
+    Fault("decode-tail-not-masked", "            if (masked) mask(tile);\n", "", FULL),
     Fault("decode-mask-one-key-too-many", ">= ends_of_keys[e / 2]", "> ends_of_keys[e / 2]", CAUSAL),
     Fault("decode-masked-tile-too-late", "chain.keys(rows.first_query).end) / kBlockKv", "p.len_kv) / kBlockKv", CAUSAL),
     Fault("decode-rows-of-the-first-group", "(S, smem.q_tile, row_group * 64,", "(S, smem.q_tile, 0,", ROWS),
@@ -65,7 +65,7 @@ PARTS = [
     Fault(
         "decode-huge-parts-compared-by-row-max", "fmaf(b.shift - a.shift, scale_log2, b.row_max - a.row_max)", "b.row_max - a.row_max", HUGE
     ),
-    Fault("decode-part-left-in-memory", "&& first + j < parts.count) merged", "&& first + j + 1 < parts.count) merged", FULL),
+    Fault("decode-part-left-in-memory", "statistics[i], parts.count - first,", "statistics[i], parts.count - 1 - first,", FULL),
     Fault("decode-one-slot-a-block", "slot_of(block_index(), is_first)", "slot_of(block_index(), true)", FULL),
     Fault("decode-one-counter-for-row-groups", "* Traits::kRowGroups + row_group,", "* Traits::kRowGroups,", ROWS),
     Fault("decode-counter-not-reset", "    st_release_gpu(counter, 0);\n", "", FULL),
@@ -91,11 +91,16 @@ RACES = [
     ),
     (
         "missing proxy fence",
-        Fault("decode-zeros-without-a-fence", "        fence_proxy_async();\n        bar_sync(kReady", "        bar_sync(kReady", FULL),
+        Fault(
+            "decode-zeros-without-a-fence",
+            "        fence_proxy_async();\n    }\n    __device__ __forceinline__ KeyTile",
+            "    }\n    __device__ __forceinline__ KeyTile",
+            FULL,
+        ),
     ),
     (
         _NOT_WRITTEN,
-        Fault("decode-rows-not-zeroed", "int i = q_rows * 8 + thread_index() - 32", "int i = Traits::kRows * 8", FULL),
+        Fault("decode-rows-not-zeroed", "int i = q_rows * 8 + thread;", "int i = Traits::kRows * 8;", FULL),
     ),
     (_NOT_WRITTEN, Fault("decode-handed-over-unseen", "            bar_sync(kFilled, kPair);\n", "", FULL)),
     ("no wgmma_fence", Fault("decode-no-wgmma-fence", "        launder(P);\n        wgmma_fence();\n", "        launder(P);\n", FULL)),

@@ -38,7 +38,7 @@ struct Parameters {
     float *partials, *out;
     u32* counters;
     int* owners;
-    u64 of_head_reciprocal, heads_reciprocal, heads_of_share_reciprocal;
+    u64 of_head_reciprocal, heads_reciprocal, heads_of_share_reciprocal, blocks_reciprocal;
     int of_head, heads, sequences, blocks, heads_of_share;
 };
 __global__ void __launch_bounds__(64, 1) split(const Parameters& p) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(64, 1) split(const Parameters& p) {
     const SharedAddress flag = shared_memory();
     const DenseKeyTiles key_tiles{p.of_head, p.heads, p.sequences, p.of_head_reciprocal, p.heads_reciprocal, p.heads_of_share,
                                   p.heads_of_share_reciprocal};
-    const KeyShares<DenseKeyTiles> shares(key_tiles, p.blocks);
+    const KeyShares<DenseKeyTiles> shares(key_tiles, p.blocks, p.blocks_reciprocal);
     const PartialOutputs<kColumns> partials{p.partials, kRows};
     for (KeyPart<DenseKeyTiles> part(shares, block_index()); part.exists(); part.advance(shares)) {
         float* out = p.out + (part.head.batch * p.heads + part.head.head) * kRows * (kColumns + 2);
@@ -85,10 +85,11 @@ __global__ void __launch_bounds__(64, 1) split(const Parameters& p) {
 FAULTS = {
     "last-tile-of-a-share": ("shares.first_tile(block + 1)),", "shares.first_tile(block + 1) - 1),"),
     "first-part-skipped": ("for (int first = 0;", "for (int first = 1;"),
-    "last-part-skipped": ("< end_group && first + j < parts.count) merged", "< end_group && first + j + 1 < parts.count) merged"),
+    "last-part-skipped": ("statistics[i], parts.count - first,", "statistics[i], parts.count - 1 - first,"),
     "slot-of-the-first-part": ("part > 0 || parts.begins_share", "true"),
     "one-slot": ("(is_first ? 0 : 1)", "0"),
-    "unscaled-parts": ("__uint_as_float(given[i]) * common.factors[1]", "__uint_as_float(given[i])"),
+    "unscaled-parts": ("fmaf(__uint_as_float(given[i]), factor, columns[i])", "columns[i] + __uint_as_float(given[i])"),
+    "totals-of-some-parts": ("totals[j % 4] +=", "totals[j % 4] ="),
     "from-whoever-is-last": ("min(first + j, parts.count - 1)", "(first + j + block_index()) % parts.count"),
     "heads-in-turn-of-another-number": ("const int index = round * shares + share", "const int index = round * (shares - 1) + share"),
     "counter-not-reset": ("st_release_gpu(counter, 0);", ""),
@@ -138,8 +139,9 @@ class Split:
         counters, owners = np.zeros(self.blocks, np.uint32), np.full(self.tiles, -1, np.int32)
         arrays = (self.scores, self.values, aligned, out, counters, owners)
         in_turn = self.heads_of_share
-        sizes = (reciprocal(of_head), reciprocal(heads), reciprocal(in_turn), of_head, heads, sequences, self.blocks, in_turn)
-        parameters = struct.pack("=6Q3Q5i4x", *(array.ctypes.data for array in arrays), *sizes)
+        numbers = (of_head, heads, in_turn, self.blocks)
+        sizes = (*map(reciprocal, numbers), of_head, heads, sequences, self.blocks, in_turn)
+        parameters = struct.pack("=6Q4Q5i4x", *(array.ctypes.data for array in arrays), *sizes)
         number = ["right", *FAULTS].index(name)
         launch = EmulatedLaunch(parameters, THREADS, 1024, range(self.blocks), number, resident=self.blocks)
         library.run([launch], order)

@@ -52,10 +52,8 @@ class AttentionDecodeSm90(Family):
             Parameter("float*", "partials"),
             Parameter("u32*", "part_counters"),
             *(Parameter("i64", f"out_{axis}") for axis in ("batch", "head", "row")),
-            *(
-                Parameter("u64", f"{n}_reciprocal")
-                for n in ("key_tiles", "heads", "row_tiles", "head_sets", "tile_heads", "heads_of_share")
-            ),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("key_tiles", "heads", "row_tiles", "head_sets", "tile_heads")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_of_share", "blocks")),
             *(Parameter("int", n) for n in ("batch", "heads_q", "len_q", "len_kv", "group", "heads", "key_tiles", "heads_of_share")),
             *(Parameter("int", n) for n in ("row_tiles", "head_sets", "tile_heads", "tile_queries", "blocks")),
             *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
@@ -136,13 +134,14 @@ class AttentionDecodeSm90(Family):
             "head_sets": tiles.head_sets,
             "tile_heads": tiles.heads,
             "heads_of_share": heads * w.batch // blocks if whole else 1,
+            "blocks": blocks,
         }
         values = {
             **numbers,
             **{f"{name}_reciprocal": reciprocal(number) for name, number in numbers.items()},
             **{"out_batch": batch, "out_head": head, "out_row": row},
             **{"batch": w.batch, "heads_q": w.heads_q, "len_q": w.len_q, "len_kv": w.len_kv, "group": w.heads_q // w.heads_kv},
-            **{"tile_queries": tiles.queries, "blocks": blocks},
+            "tile_queries": tiles.queries,
             **scale_values(call.scalars["scale"]),
         }
         launch = KernelLaunch(blocks, values, self._tensor_maps(config, call, tiles))

@@ -47,13 +47,21 @@ template <class KeyTiles>
 struct KeyShares {
     KeyTiles key_tiles;
     int tiles, blocks;
+    u64 blocks_reciprocal;    // see divide: a block must know its share before it can load anything
     int quotient, remainder;  // of tiles / blocks
 
-    __device__ __forceinline__ KeyShares(const KeyTiles& key_tiles, int blocks)
-        : key_tiles(key_tiles), tiles(key_tiles.tiles()), blocks(blocks), quotient(tiles / blocks), remainder(tiles - quotient * blocks) {}
+    __device__ __forceinline__ KeyShares(const KeyTiles& key_tiles, int blocks, u64 blocks_reciprocal)
+        : key_tiles(key_tiles),
+          tiles(key_tiles.tiles()),
+          blocks(blocks),
+          blocks_reciprocal(blocks_reciprocal),
+          quotient(divide(tiles, blocks_reciprocal)),
+          remainder(tiles - quotient * blocks) {}
 
     // The first tile of a block, block * tiles / blocks without products of 64 bits.
-    __device__ __forceinline__ int first_tile(int block) const { return block * quotient + block * remainder / blocks; }
+    __device__ __forceinline__ int first_tile(int block) const {
+        return block * quotient + divide(block * remainder, blocks_reciprocal);
+    }
     // The block that has a tile: a guess, which rounding leaves at most a block or two away.
     __device__ __forceinline__ int block_of(int tile) const {
         int block = min(static_cast<int>(static_cast<float>(tile) / static_cast<float>(tiles) * static_cast<float>(blocks)), blocks - 1);

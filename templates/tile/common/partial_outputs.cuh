@@ -59,6 +59,38 @@ struct MergedRow {
         total = common.total(total, own_total);
         origin = common.origin;
     }
+    // The same of the first `count` parts at a time, with the highest of all origins. Four sums of totals round less than one.
+    template <int kParts>
+    __device__ __forceinline__ void add(const uint4 (&O)[kParts], const uint4 (&statistics)[kParts], int count, float scale_log2) {
+        Origin highest = origin;
+#pragma unroll
+        for (int j = 0; j < kParts; ++j)
+            if (j < count && height(origin_of(statistics[j]), highest, scale_log2) > 0.0f) highest = origin_of(statistics[j]);
+        const float own = ex2_approx_ftz(height(origin, highest, scale_log2));
+        float totals[4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) columns[i] *= own;
+#pragma unroll
+        for (int j = 0; j < kParts; ++j) {
+            if (j >= count) continue;
+            const float factor = ex2_approx_ftz(height(origin_of(statistics[j]), highest, scale_log2));
+            const u32 given[4] = {O[j].x, O[j].y, O[j].z, O[j].w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) columns[i] = fmaf(__uint_as_float(given[i]), factor, columns[i]);
+            totals[j % 4] += __uint_as_float(statistics[j].x) * fmaf(factor, kEx2Bias, factor);
+        }
+        total = fmaf(total, fmaf(own, kEx2Bias, own), (totals[0] + totals[1]) + (totals[2] + totals[3]));
+        origin = highest;
+    }
+
+  private:
+    __device__ __forceinline__ static Origin origin_of(const uint4& statistics) {
+        return {__uint_as_float(statistics.y), __uint_as_float(statistics.z)};
+    }
+    // Of one origin above another one, in base 2.
+    __device__ __forceinline__ static float height(const Origin& a, const Origin& b, float scale_log2) {
+        return fmaf(a.shift - b.shift, scale_log2, a.row_max - b.row_max);
+    }
 };
 
 // Counts a part that is in memory. One thread calls this, after a barrier of those that wrote the part. True where it is the last one of
@@ -91,10 +123,7 @@ __device__ __forceinline__ void merge_groups(const PartialOutputs<kColumns>& par
                 statistics[i][j] = *reinterpret_cast<const uint4*>(row + kColumns);
             }
 #pragma unroll
-        for (int i = 0; i < kGroupsAtOnce; ++i)
-#pragma unroll
-            for (int j = 0; j < kPartsAtOnce; ++j)
-                if (first_group + i * step < end_group && first + j < parts.count) merged[i].add(O[i][j], statistics[i][j], scale_log2);
+        for (int i = 0; i < kGroupsAtOnce; ++i) merged[i].add(O[i], statistics[i], parts.count - first, scale_log2);
     }
 #pragma unroll
     for (int i = 0; i < kGroupsAtOnce; ++i) {

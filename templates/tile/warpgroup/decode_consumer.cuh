@@ -16,7 +16,8 @@ struct DecodeConsumer {
     const int row_group, key_group;
     const RowTiles tiles;
     const Chain chain;
-    const KeyShares<DenseKeyTiles> shares;
+    const KeyShares<DenseKeyTiles>& shares;
+    const bool has_rows;  // whether this warp has any: else it computes nothing but the products, which need all warps
     PipelineState<1> q_state;
     PipelineState<Traits::kStages / kKeyGroups> state;  // of the own stages
     OnlineSoftmax<Element, true> softmax;
@@ -26,21 +27,22 @@ struct DecodeConsumer {
     int ends_of_keys[2];  // that the thread's two rows see
     HeadParts parts;      // of the head, if this is not all of it
 
-    __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, int consumer)
+    __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const KeyShares<DenseKeyTiles>& shares, int consumer)
         : p(p),
           smem(smem),
           row_group(consumer / kKeyGroups),
           key_group(consumer % kKeyGroups),
           tiles(RowTiles::of(p)),
           chain(Traits::make_chain(p)),
-          shares(key_shares(p)),
+          shares(shares),
+          has_rows(shfl_sync_first(own_row(row_group, 0)) < tiles.rows()),
           softmax(p.scale_log2, p.ln2_hi) {}
 
-    __device__ __forceinline__ void run() {
+    __device__ __forceinline__ void run(KeyPart<DenseKeyTiles> part) {
         if (kKeyGroups > 1 && key_group == 0) bar_arrive(kEmptied, kPair);
         int turn = 0;  // of the key groups
 #pragma unroll 1
-        for (KeyPart<DenseKeyTiles> part(shares, block_index()); part.exists(); part.advance(shares)) {
+        for (; part.exists(); part.advance(shares)) {
             begin_part(part);
             const int first = part.first_in_head(), end = first + part.count(), first_masked = first_masked_tile();
             bool new_rows = true;
@@ -84,10 +86,12 @@ struct DecodeConsumer {
         wgmma_commit_group();
         wgmma_wait_group<0>();
         launder(S);
-        if (masked) mask(tile);
-        u32 P[kBlockKv / 16][4];
-        softmax.exp2_and_sum(P, S, new_rows || masked);
-        if (softmax.needs_rescale) softmax.rescale(O);
+        u32 P[kBlockKv / 16][4] = {};
+        if (has_rows) {
+            if (masked) mask(tile);
+            softmax.exp2_and_sum(P, S, new_rows || masked);
+            if (softmax.needs_rescale) softmax.rescale(O);
+        }
         launder(O);
         launder(P);
         wgmma_fence();
@@ -129,10 +133,12 @@ struct DecodeConsumer {
         for (int first = 0; first < kOutTiles; first += Storage::kHandedTiles) {
             bar_sync(kEmptied, kPair);
             if (first == 0) own.store(smem.statistics);
+            if (has_rows) {
 #pragma unroll
-            for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j)
-                store_shared_v4(handed(j - first), {__float_as_uint(O[j][0]), __float_as_uint(O[j][1]), __float_as_uint(O[j][2]),
-                                                    __float_as_uint(O[j][3])});
+                for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j)
+                    store_shared_v4(handed(j - first), {__float_as_uint(O[j][0]), __float_as_uint(O[j][1]), __float_as_uint(O[j][2]),
+                                                        __float_as_uint(O[j][3])});
+            }
             bar_arrive(kFilled, kPair);
         }
     }
@@ -152,12 +158,14 @@ struct DecodeConsumer {
                     factors[h][0] = common.factors[0], factors[h][1] = common.factors[1];
                 }
             }
+            if (has_rows) {
 #pragma unroll
-            for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j) {
-                const uint4 v = load_shared_v4(handed(j - first));
-                const u32 given[4] = {v.x, v.y, v.z, v.w};
+                for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j) {
+                    const uint4 v = load_shared_v4(handed(j - first));
+                    const u32 given[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-                for (int e = 0; e < 4; ++e) O[j][e] = O[j][e] * factors[e / 2][0] + __uint_as_float(given[e]) * factors[e / 2][1];
+                    for (int e = 0; e < 4; ++e) O[j][e] = O[j][e] * factors[e / 2][0] + __uint_as_float(given[e]) * factors[e / 2][1];
+                }
             }
             bar_arrive(kEmptied, kPair);
         }

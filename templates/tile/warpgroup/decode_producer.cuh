@@ -1,12 +1,12 @@
 // The producers of the decode kernel, a thread each: one keeps the stages of K and V on their way, the other one loads Q.
 
-// K and V of all key tiles of this block, from the first to the last. Keys past the last one become zeros.
+// K and V of all key tiles of this block, from the first to the last, given its first part. Keys past the last one become zeros.
 template <class Traits, class Parameters>
-__device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeStorage<Traits>& smem) {
-    const auto shares = key_shares(p);
+__device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeStorage<Traits>& smem,
+                                             const KeyShares<DenseKeyTiles>& shares, KeyPart<DenseKeyTiles> part) {
     PipelineState<Traits::kStages> state;
 #pragma unroll 1
-    for (KeyPart<DenseKeyTiles> part(shares, block_index()); part.exists(); part.advance(shares)) {
+    for (; part.exists(); part.advance(shares)) {
         const int head = rows_of(p, part.head).head_kv, batch = part.head.batch, end = part.first_in_head() + part.count();
 #pragma unroll 1
         for (int tile = part.first_in_head(); tile < end; ++tile) {
@@ -23,11 +23,11 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
 // Q of each part. A thread of its own, because Q of the next part must wait until the consumers have done with that of this one, and the
 // keys must not wait with it.
 template <class Traits, class Parameters>
-__device__ __forceinline__ void produce_queries(const Parameters& p, const DecodeStorage<Traits>& smem) {
-    const auto shares = key_shares(p);
+__device__ __forceinline__ void produce_queries(const Parameters& p, const DecodeStorage<Traits>& smem,
+                                                const KeyShares<DenseKeyTiles>& shares, KeyPart<DenseKeyTiles> part) {
     PipelineState<1> state;
 #pragma unroll 1
-    for (KeyPart<DenseKeyTiles> part(shares, block_index()); part.exists(); part.advance(shares)) {
+    for (; part.exists(); part.advance(shares)) {
         const PackedRows rows = rows_of(p, part.head);
         smem.q_pipeline.producer_acquire(state);
         smem.q_pipeline.producer_expect(state, RowTiles::of(p).rows() * Traits::QueryTile::kPanels * 128);

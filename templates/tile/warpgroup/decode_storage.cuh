@@ -4,7 +4,7 @@
 template <class Parameters>
 __device__ __forceinline__ KeyShares<DenseKeyTiles> key_shares(const Parameters& p) {
     return {{p.key_tiles, p.heads, p.batch, p.key_tiles_reciprocal, p.heads_reciprocal, p.heads_of_share, p.heads_of_share_reciprocal},
-            p.blocks};
+            p.blocks, p.blocks_reciprocal};
 }
 
 template <class Parameters>
@@ -19,7 +19,6 @@ struct DecodeStorage {
     using KeyTile = typename Traits::KeyTile;
     using ValueTile = typename Traits::ValueTile;
     static constexpr int kStages = Traits::kStages, kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
-    static constexpr int kReady = 5;  // barrier
     // Column tiles of O that are handed over at a time: 16 bytes of each for every thread.
     static constexpr int kHandedTiles = Traits::kColumnsV / 8 < 16 ? Traits::kColumnsV / 8 : 16;
     static constexpr int kHandedBytes = Traits::kKeyGroups > 1 ? kHandedTiles * 128 * 16 : 0;
@@ -41,24 +40,21 @@ struct DecodeStorage {
         pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         flags = regions.take(16);
     }
-    // All threads call this. The first warp initialises the pipelines and goes on, to load keys, while the others zero the rows that Q does
-    // not have, which no copy writes.
+    // All threads call this, too; what it does is there after the next barrier. The consumers zero the rows that Q does not have, which no
+    // copy writes: the producers, for whom all wait, have nothing to do here.
     template <int kThreads>
     __device__ __forceinline__ void initialise(int q_rows) const {
-        if (warp_index() == 0) {
-            if (thread_index() == 0) {
-                q_pipeline.initialise(1, Traits::kConsumers);
-                pipeline.initialise(1, Traits::kRowGroups);
-                fence_mbarrier_init();
-            }
-            barrier_warp_sync();
-            return bar_arrive(kReady, kThreads);
+        const int thread = thread_index() - 128;  // of the consumers
+        if (thread < 0) return;
+        if (thread == 0) {
+            q_pipeline.initialise(1, Traits::kConsumers);
+            pipeline.initialise(1, Traits::kRowGroups);
+            fence_mbarrier_init();
         }
         for (int panel = 0; panel < QueryTile::kPanels; ++panel)
-            for (int i = q_rows * 8 + thread_index() - 32; i < Traits::kRows * 8; i += kThreads - 32)
+            for (int i = q_rows * 8 + thread; i < Traits::kRows * 8; i += kThreads - 128)
                 store_shared_v4(q_tile.base + panel * QueryTile::kPanelBytes + i * 16, {0, 0, 0, 0});
         fence_proxy_async();
-        bar_sync(kReady, kThreads);
     }
     __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {stages + stage * kStageBytes}; }
     __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {stages + stage * kStageBytes + KeyTile::kBytes}; }

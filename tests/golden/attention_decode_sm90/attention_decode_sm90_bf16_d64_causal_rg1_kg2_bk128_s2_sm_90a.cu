@@ -340,6 +340,9 @@ __device__ __forceinline__ float shfl_sync_bfly(float value, int lane_mask) {
 }
 __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return __shfl_xor_sync(0xffffffff, value, lane_mask); }
 
+// The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
+__device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
+
 // ==== atoms/ptx/vote_sync.cuh ========================================================================================
 
 // Votes of a warp. PTX ISA, "vote.sync".
@@ -410,6 +413,8 @@ struct Parameters {
     u64 row_tiles_reciprocal;
     u64 head_sets_reciprocal;
     u64 tile_heads_reciprocal;
+    u64 heads_of_share_reciprocal;
+    u64 blocks_reciprocal;
     int batch;
     int heads_q;  // query heads
     int len_q;
@@ -417,6 +422,7 @@ struct Parameters {
     int group;  // query heads of a key/value head
     int heads;  // of a sequence: row tiles * key/value heads
     int key_tiles;  // of a head, at least 1
+    int heads_of_share;  // see DenseKeyTiles
     int row_tiles;
     int head_sets;
     int tile_heads;  // of a row tile, with tile_queries queries each: see RowTiles
@@ -637,15 +643,22 @@ struct HeadTiles {
 
 // Heads of sequences of one length. Another layout of sequences needs another struct with these functions; lengths in memory would make
 // `head_of` search among the sequences' first tiles.
+//
+// Where a share is several whole heads, `heads_of_share`, blocks take heads in turn: what blocks read at the same time is then of
+// neighbouring heads, whose rows lie side by side in memory where a sequence's heads do. Else heads_of_share is 1.
 struct DenseKeyTiles {
-    int of_head, heads, sequences;  // tiles of each head, heads of each sequence
+    int of_head, heads, sequences;             // tiles of each head, heads of each sequence
     u64 of_head_reciprocal, heads_reciprocal;  // see divide
+    int heads_of_share = 1;
+    u64 heads_of_share_reciprocal = 0;
 
     __device__ __forceinline__ int tiles() const { return of_head * heads * sequences; }
     // The head that a tile belongs to.
     __device__ __forceinline__ HeadTiles head_of(int tile) const {
-        const int index = divide(tile, of_head_reciprocal), batch = divide(index, heads_reciprocal);
-        return {batch, index - batch * heads, index * of_head, of_head};
+        const int number = divide(tile, of_head_reciprocal), share = divide(number, heads_of_share_reciprocal);
+        const int round = number - share * heads_of_share, shares = divide(heads * sequences, heads_of_share_reciprocal);
+        const int index = round * shares + share, batch = divide(index, heads_reciprocal);
+        return {batch, index - batch * heads, number * of_head, of_head};
     }
 };
 
@@ -660,13 +673,21 @@ template <class KeyTiles>
 struct KeyShares {
     KeyTiles key_tiles;
     int tiles, blocks;
+    u64 blocks_reciprocal;    // see divide: a block must know its share before it can load anything
     int quotient, remainder;  // of tiles / blocks
 
-    __device__ __forceinline__ KeyShares(const KeyTiles& key_tiles, int blocks)
-        : key_tiles(key_tiles), tiles(key_tiles.tiles()), blocks(blocks), quotient(tiles / blocks), remainder(tiles - quotient * blocks) {}
+    __device__ __forceinline__ KeyShares(const KeyTiles& key_tiles, int blocks, u64 blocks_reciprocal)
+        : key_tiles(key_tiles),
+          tiles(key_tiles.tiles()),
+          blocks(blocks),
+          blocks_reciprocal(blocks_reciprocal),
+          quotient(divide(tiles, blocks_reciprocal)),
+          remainder(tiles - quotient * blocks) {}
 
     // The first tile of a block, block * tiles / blocks without products of 64 bits.
-    __device__ __forceinline__ int first_tile(int block) const { return block * quotient + block * remainder / blocks; }
+    __device__ __forceinline__ int first_tile(int block) const {
+        return block * quotient + divide(block * remainder, blocks_reciprocal);
+    }
     // The block that has a tile: a guess, which rounding leaves at most a block or two away.
     __device__ __forceinline__ int block_of(int tile) const {
         int block = min(static_cast<int>(static_cast<float>(tile) / static_cast<float>(tiles) * static_cast<float>(blocks)), blocks - 1);
@@ -1022,6 +1043,38 @@ struct MergedRow {
         total = common.total(total, own_total);
         origin = common.origin;
     }
+    // The same of the first `count` parts at a time, with the highest of all origins. Four sums of totals round less than one.
+    template <int kParts>
+    __device__ __forceinline__ void add(const uint4 (&O)[kParts], const uint4 (&statistics)[kParts], int count, float scale_log2) {
+        Origin highest = origin;
+#pragma unroll
+        for (int j = 0; j < kParts; ++j)
+            if (j < count && height(origin_of(statistics[j]), highest, scale_log2) > 0.0f) highest = origin_of(statistics[j]);
+        const float own = ex2_approx_ftz(height(origin, highest, scale_log2));
+        float totals[4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) columns[i] *= own;
+#pragma unroll
+        for (int j = 0; j < kParts; ++j) {
+            if (j >= count) continue;
+            const float factor = ex2_approx_ftz(height(origin_of(statistics[j]), highest, scale_log2));
+            const u32 given[4] = {O[j].x, O[j].y, O[j].z, O[j].w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) columns[i] = fmaf(__uint_as_float(given[i]), factor, columns[i]);
+            totals[j % 4] += __uint_as_float(statistics[j].x) * fmaf(factor, kEx2Bias, factor);
+        }
+        total = fmaf(total, fmaf(own, kEx2Bias, own), (totals[0] + totals[1]) + (totals[2] + totals[3]));
+        origin = highest;
+    }
+
+  private:
+    __device__ __forceinline__ static Origin origin_of(const uint4& statistics) {
+        return {__uint_as_float(statistics.y), __uint_as_float(statistics.z)};
+    }
+    // Of one origin above another one, in base 2.
+    __device__ __forceinline__ static float height(const Origin& a, const Origin& b, float scale_log2) {
+        return fmaf(a.shift - b.shift, scale_log2, a.row_max - b.row_max);
+    }
 };
 
 // Counts a part that is in memory. One thread calls this, after a barrier of those that wrote the part. True where it is the last one of
@@ -1033,32 +1086,52 @@ __device__ __forceinline__ bool is_last_part(u32* counter, const HeadParts& part
     return true;
 }
 
+// So many groups of four columns that a thread adds up at a time, the first one and every `step`-th after it, as far as there are any, and
+// so many parts of each. All of these loads are on their way together: their latency is what merging costs.
+template <int kGroupsAtOnce, int kPartsAtOnce, int kColumns, class Store>
+__device__ __forceinline__ void merge_groups(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_group, int step,
+                                             int end_group, float scale_log2, const Store& store) {
+    constexpr int kGroups = kColumns / 4;  // of a row
+    MergedRow merged[kGroupsAtOnce];
+#pragma unroll 1
+    for (int first = 0; first < parts.count; first += kPartsAtOnce) {
+        uint4 O[kGroupsAtOnce][kPartsAtOnce], statistics[kGroupsAtOnce][kPartsAtOnce];
+#pragma unroll
+        for (int i = 0; i < kGroupsAtOnce; ++i)
+#pragma unroll
+            for (int j = 0; j < kPartsAtOnce; ++j) {
+                // Beyond the last group or part it reads that one again: no branch keeps loads apart.
+                const int group = min(first_group + i * step, end_group - 1), part = min(first + j, parts.count - 1);
+                const float* row = partials.row(PartialOutputs<kColumns>::slot_of_part(parts, part), group / kGroups);
+                O[i][j] = *reinterpret_cast<const uint4*>(row + group % kGroups * 4);
+                statistics[i][j] = *reinterpret_cast<const uint4*>(row + kColumns);
+            }
+#pragma unroll
+        for (int i = 0; i < kGroupsAtOnce; ++i) merged[i].add(O[i], statistics[i], parts.count - first, scale_log2);
+    }
+#pragma unroll
+    for (int i = 0; i < kGroupsAtOnce; ++i) {
+        const int group = first_group + i * step;
+        if (group < end_group) store(group / kGroups, group % kGroups * 4, merged[i]);
+    }
+}
+
 // Adds up the rows [first_row, end_row) of a head's parts. Thread `thread` of kThreads takes every so many-th group of four columns, for
-// which it calls store(row, column, MergedRow). kAtOnce parts are on their way from memory at a time: their latency is what merging costs.
+// which it calls store(row, column, MergedRow).
 template <int kThreads, int kColumns, class Store>
 __device__ __forceinline__ void merge_parts(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_row, int end_row,
                                             int thread, float scale_log2, const Store& store) {
-    constexpr int kGroups = kColumns / 4, kAtOnce = 8;
+    constexpr int kGroups = kColumns / 4;
+    const int end = end_row * kGroups;
+    int group = first_row * kGroups + thread;
+    if (parts.count > 4) {
 #pragma unroll 1
-    for (int i = first_row * kGroups + thread; i < end_row * kGroups; i += kThreads) {
-        const int row = i / kGroups, column = i % kGroups * 4;
-        MergedRow merged;
+        for (; group < end; group += kThreads) merge_groups<1, 16>(partials, parts, group, kThreads, end, scale_log2, store);
+    } else {
 #pragma unroll 1
-        for (int first = 0; first < parts.count; first += kAtOnce) {
-            uint4 O[kAtOnce], statistics[kAtOnce];
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
-                // Beyond the last part it reads that one again: no branch keeps loads apart.
-                const int part = min(first + j, parts.count - 1);
-                const float* from = partials.row(PartialOutputs<kColumns>::slot_of_part(parts, part), row);
-                O[j] = *reinterpret_cast<const uint4*>(from + column);
-                statistics[j] = *reinterpret_cast<const uint4*>(from + kColumns);
-            }
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j)
-                if (first + j < parts.count) merged.add(O[j], statistics[j], scale_log2);
-        }
-        store(row, column, merged);
+        for (; group + kThreads < end; group += kThreads * 4)
+            merge_groups<4, 4>(partials, parts, group, kThreads, end, scale_log2, store);
+        if (group < end) merge_groups<1, 4>(partials, parts, group, kThreads, end, scale_log2, store);
     }
 }
 
@@ -1257,7 +1330,8 @@ struct OnlineSoftmax {
 // The block's share of all key tiles. A head, to these, is a row tile of a key/value head: see PackedRows.
 template <class Parameters>
 __device__ __forceinline__ KeyShares<DenseKeyTiles> key_shares(const Parameters& p) {
-    return {{p.key_tiles, p.heads, p.batch, p.key_tiles_reciprocal, p.heads_reciprocal}, p.blocks};
+    return {{p.key_tiles, p.heads, p.batch, p.key_tiles_reciprocal, p.heads_reciprocal, p.heads_of_share, p.heads_of_share_reciprocal},
+            p.blocks, p.blocks_reciprocal};
 }
 
 template <class Parameters>
@@ -1293,16 +1367,19 @@ struct DecodeStorage {
         pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         flags = regions.take(16);
     }
-    // All threads call this, too; what it does is there after the next barrier. Rows that Q does not have are zeros, as no copy writes them.
+    // All threads call this, too; what it does is there after the next barrier. The consumers zero the rows that Q does not have, which no
+    // copy writes: the producers, for whom all wait, have nothing to do here.
     template <int kThreads>
     __device__ __forceinline__ void initialise(int q_rows) const {
-        if (thread_index() == 0) {
+        const int thread = thread_index() - 128;  // of the consumers
+        if (thread < 0) return;
+        if (thread == 0) {
             q_pipeline.initialise(1, Traits::kConsumers);
             pipeline.initialise(1, Traits::kRowGroups);
             fence_mbarrier_init();
         }
         for (int panel = 0; panel < QueryTile::kPanels; ++panel)
-            for (int i = q_rows * 8 + thread_index(); i < Traits::kRows * 8; i += kThreads)
+            for (int i = q_rows * 8 + thread; i < Traits::kRows * 8; i += kThreads - 128)
                 store_shared_v4(q_tile.base + panel * QueryTile::kPanelBytes + i * 16, {0, 0, 0, 0});
         fence_proxy_async();
     }
@@ -1314,15 +1391,13 @@ struct DecodeStorage {
 
 // The producers of the decode kernel, a thread each: one keeps the stages of K and V on their way, the other one loads Q.
 
-// K and V of all key tiles of this block, from the first to the last. Keys past the last one become zeros.
+// K and V of all key tiles of this block, from the first to the last, given its first part. Keys past the last one become zeros.
 template <class Traits, class Parameters>
-__device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeStorage<Traits>& smem) {
-    prefetch_tensormap(p.k_map);
-    prefetch_tensormap(p.v_map);
-    const auto shares = key_shares(p);
+__device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeStorage<Traits>& smem,
+                                             const KeyShares<DenseKeyTiles>& shares, KeyPart<DenseKeyTiles> part) {
     PipelineState<Traits::kStages> state;
 #pragma unroll 1
-    for (KeyPart<DenseKeyTiles> part(shares, block_index()); part.exists(); part.advance(shares)) {
+    for (; part.exists(); part.advance(shares)) {
         const int head = rows_of(p, part.head).head_kv, batch = part.head.batch, end = part.first_in_head() + part.count();
 #pragma unroll 1
         for (int tile = part.first_in_head(); tile < end; ++tile) {
@@ -1339,12 +1414,11 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
 // Q of each part. A thread of its own, because Q of the next part must wait until the consumers have done with that of this one, and the
 // keys must not wait with it.
 template <class Traits, class Parameters>
-__device__ __forceinline__ void produce_queries(const Parameters& p, const DecodeStorage<Traits>& smem) {
-    prefetch_tensormap(p.q_map);
-    const auto shares = key_shares(p);
+__device__ __forceinline__ void produce_queries(const Parameters& p, const DecodeStorage<Traits>& smem,
+                                                const KeyShares<DenseKeyTiles>& shares, KeyPart<DenseKeyTiles> part) {
     PipelineState<1> state;
 #pragma unroll 1
-    for (KeyPart<DenseKeyTiles> part(shares, block_index()); part.exists(); part.advance(shares)) {
+    for (; part.exists(); part.advance(shares)) {
         const PackedRows rows = rows_of(p, part.head);
         smem.q_pipeline.producer_acquire(state);
         smem.q_pipeline.producer_expect(state, RowTiles::of(p).rows() * Traits::QueryTile::kPanels * 128);
@@ -1390,15 +1464,16 @@ struct DecodeEpilogue {
             if (lane_index() % 4 == 0) store_lse(query, head, origins[h], totals[h]);
         }
     }
-    template <int kTiles, class KeyTiles>
+    // `is_first`: whether it is the block's first part.
+    template <int kTiles>
     __device__ __forceinline__ void store_partial_rows(const float (&O)[kTiles][4], const float (&totals)[2], const Origin (&origins)[2],
-                                                       const KeyPart<KeyTiles>& part, const KeyShares<KeyTiles>& shares) const {
+                                                       bool is_first, const HeadParts& parts) const {
         const Partials partials{p.partials, tiles.rows()};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = own_row(row_group, h);
             if (row >= tiles.rows()) continue;
-            float* to = partials.row(Partials::slot_of(block_index(), part.is_first), row);
+            float* to = partials.row(Partials::slot_of(block_index(), is_first), row);
 #pragma unroll
             for (int j = 0; j < kOutTiles; ++j) {
                 float* pair = to + j * 8 + lane_index() % 4 * 2;
@@ -1406,7 +1481,6 @@ struct DecodeEpilogue {
             }
             if (lane_index() % 4 == 0) Partials::store_statistics(to, totals[h], origins[h]);
         }
-        const HeadParts parts = shares.parts(part.head);
         const SharedAddress flag = smem.flags + row_group * 4;
         bar_sync(kFirstBarrier + row_group, 128);
         if (thread_index() % 128 == 0)
@@ -1459,7 +1533,8 @@ struct DecodeConsumer {
     const int row_group, key_group;
     const RowTiles tiles;
     const Chain chain;
-    const KeyShares<DenseKeyTiles> shares;
+    const KeyShares<DenseKeyTiles>& shares;
+    const bool has_rows;  // whether this warp has any: else it computes nothing but the products, which need all warps
     PipelineState<1> q_state;
     PipelineState<Traits::kStages / kKeyGroups> state;  // of the own stages
     OnlineSoftmax<Element, true> softmax;
@@ -1467,22 +1542,24 @@ struct DecodeConsumer {
     float O[kOutTiles][4];
     PackedRows rows;
     int ends_of_keys[2];  // that the thread's two rows see
+    HeadParts parts;      // of the head, if this is not all of it
 
-    __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, int consumer)
+    __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const KeyShares<DenseKeyTiles>& shares, int consumer)
         : p(p),
           smem(smem),
           row_group(consumer / kKeyGroups),
           key_group(consumer % kKeyGroups),
           tiles(RowTiles::of(p)),
           chain(Traits::make_chain(p)),
-          shares(key_shares(p)),
+          shares(shares),
+          has_rows(shfl_sync_first(own_row(row_group, 0)) < tiles.rows()),
           softmax(p.scale_log2, p.ln2_hi) {}
 
-    __device__ __forceinline__ void run() {
+    __device__ __forceinline__ void run(KeyPart<DenseKeyTiles> part) {
         if (kKeyGroups > 1 && key_group == 0) bar_arrive(kEmptied, kPair);
         int turn = 0;  // of the key groups
 #pragma unroll 1
-        for (KeyPart<DenseKeyTiles> part(shares, block_index()); part.exists(); part.advance(shares)) {
+        for (; part.exists(); part.advance(shares)) {
             begin_part(part);
             const int first = part.first_in_head(), end = first + part.count(), first_masked = first_masked_tile();
             bool new_rows = true;
@@ -1505,6 +1582,7 @@ struct DecodeConsumer {
 
     __device__ __forceinline__ void begin_part(const KeyPart<DenseKeyTiles>& part) {
         rows = rows_of(p, part.head);
+        if (!part.is_whole()) parts = shares.parts(part.head);  // now, while keys are on their way
 #pragma unroll
         for (int h = 0; h < 2; ++h) ends_of_keys[h] = chain.keys(rows.query(tiles, own_row(row_group, h))).end;
 #pragma unroll
@@ -1525,10 +1603,12 @@ struct DecodeConsumer {
         wgmma_commit_group();
         wgmma_wait_group<0>();
         launder(S);
-        if (masked) mask(tile);
-        u32 P[kBlockKv / 16][4];
-        softmax.exp2_and_sum(P, S, new_rows || masked);
-        if (softmax.needs_rescale) softmax.rescale(O);
+        u32 P[kBlockKv / 16][4] = {};
+        if (has_rows) {
+            if (masked) mask(tile);
+            softmax.exp2_and_sum(P, S, new_rows || masked);
+            if (softmax.needs_rescale) softmax.rescale(O);
+        }
         launder(O);
         launder(P);
         wgmma_fence();
@@ -1561,7 +1641,7 @@ struct DecodeConsumer {
         }
         const DecodeEpilogue<Traits, Parameters> epilogue{p, smem, rows, tiles, row_group};
         if (part.is_whole()) epilogue.store_rows(O, totals, origins, normalisers);
-        else epilogue.store_partial_rows(O, totals, origins, part, shares);
+        else epilogue.store_partial_rows(O, totals, origins, part.is_first, parts);
     }
     // From one key group to the other: O in the order of registers, so many column tiles at a time, and the statistics.
     __device__ __forceinline__ SharedAddress handed(int tile) const { return smem.handed + (tile * 128 + thread_index() % 128) * 16; }
@@ -1570,10 +1650,12 @@ struct DecodeConsumer {
         for (int first = 0; first < kOutTiles; first += Storage::kHandedTiles) {
             bar_sync(kEmptied, kPair);
             if (first == 0) own.store(smem.statistics);
+            if (has_rows) {
 #pragma unroll
-            for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j)
-                store_shared_v4(handed(j - first), {__float_as_uint(O[j][0]), __float_as_uint(O[j][1]), __float_as_uint(O[j][2]),
-                                                    __float_as_uint(O[j][3])});
+                for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j)
+                    store_shared_v4(handed(j - first), {__float_as_uint(O[j][0]), __float_as_uint(O[j][1]), __float_as_uint(O[j][2]),
+                                                        __float_as_uint(O[j][3])});
+            }
             bar_arrive(kFilled, kPair);
         }
     }
@@ -1593,12 +1675,14 @@ struct DecodeConsumer {
                     factors[h][0] = common.factors[0], factors[h][1] = common.factors[1];
                 }
             }
+            if (has_rows) {
 #pragma unroll
-            for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j) {
-                const uint4 v = load_shared_v4(handed(j - first));
-                const u32 given[4] = {v.x, v.y, v.z, v.w};
+                for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j) {
+                    const uint4 v = load_shared_v4(handed(j - first));
+                    const u32 given[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-                for (int e = 0; e < 4; ++e) O[j][e] = O[j][e] * factors[e / 2][0] + __uint_as_float(given[e]) * factors[e / 2][1];
+                    for (int e = 0; e < 4; ++e) O[j][e] = O[j][e] * factors[e / 2][0] + __uint_as_float(given[e]) * factors[e / 2][1];
+                }
             }
             bar_arrive(kEmptied, kPair);
         }
@@ -1636,15 +1720,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s2_sm_90a(const __grid_constant__ Parameters p) {
     SharedRegions regions;
     const DecodeStorage<Traits> smem(regions);
+    if (thread_index() == 0) {
+        prefetch_tensormap(p.k_map);
+        prefetch_tensormap(p.v_map);
+        prefetch_tensormap(p.q_map);
+    }
     smem.initialise<kThreads>(RowTiles::of(p).rows());
+    const auto shares = key_shares(p);
+    const KeyPart<DenseKeyTiles> first_part(shares, block_index());
     barrier_sync();
-    const int warp = warp_index(), warpgroup = warp / 4;
+    const int warpgroup = warp_index() / 4;
     if (warpgroup == 0) {
         if constexpr (kMovesRegisters) setmaxnreg_dec<kProducerRegisters>();
-        if (thread_index() == 0) produce_keys(p, smem);
-        if (thread_index() == 32) produce_queries(p, smem);
+        if (thread_index() == 0) produce_keys(p, smem, shares, first_part);
+        if (thread_index() == 32) produce_queries(p, smem, shares, first_part);
     } else {
         if constexpr (kMovesRegisters) setmaxnreg_inc<kConsumerRegisters>();
-        DecodeConsumer<Traits, Parameters>(p, smem, warpgroup - 1).run();
+        DecodeConsumer<Traits, Parameters>(p, smem, shares, warpgroup - 1).run(first_part);
     }
 }
