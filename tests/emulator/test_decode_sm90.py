@@ -186,11 +186,11 @@ def test_bits_do_not_depend_on_who_comes_last(name: str) -> None:
 
 def test_blocks_share_heads_where_the_tests_say_so() -> None:
     """Else the faults of parts would be caught by nothing but luck."""
+    device = device_of_target(TARGET)
     for of in (FULL, ROWS):
         for case in of.cases:
-            few = FAMILY.program(of.config, case.call(), dataclasses.replace(device_of_target(TARGET), sm_count=SMS))
-            assert few.buffers
-    assert FAMILY.program(FULL.config, FULL.cases[0].call(), device_of_target(TARGET)).buffers
+            assert case.program(FAMILY, of.config, dataclasses.replace(device, sm_count=SMS)).buffers
+    assert FULL.cases[0].program(FAMILY, FULL.config, device).buffers
 
 
 @pytest.mark.parametrize("fault", listed([*ROWS_AND_KEYS, *PARTS], 2))

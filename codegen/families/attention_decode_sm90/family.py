@@ -25,6 +25,7 @@ from .rows import RowTiles, blocks_for, tiles_of
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half of a row before that is asked for, and again when it is
 LEAST_KEYS = 32  # of a tile
+SHALLOWEST = 65536  # bytes of K and V on their way that keep an SM's share of the memory busy
 PRODUCER_REGISTERS = 40
 BESIDE = 56  # registers that a consumer's thread needs beside S, P and O
 MOST_ROWS = 128  # of a key/value head that the family is preferred for: one row tile
@@ -208,11 +209,11 @@ class AttentionDecodeSm90(Family):
         return "\n".join((wgmma.wgmma_ss(element, config.block_kv), wgmma.wgmma_rs(element, padded(problem.head_dim_v))))
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionDecodeSm90Config]:
-        """See Family. Of stages, so many that 64 KB are on their way, and twice as many, as far as they fit."""
+        """See Family. Of stages, so many that 64 KB are on their way, and up to twice as many, as far as they fit."""
         bytes_of_key = (_panels(problem.head_dim) + _panels(problem.head_dim_v)) * PANEL * problem.dtype.bytes
-        for (row_groups, key_groups), block_kv in itertools.product(((1, 2), (1, 1), (2, 1)), (32, 64, 128)):
-            fewest = max(2, -(-65536 // (bytes_of_key * block_kv)))
-            counts = {min(16, -(-count // key_groups) * key_groups) for count in (fewest, fewest * 3 // 2, fewest * 2)}
+        for (row_groups, key_groups), block_kv in itertools.product(((1, 2), (2, 1)), (32, 48, 64, 96, 128)):
+            fewest = max(2, -(-SHALLOWEST // (bytes_of_key * block_kv)))
+            counts = {min(16, -(-count // key_groups) * key_groups) for count in (fewest, fewest * 2)}
             yield from (AttentionDecodeSm90Config(row_groups, key_groups, block_kv, stages) for stages in sorted(counts))
 
     def default(self, problem: Problem, target: Target) -> AttentionDecodeSm90Config:
@@ -226,7 +227,7 @@ class AttentionDecodeSm90(Family):
         workload: Workload,
         device: Device,
         registers: int | None = None,
-        weights: model.DecodeWeights = model.GUESSED,
+        weights: model.DecodeWeights = model.READ_OFF,
     ) -> Prediction:
         """See Family, and model.py."""
         return model.predict(problem, config, workload, device, weights)

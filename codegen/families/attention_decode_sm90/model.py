@@ -19,49 +19,60 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecodeWeights:
-    """What counts do not tell: first guesses from a trial kernel's times on an H200.
+    """What counts do not tell, read off times of head dims 64 to 256 on an H200 (docs/performance-log.md has the commands).
 
-    memory:   share of the memory's bandwidth that copies reach
-    in_flight: bytes of an SM's copies on their way from which on they reach it
-    launch:   seconds of a launch beside its tiles
-    merge:    seconds that a head of several parts takes longer
-    part:     seconds of a part: its Q, its output
-    step:     cycles of a key tile that do not depend on its size
-    key:      cycles of a key tile for each key of it
-    alone:    factor on a step where no other consumer computes meanwhile
+    memory:    share of the memory's bandwidth that copies reach
+    shallow:   share of it that they lose with 32 KiB on their way beside the tiles that are worked on; less with more, by the third power
+    copy:      seconds of an SM's copies of a key tile that do not depend on its size
+    launch:    seconds of a launch beside its tiles
+    part:      seconds of each further part of a block
+    merge:     seconds that a head of several parts takes longer
+    batch:     seconds more for each 16 parts of four columns that a thread adds up
+    step:      cycles of a key tile that do not depend on its size
+    key:       cycles of a key tile for each key of it, products aside
+    alone:     factor on a launch where no other consumer computes meanwhile
     """
 
-    memory: float = 0.945
-    in_flight: float = 65536.0
+    memory: float = 0.9385
+    shallow: float = 0.09
+    copy: float = 4.0e-9
     launch: float = 3.0e-6
-    merge: float = 2.0e-6
-    part: float = 0.5e-6
-    step: float = 600.0
-    key: float = 2.0
-    alone: float = 1.3
+    part: float = 0.3e-6
+    merge: float = 2.5e-6
+    batch: float = 0.8e-6
+    step: float = 480.0
+    key: float = 6.2
+    alone: float = 1.012
 
 
-GUESSED = DecodeWeights()
+READ_OFF = DecodeWeights()
 
 
 def predict(
-    problem: Problem, config: AttentionDecodeSm90Config, workload: Workload, device: Device, weights: DecodeWeights = GUESSED
+    problem: Problem, config: AttentionDecodeSm90Config, workload: Workload, device: Device, weights: DecodeWeights = READ_OFF
 ) -> Prediction:
-    """The time of one launch, and the bound that counts most."""
+    """The time of one launch, and the bound that counts most. Row tiles read all keys from memory, though some are found in the L2."""
     w, tiles = weights, tiles_of(workload, config.rows)
     heads = workload.batch * workload.heads_kv * tiles.count
     if not heads or not workload.len_q:
         return Prediction(0.0, "nothing")
     key_tiles = max(1, -(-workload.len_kv // config.block_kv))
     blocks = blocks_for(heads, key_tiles, device.sm_count)
-    steps, d, dv = heads * key_tiles / blocks, padded(problem.head_dim), padded(problem.head_dim_v)
-    tensor = 2 * config.rows * config.block_kv * (d + dv) / device.target.wgmma_flops_per_cycle
-    serial = w.step + w.key * config.block_kv + tensor
-    step = max(tensor, serial * (w.alone if config.key_groups == 1 else 1 / config.key_groups))
+    steps = -(-heads * key_tiles // blocks)  # of the block that has most
+
     copied = config.block_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
-    reach = min(1.0, config.stages * copied / w.in_flight) * blocks / device.sm_count
-    memory = heads * key_tiles * copied / (device.memory_bandwidth * w.memory * min(1.0, 0.02 + reach))
-    compute = steps * step / device.clock_hz
-    parts = 1 + (blocks - 1) * heads // max(1, blocks) // max(1, heads) if heads < blocks else heads / blocks
-    fixed = w.launch + w.part * parts + (w.merge if heads % blocks else 0.0)
-    return Prediction(max(memory, compute) + 0.02 * min(memory, compute) + fixed, "memory" if memory >= compute else "tensor cores")
+    lost = min(0.9, w.shallow * (32768 / ((config.stages - 1) * copied)) ** 3)
+    share = (1 - lost) * min(1.0, blocks / (0.97 * device.sm_count))  # with some SMs idle, the others read the more
+    memory = heads * key_tiles * copied / (device.memory_bandwidth * w.memory * share) + w.copy * steps
+
+    columns = padded(problem.head_dim) + padded(problem.head_dim_v)
+    tensor = 2 * config.rows * config.block_kv * columns / device.target.wgmma_flops_per_cycle
+    serial = w.step + w.key * config.block_kv + tensor
+    compute = steps * max(tensor, serial / config.key_groups) / device.clock_hz
+
+    fixed = w.launch + w.part * -(-heads // blocks)
+    if heads % blocks:
+        parts, groups = -(-blocks // heads) + 1, min(tiles.rows, 64) * problem.head_dim_v / 512
+        fixed += w.merge + w.batch * groups * parts / 16
+    factor = w.alone if config.consumers == 1 else 1.0
+    return Prediction(factor * max(memory, compute) + fixed, "memory" if memory >= compute else "tensor cores")

@@ -1,4 +1,4 @@
-// attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s2_sm_90a
+// attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s4_sm_90a
 //
 // Attention forward for Hopper where few queries meet many keys, as in decoding: at the speed of the memory.
 //   S = Q K^T, causal mask,  out = softmax(scale * S) V,  lse = log(sum(exp(scale * S))) for each row.
@@ -9,9 +9,9 @@
 // Each other one, a consumer, has 64 rows, and works on every other key tile.
 //
 //   problem  bf16_d64_causal
-//   config   row_groups 1, key_groups 2, block_kv 128, stages 2
+//   config   row_groups 1, key_groups 2, block_kv 128, stages 4
 //   target   sm_90a
-//   launch   <<<blocks: at most the SMs, 384, 90688 bytes>>>
+//   launch   <<<blocks: at most the SMs, 384, 156256 bytes>>>
 //            bytes of shared memory: of all regions of DecodeStorage together
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, named_barrier, mbarrier, cp_async_bulk_tensor,
 //              setmaxnreg, wgmma, atomic, cvt, ex2, mul, shfl_sync, vote_sync
@@ -1698,7 +1698,7 @@ struct Traits {
 
     // Consumers: for each 64 rows of a tile, and as many that take key tiles in turn. Stages of K and V.
     static constexpr int kRowGroups = 1, kKeyGroups = 2, kConsumers = kRowGroups * kKeyGroups;
-    static constexpr int kBlockKv = 128, kStages = 2;
+    static constexpr int kBlockKv = 128, kStages = 4;
 
     // A product contracts 16 columns of Q and K, or 16 keys, at a time.
     static constexpr int kRows = kRowGroups * 64, kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;
@@ -1717,7 +1717,7 @@ static_assert(kProducerRegisters + Traits::kConsumers * kConsumerRegisters <= 65
               "setmaxnreg cannot hand out more than a block has");
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s2_sm_90a(const __grid_constant__ Parameters p) {
+attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s4_sm_90a(const __grid_constant__ Parameters p) {
     SharedRegions regions;
     const DecodeStorage<Traits> smem(regions);
     if (thread_index() == 0) {
