@@ -92,6 +92,10 @@ def artifact_of(spec: KernelSpec) -> Artifact:
     return Artifact(spec.name, spec.target.name, "text", spec.name.encode(), log, "13.0")
 
 
+def _on_cpu(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
 def pretend(device: str, folder: Path, put: Callable[[Any, str, Any], object] = setattr) -> None:
     """From here on there is such a GPU, with an empty file of records in `folder`. `put` sets an attribute of a module."""
     fake, on, own = fake_driver(), Gpu(0, find_device(device), "uuid", "580.0"), Records(folder / "records.sqlite3")
@@ -102,7 +106,7 @@ def pretend(device: str, folder: Path, put: Callable[[Any, str, Any], object] = 
         (sources, "own_records", lambda: own),
         (launch_gpu, "gpu", lambda ordinal: on),
         (launch_gpu, "require_context", lambda ordinal: None),
-        (launch_gpu, "empty_strided", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)),
+        *((module, "empty_strided", _on_cpu) for module in (launch_gpu, launch_bound)),
         (launch_gpu, "current_device", lambda: 0),
         (launch_gpu, "current_stream", lambda index: 0),
         (launch_bound, "tile_counters", SimpleNamespace(address=lambda device, stream, count=1: 4096)),

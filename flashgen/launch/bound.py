@@ -10,9 +10,11 @@ from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.operands import Call
 from flashgen.codegen.program import Buffer, BufferKind
 
+from .allocation import empty_strided
 from .tile_counters import COUNTER_BYTES, tile_counters
 
 _KINDS = (BufferKind.CALL_ZEROED, BufferKind.CALL, BufferKind.STREAM_COUNTER)  # each call goes through them by number
+_DENSE = (1,)  # strides
 _ALIGNED = 512  # bytes, as PyTorch's allocator aligns what it gives
 
 
@@ -57,7 +59,7 @@ class BoundCall:
     def _with_buffers(self, stream: int, *addresses: int) -> None:
         # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
         zeroed = self._memory(self._zeroed_bytes, torch.zeros)
-        other = self._memory(self._other_bytes, torch.empty)
+        other = self._memory(self._other_bytes, _not_zeroed)
         bases = (
             0 if zeroed is None else zeroed.data_ptr(),
             0 if other is None else other.data_ptr(),
@@ -68,6 +70,11 @@ class BoundCall:
     def _memory(self, size: int, make: Callable[..., torch.Tensor]) -> torch.Tensor | None:
         """One allocation for all buffers of a kind: each costs a call a microsecond or two."""
         return make(size, dtype=torch.uint8, device=self._device) if size else None
+
+
+def _not_zeroed(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As `torch.empty`, on the current device."""
+    return empty_strided((size,), _DENSE, dtype)
 
 
 def addresses_of(names: Iterable[str], tensors: Mapping[str, torch.Tensor], excluded: Iterable[str] = ()) -> tuple[int, ...]:

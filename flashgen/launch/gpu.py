@@ -23,6 +23,7 @@ from flashgen.codegen.workload import Workload
 
 from ..selection import loaded
 from ..selection.families import NO_FAMILY, excluded_families, families_for
+from .allocation import empty_strided
 from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, require_memory, workload_of
 from .asked import addresses_of_tensors, seed_position, tensor_strides, with_seed
 from .bound import BoundCall
@@ -198,11 +199,5 @@ def require_context(ordinal: int) -> None:
     there.add(ordinal)
 
 
-def _empty_strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
-
-
-# What PyTorch's own compiled graphs allocate with: on the current device, without the dispatcher, in half the time.
-empty_strided = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", _empty_strided)
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)

@@ -15,6 +15,7 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Pass, Problem
 
+from .allocation import empty_strided
 from .arguments import (
     ALIGNMENT,
     LAYOUTS,
@@ -28,7 +29,7 @@ from .arguments import (
 )
 from .asked import addresses_of_tensors, gradient_strides, have_gradients, tensor_strides
 from .bound import BoundCall
-from .gpu import bind_chosen, current_device, current_stream, empty_strided, require_context
+from .gpu import bind_chosen, current_device, current_stream, require_context
 from .untraced import untraced
 
 logger = logging.getLogger("flashgen")

@@ -321,19 +321,19 @@ def test_a_plan_gives_a_program_its_buffers(into: Into, monkeypatch: pytest.Monk
     asked = []
 
     def memory(name: str, address: int) -> Callable[..., Any]:
-        def make(size: int, **options: Any) -> Any:
-            asked.append((name, size, options))
+        def make(*given: Any, **options: Any) -> Any:
+            asked.append((name, *given, options))
             return SimpleNamespace(data_ptr=lambda: address)
 
         return make
 
-    for name, address in (("empty", 4096), ("zeros", 8192)):
-        monkeypatch.setattr(torch, name, memory(name, address))
+    monkeypatch.setattr(bound, "empty_strided", memory("empty", 4096))
+    monkeypatch.setattr(torch, "zeros", memory("zeros", 8192))
     tensors: list[Any] = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64, 80)]
     into(made, *tensors)
     assert kernel.launched == [(303, 16, 32, 48, 64, 80, 4096, 3303, 8192, 4096 + 512)]
     options = {"dtype": torch.uint8, "device": torch.device("cuda", 3)}
-    assert asked == [("zeros", 512, options), ("empty", 512 + 1024, options)], "one allocation a kind"
+    assert asked == [("zeros", 512, options), ("empty", (512 + 1024,), (1,), torch.uint8, {})], "one allocation a kind"
 
 
 @pytest.mark.usefixtures("current")
@@ -383,7 +383,7 @@ def test_a_plan_asks_for_a_kernel_that_takes_its_strides(monkeypatch: pytest.Mon
     plan({"len_kv": 0}, None)
     problem = Problem(Dtype.BF16, 64, 32, Mask.CAUSAL)
     assert asked[0] == (problem, Workload(2, 6, 3, 5, 7), GPU, frozenset())
-    assert asked[1] == (problem, Workload(2, 6, 3, 5, 0), GPU, frozenset({"attention_forward_sm90"}))
+    assert asked[1] == (problem, Workload(2, 6, 3, 5, 0), GPU, frozenset({"attention_decode_sm90", "attention_forward_sm90"}))
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def predict(
     steps = -(-heads * key_tiles // blocks)  # of the block that has most
 
     copied = config.block_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
-    lost = min(0.9, w.shallow * (32768 / ((config.stages - 1) * copied)) ** 3)
-    share = (1 - lost) * min(1.0, blocks / (0.97 * device.sm_count))  # with some SMs idle, the others read the more
+    slowed = min(0.9, w.shallow * (32768 / ((config.stages - 1) * copied)) ** 3)
+    share = (1 - slowed) * min(1.0, blocks / (0.97 * device.sm_count))  # with some SMs idle, the others read the more
     memory = heads * key_tiles * copied / (device.memory_bandwidth * w.memory * share) + w.copy * steps
 
     columns = padded(problem.head_dim) + padded(problem.head_dim_v)

@@ -27,7 +27,8 @@ struct DecodeConsumer {
     int ends_of_keys[2];  // that the thread's two rows see
     HeadParts parts;      // of the head, if this is not all of it
 
-    __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const KeyShares<DenseKeyTiles>& shares, int consumer)
+    __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const KeyShares<DenseKeyTiles>& shares,
+                                              int consumer)
         : p(p),
           smem(smem),
           row_group(consumer / kKeyGroups),
