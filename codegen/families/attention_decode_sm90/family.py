@@ -9,7 +9,7 @@ from functools import cache
 from flashgen.codegen import wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values
 from flashgen.codegen.devices import Device, device_of_target
-from flashgen.codegen.family import Family, Prediction
+from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -231,6 +231,23 @@ class AttentionDecodeSm90(Family):
     ) -> Prediction:
         """See Family, and model.py."""
         return model.predict(problem, config, workload, device, weights)
+
+    def traffic(self, problem: Problem, config: AttentionDecodeSm90Config, workload: Workload, device: Device) -> Traffic:
+        """See Family. Each part of a head reads its queries; those that are not whole heads are written, and read again by the last one.
+
+        Left out: counters.
+        """
+        w, tiles, element = workload, tiles_of(workload, config.rows), problem.dtype.bytes
+        heads, key_tiles = w.batch * w.heads_kv * tiles.count, -(-w.len_kv // config.block_kv)
+        if not heads or not key_tiles:
+            return Traffic(0, 0)
+        blocks = blocks_for(heads, key_tiles, device.sm_count)
+        borders = {block * heads * key_tiles // blocks for block in range(blocks)} - set(range(0, heads * key_tiles, key_tiles))
+        parts, shared = heads + len(borders), len({border // key_tiles for border in borders})
+        partial = (len(borders) + shared) * tiles.rows * (problem.head_dim_v + 4) * 4 if borders else 0
+        keys = w.batch * w.heads_kv * tiles.count * w.len_kv * (problem.head_dim + problem.head_dim_v)
+        queries = parts * tiles.rows * problem.head_dim
+        return Traffic((keys + queries) * element + partial, w.batch * w.heads_q * w.len_q * problem.head_dim_v * element + partial)
 
 
 FAMILY = AttentionDecodeSm90()
