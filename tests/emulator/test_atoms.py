@@ -201,9 +201,9 @@ PROBES = [
         "shfl",
         "for (int i = 0; i < 5; ++i)"
         "    out[i] = __float_as_uint(shfl_sync_bfly(__uint_as_float(in[t]), 1 << i)) ^ shfl_sync_bfly(in[t], 2 << i & 31);"
-        "out[5] = shfl_sync_first(t * 3 + 1);",
+        "out[5] = shfl_sync_first(t * 3 + 1); out[6] = __float_as_uint(shfl_sync_idx(__uint_as_float(in[t]), 21));",
         lambda: words(np.arange(64)),
-        6,
+        7,
     ),
     Probe(
         "vote",

@@ -65,10 +65,10 @@ PARTS = [
     Fault(
         "decode-huge-parts-compared-by-row-max", "fmaf(b.shift - a.shift, scale_log2, b.row_max - a.row_max)", "b.row_max - a.row_max", HUGE
     ),
-    Fault("decode-part-left-in-memory", "statistics[i], parts.count - first,", "statistics[i], parts.count - 1 - first,", FULL),
+    Fault("decode-part-left-in-memory", "O, statistics, parts.count - first,", "O, statistics, parts.count - 1 - first,", FULL),
     Fault("decode-one-slot-a-block", "slot_of(block_index(), is_first)", "slot_of(block_index(), true)", FULL),
     Fault("decode-one-counter-for-row-groups", "* Traits::kRowGroups + row_group,", "* Traits::kRowGroups,", ROWS),
-    Fault("decode-counter-not-reset", "    st_release_gpu(counter, 0);\n", "", FULL),
+    Fault("decode-counter-not-reset", "    *counter = 0;", "    ", FULL),
     Fault(
         "decode-statistics-of-the-other-row",
         "totals[h], origins[h]);\n        }\n        const SharedAddress",

@@ -16,7 +16,7 @@ from flashgen.codegen.attention import reciprocal
 from flashgen.codegen.render import Atoms, Source, atom_files
 
 ROWS, COLUMNS, THREADS = 3, 8, 64
-ATOMS = ("types", "index", "shared_memory", "barrier", "atomic", "mul", "ex2", "shfl_sync")
+ATOMS = ("types", "register", "index", "shared_memory", "barrier", "atomic", "mul", "ex2", "shfl_sync")
 TILES = ("tile_scheduler", "softmax_rows", "lse", "key_shares", "partial_outputs")
 SIZES = [
     (3, 4, 5, 10),
@@ -85,14 +85,14 @@ __global__ void __launch_bounds__(64, 1) split(const Parameters& p) {
 FAULTS = {
     "last-tile-of-a-share": ("shares.first_tile(block + 1)),", "shares.first_tile(block + 1) - 1),"),
     "first-part-skipped": ("for (int first = 0;", "for (int first = 1;"),
-    "last-part-skipped": ("statistics[i], parts.count - first,", "statistics[i], parts.count - 1 - first,"),
+    "last-part-skipped": ("O, statistics, parts.count - first,", "O, statistics, parts.count - 1 - first,"),
     "slot-of-the-first-part": ("part > 0 || parts.begins_share", "true"),
     "one-slot": ("(is_first ? 0 : 1)", "0"),
-    "unscaled-parts": ("fmaf(__uint_as_float(given[i]), factor, columns[i])", "columns[i] + __uint_as_float(given[i])"),
-    "totals-of-some-parts": ("totals[j % 4] +=", "totals[j % 4] ="),
-    "from-whoever-is-last": ("min(first + j, parts.count - 1)", "(first + j + block_index()) % parts.count"),
+    "unscaled-parts": ("fmaf(__uint_as_float(given[i]), by, columns[i])", "columns[i] + __uint_as_float(given[i])"),
+    "totals-of-half-the-parts": ("distance < kParts; distance *= 2) totals", "distance < kParts / 2; distance *= 2) totals"),
+    "trace-of-whoever-is-last": ("    MergedRow merged;\n", "    MergedRow merged; merged.total = 1e-7f * block_index();\n"),
     "heads-in-turn-of-another-number": ("const int index = round * shares + share", "const int index = round * (shares - 1) + share"),
-    "counter-not-reset": ("st_release_gpu(counter, 0);", ""),
+    "counter-not-reset": ("*counter = 0;", ""),
     "last-but-one": ("parts.count - 1)) return", "parts.count - 2)) return"),
     "parts-of-a-head": ("block_of(head.end() - 1)", "block_of(head.end())"),
 }

@@ -27,7 +27,8 @@ L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half o
 LEAST_KEYS = 32  # of a tile
 SHALLOWEST = 65536  # bytes of K and V on their way that keep an SM's share of the memory busy
 PRODUCER_REGISTERS = 40
-BESIDE = 56  # registers that a consumer's thread needs beside S, P and O
+PARTS_BYTES = 32  # of shared memory for each row group: kPartsBytes in decode_storage.cuh
+BESIDE = 72  # registers that a consumer's thread needs beside S, P and O. By experiment: what is within compiles without spills
 MOST_ROWS = 128  # of a key/value head that the family is preferred for: one row tile
 LEAST_KEYS_A_QUERY = 8
 _INDICES = 2**31  # of key tiles
@@ -118,7 +119,7 @@ class AttentionDecodeSm90(Family):
         panel, panels, panels_v = PANEL * problem.dtype.bytes, _panels(problem.head_dim), _panels(problem.head_dim_v)
         tiles = config.rows * panels + config.stages * config.block_kv * (panels + panels_v)
         handed = min(padded(problem.head_dim_v) // 8, 16) * 128 * 16 + 64 * 8 if config.key_groups > 1 else 0
-        return tiles * panel + handed + config.barrier_bytes + 16
+        return tiles * panel + handed + config.barrier_bytes + config.row_groups * PARTS_BYTES
 
     def program(self, config: AttentionDecodeSm90Config, call: Call, device: Device) -> Program:
         """See Family. Partial outputs and their counters are there where a head is in several blocks."""

@@ -29,3 +29,5 @@ inline u32 shfl_sync_bfly(u32 value, int lane_mask) {
 }
 
 inline int shfl_sync_first(int value) { return emulator::shfl_sync("shfl_sync_first", value, 0); }
+
+inline float shfl_sync_idx(float value, int lane) { return emulator::shfl_sync("shfl_sync_idx", value, lane); }

@@ -88,6 +88,7 @@ struct KeyPart {
         find_head(shares);
     }
     __device__ __forceinline__ bool exists() const { return begin < end_of_share; }
+    __device__ __forceinline__ bool is_last() const { return end == end_of_share; }  // of the block
     // Whether it is all of its head: then nobody else has another part to add.
     __device__ __forceinline__ bool is_whole() const { return end - begin == head.count; }
     // The part's tiles within its head: the first one, and how many.

@@ -11,6 +11,7 @@ struct PartialOutputs {
     float* slots;
     int rows;  // of a slot
 
+    __device__ __forceinline__ int slot_floats() const { return rows * kRowFloats; }
     __device__ __forceinline__ float* row(int slot, int row) const {
         return slots + (static_cast<i64>(slot) * rows + row) * kRowFloats;
     }
@@ -59,34 +60,40 @@ struct MergedRow {
         total = common.total(total, own_total);
         origin = common.origin;
     }
-    // The same of the first `count` parts at a time, with the highest of all origins. Four sums of totals round less than one.
+    // The same of `count` parts at a time, at most kParts, with their highest origin. Lane l of the warp has the statistics of part
+    // l % kParts; all lanes have the same row, and `O` of all parts for their own columns, zeros where there is no part.
     template <int kParts>
-    __device__ __forceinline__ void add(const uint4 (&O)[kParts], const uint4 (&statistics)[kParts], int count, float scale_log2) {
-        Origin highest = origin;
+    __device__ __forceinline__ void add(const uint4 (&O)[kParts], const uint4& statistics, int count, float scale_log2) {
+        const bool exists = lane_index() % kParts < count;
+        const Origin own{__uint_as_float(statistics.y), __uint_as_float(statistics.z)};
+        Origin highest = exists ? own : origin;
 #pragma unroll
-        for (int j = 0; j < kParts; ++j)
-            if (j < count && height(origin_of(statistics[j]), highest, scale_log2) > 0.0f) highest = origin_of(statistics[j]);
-        const float own = ex2_approx_ftz(height(origin, highest, scale_log2));
-        float totals[4] = {};
+        for (int distance = 1; distance < kParts; distance *= 2) {
+            const Origin other{shfl_sync_bfly(highest.shift, distance), shfl_sync_bfly(highest.row_max, distance)};
+            if (height(other, highest, scale_log2) > 0.0f) highest = other;
+        }
+        if (!(height(origin, highest, scale_log2) < 0.0f)) highest = origin;
+        highest = {shfl_sync_idx(highest.shift, 0), shfl_sync_idx(highest.row_max, 0)};  // of equals one for all
+
+        const float factor = exists ? ex2_approx_ftz(height(own, highest, scale_log2)) : 0.0f;
+        float totals = exists ? __uint_as_float(statistics.x) * fmaf(factor, kEx2Bias, factor) : 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) columns[i] *= own;
+        for (int distance = 1; distance < kParts; distance *= 2) totals += shfl_sync_bfly(totals, distance);
+        const float before = ex2_approx_ftz(height(origin, highest, scale_log2));
+        total = fmaf(total, fmaf(before, kEx2Bias, before), totals);
+        origin = highest;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) columns[i] *= before;
 #pragma unroll
         for (int j = 0; j < kParts; ++j) {
-            if (j >= count) continue;
-            const float factor = ex2_approx_ftz(height(origin_of(statistics[j]), highest, scale_log2));
+            const float by = shfl_sync_idx(factor, j);
             const u32 given[4] = {O[j].x, O[j].y, O[j].z, O[j].w};
 #pragma unroll
-            for (int i = 0; i < 4; ++i) columns[i] = fmaf(__uint_as_float(given[i]), factor, columns[i]);
-            totals[j % 4] += __uint_as_float(statistics[j].x) * fmaf(factor, kEx2Bias, factor);
+            for (int i = 0; i < 4; ++i) columns[i] = fmaf(__uint_as_float(given[i]), by, columns[i]);
         }
-        total = fmaf(total, fmaf(own, kEx2Bias, own), (totals[0] + totals[1]) + (totals[2] + totals[3]));
-        origin = highest;
     }
 
   private:
-    __device__ __forceinline__ static Origin origin_of(const uint4& statistics) {
-        return {__uint_as_float(statistics.y), __uint_as_float(statistics.z)};
-    }
     // Of one origin above another one, in base 2.
     __device__ __forceinline__ static float height(const Origin& a, const Origin& b, float scale_log2) {
         return fmaf(a.shift - b.shift, scale_log2, a.row_max - b.row_max);
@@ -98,55 +105,53 @@ struct MergedRow {
 // other head has its first, but not its last part there.
 __device__ __forceinline__ bool is_last_part(u32* counter, const HeadParts& parts) {
     if (atom_add_acq_rel_gpu(counter, 1) != static_cast<u32>(parts.count - 1)) return false;
-    st_release_gpu(counter, 0);
+    *counter = 0;  // nobody else looks at it before the launch has ended
     return true;
 }
 
-// So many groups of four columns that a thread adds up at a time, the first one and every `step`-th after it, as far as there are any, and
-// so many parts of each. All of these loads are on their way together: their latency is what merging costs.
-template <int kGroupsAtOnce, int kPartsAtOnce, int kColumns, class Store>
-__device__ __forceinline__ void merge_groups(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_group, int step,
-                                             int end_group, float scale_log2, const Store& store) {
-    constexpr int kGroups = kColumns / 4;  // of a row
-    MergedRow merged[kGroupsAtOnce];
+// A warp adds up a row of a head's parts, four columns a lane from `first_column` on, and calls store(row, column, MergedRow). kParts of
+// them are on their way from memory at a time: their latency is most of what merging costs, and a warp's instructions one by one are the
+// rest.
+template <int kParts, int kColumns, class Store>
+__device__ __forceinline__ void merge_row(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int row, int first_column,
+                                          float scale_log2, const Store& store) {
+    const int lane = lane_index(), column = min(first_column + lane * 4, kColumns - 4);
+    const auto part_at = [&](int part) { return partials.row(PartialOutputs<kColumns>::slot_of_part(parts, part), row); };
+    MergedRow merged;
 #pragma unroll 1
-    for (int first = 0; first < parts.count; first += kPartsAtOnce) {
-        uint4 O[kGroupsAtOnce][kPartsAtOnce], statistics[kGroupsAtOnce][kPartsAtOnce];
+    for (int first = 0; first < parts.count; first += kParts) {
+        const uint4 statistics = *reinterpret_cast<const uint4*>(part_at(min(first + lane % kParts, parts.count - 1)) + kColumns);
+        uint4 O[kParts] = {};
+        O[0] = *reinterpret_cast<const uint4*>(part_at(first) + column);
+        // From the second one on they are two slots apart. One multiplication and addition is all that each address takes.
+        const char* from = reinterpret_cast<const char*>(part_at(first + 1) + column);
+        u32 distance = 2 * sizeof(float) * partials.slot_floats();
+        launder(distance);  // else its multiples, which never change, would occupy registers all the time
 #pragma unroll
-        for (int i = 0; i < kGroupsAtOnce; ++i)
-#pragma unroll
-            for (int j = 0; j < kPartsAtOnce; ++j) {
-                // Beyond the last group or part it reads that one again: no branch keeps loads apart.
-                const int group = min(first_group + i * step, end_group - 1), part = min(first + j, parts.count - 1);
-                const float* row = partials.row(PartialOutputs<kColumns>::slot_of_part(parts, part), group / kGroups);
-                O[i][j] = *reinterpret_cast<const uint4*>(row + group % kGroups * 4);
-                statistics[i][j] = *reinterpret_cast<const uint4*>(row + kColumns);
-            }
-#pragma unroll
-        for (int i = 0; i < kGroupsAtOnce; ++i) merged[i].add(O[i], statistics[i], parts.count - first, scale_log2);
+        for (int j = 1; j < kParts; ++j)
+            if (first + j < parts.count) O[j] = *reinterpret_cast<const uint4*>(from + u64{distance} * (j - 1));
+        merged.add(O, statistics, parts.count - first, scale_log2);
     }
-#pragma unroll
-    for (int i = 0; i < kGroupsAtOnce; ++i) {
-        const int group = first_group + i * step;
-        if (group < end_group) store(group / kGroups, group % kGroups * 4, merged[i]);
+    if (first_column + lane * 4 < kColumns) store(row, column, merged);
+}
+
+// Adds up the rows [first_row, end_row) of a head's parts, by so many `warps`, of which this one is `warp`.
+template <int kColumns, class Store>
+__device__ __forceinline__ void merge_rows(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_row, int end_row,
+                                           int warp, int warps, float scale_log2, const Store& store) {
+    constexpr int kPieces = (kColumns + 127) / 128;    // of a row, as many columns each as a warp adds up
+    constexpr int kAtOnce = kColumns > 128 ? 8 : 16;  // parts, where a thread has registers for them beside its kernel's accumulators
+#pragma unroll 1
+    for (int i = first_row * kPieces + warp; i < end_row * kPieces; i += warps) {
+        const int row = i / kPieces, column = i % kPieces * 128;
+        if (parts.count <= 4) merge_row<4>(partials, parts, row, column, scale_log2, store);
+        else merge_row<kAtOnce>(partials, parts, row, column, scale_log2, store);
     }
 }
 
-// Adds up the rows [first_row, end_row) of a head's parts. Thread `thread` of kThreads takes every so many-th group of four columns, for
-// which it calls store(row, column, MergedRow).
+// The same by kThreads threads, whole warps, of which this one is `thread`.
 template <int kThreads, int kColumns, class Store>
 __device__ __forceinline__ void merge_parts(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_row, int end_row,
                                             int thread, float scale_log2, const Store& store) {
-    constexpr int kGroups = kColumns / 4;
-    const int end = end_row * kGroups;
-    int group = first_row * kGroups + thread;
-    if (parts.count > 4) {
-#pragma unroll 1
-        for (; group < end; group += kThreads) merge_groups<1, 16>(partials, parts, group, kThreads, end, scale_log2, store);
-    } else {
-#pragma unroll 1
-        for (; group + kThreads < end; group += kThreads * 4)
-            merge_groups<4, 4>(partials, parts, group, kThreads, end, scale_log2, store);
-        if (group < end) merge_groups<1, 4>(partials, parts, group, kThreads, end, scale_log2, store);
-    }
+    merge_rows(partials, parts, first_row, end_row, shfl_sync_first(thread / 32), kThreads / 32, scale_log2, store);
 }

@@ -23,9 +23,8 @@ struct DecodeConsumer {
     OnlineSoftmax<Element, true> softmax;
     float S[kBlockKv / 8][4];
     float O[kOutTiles][4];
-    PackedRows rows;
     int ends_of_keys[2];  // that the thread's two rows see
-    HeadParts parts;      // of the head, if this is not all of it
+    int first_masked;     // key tile: those before it are seen whole by every row
 
     __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const KeyShares<DenseKeyTiles>& shares,
                                               int consumer)
@@ -45,7 +44,7 @@ struct DecodeConsumer {
 #pragma unroll 1
         for (; part.exists(); part.advance(shares)) {
             begin_part(part);
-            const int first = part.first_in_head(), end = first + part.count(), first_masked = first_masked_tile();
+            const int first = part.first_in_head(), end = first + part.count();
             bool new_rows = true;
             smem.q_pipeline.consumer_wait(q_state);
 #pragma unroll 1
@@ -65,8 +64,10 @@ struct DecodeConsumer {
     // ---- a part of a head ----
 
     __device__ __forceinline__ void begin_part(const KeyPart<DenseKeyTiles>& part) {
-        rows = rows_of(p, part.head);
-        if (!part.is_whole()) parts = shares.parts(part.head);  // now, while keys are on their way
+        const PackedRows rows = rows_of(p, part.head);
+        first_masked = max(0, chain.keys(rows.first_query).end) / kBlockKv;
+        if (!part.is_whole() && key_group == 0 && thread_index() % 128 == 0)
+            DecodeEpilogue<Traits, Parameters>{p, smem, rows, tiles, row_group}.find_parts(shares, part.head, part.is_first);
 #pragma unroll
         for (int h = 0; h < 2; ++h) ends_of_keys[h] = chain.keys(rows.query(tiles, own_row(row_group, h))).end;
 #pragma unroll
@@ -75,8 +76,6 @@ struct DecodeConsumer {
             for (int e = 0; e < 4; ++e) O[j][e] = 0.0f;
         softmax.restart();
     }
-    // Key tiles before it are seen whole by every row.
-    __device__ __forceinline__ int first_masked_tile() const { return max(0, chain.keys(rows.first_query).end) / kBlockKv; }
 
     // FlashAttention-2, algorithm 1, lines 8 to 10, for one key tile. While one key group works the other one's products run.
     __device__ __forceinline__ void work_on(int tile, bool new_rows, bool masked) {
@@ -114,18 +113,26 @@ struct DecodeConsumer {
     // ---- what comes of it ----
 
     __device__ __forceinline__ void finish_part(const KeyPart<DenseKeyTiles>& part) {
+        const PackedRows rows = rows_of(p, part.head);  // once more: nothing of it is needed between begin and end
+        const DecodeEpilogue<Traits, Parameters> epilogue{p, smem, rows, tiles, row_group};
+        // The second key group has nothing else to do once the block's last part is there: then it helps to add up.
+        const bool helps = kKeyGroups > 1 && part.is_last();
         float normalisers[2];
         const PairStatistics own = softmax.finish(normalisers);
-        float totals[2] = {fabsf(own.rows[0].total), fabsf(own.rows[1].total)};
-        Origin origins[2] = {own.rows[0].origin(), own.rows[1].origin()};
-        if constexpr (kKeyGroups > 1) {
-            if (key_group > 0) return hand_over_part(own);
-            add_part(totals, origins);
-            normalisers[0] = normaliser(totals[0]), normalisers[1] = normaliser(totals[1]);
+        if (kKeyGroups > 1 && key_group > 0) {
+            hand_over_part(own);
+            if (!helps || part.is_whole()) return;
+        } else {
+            float totals[2] = {fabsf(own.rows[0].total), fabsf(own.rows[1].total)};
+            Origin origins[2] = {own.rows[0].origin(), own.rows[1].origin()};
+            if constexpr (kKeyGroups > 1) {
+                add_part(totals, origins);
+                normalisers[0] = normaliser(totals[0]), normalisers[1] = normaliser(totals[1]);
+            }
+            if (part.is_whole()) return epilogue.store_rows(O, totals, origins, normalisers);
+            epilogue.store_partial_rows(O, totals, origins, part.is_first);
         }
-        const DecodeEpilogue<Traits, Parameters> epilogue{p, smem, rows, tiles, row_group};
-        if (part.is_whole()) epilogue.store_rows(O, totals, origins, normalisers);
-        else epilogue.store_partial_rows(O, totals, origins, part.is_first, parts);
+        epilogue.merge_if_last(key_group, helps ? 2 : 1, part.is_first);
     }
     // From one key group to the other: O in the order of registers, so many column tiles at a time, and the statistics.
     __device__ __forceinline__ SharedAddress handed(int tile) const { return smem.handed + (tile * 128 + thread_index() % 128) * 16; }

@@ -10,7 +10,8 @@ template <class Traits, class Parameters>
 struct DecodeEpilogue {
     using Element = typename Traits::Element;
     using Partials = PartialOutputs<Traits::kHeadDimV>;
-    static constexpr int kFirstBarrier = 3, kOutTiles = Traits::kHeadDimV / 8;  // a barrier of each row group
+    // Barriers of each row group, and one of both key groups.
+    static constexpr int kFirstBarrier = 3, kBothGroups = 5, kOutTiles = Traits::kHeadDimV / 8;
 
     const Parameters& p;
     const DecodeStorage<Traits>& smem;
@@ -33,10 +34,15 @@ struct DecodeEpilogue {
             if (lane_index() % 4 == 0) store_lse(query, head, origins[h], totals[h]);
         }
     }
+    // One thread of a row group looks up where the other parts of a head are, while its keys are on their way.
+    __device__ __forceinline__ void find_parts(const KeyShares<DenseKeyTiles>& shares, const HeadTiles& head, bool is_first) const {
+        const HeadParts parts = shares.parts(head);
+        store_shared_v4(parts_at(is_first), {static_cast<u32>(parts.first_block), static_cast<u32>(parts.count), parts.begins_share, 0});
+    }
     // `is_first`: whether it is the block's first part.
     template <int kTiles>
     __device__ __forceinline__ void store_partial_rows(const float (&O)[kTiles][4], const float (&totals)[2], const Origin (&origins)[2],
-                                                       bool is_first, const HeadParts& parts) const {
+                                                       bool is_first) const {
         const Partials partials{p.partials, tiles.rows()};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -50,27 +56,38 @@ struct DecodeEpilogue {
             }
             if (lane_index() % 4 == 0) Partials::store_statistics(to, totals[h], origins[h]);
         }
-        const SharedAddress flag = smem.flags + row_group * 4;
         bar_sync(kFirstBarrier + row_group, 128);
-        if (thread_index() % 128 == 0)
-            store_shared(flag, is_last_part(p.part_counters + parts.first_block * Traits::kRowGroups + row_group, parts));
-        bar_sync(kFirstBarrier + row_group, 128);
-        if (load_shared(flag) != 0) merge(partials, parts);
+        if (thread_index() % 128 == 0) {
+            const HeadParts parts = load_parts(is_first);
+            const bool is_last = is_last_part(p.part_counters + parts.first_block * Traits::kRowGroups + row_group, parts);
+            store_shared(parts_at(is_first) + 12, is_last);
+        }
+    }
+    // Adds the parts up, if they are all there: by so many key groups, of which this is one.
+    __device__ __forceinline__ void merge_if_last(int key_group, int key_groups, bool is_first) const {
+        bar_sync(key_groups > 1 ? kBothGroups : kFirstBarrier + row_group, key_groups * 128);
+        if (load_shared(parts_at(is_first) + 12) == 0) return;
+        const HeadParts parts = load_parts(is_first);
+        const int first_row = row_group * 64, end_row = min(first_row + 64, tiles.rows());
+        merge_rows(Partials{p.partials, tiles.rows()}, parts, first_row, end_row, key_group * 4 + warp_index() % 4, key_groups * 4,
+                   p.scale_log2, [&](int row, int column, const MergedRow& merged) {
+                       if (!rows.has(tiles, row, p.len_q)) return;
+                       const int query = rows.query(tiles, row), head = rows.head(tiles, row);
+                       const float by = normaliser(merged.total);
+                       u32* out = reinterpret_cast<u32*>(out_row(query, head) + column);
+                       out[0] = cvt_rn_x2<Element>(merged.columns[0] * by, merged.columns[1] * by);
+                       out[1] = cvt_rn_x2<Element>(merged.columns[2] * by, merged.columns[3] * by);
+                       if (column == 0) store_lse(query, head, merged.origin, merged.total);
+                   });
     }
 
   private:
-    __device__ __forceinline__ void merge(const Partials& partials, const HeadParts& parts) const {
-        const int first_row = row_group * 64, end_row = min(first_row + 64, tiles.rows());
-        merge_parts<128>(partials, parts, first_row, end_row, thread_index() % 128, p.scale_log2,
-                         [&](int row, int column, const MergedRow& merged) {
-                             if (!rows.has(tiles, row, p.len_q)) return;
-                             const int query = rows.query(tiles, row), head = rows.head(tiles, row);
-                             const float by = normaliser(merged.total);
-                             u32* out = reinterpret_cast<u32*>(out_row(query, head) + column);
-                             out[0] = cvt_rn_x2<Element>(merged.columns[0] * by, merged.columns[1] * by);
-                             out[1] = cvt_rn_x2<Element>(merged.columns[2] * by, merged.columns[3] * by);
-                             if (column == 0) store_lse(query, head, merged.origin, merged.total);
-                         });
+    __device__ __forceinline__ SharedAddress parts_at(bool is_first) const {
+        return smem.parts + (row_group * 2 + (is_first ? 0 : 1)) * 16;
+    }
+    __device__ __forceinline__ HeadParts load_parts(bool is_first) const {
+        const uint4 v = load_shared_v4(parts_at(is_first));
+        return {static_cast<int>(v.x), static_cast<int>(v.y), v.z != 0};
     }
     __device__ __forceinline__ Element* out_row(int query, int head) const {
         return p.out + rows.batch * p.out_batch + head * p.out_head + query * p.out_row;

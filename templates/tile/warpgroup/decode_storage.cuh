@@ -22,13 +22,14 @@ struct DecodeStorage {
     // Column tiles of O that are handed over at a time: 16 bytes of each for every thread.
     static constexpr int kHandedTiles = Traits::kColumnsV / 8 < 16 ? Traits::kColumnsV / 8 : 16;
     static constexpr int kHandedBytes = Traits::kKeyGroups > 1 ? kHandedTiles * 128 * 16 : 0;
+    static constexpr int kPartsBytes = Traits::kRowGroups * 2 * 16;
     static constexpr int kStatisticsBytes = Traits::kKeyGroups > 1 ? 64 * 8 : 0;
 
     QueryTile q_tile;
     SharedAddress stages, handed, statistics;
     Pipeline<1> q_pipeline;
     Pipeline<kStages> pipeline;
-    SharedAddress flags;  // for each row group, whether it has written the last part of a head
+    SharedAddress parts;  // for each row group and its first and its last part: HeadParts, and whether it has written the last of them
 
     // All threads call this: each computes the addresses.
     __device__ __forceinline__ explicit DecodeStorage(SharedRegions& regions) {
@@ -38,7 +39,7 @@ struct DecodeStorage {
         statistics = regions.take(kStatisticsBytes);
         q_pipeline.barriers = regions.take(Pipeline<1>::kBytes);
         pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
-        flags = regions.take(16);
+        parts = regions.take(kPartsBytes);
     }
     // All threads call this, too; what it does is there after the next barrier. The consumers zero the rows that Q does not have, which no
     // copy writes: the producers, for whom all wait, have nothing to do here.

@@ -11,7 +11,7 @@
 //   problem  bf16_d64_causal
 //   config   row_groups 1, key_groups 2, block_kv 128, stages 4
 //   target   sm_90a
-//   launch   <<<blocks: at most the SMs, 384, 156256 bytes>>>
+//   launch   <<<blocks: at most the SMs, 384, 156272 bytes>>>
 //            bytes of shared memory: of all regions of DecodeStorage together
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, named_barrier, mbarrier, cp_async_bulk_tensor,
 //              setmaxnreg, wgmma, atomic, cvt, ex2, mul, shfl_sync, vote_sync
@@ -274,10 +274,6 @@ __device__ __forceinline__ void wgmma_wait_group() {
 // Words of global memory that blocks share. PTX ISA, "Memory Consistency Model"; "ld", "st" and "atom" with
 // .acquire, .release and .gpu (sm_70).
 
-__device__ __forceinline__ void st_release_gpu(u32* address, u32 value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
-}
-
 // Adds, both an acquire and a release. The word as it was before.
 __device__ __forceinline__ u32 atom_add_acq_rel_gpu(u32* address, u32 value) {
     u32 before;
@@ -342,6 +338,9 @@ __device__ __forceinline__ u32 shfl_sync_bfly(u32 value, int lane_mask) { return
 
 // The value of lane 0, which the compiler then knows to be the same in all lanes. All 32 lanes take part.
 __device__ __forceinline__ int shfl_sync_first(int value) { return __shfl_sync(0xffffffff, value, 0); }
+
+// The value of that lane, the same one in all lanes. All 32 lanes take part.
+__device__ __forceinline__ float shfl_sync_idx(float value, int lane) { return __shfl_sync(0xffffffff, value, lane); }
 
 // ==== atoms/ptx/vote_sync.cuh ========================================================================================
 
@@ -714,6 +713,7 @@ struct KeyPart {
         find_head(shares);
     }
     __device__ __forceinline__ bool exists() const { return begin < end_of_share; }
+    __device__ __forceinline__ bool is_last() const { return end == end_of_share; }  // of the block
     // Whether it is all of its head: then nobody else has another part to add.
     __device__ __forceinline__ bool is_whole() const { return end - begin == head.count; }
     // The part's tiles within its head: the first one, and how many.
@@ -995,6 +995,7 @@ struct PartialOutputs {
     float* slots;
     int rows;  // of a slot
 
+    __device__ __forceinline__ int slot_floats() const { return rows * kRowFloats; }
     __device__ __forceinline__ float* row(int slot, int row) const {
         return slots + (static_cast<i64>(slot) * rows + row) * kRowFloats;
     }
@@ -1043,34 +1044,40 @@ struct MergedRow {
         total = common.total(total, own_total);
         origin = common.origin;
     }
-    // The same of the first `count` parts at a time, with the highest of all origins. Four sums of totals round less than one.
+    // The same of `count` parts at a time, at most kParts, with their highest origin. Lane l of the warp has the statistics of part
+    // l % kParts; all lanes have the same row, and `O` of all parts for their own columns, zeros where there is no part.
     template <int kParts>
-    __device__ __forceinline__ void add(const uint4 (&O)[kParts], const uint4 (&statistics)[kParts], int count, float scale_log2) {
-        Origin highest = origin;
+    __device__ __forceinline__ void add(const uint4 (&O)[kParts], const uint4& statistics, int count, float scale_log2) {
+        const bool exists = lane_index() % kParts < count;
+        const Origin own{__uint_as_float(statistics.y), __uint_as_float(statistics.z)};
+        Origin highest = exists ? own : origin;
 #pragma unroll
-        for (int j = 0; j < kParts; ++j)
-            if (j < count && height(origin_of(statistics[j]), highest, scale_log2) > 0.0f) highest = origin_of(statistics[j]);
-        const float own = ex2_approx_ftz(height(origin, highest, scale_log2));
-        float totals[4] = {};
+        for (int distance = 1; distance < kParts; distance *= 2) {
+            const Origin other{shfl_sync_bfly(highest.shift, distance), shfl_sync_bfly(highest.row_max, distance)};
+            if (height(other, highest, scale_log2) > 0.0f) highest = other;
+        }
+        if (!(height(origin, highest, scale_log2) < 0.0f)) highest = origin;
+        highest = {shfl_sync_idx(highest.shift, 0), shfl_sync_idx(highest.row_max, 0)};  // of equals one for all
+
+        const float factor = exists ? ex2_approx_ftz(height(own, highest, scale_log2)) : 0.0f;
+        float totals = exists ? __uint_as_float(statistics.x) * fmaf(factor, kEx2Bias, factor) : 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) columns[i] *= own;
+        for (int distance = 1; distance < kParts; distance *= 2) totals += shfl_sync_bfly(totals, distance);
+        const float before = ex2_approx_ftz(height(origin, highest, scale_log2));
+        total = fmaf(total, fmaf(before, kEx2Bias, before), totals);
+        origin = highest;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) columns[i] *= before;
 #pragma unroll
         for (int j = 0; j < kParts; ++j) {
-            if (j >= count) continue;
-            const float factor = ex2_approx_ftz(height(origin_of(statistics[j]), highest, scale_log2));
+            const float by = shfl_sync_idx(factor, j);
             const u32 given[4] = {O[j].x, O[j].y, O[j].z, O[j].w};
 #pragma unroll
-            for (int i = 0; i < 4; ++i) columns[i] = fmaf(__uint_as_float(given[i]), factor, columns[i]);
-            totals[j % 4] += __uint_as_float(statistics[j].x) * fmaf(factor, kEx2Bias, factor);
+            for (int i = 0; i < 4; ++i) columns[i] = fmaf(__uint_as_float(given[i]), by, columns[i]);
         }
-        total = fmaf(total, fmaf(own, kEx2Bias, own), (totals[0] + totals[1]) + (totals[2] + totals[3]));
-        origin = highest;
     }
 
   private:
-    __device__ __forceinline__ static Origin origin_of(const uint4& statistics) {
-        return {__uint_as_float(statistics.y), __uint_as_float(statistics.z)};
-    }
     // Of one origin above another one, in base 2.
     __device__ __forceinline__ static float height(const Origin& a, const Origin& b, float scale_log2) {
         return fmaf(a.shift - b.shift, scale_log2, a.row_max - b.row_max);
@@ -1082,56 +1089,47 @@ struct MergedRow {
 // other head has its first, but not its last part there.
 __device__ __forceinline__ bool is_last_part(u32* counter, const HeadParts& parts) {
     if (atom_add_acq_rel_gpu(counter, 1) != static_cast<u32>(parts.count - 1)) return false;
-    st_release_gpu(counter, 0);
+    *counter = 0;  // nobody else looks at it before the launch has ended
     return true;
 }
 
-// So many groups of four columns that a thread adds up at a time, the first one and every `step`-th after it, as far as there are any, and
-// so many parts of each. All of these loads are on their way together: their latency is what merging costs.
-template <int kGroupsAtOnce, int kPartsAtOnce, int kColumns, class Store>
-__device__ __forceinline__ void merge_groups(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_group, int step,
-                                             int end_group, float scale_log2, const Store& store) {
-    constexpr int kGroups = kColumns / 4;  // of a row
-    MergedRow merged[kGroupsAtOnce];
+// A warp adds up a row of a head's parts, four columns a lane from `first_column` on, and calls store(row, column, MergedRow). kParts of
+// them are on their way from memory at a time: their latency is most of what merging costs, and a warp's instructions one by one are the
+// rest.
+template <int kParts, int kColumns, class Store>
+__device__ __forceinline__ void merge_row(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int row, int first_column,
+                                          float scale_log2, const Store& store) {
+    const int lane = lane_index(), column = min(first_column + lane * 4, kColumns - 4);
+    const auto part_at = [&](int part) { return partials.row(PartialOutputs<kColumns>::slot_of_part(parts, part), row); };
+    MergedRow merged;
 #pragma unroll 1
-    for (int first = 0; first < parts.count; first += kPartsAtOnce) {
-        uint4 O[kGroupsAtOnce][kPartsAtOnce], statistics[kGroupsAtOnce][kPartsAtOnce];
+    for (int first = 0; first < parts.count; first += kParts) {
+        const uint4 statistics = *reinterpret_cast<const uint4*>(part_at(min(first + lane % kParts, parts.count - 1)) + kColumns);
+        uint4 O[kParts] = {};
+        O[0] = *reinterpret_cast<const uint4*>(part_at(first) + column);
+        // From the second one on they are two slots apart. One multiplication and addition is all that each address takes.
+        const char* from = reinterpret_cast<const char*>(part_at(first + 1) + column);
+        u32 distance = 2 * sizeof(float) * partials.slot_floats();
+        launder(distance);  // else its multiples, which never change, would occupy registers all the time
 #pragma unroll
-        for (int i = 0; i < kGroupsAtOnce; ++i)
-#pragma unroll
-            for (int j = 0; j < kPartsAtOnce; ++j) {
-                // Beyond the last group or part it reads that one again: no branch keeps loads apart.
-                const int group = min(first_group + i * step, end_group - 1), part = min(first + j, parts.count - 1);
-                const float* row = partials.row(PartialOutputs<kColumns>::slot_of_part(parts, part), group / kGroups);
-                O[i][j] = *reinterpret_cast<const uint4*>(row + group % kGroups * 4);
-                statistics[i][j] = *reinterpret_cast<const uint4*>(row + kColumns);
-            }
-#pragma unroll
-        for (int i = 0; i < kGroupsAtOnce; ++i) merged[i].add(O[i], statistics[i], parts.count - first, scale_log2);
+        for (int j = 1; j < kParts; ++j)
+            if (first + j < parts.count) O[j] = *reinterpret_cast<const uint4*>(from + u64{distance} * (j - 1));
+        merged.add(O, statistics, parts.count - first, scale_log2);
     }
-#pragma unroll
-    for (int i = 0; i < kGroupsAtOnce; ++i) {
-        const int group = first_group + i * step;
-        if (group < end_group) store(group / kGroups, group % kGroups * 4, merged[i]);
-    }
+    if (first_column + lane * 4 < kColumns) store(row, column, merged);
 }
 
-// Adds up the rows [first_row, end_row) of a head's parts. Thread `thread` of kThreads takes every so many-th group of four columns, for
-// which it calls store(row, column, MergedRow).
-template <int kThreads, int kColumns, class Store>
-__device__ __forceinline__ void merge_parts(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_row, int end_row,
-                                            int thread, float scale_log2, const Store& store) {
-    constexpr int kGroups = kColumns / 4;
-    const int end = end_row * kGroups;
-    int group = first_row * kGroups + thread;
-    if (parts.count > 4) {
+// Adds up the rows [first_row, end_row) of a head's parts, by so many `warps`, of which this one is `warp`.
+template <int kColumns, class Store>
+__device__ __forceinline__ void merge_rows(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_row, int end_row,
+                                           int warp, int warps, float scale_log2, const Store& store) {
+    constexpr int kPieces = (kColumns + 127) / 128;    // of a row, as many columns each as a warp adds up
+    constexpr int kAtOnce = kColumns > 128 ? 8 : 16;  // parts, where a thread has registers for them beside its kernel's accumulators
 #pragma unroll 1
-        for (; group < end; group += kThreads) merge_groups<1, 16>(partials, parts, group, kThreads, end, scale_log2, store);
-    } else {
-#pragma unroll 1
-        for (; group + kThreads < end; group += kThreads * 4)
-            merge_groups<4, 4>(partials, parts, group, kThreads, end, scale_log2, store);
-        if (group < end) merge_groups<1, 4>(partials, parts, group, kThreads, end, scale_log2, store);
+    for (int i = first_row * kPieces + warp; i < end_row * kPieces; i += warps) {
+        const int row = i / kPieces, column = i % kPieces * 128;
+        if (parts.count <= 4) merge_row<4>(partials, parts, row, column, scale_log2, store);
+        else merge_row<kAtOnce>(partials, parts, row, column, scale_log2, store);
     }
 }
 
@@ -1349,13 +1347,14 @@ struct DecodeStorage {
     // Column tiles of O that are handed over at a time: 16 bytes of each for every thread.
     static constexpr int kHandedTiles = Traits::kColumnsV / 8 < 16 ? Traits::kColumnsV / 8 : 16;
     static constexpr int kHandedBytes = Traits::kKeyGroups > 1 ? kHandedTiles * 128 * 16 : 0;
+    static constexpr int kPartsBytes = Traits::kRowGroups * 2 * 16;
     static constexpr int kStatisticsBytes = Traits::kKeyGroups > 1 ? 64 * 8 : 0;
 
     QueryTile q_tile;
     SharedAddress stages, handed, statistics;
     Pipeline<1> q_pipeline;
     Pipeline<kStages> pipeline;
-    SharedAddress flags;  // for each row group, whether it has written the last part of a head
+    SharedAddress parts;  // for each row group and its first and its last part: HeadParts, and whether it has written the last of them
 
     // All threads call this: each computes the addresses.
     __device__ __forceinline__ explicit DecodeStorage(SharedRegions& regions) {
@@ -1365,7 +1364,7 @@ struct DecodeStorage {
         statistics = regions.take(kStatisticsBytes);
         q_pipeline.barriers = regions.take(Pipeline<1>::kBytes);
         pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
-        flags = regions.take(16);
+        parts = regions.take(kPartsBytes);
     }
     // All threads call this, too; what it does is there after the next barrier. The consumers zero the rows that Q does not have, which no
     // copy writes: the producers, for whom all wait, have nothing to do here.
@@ -1441,7 +1440,8 @@ template <class Traits, class Parameters>
 struct DecodeEpilogue {
     using Element = typename Traits::Element;
     using Partials = PartialOutputs<Traits::kHeadDimV>;
-    static constexpr int kFirstBarrier = 3, kOutTiles = Traits::kHeadDimV / 8;  // a barrier of each row group
+    // Barriers of each row group, and one of both key groups.
+    static constexpr int kFirstBarrier = 3, kBothGroups = 5, kOutTiles = Traits::kHeadDimV / 8;
 
     const Parameters& p;
     const DecodeStorage<Traits>& smem;
@@ -1464,10 +1464,15 @@ struct DecodeEpilogue {
             if (lane_index() % 4 == 0) store_lse(query, head, origins[h], totals[h]);
         }
     }
+    // One thread of a row group looks up where the other parts of a head are, while its keys are on their way.
+    __device__ __forceinline__ void find_parts(const KeyShares<DenseKeyTiles>& shares, const HeadTiles& head, bool is_first) const {
+        const HeadParts parts = shares.parts(head);
+        store_shared_v4(parts_at(is_first), {static_cast<u32>(parts.first_block), static_cast<u32>(parts.count), parts.begins_share, 0});
+    }
     // `is_first`: whether it is the block's first part.
     template <int kTiles>
     __device__ __forceinline__ void store_partial_rows(const float (&O)[kTiles][4], const float (&totals)[2], const Origin (&origins)[2],
-                                                       bool is_first, const HeadParts& parts) const {
+                                                       bool is_first) const {
         const Partials partials{p.partials, tiles.rows()};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -1481,27 +1486,38 @@ struct DecodeEpilogue {
             }
             if (lane_index() % 4 == 0) Partials::store_statistics(to, totals[h], origins[h]);
         }
-        const SharedAddress flag = smem.flags + row_group * 4;
         bar_sync(kFirstBarrier + row_group, 128);
-        if (thread_index() % 128 == 0)
-            store_shared(flag, is_last_part(p.part_counters + parts.first_block * Traits::kRowGroups + row_group, parts));
-        bar_sync(kFirstBarrier + row_group, 128);
-        if (load_shared(flag) != 0) merge(partials, parts);
+        if (thread_index() % 128 == 0) {
+            const HeadParts parts = load_parts(is_first);
+            const bool is_last = is_last_part(p.part_counters + parts.first_block * Traits::kRowGroups + row_group, parts);
+            store_shared(parts_at(is_first) + 12, is_last);
+        }
+    }
+    // Adds the parts up, if they are all there: by so many key groups, of which this is one.
+    __device__ __forceinline__ void merge_if_last(int key_group, int key_groups, bool is_first) const {
+        bar_sync(key_groups > 1 ? kBothGroups : kFirstBarrier + row_group, key_groups * 128);
+        if (load_shared(parts_at(is_first) + 12) == 0) return;
+        const HeadParts parts = load_parts(is_first);
+        const int first_row = row_group * 64, end_row = min(first_row + 64, tiles.rows());
+        merge_rows(Partials{p.partials, tiles.rows()}, parts, first_row, end_row, key_group * 4 + warp_index() % 4, key_groups * 4,
+                   p.scale_log2, [&](int row, int column, const MergedRow& merged) {
+                       if (!rows.has(tiles, row, p.len_q)) return;
+                       const int query = rows.query(tiles, row), head = rows.head(tiles, row);
+                       const float by = normaliser(merged.total);
+                       u32* out = reinterpret_cast<u32*>(out_row(query, head) + column);
+                       out[0] = cvt_rn_x2<Element>(merged.columns[0] * by, merged.columns[1] * by);
+                       out[1] = cvt_rn_x2<Element>(merged.columns[2] * by, merged.columns[3] * by);
+                       if (column == 0) store_lse(query, head, merged.origin, merged.total);
+                   });
     }
 
   private:
-    __device__ __forceinline__ void merge(const Partials& partials, const HeadParts& parts) const {
-        const int first_row = row_group * 64, end_row = min(first_row + 64, tiles.rows());
-        merge_parts<128>(partials, parts, first_row, end_row, thread_index() % 128, p.scale_log2,
-                         [&](int row, int column, const MergedRow& merged) {
-                             if (!rows.has(tiles, row, p.len_q)) return;
-                             const int query = rows.query(tiles, row), head = rows.head(tiles, row);
-                             const float by = normaliser(merged.total);
-                             u32* out = reinterpret_cast<u32*>(out_row(query, head) + column);
-                             out[0] = cvt_rn_x2<Element>(merged.columns[0] * by, merged.columns[1] * by);
-                             out[1] = cvt_rn_x2<Element>(merged.columns[2] * by, merged.columns[3] * by);
-                             if (column == 0) store_lse(query, head, merged.origin, merged.total);
-                         });
+    __device__ __forceinline__ SharedAddress parts_at(bool is_first) const {
+        return smem.parts + (row_group * 2 + (is_first ? 0 : 1)) * 16;
+    }
+    __device__ __forceinline__ HeadParts load_parts(bool is_first) const {
+        const uint4 v = load_shared_v4(parts_at(is_first));
+        return {static_cast<int>(v.x), static_cast<int>(v.y), v.z != 0};
     }
     __device__ __forceinline__ Element* out_row(int query, int head) const {
         return p.out + rows.batch * p.out_batch + head * p.out_head + query * p.out_row;
@@ -1540,9 +1556,8 @@ struct DecodeConsumer {
     OnlineSoftmax<Element, true> softmax;
     float S[kBlockKv / 8][4];
     float O[kOutTiles][4];
-    PackedRows rows;
     int ends_of_keys[2];  // that the thread's two rows see
-    HeadParts parts;      // of the head, if this is not all of it
+    int first_masked;     // key tile: those before it are seen whole by every row
 
     __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const KeyShares<DenseKeyTiles>& shares,
                                               int consumer)
@@ -1562,7 +1577,7 @@ struct DecodeConsumer {
 #pragma unroll 1
         for (; part.exists(); part.advance(shares)) {
             begin_part(part);
-            const int first = part.first_in_head(), end = first + part.count(), first_masked = first_masked_tile();
+            const int first = part.first_in_head(), end = first + part.count();
             bool new_rows = true;
             smem.q_pipeline.consumer_wait(q_state);
 #pragma unroll 1
@@ -1582,8 +1597,10 @@ struct DecodeConsumer {
     // ---- a part of a head ----
 
     __device__ __forceinline__ void begin_part(const KeyPart<DenseKeyTiles>& part) {
-        rows = rows_of(p, part.head);
-        if (!part.is_whole()) parts = shares.parts(part.head);  // now, while keys are on their way
+        const PackedRows rows = rows_of(p, part.head);
+        first_masked = max(0, chain.keys(rows.first_query).end) / kBlockKv;
+        if (!part.is_whole() && key_group == 0 && thread_index() % 128 == 0)
+            DecodeEpilogue<Traits, Parameters>{p, smem, rows, tiles, row_group}.find_parts(shares, part.head, part.is_first);
 #pragma unroll
         for (int h = 0; h < 2; ++h) ends_of_keys[h] = chain.keys(rows.query(tiles, own_row(row_group, h))).end;
 #pragma unroll
@@ -1592,8 +1609,6 @@ struct DecodeConsumer {
             for (int e = 0; e < 4; ++e) O[j][e] = 0.0f;
         softmax.restart();
     }
-    // Key tiles before it are seen whole by every row.
-    __device__ __forceinline__ int first_masked_tile() const { return max(0, chain.keys(rows.first_query).end) / kBlockKv; }
 
     // FlashAttention-2, algorithm 1, lines 8 to 10, for one key tile. While one key group works the other one's products run.
     __device__ __forceinline__ void work_on(int tile, bool new_rows, bool masked) {
@@ -1631,18 +1646,26 @@ struct DecodeConsumer {
     // ---- what comes of it ----
 
     __device__ __forceinline__ void finish_part(const KeyPart<DenseKeyTiles>& part) {
+        const PackedRows rows = rows_of(p, part.head);  // once more: nothing of it is needed between begin and end
+        const DecodeEpilogue<Traits, Parameters> epilogue{p, smem, rows, tiles, row_group};
+        // The second key group has nothing else to do once the block's last part is there: then it helps to add up.
+        const bool helps = kKeyGroups > 1 && part.is_last();
         float normalisers[2];
         const PairStatistics own = softmax.finish(normalisers);
-        float totals[2] = {fabsf(own.rows[0].total), fabsf(own.rows[1].total)};
-        Origin origins[2] = {own.rows[0].origin(), own.rows[1].origin()};
-        if constexpr (kKeyGroups > 1) {
-            if (key_group > 0) return hand_over_part(own);
-            add_part(totals, origins);
-            normalisers[0] = normaliser(totals[0]), normalisers[1] = normaliser(totals[1]);
+        if (kKeyGroups > 1 && key_group > 0) {
+            hand_over_part(own);
+            if (!helps || part.is_whole()) return;
+        } else {
+            float totals[2] = {fabsf(own.rows[0].total), fabsf(own.rows[1].total)};
+            Origin origins[2] = {own.rows[0].origin(), own.rows[1].origin()};
+            if constexpr (kKeyGroups > 1) {
+                add_part(totals, origins);
+                normalisers[0] = normaliser(totals[0]), normalisers[1] = normaliser(totals[1]);
+            }
+            if (part.is_whole()) return epilogue.store_rows(O, totals, origins, normalisers);
+            epilogue.store_partial_rows(O, totals, origins, part.is_first);
         }
-        const DecodeEpilogue<Traits, Parameters> epilogue{p, smem, rows, tiles, row_group};
-        if (part.is_whole()) epilogue.store_rows(O, totals, origins, normalisers);
-        else epilogue.store_partial_rows(O, totals, origins, part.is_first, parts);
+        epilogue.merge_if_last(key_group, helps ? 2 : 1, part.is_first);
     }
     // From one key group to the other: O in the order of registers, so many column tiles at a time, and the statistics.
     __device__ __forceinline__ SharedAddress handed(int tile) const { return smem.handed + (tile * 128 + thread_index() % 128) * 16; }
