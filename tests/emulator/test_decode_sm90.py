@@ -71,8 +71,8 @@ PARTS = [
     Fault("decode-counter-not-reset", "    *counter = 0;", "    ", FULL),
     Fault(
         "decode-statistics-of-the-other-row",
-        "totals[h], origins[h]);\n        }\n        const SharedAddress",
-        "totals[1 - h], origins[h]);\n        }\n        const SharedAddress",
+        "totals[h], origins[h]);\n        }\n        bar_sync",
+        "totals[1 - h], origins[h]);\n        }\n        bar_sync",
         FULL,
     ),
     Fault("decode-lse-of-one-part", "merged.origin, merged.total);", "merged.origin, 0.5f * merged.total);", FULL),
@@ -83,7 +83,10 @@ _NOT_WRITTEN = "read of shared memory that nobody wrote"
 # Each with what its check says.
 RACES = [
     (_NO_WAIT, Fault("decode-wait-for-keys-removed", "        wait(smem.pipeline.full(stage), state.parity);\n", "", FULL)),
-    (_NO_WAIT, Fault("decode-wait-for-queries-removed", "            smem.q_pipeline.consumer_wait(q_state);\n", "", FULL)),
+    (
+        "read under an asynchronous copy that was not waited for",
+        Fault("decode-wait-for-queries-removed", "            smem.q_pipeline.consumer_wait(q_state);\n", "", FULL),
+    ),
     ("all 1 have arrived already", Fault("decode-keys-overwritten", "            smem.pipeline.producer_acquire(state);\n", "", FULL)),
     (
         "arrivals and 0 bytes",

@@ -69,16 +69,20 @@ struct DecodeEpilogue {
         if (load_shared(parts_at(is_first) + 12) == 0) return;
         const HeadParts parts = load_parts(is_first);
         const int first_row = row_group * 64, end_row = min(first_row + 64, tiles.rows());
-        merge_rows(Partials{p.partials, tiles.rows()}, parts, first_row, end_row, key_group * 4 + warp_index() % 4, key_groups * 4,
-                   p.scale_log2, [&](int row, int column, const MergedRow& merged) {
-                       if (!rows.has(tiles, row, p.len_q)) return;
-                       const int query = rows.query(tiles, row), head = rows.head(tiles, row);
-                       const float by = normaliser(merged.total);
-                       u32* out = reinterpret_cast<u32*>(out_row(query, head) + column);
-                       out[0] = cvt_rn_x2<Element>(merged.columns[0] * by, merged.columns[1] * by);
-                       out[1] = cvt_rn_x2<Element>(merged.columns[2] * by, merged.columns[3] * by);
-                       if (column == 0) store_lse(query, head, merged.origin, merged.total);
-                   });
+        const Partials partials{p.partials, tiles.rows()};
+        const auto store = [&](int row, int column, const MergedRow& merged) {
+            if (!rows.has(tiles, row, p.len_q)) return;
+            const int query = rows.query(tiles, row), head = rows.head(tiles, row);
+            const float by = normaliser(merged.total);
+            u32* out = reinterpret_cast<u32*>(out_row(query, head) + column);
+            out[0] = cvt_rn_x2<Element>(merged.columns[0] * by, merged.columns[1] * by);
+            out[1] = cvt_rn_x2<Element>(merged.columns[2] * by, merged.columns[3] * by);
+            if (column == 0) store_lse(query, head, merged.origin, merged.total);
+        };
+        if constexpr (Traits::kKeyGroups == 1)
+            merge_parts<128>(partials, parts, first_row, end_row, thread_index() % 128, p.scale_log2, store);
+        else
+            merge_rows(partials, parts, first_row, end_row, key_group * 4 + warp_index() % 4, key_groups * 4, p.scale_log2, store);
     }
 
   private:

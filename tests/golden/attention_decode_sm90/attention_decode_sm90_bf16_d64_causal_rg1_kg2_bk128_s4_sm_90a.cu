@@ -1133,6 +1133,13 @@ __device__ __forceinline__ void merge_rows(const PartialOutputs<kColumns>& parti
     }
 }
 
+// The same by kThreads threads, whole warps, of which this one is `thread`.
+template <int kThreads, int kColumns, class Store>
+__device__ __forceinline__ void merge_parts(const PartialOutputs<kColumns>& partials, const HeadParts& parts, int first_row, int end_row,
+                                            int thread, float scale_log2, const Store& store) {
+    merge_rows(partials, parts, first_row, end_row, shfl_sync_first(thread / 32), kThreads / 32, scale_log2, store);
+}
+
 // ==== tile/warpgroup/row_sums.cuh ====================================================================================
 
 // The row statistics that a consumer hands to its LSE writer: row sum and row max, through shared memory.
@@ -1499,16 +1506,20 @@ struct DecodeEpilogue {
         if (load_shared(parts_at(is_first) + 12) == 0) return;
         const HeadParts parts = load_parts(is_first);
         const int first_row = row_group * 64, end_row = min(first_row + 64, tiles.rows());
-        merge_rows(Partials{p.partials, tiles.rows()}, parts, first_row, end_row, key_group * 4 + warp_index() % 4, key_groups * 4,
-                   p.scale_log2, [&](int row, int column, const MergedRow& merged) {
-                       if (!rows.has(tiles, row, p.len_q)) return;
-                       const int query = rows.query(tiles, row), head = rows.head(tiles, row);
-                       const float by = normaliser(merged.total);
-                       u32* out = reinterpret_cast<u32*>(out_row(query, head) + column);
-                       out[0] = cvt_rn_x2<Element>(merged.columns[0] * by, merged.columns[1] * by);
-                       out[1] = cvt_rn_x2<Element>(merged.columns[2] * by, merged.columns[3] * by);
-                       if (column == 0) store_lse(query, head, merged.origin, merged.total);
-                   });
+        const Partials partials{p.partials, tiles.rows()};
+        const auto store = [&](int row, int column, const MergedRow& merged) {
+            if (!rows.has(tiles, row, p.len_q)) return;
+            const int query = rows.query(tiles, row), head = rows.head(tiles, row);
+            const float by = normaliser(merged.total);
+            u32* out = reinterpret_cast<u32*>(out_row(query, head) + column);
+            out[0] = cvt_rn_x2<Element>(merged.columns[0] * by, merged.columns[1] * by);
+            out[1] = cvt_rn_x2<Element>(merged.columns[2] * by, merged.columns[3] * by);
+            if (column == 0) store_lse(query, head, merged.origin, merged.total);
+        };
+        if constexpr (Traits::kKeyGroups == 1)
+            merge_parts<128>(partials, parts, first_row, end_row, thread_index() % 128, p.scale_log2, store);
+        else
+            merge_rows(partials, parts, first_row, end_row, key_group * 4 + warp_index() % 4, key_groups * 4, p.scale_log2, store);
     }
 
   private:
