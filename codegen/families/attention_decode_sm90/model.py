@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecodeWeights:
-    """What counts do not tell, read off times of head dims 64 to 256 on an H200 (docs/performance-log.md has the commands).
+    """What counts do not tell, read off times of head dims 64 to 256 on an H200.
 
     memory:    share of the memory's bandwidth that copies reach
     shallow:   share of it that they lose with 32 KiB on their way beside the tiles that are worked on; less with more, by the third power
