@@ -156,3 +156,15 @@ def test_few_queries_of_many_keys_take_it_by_themselves(mask: Mask, sizes: tuple
 def test_a_second_row_group_is_for_more_rows() -> None:
     two = Config(2, 1, 64, 4)
     assert [FAMILY.not_dominated(two, Workload(1, 32, 8, len_q, 8192)) for len_q in (1, 16, 17)] == [False, False, True]
+
+
+def test_traffic_has_each_part_once() -> None:
+    """Whole heads move q, k, v and out; a head of 16 parts moves their outputs, too, there and back."""
+    config, element = Config(1, 2, 64, 4), 2
+    whole = FAMILY.traffic(PROBLEM, config, Workload(16, 32, 8, 1, 8192), H200)
+    keys = 16 * 8 * 8192 * 256 * element
+    assert (whole.read, whole.written) == (keys + 16 * 32 * 128 * element, 16 * 32 * 128 * element)
+    split = FAMILY.traffic(PROBLEM, config, Workload(1, 32, 8, 1, 8192), H200)
+    partial = 8 * 16 * 4 * (128 + 4) * 4
+    assert split.read == 8 * 8192 * 256 * element + 128 * 4 * 128 * element + partial
+    assert split.written == 32 * 128 * element + partial
