@@ -53,6 +53,7 @@ def test_rows_are_packed(group: int, len_q: int, most: int, tiles: RowTiles) -> 
         (2048, 32, 128),  # 16 heads a block
         (16, 512, 128),
         (1000, 10, 125),
+        (100, 64, 100),  # a head a block on three quarters of the SMs
         (90, 10, 132),  # 90 blocks would leave a third of the SMs idle: shares end inside heads
         (131, 7, 131),
         (8, 2, 16),  # a tile each

@@ -210,11 +210,11 @@ class AttentionDecodeSm90(Family):
         return "\n".join((wgmma.wgmma_ss(element, config.block_kv), wgmma.wgmma_rs(element, padded(problem.head_dim_v))))
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionDecodeSm90Config]:
-        """See Family. Of stages, so many that 64 KB are on their way, and up to twice as many, as far as they fit."""
+        """See Family. Of stages, so many that 96 KB are on their way, and up to twice as many, as far as they fit."""
         bytes_of_key = (_panels(problem.head_dim) + _panels(problem.head_dim_v)) * PANEL * problem.dtype.bytes
         for (row_groups, key_groups), block_kv in itertools.product(((1, 2), (2, 1)), (32, 48, 64, 96, 128)):
             fewest = max(2, -(-SHALLOWEST // (bytes_of_key * block_kv)))
-            counts = {min(16, -(-count // key_groups) * key_groups) for count in (fewest, fewest * 2)}
+            counts = {min(16, -(-count // key_groups) * key_groups) for count in (fewest * 3 // 2, fewest * 2, fewest * 3)}
             yield from (AttentionDecodeSm90Config(row_groups, key_groups, block_kv, stages) for stages in sorted(counts))
 
     def default(self, problem: Problem, target: Target) -> AttentionDecodeSm90Config:

@@ -23,25 +23,33 @@ class DecodeWeights:
 
     memory:    share of the memory's bandwidth that copies reach
     shallow:   share of it that they lose with 32 KiB on their way beside the tiles that are worked on; less with more, by the third power
+    deep:      share that they lose for each 64 KiB on their way beyond 128
     copy:      seconds of an SM's copies of a key tile that do not depend on its size
     launch:    seconds of a launch beside its tiles
     part:      seconds of each further part of a block
+    idle:      share of the memory's bandwidth that is lost for each share of the SMs that is idle
+    reach:     how many times its share of that bandwidth an SM can have
     merge:     seconds that a head of several parts takes longer
-    batch:     seconds more for each 16 parts of four columns that a thread adds up
+    batch:     seconds of each 16 further parts of a row, or of 128 columns of it, that a warp adds up
     step:      cycles of a key tile that do not depend on its size
     key:       cycles of a key tile for each key of it, products aside
+    in_phase:  factor on a step of two row groups, which begin it together and so want the tensor cores at the same time
     alone:     factor on a launch where no other consumer computes meanwhile
     """
 
-    memory: float = 0.9385
+    memory: float = 0.95
     shallow: float = 0.09
     copy: float = 4.0e-9
-    launch: float = 3.0e-6
+    deep: float = 0.014
+    launch: float = 2.2e-6
     part: float = 0.3e-6
-    merge: float = 2.5e-6
-    batch: float = 0.8e-6
+    idle: float = 0.12
+    reach: float = 1.3
+    merge: float = 3.3e-6
+    batch: float = 1.6e-6
     step: float = 480.0
     key: float = 6.2
+    in_phase: float = 1.28
     alone: float = 1.012
 
 
@@ -61,18 +69,20 @@ def predict(
     steps = -(-heads * key_tiles // blocks)  # of the block that has most
 
     copied = config.block_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
-    slowed = min(0.9, w.shallow * (32768 / ((config.stages - 1) * copied)) ** 3)
-    share = (1 - slowed) * min(1.0, blocks / (0.97 * device.sm_count))  # with some SMs idle, the others read the more
+    slowed = min(0.9, w.shallow * (32768 / ((config.stages - 1) * copied)) ** 3 + w.deep * max(0.0, config.stages * copied / 65536 - 2))
+    running = blocks / device.sm_count
+    share = (1 - slowed) * min(1 - w.idle * (1 - running), w.reach * running)
     memory = heads * key_tiles * copied / (device.memory_bandwidth * w.memory * share) + w.copy * steps
 
     columns = padded(problem.head_dim) + padded(problem.head_dim_v)
     tensor = 2 * config.rows * config.block_kv * columns / device.target.wgmma_flops_per_cycle
     serial = w.step + w.key * config.block_kv + tensor
-    compute = steps * max(tensor, serial / config.key_groups) / device.clock_hz
+    together = w.in_phase if config.row_groups > 1 else 1.0
+    compute = steps * max(tensor, together * serial / config.key_groups) / device.clock_hz
 
     fixed = w.launch + w.part * -(-heads // blocks)
     if heads % blocks:
-        parts, groups = -(-blocks // heads) + 1, min(tiles.rows, 64) * problem.head_dim_v / 512
-        fixed += w.merge + w.batch * groups * parts / 16
+        parts, pieces = max(2, -(-blocks // heads)), min(tiles.rows, 64) * -(-problem.head_dim_v // 128)
+        fixed += w.merge + w.batch * (-(-parts // 16) * -(-pieces // (4 * config.key_groups)) - 1)
     factor = w.alone if config.consumers == 1 else 1.0
     return Prediction(factor * max(memory, compute) + fixed, "memory" if memory >= compute else "tensor cores")
