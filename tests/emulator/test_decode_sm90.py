@@ -22,7 +22,7 @@ from tests.support.plan import planned, to_run
 from tests.support.runs import compile_ahead, emulated_kernel, emulated_text, launch, seconds_of, why_rejected
 
 TARGET = find_target("sm_90a")
-ORDERS = (EmulationOrder(), EmulationOrder(Schedule.REVERSED, late_copies=False))
+ORDERS = (EmulationOrder(), EmulationOrder(Schedule.REVERSED, late_copies=False), EmulationOrder(Schedule.AHEAD))
 SMS = 7  # so few that blocks have several heads, and heads several blocks
 TWO_KEY_GROUPS = AttentionDecodeSm90Config(row_groups=1, key_groups=2, block_kv=32, stages=4)
 TWO_ROW_GROUPS = AttentionDecodeSm90Config(row_groups=2, key_groups=1, block_kv=32, stages=3)
@@ -38,9 +38,21 @@ RISING = given((3, 600), heads=(9, 3), rising=-40.0)
 # Rounding a scaled maximum is worth more than an exponent's range.
 HUGE = given((2, 200), heads=(9, 3), dtype=Dtype.BF16, magnitude=1e12)
 # 120 rows: of two row groups the second has fewer than 64; and 131 of 71 heads, which take several tiles.
-ROWS = given((24, 300), heads=(10, 2), mask=Mask.CAUSAL, config=TWO_ROW_GROUPS)
-TILES = given((3, 100), heads=(71, 1), config=ONE)
-SETTINGS = {"full": FULL, "causal": CAUSAL, "unseen": UNSEEN, "wide": WIDE, "rising": RISING, "huge": HUGE, "rows": ROWS, "tiles": TILES}
+ROWS = given((24, 300), heads=(10, 2), batch=2, mask=Mask.CAUSAL, config=TWO_ROW_GROUPS)
+TILES = given((2, 100), heads=(71, 1), batch=2, config=ONE)
+# A part is one tile, so that one of two key groups has none of it.
+ONE_TILE = given((3, 20), heads=(30, 15))
+SETTINGS = {
+    "one-tile": ONE_TILE,
+    "full": FULL,
+    "causal": CAUSAL,
+    "unseen": UNSEEN,
+    "wide": WIDE,
+    "rising": RISING,
+    "huge": HUGE,
+    "rows": ROWS,
+    "tiles": TILES,
+}
 
 ROWS_AND_KEYS = [
     Fault("decode-one-head-for-all-rows", "return first_head + row - divide", "return first_head + 0 * row - 0 * divide", FULL),
@@ -57,6 +69,13 @@ ROWS_AND_KEYS = [
     Fault("decode-softmax-of-the-part-before", "        softmax.restart();\n", "", FULL),
 ]
 PARTS = [
+    Fault(
+        "decode-queries-released-too-early",
+        "            smem.q_pipeline.consumer_wait(q_state);\n",
+        "            barrier_warp_sync();\n            smem.q_pipeline.consumer_release(q_state.stage, lane_index() == 0);\n"
+        "            smem.q_pipeline.consumer_wait(q_state);\n",
+        ONE_TILE,
+    ),
     Fault("decode-last-tile-of-a-share-skipped", "(shares.first_tile(block + 1)),", "(shares.first_tile(block + 1) - 1),", FULL),
     Fault("decode-tile-on-the-border-twice", "begin(shares.first_tile(block)),", "begin(max(0, shares.first_tile(block) - 1)),", FULL),
     Fault("decode-other-key-group-not-added", " + __uint_as_float(given[e]) * factors[e / 2][1]", "", FULL),

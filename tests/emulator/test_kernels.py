@@ -159,7 +159,7 @@ def test_without_lse(family: Family, mask: Mask, orders: tuple[EmulationOrder, .
     spec = shared_spec(family, mask)
     some = case(spec.problem, taken(family, spec.problem, Workload(1, 2, 1, 150, 200)))
     tensors, kernel = some.make("cpu"), emulated_kernel(spec)
-    launch(kernel, some, tensors)
+    launch(kernel, some, tensors, sm_count=2)  # shares of keys, and so the order of sums, may depend on the number of SMs
     expected = tensors.out.view.clone()
     for order in orders:
         launch(kernel, some, tensors, order, sm_count=2, with_lse=False)

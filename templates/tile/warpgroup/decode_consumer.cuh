@@ -55,7 +55,8 @@ struct DecodeConsumer {
                 work_on(tile, new_rows, tile >= first_masked);
                 new_rows = false;
             }
-            smem.q_pipeline.consumer_release(q_state.stage, thread_index() % 128 == 0);
+            barrier_warp_sync();
+            smem.q_pipeline.consumer_release(q_state.stage, lane_index() == 0);
             q_state.advance();
             finish_part(part);
         }

@@ -48,7 +48,9 @@ struct DecodeStorage {
         const int thread = thread_index() - 128;  // of the consumers
         if (thread < 0) return;
         if (thread == 0) {
-            q_pipeline.initialise(1, Traits::kConsumers);
+            // Each warp releases Q: a consumer may have no tile of a part, and then nothing else keeps its warps together, of which one
+            // that still waits for Q would miss its phase. One thread releases K and V, as products keep a consumer's warps together.
+            q_pipeline.initialise(1, Traits::kConsumers * 4);
             pipeline.initialise(1, Traits::kRowGroups);
             fence_mbarrier_init();
         }

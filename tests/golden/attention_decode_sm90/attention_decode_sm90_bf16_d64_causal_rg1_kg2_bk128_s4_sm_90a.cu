@@ -124,6 +124,9 @@ __device__ __forceinline__ void store_shared_v4(SharedAddress address, const uin
 // All threads of the block arrive; what they wrote to shared memory before is visible to all of them after.
 __device__ __forceinline__ void barrier_sync() { __syncthreads(); }
 
+// The lanes of a warp arrive; what they wrote to shared memory before is visible to all of them after.
+__device__ __forceinline__ void barrier_warp_sync() { __syncwarp(); }
+
 // ==== atoms/ptx/named_barrier.cuh ====================================================================================
 
 // Barriers of some of a block's warps, by number: 1 to 15. PTX ISA, "bar, barrier". Number 0 is barrier_sync's.
@@ -1380,7 +1383,9 @@ struct DecodeStorage {
         const int thread = thread_index() - 128;  // of the consumers
         if (thread < 0) return;
         if (thread == 0) {
-            q_pipeline.initialise(1, Traits::kConsumers);
+            // Each warp releases Q: a consumer may have no tile of a part, and then nothing else keeps its warps together, of which one
+            // that still waits for Q would miss its phase. One thread releases K and V, as products keep a consumer's warps together.
+            q_pipeline.initialise(1, Traits::kConsumers * 4);
             pipeline.initialise(1, Traits::kRowGroups);
             fence_mbarrier_init();
         }
@@ -1599,7 +1604,8 @@ struct DecodeConsumer {
                 work_on(tile, new_rows, tile >= first_masked);
                 new_rows = false;
             }
-            smem.q_pipeline.consumer_release(q_state.stage, thread_index() % 128 == 0);
+            barrier_warp_sync();
+            smem.q_pipeline.consumer_release(q_state.stage, lane_index() == 0);
             q_state.advance();
             finish_part(part);
         }
