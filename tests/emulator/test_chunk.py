@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from flashgen.codegen.families.attention_decode.config import AttentionDecodeConfig
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.problem import Mask
@@ -21,11 +22,13 @@ from tests.support.runs import LIMITS, emulated_kernel, emulated_text
 
 ALONE, WINDOW = ("chunk",), ("chunk", "window")
 GENERIC = AttentionForwardConfig(64, 64, 32, 4, 3, QueryPlace.SHARED, FirstProduct.QK)
+DECODE = AttentionDecodeConfig(16, 16, 32, 2, 2, QueryPlace.SHARED)
 KERNELS = {
     "generic": NamedKernel("attention_forward", 64, Mask.CAUSAL, False, ALONE, GENERIC),
     "generic-window": NamedKernel("attention_forward", 64, Mask.FULL, False, WINDOW, GENERIC),
     "sm90": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, ALONE, AttentionForwardSm90Config(2, 64, 2, 2, 1)),
     "packed": NamedKernel("attention_forward_sm90", 64, Mask.CAUSAL, False, ALONE, AttentionForwardSm90Config(2, 64, 2, 2, 1, pack_gqa=2)),
+    "decode": NamedKernel("attention_decode", 64, Mask.CAUSAL, False, ALONE, DECODE),
     "backward": NamedKernel("attention_backward", 64, Mask.FULL, False, ALONE),
     "backward-ordered": NamedKernel("attention_backward", 64, Mask.CAUSAL, True, ALONE),
     "backward-window-ordered": NamedKernel("attention_backward", 64, Mask.FULL, True, WINDOW),

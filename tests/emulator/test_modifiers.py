@@ -12,6 +12,8 @@ import torch
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
+from flashgen.codegen.families.attention_decode.config import AttentionDecodeConfig
+from flashgen.codegen.families.attention_forward.config import QueryPlace
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.family import find_family
 from flashgen.codegen.modifiers.traced import name_of_functions
@@ -41,6 +43,8 @@ BY_DISTANCE = name_of_functions(
 UPWARDS = name_of_functions(modifier_in_call(lambda score, batch, head, query, key: score + TABLE[head, key - query + 30] * head).modifier)
 ROOTS = name_of_functions(modifier_in_call(lambda score, batch, head, query, key: score + torch.sqrt((170 - query + key).float())).modifier)
 PACKED = AttentionForwardSm90Config(1, 64, 2, 2, 1, ping_pong=False, pack_gqa=16)
+DECODE = AttentionDecodeConfig(32, 16, 64, 4, 2, QueryPlace.REGISTERS)
+WIDE_DECODE = AttentionDecodeConfig(64, 32, 32, 4, 2, QueryPlace.SHARED)
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] = {
     "softcap": ("attention_forward", 64, Mask.CAUSAL, False, ("softcap",), None),
@@ -70,6 +74,9 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "dropout-softcap-sm90": ("attention_forward_sm90", 128, Mask.FULL, False, ("dropout", "sinks", "softcap"), None),
     "all": ("attention_forward", 64, Mask.FULL, False, ("alibi", "dropout", "sinks", "softcap", "window"), None),
     "all-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
+    "decode": ("attention_decode", 64, Mask.CAUSAL, False, ("alibi",), DECODE),
+    "softcap-decode": ("attention_decode", 128, Mask.FULL, False, ("sinks", "softcap"), WIDE_DECODE),
+    "all-decode": ("attention_decode", 64, Mask.FULL, False, ("alibi", "chunk", "sinks", "softcap", "window"), DECODE),
     "backward-softcap": ("attention_backward", 64, Mask.FULL, False, ("softcap",), None),
     "backward-alibi": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi",), None),
     "backward-all": ("attention_backward", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
@@ -163,7 +170,7 @@ def spec_of(kernel: str, dtype: Dtype = Dtype.FP16) -> KernelSpec:
 def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int], values: Values) -> Verdict:
     ends = (60, 20) if "window" in spec.problem.modifiers else (OPEN, OPEN)
     chunk = 50 if "chunk" in spec.problem.modifiers else OPEN
-    heads = HEADS if getattr(spec.config, "pack_gqa", 1) > 1 else (2, 1)
+    heads = HEADS if getattr(spec.config, "pack_gqa", 1) > 1 else (3, 1) if spec.family.name == "attention_decode" else (2, 1)
     tensors = Tensors.random(spec.problem, Workload(1, *heads, *lengths, *ends, chunk), torch.Generator().manual_seed(5))
     scalars = {"softcap": values.cap} if "softcap" in spec.problem.modifiers else {}
     if "dropout" in spec.problem.modifiers:
@@ -244,6 +251,11 @@ FAULTS = [
     fault("neighbours-swapped", "odd ? own[h][1] : got);", "odd ? got : own[h][1]);", "backward-bias-sm90"),
     fault("last-pair-left", "query < len_q && key < len_kv) store", "query < len_q && key + 2 < len_kv) store", "backward-bias-persistent"),
     fault("left-out-of-the-sum", "factor * normaliser(fmaf(total, factor, ex2_approx_ftz(height - rise)))", "normaliser(total)", "sinks"),
+    fault("wrong-heads-slope", "rows.at(row).head, rows.at(row + 8).head", "rows.at(row).head, rows.at(row).head", "decode"),
+    fault("wrong-query", "{work.rows, first_row, first_key}", "{work.rows, 0, first_key}", "decode"),
+    fault("other-warps-keys", "{work.rows, first_row, first_key}", "{work.rows, first_row, tile * kBlockKv}", "decode"),
+    fault("wrong-heads-sink", "p.sinks[to.head]", "p.sinks[work.rows.head_kv]", "softcap-decode"),
+    fault("left-out-of-lse", "= lse_with_sink(lse, sink);", "= lse;", "softcap-decode"),
     fault("left-out-of-lse", "lse = lse_with_sink(lse, p.sinks[head]);", "", "sinks-sm90"),
     fault("scaled", "fmaf(-origin.row_max, ln2_hi, sink)", "fmaf(-origin.row_max, ln2_hi, sink * unit)", "sinks-sm90"),
     fault("wrong-heads-sink", "sinks[head + (row + 8) % kPackGqa]", "sinks[head + row % kPackGqa]", "sinks-packed"),

@@ -9,6 +9,7 @@ import torch
 
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder, Schedule
+from flashgen.codegen.families.attention_decode.config import AttentionDecodeConfig
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.problem import Mask
@@ -24,12 +25,14 @@ from tests.support.runs import LIMITS, emulated_kernel, emulated_text
 
 ALONE = ("window",)
 GENERIC = AttentionForwardConfig(64, 64, 32, 4, 3, QueryPlace.SHARED, FirstProduct.QK)
+DECODE = AttentionDecodeConfig(16, 16, 32, 2, 2, QueryPlace.SHARED)
 KERNELS = {
     "generic": NamedKernel(
         "attention_forward", 64, Mask.FULL, False, ALONE, AttentionForwardConfig(64, 64, 32, 4, 3, QueryPlace.SHARED, FirstProduct.QK)
     ),
     "sm90": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, ALONE, AttentionForwardSm90Config(2, 64, 2, 2, 1)),
     "packed": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, ALONE, AttentionForwardSm90Config(2, 64, 2, 2, 1, pack_gqa=2)),
+    "decode": NamedKernel("attention_decode", 64, Mask.FULL, False, ALONE, DECODE),
     "backward": NamedKernel("attention_backward", 64, Mask.FULL, False, ALONE),
     "backward-ordered": NamedKernel("attention_backward", 64, Mask.FULL, True, ALONE),
     "backward-sm90": NamedKernel("attention_backward_sm90", 64, Mask.FULL, False, ALONE),
@@ -90,6 +93,14 @@ FAULTS = [
     fault_of("aligned-top-left", _LEFT, "-p.window_left", "sm90"),
     fault_of("first-key-not-hidden", _KEYS, "{0, query + last + 1}", "generic"),
     fault_of("last-key-not-hidden", _KEYS, "{max(0, query + first), 0x7fffffff}", "sm90"),
+    fault_of("first-keys-not-hidden", "(chain.kHidesFirstKeys && tile < work.full_begin)", "false", "decode"),
+    fault_of("tiles-of-the-first-key", "work.begin = tiles.begin + part", "work.begin = part", "decode"),
+    fault_of(
+        "tiles-of-the-last-query",
+        "(of_last.begin + kBlockKv - 1) / kBlockKv, max(0, of_first.end) / kBlockKv,",
+        "0, max(0, of_first.end) / kBlockKv,",
+        "decode",
+    ),
     fault_of("left-end-one-short", _VISIBLE, "query + first < key && key <= query + last", "backward"),
     fault_of("right-end-one-short", _VISIBLE, "query + first <= key && key < query + last", "backward-sm90"),
     fault_of("right-end-not-seen", _VISIBLE, "query + first <= key", "backward"),

@@ -187,7 +187,7 @@ class AttentionDecodeSm90(Family):
         """
         rows = workload.heads_q // max(1, workload.heads_kv) * workload.len_q
         made_for = rows <= MOST_ROWS and workload.len_kv >= LEAST_KEYS_A_QUERY * workload.len_q
-        return 2 if made_for else self.preference
+        return 3 if made_for else self.preference
 
     def not_dominated(self, config: AttentionDecodeSm90Config, workload: Workload) -> bool:
         """See Family. A second row group is for more than 64 rows."""

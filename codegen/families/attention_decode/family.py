@@ -1,0 +1,237 @@
+"""The generic decode family for attention forward, sm_80 and later: keys shared equally by persistent blocks, mma.sync and cp.async."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values
+from flashgen.codegen.config import Config
+from flashgen.codegen.devices import Device
+from flashgen.codegen.errors import IllegalConfigError
+from flashgen.codegen.family import Family, Prediction, Traffic
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, modifiers_of, score_unit, with_modifiers
+from flashgen.codegen.operands import Call
+from flashgen.codegen.parameters import Parameter, ParameterBlock
+from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
+from flashgen.codegen.target import Target
+from flashgen.codegen.workload import Workload
+
+from ..attention_forward.config import QueryPlace
+from . import model
+from .config import AttentionDecodeConfig
+from .shares import shares_of
+
+DIVISORS = ("key_tiles", "head_items", "row_tiles", "group", "heads_of_share", "blocks")
+BLOCK_Q = (16, 32, 64)
+WIDE = 192  # columns of O
+MOST_ROWS, LEAST_KEYS_A_QUERY = max(BLOCK_Q), 8  # of a key/value head that the family is preferred for
+LEAST_TILE, MOST_TILES = 16, 2**31 - 1
+# block_q, warp_q, warps, keys of a tile for each key group, blocks_per_sm: what was best somewhere on an H200. The last ones are for wide
+# heads where shared memory is small.
+SHAPES = (
+    *((16, 16, 4, 16, 1), (16, 16, 4, 32, 1), (16, 16, 4, 16, 2), (16, 16, 8, 16, 1)),
+    *((32, 16, 8, 16, 1), (32, 32, 4, 16, 1), (64, 16, 8, 32, 1), (64, 32, 8, 16, 1), (32, 16, 4, 16, 1), (16, 16, 2, 16, 1)),
+)
+STAGES = (8, 6, 4, 3, 2)
+QUERY_PLACES = (QueryPlace.REGISTERS, QueryPlace.SHARED)
+RING_BYTES = 192 * 2**10  # of an SM: a third of it keeps the memory busy, the rest while a block ends one item and begins the next
+SLICE = 64  # columns of O that the key groups of a block add up at once
+STATISTICS = 4  # numbers that a row of partial outputs has beside its columns
+
+
+class AttentionDecode(Family):
+    """See the module's docstring; the algorithm is templates/kernels/attention_decode.cu.j2."""
+
+    name = "attention_decode"
+    revision = 1
+    modifiers = ("alibi", "chunk", "sinks", "softcap", "window")
+    preference = -1  # but for few queries, see preference_for
+    template = "kernels/attention_decode.cu.j2"
+    config_type = AttentionDecodeConfig
+    parameters = ParameterBlock(
+        (
+            *(Parameter("const Element*", n) for n in ("q", "k", "v")),
+            Parameter("Element*", "out"),
+            *(Parameter("float*", n) for n in ("lse", "partials")),
+            Parameter("u32*", "part_counters"),
+            *(Parameter("i64", f"{tensor}_{dim}") for tensor in TENSORS for dim in ("batch", "head", "row")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in DIVISORS),
+            *(Parameter("int", n) for n in (*DIVISORS, "batch", "heads_q", "len_q", "len_kv")),
+            *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
+        )
+    )
+    atoms = (
+        *("types", "register", "index", "shared_memory", "barrier", "named_barrier", "atomic", "cp_async", "ldmatrix", "mma_sync"),
+        *("cvt", "set_f16", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
+    )
+    tiles = (
+        *("warp/shared_tile", "common/shared_regions", "common/tile_scheduler", "common/key_shares", "common/sequences"),
+        *("common/score_chain", "warp/load", "warp/gemm", "common/softmax_rows", "common/lse", "warp/softmax"),
+        *("common/partial_outputs", "warp/item_rows", "warp/key_stream", "warp/partial_rows"),
+    )
+
+    # Registers a thread needs beside its accumulators and query fragments: addresses, operands on their way, the softmax state.
+    registers_beside = 80
+    registers_of_modifiers = 8  # more, where a problem has some
+
+    def refusals(self, problem: Problem, target: Target) -> list[str]:
+        """See Family."""
+        reasons = problem_reasons(problem, self.operation, self.modifiers)
+        if target.capability < (8, 0):
+            reasons.append(f"target must be sm_80 or newer; got {target.name}")
+        return reasons
+
+    def check(self, problem: Problem, config: AttentionDecodeConfig, target: Target) -> list[str]:
+        """See Family."""
+        reasons = self.refusals(problem, target)
+        for name, low, high in (("warps", 1, 16), ("stages", 2, 8), ("blocks_per_sm", 1, 8)):
+            if not low <= (value := getattr(config, name)) <= high:
+                reasons.append(f"{name} must be from {low} to {high}; got {value}")
+        for name, allowed in (("block_q", BLOCK_Q), ("warp_q", (16, 32))):
+            if (value := getattr(config, name)) not in allowed:
+                reasons.append(f"{name} must be {' or '.join(map(str, allowed))}; got {value}")
+        if reasons:
+            return reasons
+        if config.block_q % config.warp_q or config.warps * config.warp_q % config.block_q:
+            row_groups = max(1, config.block_q // config.warp_q)
+            return [f"warps must be a multiple of {row_groups}, with warp_q up to block_q {config.block_q}; got {config.name}"]
+        if config.warp_q > 16 and any(one.has_heads for one in modifiers_of(problem)):
+            return [f"warp_q must be 16 with {', '.join(problem.modifiers)}: a lane knows the heads of two rows; got {config.warp_q}"]
+        unit = 16 * config.key_groups
+        if config.block_kv % unit or not unit <= config.block_kv <= 4 * unit:
+            groups = f"{config.key_groups} key groups"
+            return [f"block_kv must be a multiple of {unit} up to {4 * unit} with {groups}; got {config.block_kv}"]
+        return self._resource_reasons(problem, config, target)
+
+    def _resource_reasons(self, problem: Problem, config: AttentionDecodeConfig, target: Target) -> list[str]:
+        reasons = []
+        blocks, threads = config.blocks_per_sm, config.warps * 32
+        shared, available = self.shared_bytes(problem, config), target.shared_memory_per_block
+        if shared > available:
+            reasons.append(f"needs {shared} B of shared memory, {target.name} has {available} B a block: lower block_kv, stages or warps")
+        per_sm = blocks * (shared + target.shared_memory_reserved)
+        if shared <= available and per_sm > target.shared_memory_per_sm:
+            has = f"{target.name} has {target.shared_memory_per_sm} B an SM"
+            reasons.append(f"blocks_per_sm {blocks} needs {per_sm} B of shared memory, {has}: lower blocks_per_sm, block_kv or stages")
+        if blocks * threads > target.threads_per_sm:
+            has = f"{target.name} has {target.threads_per_sm} an SM"
+            reasons.append(f"blocks_per_sm {blocks} needs {blocks * threads} threads, {has}: lower blocks_per_sm or warps")
+        needed, cap = self.registers_needed(problem, config), self.registers_cap(config, target)
+        if needed > cap:
+            has = f"{cap} are available with {threads} threads and blocks_per_sm {blocks}"
+            reasons.append(f"needs about {needed} registers a thread, {has}: lower block_kv, blocks_per_sm or warp_q")
+        return reasons
+
+    def registers_needed(self, problem: Problem, config: AttentionDecodeConfig) -> int:
+        """An estimate of the registers of a thread; the compiler has the last word."""
+        row_tiles = config.warp_q // 16
+        accumulators = row_tiles * (padded(problem.head_dim_v) // 2 + config.group_kv // 2)
+        query = row_tiles * padded(problem.head_dim) // 4 if config.query is QueryPlace.REGISTERS else 0
+        return accumulators + query + self.registers_beside + 10 * row_tiles + self.registers_of_modifiers * bool(problem.modifiers)
+
+    def registers_cap(self, config: AttentionDecodeConfig, target: Target) -> int:
+        """Registers of a thread that the launch bounds leave."""
+        return min(target.registers_per_thread, target.registers_per_sm // (config.warps * 32 * config.blocks_per_sm) // 8 * 8)
+
+    def kernels(self, problem: Problem, config: AttentionDecodeConfig) -> tuple[KernelText, ...]:
+        """See Family."""
+        return (KernelText(with_modifiers(self.parameters, problem)),)
+
+    def resources(self, problem: Problem, config: AttentionDecodeConfig) -> Mapping[str, BlockResources]:
+        """See Family."""
+        return {"": BlockResources(config.warps * 32, self.shared_bytes(problem, config))}
+
+    def shared_bytes(self, problem: Problem, config: AttentionDecodeConfig) -> int:
+        """Dynamic shared memory of a block, in bytes: Q, the ring of K and V, what each key group has of O, row sums and a flag."""
+        columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
+        tiles = (config.block_q * columns + config.stages * config.block_kv * (columns + columns_v)) * problem.dtype.bytes
+        out = config.key_groups * config.block_q * (min(columns_v, SLICE) * 4 + 32)
+        return tiles + out + config.warp_q // 16 * config.warps * 32 * 16 + 16
+
+    def call_refusals(self, call: Call, config: Config | None = None) -> list[str]:
+        """See Family. Key tiles are counted in 32 bits: of the smallest ones, whatever the config."""
+        w, reasons = call.workload, modifier_refusals(call)
+        row_tiles, key_tiles = (max(1, -(-n // LEAST_TILE)) for n in (w.len_q * (w.heads_q // max(1, w.heads_kv)), w.len_kv))
+        if (tiles := w.batch * w.heads_kv * row_tiles * key_tiles) > MOST_TILES:
+            size = f"{LEAST_TILE} packed rows by {LEAST_TILE} keys"
+            reasons.append(f"tiles of {size} must be at most {MOST_TILES} in a decode kernel; got {tiles}")
+        return reasons + super().call_refusals(call, config)
+
+    def program(self, config: AttentionDecodeConfig, call: Call, device: Device) -> Program:
+        """See Family."""
+        problem, workload = call.problem, call.workload
+        shares = shares_of(config, problem, workload, device)
+        divisors = {
+            "key_tiles": shares.key_tiles,
+            "head_items": workload.heads_kv * shares.row_tiles,
+            "row_tiles": shares.row_tiles,
+            "group": workload.heads_q // max(1, workload.heads_kv),
+            "heads_of_share": shares.items // shares.blocks if shares.blocks and shares.are_whole else 1,
+            "blocks": shares.blocks,
+        }
+        values: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(max(1, divisor)) for name, divisor in divisors.items()}
+        for name in TENSORS:
+            batch, row, head, _ = call.views[name].strides
+            values |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
+        values |= {**divisors, "batch": workload.batch, "heads_q": workload.heads_q}
+        values |= {"len_q": workload.len_q, "len_kv": workload.len_kv}
+        values |= {**scale_values(score_unit(call)), **modifier_values(call)}
+        launch = KernelLaunch(shares.blocks, values)
+        if shares.are_whole:
+            return Program((launch,))
+        partials = Buffer("partials", 8 * shares.blocks * config.block_q * (padded(problem.head_dim_v) + STATISTICS))
+        return Program((launch,), (partials, Buffer("part_counters", 4 * shares.blocks, BufferKind.STREAM_COUNTER)))
+
+    def preference_for(self, workload: Workload) -> int:
+        """See Family. For few queries of many keys, as one work item then has all queries that meet a key/value head's keys."""
+        rows = workload.heads_q // max(1, workload.heads_kv) * workload.len_q
+        return 2 if rows <= MOST_ROWS and workload.len_kv >= LEAST_KEYS_A_QUERY * workload.len_q else self.preference
+
+    def not_dominated(self, config: AttentionDecodeConfig, workload: Workload) -> bool:
+        """See Family. Work items of more rows are for more rows."""
+        rows = workload.heads_q // max(1, workload.heads_kv) * workload.len_q
+        return config.block_q == min(BLOCK_Q) or rows > config.block_q // 2
+
+    def context(self, problem: Problem, config: AttentionDecodeConfig, target: Target) -> dict[str, object]:
+        """See Family."""
+        return {
+            "element": ELEMENTS[problem.dtype],
+            "causal": problem.mask is Mask.CAUSAL,
+            "query_in_registers": config.query is QueryPlace.REGISTERS,
+            "shared_bytes": self.shared_bytes(problem, config),
+        }
+
+    def space(self, problem: Problem, target: Target) -> Iterator[AttentionDecodeConfig]:
+        """See Family. Legal ones only: Q in registers if they do, and the deepest ring."""
+        most = 16 if padded(problem.head_dim_v) > WIDE else 32  # keys of a group: with more, wide heads spill
+        shapes = dict.fromkeys((*rows, warps, min(group_kv, most), blocks) for *rows, warps, group_kv, blocks in SHAPES)
+        for block_q, warp_q, warps, group_kv, blocks in shapes:
+            block_kv = warps * warp_q // block_q * group_kv
+            rings = (AttentionDecodeConfig(block_q, warp_q, block_kv, warps, s, query, blocks) for query in QUERY_PLACES for s in STAGES)
+            fitting = (c for c in rings if self._ring_bytes(problem, c) * blocks <= RING_BYTES or c.stages == min(STAGES))
+            yield from itertools.islice((c for c in fitting if not self.check(problem, c, target)), 1)
+
+    def _ring_bytes(self, problem: Problem, config: AttentionDecodeConfig) -> int:
+        return config.stages * config.block_kv * (padded(problem.head_dim) + padded(problem.head_dim_v)) * problem.dtype.bytes
+
+    def default(self, problem: Problem, target: Target) -> AttentionDecodeConfig:
+        """See Family. 16 rows and 4 warps, which suits a decoding step of a group of up to 16 heads, or what is nearest to it."""
+        configs = list(self.space(problem, target))
+        if not configs:
+            raise IllegalConfigError(self.name, self.refusals(problem, target) or ["nothing fits"])
+        return configs[0]
+
+    def predict(
+        self, problem: Problem, config: AttentionDecodeConfig, workload: Workload, device: Device, registers: int | None = None
+    ) -> Prediction:
+        """See Family, and model.py."""
+        return model.predict(problem, config, workload, device, shares_of(config, problem, workload, device))
+
+    def traffic(self, problem: Problem, config: AttentionDecodeConfig, workload: Workload, device: Device) -> Traffic:
+        """See Family: each work item reads its rows of Q, and the keys and values that some of its rows see."""
+        return model.traffic(problem, config, workload)
+
+
+FAMILY = AttentionDecode()
