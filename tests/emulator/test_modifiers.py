@@ -75,7 +75,7 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "all": ("attention_forward", 64, Mask.FULL, False, ("alibi", "dropout", "sinks", "softcap", "window"), None),
     "all-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
     "decode": ("attention_decode", 64, Mask.CAUSAL, False, ("alibi",), DECODE),
-    "softcap-decode": ("attention_decode", 128, Mask.FULL, False, ("sinks", "softcap"), WIDE_DECODE),
+    "softcap-decode": ("attention_decode", 64, Mask.FULL, False, ("sinks", "softcap"), WIDE_DECODE),
     "all-decode": ("attention_decode", 64, Mask.FULL, False, ("alibi", "chunk", "sinks", "softcap", "window"), DECODE),
     "backward-softcap": ("attention_backward", 64, Mask.FULL, False, ("softcap",), None),
     "backward-alibi": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi",), None),

@@ -74,7 +74,8 @@ class AttentionDecode(Family):
 
     # Registers a thread needs beside its accumulators and query fragments: addresses, operands on their way, the softmax state.
     registers_beside = 80
-    registers_of_modifiers = 8  # more, where a problem has some
+    registers_of_row_groups = 8  # more, where a key group has several warps
+    registers_of_modifiers = 24  # more, where a problem has some
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
@@ -129,7 +130,8 @@ class AttentionDecode(Family):
         row_tiles = config.warp_q // 16
         accumulators = row_tiles * (padded(problem.head_dim_v) // 2 + config.group_kv // 2)
         query = row_tiles * padded(problem.head_dim) // 4 if config.query is QueryPlace.REGISTERS else 0
-        return accumulators + query + self.registers_beside + 10 * row_tiles + self.registers_of_modifiers * bool(problem.modifiers)
+        further = self.registers_of_row_groups * (config.block_q > config.warp_q) + self.registers_of_modifiers * bool(problem.modifiers)
+        return accumulators + query + self.registers_beside + 10 * row_tiles + further
 
     def registers_cap(self, config: AttentionDecodeConfig, target: Target) -> int:
         """Registers of a thread that the launch bounds leave."""
