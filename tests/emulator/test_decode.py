@@ -40,8 +40,8 @@ RISING = given((3, 600), heads=(9, 3), rising=-40.0)
 # Rounding a scaled maximum is worth more than an exponent's range.
 HUGE = given((2, 200), heads=(9, 3), dtype=Dtype.BF16, magnitude=1e12)
 # 20 rows and 45, of which the last tile has 13.
-ROWS = given((4, 300), (9, 130), heads=(10, 2), mask=Mask.CAUSAL, config=ROW_GROUPS)
-TILES = given((30, 100), heads=(10, 2), mask=Mask.CAUSAL, config=WIDE_WARPS)
+ROWS = given((4, 300), (9, 130), heads=(10, 2), batch=4, mask=Mask.CAUSAL, config=ROW_GROUPS)
+TILES = given((40, 100), heads=(10, 2), batch=4, mask=Mask.CAUSAL, config=WIDE_WARPS)
 EMPTY = given((3, 0), heads=(9, 3))
 SETTINGS = {
     **{"full": FULL, "causal": CAUSAL, "unseen": UNSEEN, "wide": WIDE, "rising": RISING, "huge": HUGE},

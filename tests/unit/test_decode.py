@@ -29,9 +29,9 @@ PLAIN = Config(16, 16, 64, 4, 3, QueryPlace.REGISTERS)
 @pytest.mark.parametrize(
     ("sizes", "config", "shares"),
     [
-        ((1, 32, 8, 1, 8192), PLAIN, Shares(1, 8, 128, 104)),  # 13 blocks an item, of 108 SMs
+        ((1, 32, 8, 1, 8192), PLAIN, Shares(1, 8, 128, 104)),  # 13 blocks an item, on 108 SMs
         ((1, 32, 8, 1, 8192), dataclasses.replace(PLAIN, blocks_per_sm=2), Shares(1, 8, 128, 216)),
-        ((1, 32, 8, 5, 8192), PLAIN, Shares(2, 16, 128, 108)),  # 20 rows; 96 blocks would leave too many SMs idle
+        ((1, 32, 8, 5, 8192), PLAIN, Shares(2, 16, 128, 96)),  # 20 rows, two items; 6 blocks an item
         ((1, 32, 8, 5, 8192), dataclasses.replace(PLAIN, block_q=32), Shares(1, 8, 128, 104)),
         ((64, 32, 32, 1, 2048), PLAIN, Shares(1, 2048, 32, 108)),
         ((2, 8, 8, 1, 0), PLAIN, Shares(1, 16, 1, 16)),  # somebody writes what sees no key
