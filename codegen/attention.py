@@ -55,6 +55,20 @@ def with_keys(call: Call, len_kv: int) -> Call:
     return Call(call.problem, other, views, call.scalars)
 
 
+def with_tokens(call: Call, tokens_q: int, tokens_kv: int, len_q: int, len_kv: int) -> Call:
+    """The call of packed sequences with other tokens and expected lengths, and all else as it is: more than one token in both calls.
+
+    Not for modifiers whose tensors have an element for each query or key of a sequence.
+    """
+    views, w = dict(call.views), call.workload
+    for name, tokens in (("q", tokens_q), ("k", tokens_kv), ("v", tokens_kv), ("out", tokens_q)):
+        (_, heads, columns), strides = views[name]
+        views[name] = View((tokens, heads, columns), strides)
+    views["lse"] = View((w.heads_q, tokens_q), (tokens_q, 1))
+    sizes = w.batch, w.heads_q, w.heads_kv, len_q, len_kv
+    return Call(call.problem, Workload(*sizes, w.window_left, w.window_right, w.chunk, tokens_q, tokens_kv), views, call.scalars)
+
+
 def float32(value: float) -> float:
     """Rounded to fp32, as a kernel will see it."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
@@ -183,10 +197,11 @@ def gradient_traffic(
     return Traffic(heads * read + keys, heads * written + keys, heads * steps * sums)
 
 
-def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = ()) -> list[str]:
+def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (), packed: bool = False) -> list[str]:
     """Why no kernel of attention's pass `operation` computes a problem: it is another's, or its dtype or head dims are illegal.
 
-    Head dims must be multiples of 8, the elements that a copy of 16 bytes has, up to 256. `taken`: modifiers that the kernels have.
+    Head dims must be multiples of 8, the elements that a copy of 16 bytes has, up to 256. `taken`: modifiers that the kernels have;
+    packed: whether they compute packed sequences.
     """
     if problem.operation != operation:
         return [f"pass must be {operation}; got {problem.operation}"]
@@ -197,6 +212,8 @@ def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (
         if width % 8 or not 8 <= width <= 256:
             nearest = min(max(8, -(-width // 8) * 8), 256)
             reasons.append(f"{name} must be a multiple of 8 from 8 to 256; got {width} (nearest: {nearest})")
+    if problem.is_packed and not packed:
+        reasons.append("sequences must be dense in these kernels; got packed")
     shared = Counter(operand.name for operand in modifier_operands(problem))
     if twice := [name for name, count in shared.items() if count > 1]:
         reasons.append(f"modifiers must have {', '.join(twice)} once; got {', '.join(problem.modifiers)}")

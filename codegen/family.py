@@ -87,6 +87,10 @@ class Family(ABC):
     def space(self, problem: Problem, target: Target) -> Iterator[Config]:
         """The configs worth considering, legal or not, in a fixed order."""
 
+    def adapted(self, problem: Problem, config: Any) -> Any:
+        """A config that is good without what a problem adds, modifiers or packed sequences, as the problem may take it."""
+        return config
+
     @abstractmethod
     def default(self, problem: Problem, target: Target) -> Config:
         """A legal config that compiles cleanly, for where nothing is known."""

@@ -19,10 +19,16 @@ class Axis(enum.Enum):
     BATCH = "batch"
     LEN_Q = "len_q"
     LEN_KV = "len_kv"
+    TOKENS_Q = "tokens_q"
+    TOKENS_KV = "tokens_kv"
+    BOUNDARIES = "boundaries"  # of packed sequences: where each begins, and the end of the last one; batch + 1, which is no field
     HEADS_Q = "heads_q"
     HEADS_KV = "heads_kv"
     HEAD_DIM = "head_dim"
     HEAD_DIM_V = "head_dim_v"
+
+
+_TOKENS = (Axis.TOKENS_Q, Axis.TOKENS_KV)
 
 
 class Element(enum.Enum):
@@ -73,8 +79,8 @@ class Operand:
 
     @property
     def is_strided(self) -> bool:
-        """Whether a caller chooses its strides: of four axes. All others are dense."""
-        return len(self.axes) == 4
+        """Whether a caller chooses its strides: of four axes, or of tokens, heads and columns. All others are dense."""
+        return len(self.axes) == 4 or (len(self.axes) == 3 and self.axes[0] in _TOKENS)
 
     def bytes(self, problem: Problem) -> int:
         """Size of one element."""
@@ -87,6 +93,8 @@ class Operand:
     @cached_property
     def sizes_in(self) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:
         """`sizes` where all fields of problem and workload are together: each call of a new length asks for every operand's."""
+        if Axis.BOUNDARIES in self.axes:
+            return lambda known: (known[Axis.BATCH.value] + 1,)
         names = [axis.value for axis in self.axes]
         if len(names) < 2:  # of one name, an itemgetter gives no tuple
             return lambda known: tuple(known[name] for name in names)

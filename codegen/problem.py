@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NoReturn
 
 from .errors import ArgumentError, choice_error, require_int
@@ -63,6 +64,17 @@ class Mask(_Choice):
     CAUSAL = "causal"
 
 
+class Sequences(_Choice):
+    """How the sequences of a batch lie in memory.
+
+    DENSE: all of one length, as entries of a batch axis; PACKED: of any lengths, which only the device knows, one behind the other along an
+    axis of tokens
+    """
+
+    DENSE = "dense"
+    PACKED = "packed"
+
+
 @dataclass(frozen=True)
 class Problem:
     """Compile-time facts of what is asked for: a pass of attention, or another operation.
@@ -72,6 +84,7 @@ class Problem:
     `operation` is the name of what is computed: one of those with a file in `codegen/operations`.
     `deterministic`: whether gradients must be the same to the bit in every run. False for every other operation, whatever is given: what it
     gives always is.
+    `sequences`: how they lie in memory; operations but attention have dense ones.
     `modifiers`: names of what changes scores, or which keys a query sees, beside the mask, sorted: those with a file in
     `codegen/modifiers`, and traced functions, whose names say what they are. Their values are known at launch.
     What a family can do with a problem is the family's to say; here only what no attention kernel could mean is refused.
@@ -84,6 +97,7 @@ class Problem:
     operation: str = field(default="forward", metadata=named("pass", first=True))
     deterministic: bool = field(default=False, metadata=ADDED_LATER)
     modifiers: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    sequences: Sequences = field(default=Sequences.DENSE, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if isinstance(self.operation, Pass):
@@ -98,6 +112,8 @@ class Problem:
             raise choice_error("pass", self.operation, operation_names())
         if self.modifiers:
             self._require_modifiers()
+        if self.is_packed and not least:
+            raise ArgumentError(f"sequences must be dense for {self.operation}, which is not attention; got packed")
         if self.operation != Pass.BACKWARD.value:
             object.__setattr__(self, "deterministic", False)
 
@@ -108,6 +124,11 @@ class Problem:
         if self.operation not in tuple(Pass):
             raise ArgumentError(f"modifiers must be none for {self.operation}, which has no scores; got {', '.join(self.modifiers)}")
         object.__setattr__(self, "modifiers", tuple(sorted(set(self.modifiers))))
+
+    @cached_property  # each call of a new length asks several times
+    def is_packed(self) -> bool:
+        """Whether sequences lie one behind the other along an axis of tokens."""
+        return self.sequences is Sequences.PACKED
 
     @property
     def name(self) -> str:
@@ -124,6 +145,7 @@ class Problem:
             self.dtype.value,
             width,
             self.mask.value,
+            *(["packed"] if self.is_packed else []),
             *map(short_name, self.modifiers),
             *(["deterministic"] if self.deterministic else []),
         )

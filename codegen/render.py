@@ -47,7 +47,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
-    *("traced_tiles", "traced_distances", "ahead", "linear", "hides"),
+    *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "packed"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120
@@ -199,6 +199,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
             may_fetch=spec.family.fetches_scores and fetches(spec.problem),
             may_multiply=bool(linear_columns(spec.problem)),
             may_share=shares_distances(spec.problem),
+            packed=spec.problem.is_packed,
         ),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),

@@ -90,11 +90,17 @@ class PlainSpec:
         """Reads what `KernelSpec.to_json` gave. Raises ArgumentError for a field that is unknown, missing or not allowed."""
         return from_plain(cls, values, "spec")
 
-    def as_of_now(self, target: Target | None = None) -> KernelSpec:
-        """The spec of that problem, config and target in the family's present revision. Raises ArgumentError if there is none."""
+    def as_of_now(self, target: Target | None = None, problem: Problem | None = None) -> KernelSpec:
+        """The spec of that problem, config and target in the family's present revision. Raises ArgumentError if there is none.
+
+        problem: another one, for which the config is adapted
+        """
         family = find_family(self.family)
         named = target if target and target.name == self.target else find_target(self.target)
-        return KernelSpec(family, self.problem, family.config_type.from_json(self.config), named)
+        config = family.config_type.from_json(self.config)
+        if problem is not None:
+            return KernelSpec(family, problem, family.adapted(problem, config), named)
+        return KernelSpec(family, self.problem, config, named)
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:

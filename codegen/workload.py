@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .errors import ArgumentError, require_int
 from .plain import ADDED_LATER
@@ -22,6 +22,8 @@ class Workload:
     `window_left` and `window_right` are of problems that have a window: query i sees the keys from i + len_kv - len_q - window_left to
     i + len_kv - len_q + window_right, both included. They may be negative; OPEN stands for no end on that side.
     `chunk` is of problems that have chunks: a query sees the keys of its own chunk alone, of so many keys; OPEN stands for no chunks.
+    `tokens_q` and `tokens_kv` are of packed sequences: rows of the packed tensors. `batch` counts the sequences then, and `len_q` and
+    `len_kv` are what the caller expects of the longest ones, by which launches are planned: longer ones are computed, too.
     """
 
     batch: int
@@ -32,6 +34,8 @@ class Workload:
     window_left: int = field(default=OPEN, metadata=ADDED_LATER)
     window_right: int = field(default=OPEN, metadata=ADDED_LATER)
     chunk: int = field(default=OPEN, metadata=ADDED_LATER)
+    tokens_q: int = field(default=0, metadata=ADDED_LATER)
+    tokens_kv: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         sizes = self.batch, self.heads_q, self.heads_kv, self.len_q, self.len_kv
@@ -43,6 +47,9 @@ class Workload:
                 require_int(name, getattr(self, name), -OPEN, OPEN)
         if self.chunk != OPEN:
             require_int("chunk", self.chunk, 1, OPEN)
+        if self.tokens_q or self.tokens_kv:
+            for name in ("tokens_q", "tokens_kv"):
+                require_int(name, getattr(self, name), 0, _MOST)
         if self.heads_q and (not self.heads_kv or self.heads_q % self.heads_kv):
             raise ArgumentError(f"heads_q must be a multiple of heads_kv; got heads_q {self.heads_q}, heads_kv {self.heads_kv}")
 
@@ -57,13 +64,24 @@ class Workload:
         return self.window_left != OPEN or self.window_right != OPEN or self.chunk != OPEN  # each call of a new length asks
 
     @property
+    def longest(self) -> int:
+        """len_q + len_kv of a sequence, at most: what packed ones have only the device knows."""
+        packed = self.tokens_q + self.tokens_kv
+        return packed or self.len_q + self.len_kv
+
+    @property
     def name(self) -> str:
-        """For people, for example 'B4 H32/8 S4096' or 'B1 H32 S1x4096'; 'B4 H32 S4096 W1024:0' with a window, C512 with chunks."""
+        """For people, for example 'B4 H32/8 S4096' or 'B1 H32 S1x4096'; 'B4 H32 S4096 W1024:0' with a window, C512 with chunks.
+
+        Packed sequences: 'B16 H32/8 S8192 T40960', with the tokens of queries and keys behind the expected lengths.
+        """
         heads = f"H{self.heads_q}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads_q else "")
         lengths = f"S{self.len_q}" + (f"x{self.len_kv}" if self.len_kv != self.len_q else "")
         window = ":".join("" if end == OPEN else str(end) for end in (self.window_left, self.window_right))
         chunks = f" C{self.chunk}" if self.chunk != OPEN else ""
-        return f"B{self.batch} {heads} {lengths}" + (f" W{window}" if self.has_window else "") + chunks
+        tokens = f" T{self.tokens_q}" + (f"x{self.tokens_kv}" if self.tokens_kv != self.tokens_q else "")
+        packed = tokens if self.tokens_q or self.tokens_kv else ""
+        return f"B{self.batch} {heads} {lengths}{packed}" + (f" W{window}" if self.has_window else "") + chunks
 
     def visible_pairs(self, mask: Mask) -> int:
         """How many (query, key) pairs of one head the mask, the window and the chunks let through."""
@@ -96,3 +114,19 @@ def _pairs_up_to(queries: int, keys: int, first: int) -> int:
     begin = min(max(0, 1 - first), queries)
     whole = min(max(begin, keys - first), queries)
     return (whole - begin) * (2 * first + begin + whole - 1) // 2 + (queries - whole) * keys
+
+
+def mean_lengths(workload: Workload) -> tuple[int, int]:
+    """Of queries and keys: of packed sequences the mean ones, rounded up, of dense ones those that all have."""
+    if not workload.tokens_q and not workload.tokens_kv:
+        return workload.len_q, workload.len_kv
+    count = max(1, workload.batch)
+    return -(-workload.tokens_q // count), -(-workload.tokens_kv // count)
+
+
+def equal_lengths(workload: Workload) -> Workload:
+    """Dense sequences in place of packed ones, as many and of their mean lengths, rounded up; any other workload itself."""
+    if not workload.tokens_q and not workload.tokens_kv:
+        return workload
+    len_q, len_kv = mean_lengths(workload)
+    return replace(workload, len_q=len_q, len_kv=len_kv, tokens_q=0, tokens_kv=0)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .codegen.target import Target, find_target
     from .launch.made_block_masks import BlockMask, block_mask
     from .traced.modifier import compile_modifier
+    from .varlen import attention_varlen
 
 _HOMES = {
     **dict.fromkeys(("CaptureError", "attention"), ".api"),
@@ -35,13 +36,14 @@ _HOMES = {
     **dict.fromkeys(("Dtype", "Mask", "Pass", "Problem"), ".codegen.problem"),
     **dict.fromkeys(("BlockMask", "block_mask"), ".launch.made_block_masks"),
     "Workload": ".codegen.workload",
+    "attention_varlen": ".varlen",
     "compile_modifier": ".traced.modifier",
     "KernelSpec": ".codegen.spec",
     **dict.fromkeys(("Target", "find_target"), ".codegen.target"),
 }
 
 __all__ = [  # noqa: RUF022 (faces first, then types)
-    "attention", "block_mask", "compile", "compile_modifier", "load", "tune", "unload", "verify", "warm",
+    "attention", "attention_varlen", "block_mask", "compile", "compile_modifier", "load", "tune", "unload", "verify", "warm",
     "ArgumentError", "BlockMask", "CaptureError", "Device", "Dtype", "FlashgenError", "IllegalConfigError", "KernelSpec", "Mask", "Pass",
     "Problem",
     "Target", "Workload", "find_device", "find_target", "__version__",

@@ -14,14 +14,13 @@ from flashgen.codegen.config import Config
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.operations import operations_of
-from flashgen.codegen.problem import Dtype, Problem
+from flashgen.codegen.problem import Dtype, Problem, Sequences
 from flashgen.codegen.seen import Ends, Seen
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.typed import checked
-from flashgen.codegen.workload import Workload
 
-from .cells import SEQLENS, cells_of
+from .cells import SEQLENS, cells_of, sized
 from .launch.gpu import choose_kernel
 from .selection import bundle, loaded
 from .selection.families import default_spec, excluded_families, family_of
@@ -100,9 +99,10 @@ def warm(
     window: Ends | None = None,
     chunk: int | None = None,
     modifiers: Sequence[str] = (),
+    packed: bool = False,
     device: int | None = None,
 ) -> Kernel:
-    """Chooses, compiles and loads the kernel for dense tensors of these sizes, and their bucket, now, so that no call has to. Returns it.
+    """Chooses, compiles and loads the kernel for tensors of these sizes, and their bucket, now, so that no call has to. Returns it.
 
     Other lengths of the bucket may have another kernel, which is made ready, too; those that have a tuning record of their own need
     a `warm` of their own.
@@ -112,14 +112,17 @@ def warm(
     window, chunk: as `attention` has them.
     modifiers: names of others, whose values calls may change: softcap, alibi, bias, bias_fp32, boolean_mask, document_ids,
         document_ids_int64, prefix_len, sinks.
+    packed: for calls of `attention_varlen`, of `batch` sequences whose mean lengths are len_q and len_kv.
     """
     on = _gpu(device)
     name = str(dtype).removeprefix("torch.")
     width_v = head_dim if head_dim_v is None else head_dim_v
     seen = Seen.of(causal, window, chunk)
-    workload = Workload(batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv, *seen.sizes)
+    sizes = batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv
+    layout, named = Sequences.PACKED if packed else Sequences.DENSE, (*seen.modifiers, *modifiers)
     for operation in operations_of(passes):
-        problem = Problem(Dtype.parse(name), head_dim, width_v, seen.mask, operation, deterministic, (*seen.modifiers, *modifiers))
+        problem = Problem(Dtype.parse(name), head_dim, width_v, seen.mask, operation, deterministic, named, layout)
+        workload = sized(problem, *sizes, *seen.sizes)
         excluded = excluded_families(operation_of(problem).call(problem, workload), on.device.target)
         choose_kernel(problem, workload, on, excluded, any_length=True)
         kernel = choose_kernel(problem, workload, on, excluded)
@@ -143,6 +146,7 @@ def tune(
     window: Ends | None = None,
     chunk: int | None = None,
     modifiers: Sequence[str] = (),
+    packed: bool = False,
     device: str | int | None = None,
     arch: str | None = None,
     jobs: int = 0,
@@ -155,7 +159,7 @@ def tune(
     from . import tuning
 
     sizes = (seqlens, seqlen_kv, batch, heads, kv_heads)
-    cells = cells_of(head_dim, head_dim_v, dtype, causal, *sizes, passes, deterministic, window, modifiers, chunk)
+    cells = cells_of(head_dim, head_dim_v, dtype, causal, *sizes, passes, deterministic, window, modifiers, chunk, packed)
     return tuning.run(tuning.Request(cells, device, arch, jobs, budget_seconds, exhaustive, family, settings or {}))
 
 

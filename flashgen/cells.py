@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashgen.codegen.errors import ArgumentError, require_int, shown
 from flashgen.codegen.operation import find_operation, operation_of
 from flashgen.codegen.operations import operations_of
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.seen import CHUNK, WINDOW, Ends, Seen
 from flashgen.codegen.typed import checked
 from flashgen.codegen.workload import OPEN, Workload
@@ -48,6 +48,7 @@ def problems_of(
     window: Ends | None = None,
     modifiers: Sequence[str] = (),
     chunk: int | None = None,
+    packed: bool = False,
 ) -> list[tuple[Problem, tuple[int, int, int]]]:
     """The problems that these options stand for: of each pass one, or one a mask if `causal` is None; and `Seen.sizes`.
 
@@ -57,7 +58,7 @@ def problems_of(
     for name in (CHUNK, WINDOW):
         if name in modifiers:
             raise ArgumentError(f"modifiers must be without {name}, which has an option of its own; got {', '.join(modifiers)}")
-    found = []
+    found, layout = [], Sequences.PACKED if packed else Sequences.DENSE
     for operation in operations_of(passes):
         if find_operation(operation).is_attention:
             if head_dim is None:
@@ -65,11 +66,12 @@ def problems_of(
             masks = list(Mask) if causal is None else [Mask.CAUSAL if causal else Mask.FULL]
             width = head_dim if head_dim_v is None else head_dim_v
             for seen in (Seen.of(mask is Mask.CAUSAL, window, chunk) for mask in masks):
-                problem = Problem(Dtype.parse(dtype), head_dim, width, seen.mask, operation, deterministic, (*seen.modifiers, *modifiers))
+                named = *seen.modifiers, *modifiers
+                problem = Problem(Dtype.parse(dtype), head_dim, width, seen.mask, operation, deterministic, named, layout)
                 found.append((problem, seen.sizes))
         else:
             given: dict[str, object] = {"head_dim": head_dim, "head_dim_v": head_dim_v, "causal": causal or None, "window": window}
-            given |= {"modifiers": tuple(modifiers) or None, "chunk": chunk}
+            given |= {"modifiers": tuple(modifiers) or None, "chunk": chunk, "packed": packed or None}
             for name, value in given.items():
                 if value is not None:
                     raise ArgumentError(f"{name} must be left out for {operation}, which has none; got {shown(value)}")
@@ -93,6 +95,7 @@ def cells_of(
     window: Ends | None = None,
     modifiers: Sequence[str] = (),
     chunk: int | None = None,
+    packed: bool = False,
 ) -> list[Cell]:
     """The cells of one head dim, or of an operation that has none: see `problems_of`.
 
@@ -104,6 +107,7 @@ def cells_of(
     modifiers: names of others, whose values are known where `flashgen.attention` is called: softcap, alibi, bias, bias_fp32,
         boolean_mask, document_ids, document_ids_int64, prefix_len, sinks.
     chunk: keys of a chunk, as `flashgen.attention` has it.
+    packed: whether sequences are packed, as `flashgen.attention_varlen` has them: as many tokens, in sequences of any lengths.
     Raises ArgumentError for sizes that no workload has.
     """
     if head_dim is not None:
@@ -117,11 +121,17 @@ def cells_of(
         require_int("seqlen", seqlen, 1, MAX_SEQLEN)
     if seqlen_kv is not None:
         require_int("seqlen_kv", seqlen_kv, 1, MAX_SEQLEN)
-    problems = problems_of(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, modifiers, chunk)
+    problems = problems_of(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, modifiers, chunk, packed)
     heads = heads or (max(1, MODEL_DIM // head_dim) if head_dim else 1)
     lengths = [(seqlen, seqlen_kv or seqlen) for seqlen in dict.fromkeys(seqlens)]
     return [
-        Cell(problem, Workload(batch or max(1, TOKENS // max(len_q, len_kv)), heads, kv_heads or heads, len_q, len_kv, *seen))
+        Cell(problem, sized(problem, batch or max(1, TOKENS // max(len_q, len_kv)), heads, kv_heads or heads, len_q, len_kv, *seen))
         for problem, seen in problems
         for len_q, len_kv in lengths
     ]
+
+
+def sized(problem: Problem, batch: int, heads_q: int, heads_kv: int, len_q: int, len_kv: int, *seen: int) -> Workload:
+    """A workload of these sizes; where the problem's sequences are packed, of the tokens that they have. seen: see `Seen.sizes`."""
+    workload = Workload(batch, heads_q, heads_kv, len_q, len_kv, *seen)
+    return replace(workload, tokens_q=batch * len_q, tokens_kv=batch * len_kv) if problem.is_packed else workload

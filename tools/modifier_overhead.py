@@ -118,7 +118,7 @@ def pretend(folder: Path) -> None:
         (torch.cuda, "default_generators", (Philox(),)),
         (seeds, "_raw_stream", lambda index: 0),
         (seeds, "_table", lambda *given: table),
-        (BoundCall, "_memory", lambda bound, size, make: make(size, dtype=torch.uint8) if size else None),
+        (BoundCall, "_memory", lambda bound, size, make: torch.zeros(size, dtype=torch.uint8) if size else None),
         (torch.cuda, "synchronize", lambda: None),
     )
     for owner, name, value in patches:

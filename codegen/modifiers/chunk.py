@@ -41,13 +41,13 @@ class Chunk(Modifier):
 
     def values(self, call: Call) -> Mapping[str, int | float]:
         """See Modifier. A chunk longer than all positions says no more than one that is just as long: so nothing overflows."""
-        chunk = max(1, int(min(call.scalars["chunk"], call.workload.len_q + call.workload.len_kv)))
+        chunk = max(1, int(min(call.scalars["chunk"], call.workload.longest)))
         shift = (chunk - 1).bit_length()
         return {"chunk": chunk, "chunk_multiplier": -(-(2 ** (30 + shift)) // chunk), "chunk_shift": shift}
 
     def call_refusals(self, call: Call) -> list[str]:
         """See Modifier."""
-        if (longest := call.workload.len_q + call.workload.len_kv) < LONGEST:
+        if (longest := call.workload.longest) < LONGEST:
             return []
         return [f"len_q + len_kv must be below {LONGEST} with chunks; got {longest}"]
 

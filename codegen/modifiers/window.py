@@ -52,7 +52,7 @@ class Window(Modifier):
 
         A window without keys ends before all of them, as kernels skip what lies behind an end.
         """
-        most = call.workload.len_q + call.workload.len_kv
+        most = call.workload.longest
         left, right = call.scalars["window_left"], call.scalars["window_right"]
         if left + right < 0:
             left = right = -most
@@ -60,7 +60,7 @@ class Window(Modifier):
 
     def call_refusals(self, call: Call) -> list[str]:
         """See Modifier."""
-        if (longest := call.workload.len_q + call.workload.len_kv) < LONGEST:
+        if (longest := call.workload.longest) < LONGEST:
             return []
         return [f"len_q + len_kv must be below {LONGEST} with a window; got {longest}"]
 

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 
 from flashgen.codegen.modifier import modified_example, modifier_operands, modifier_scalars, modifiers
 from flashgen.codegen.operands import Axis, Element, Operand, Role
 from flashgen.codegen.operation import Operation
-from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
+from flashgen.codegen.workload import Workload, equal_lengths
 
 _QUERIES = (Axis.BATCH, Axis.LEN_Q, Axis.HEADS_Q)
 _KEYS = (Axis.BATCH, Axis.LEN_KV, Axis.HEADS_KV)
 
 
 class Forward(Operation):
-    """See the module's docstring. Operands lie as (batch, length, head, column), whatever their strides; lse is [batch, head, length]."""
+    """See the module's docstring. Operands lie as (batch, length, head, column), whatever their strides; lse is [batch, head, length].
+
+    Of packed sequences they lie as (token, head, column), and lse is [head, token]. Sequence b has the tokens from cu_seqlens[b] to
+    cu_seqlens[b + 1] - 1, of which the first seqused[b] are there where that is given. Tokens of q that are in no sequence have out 0 and
+    lse -inf.
+    """
 
     name = "forward"
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """See Operation."""
-        return (*_OPERANDS, *modifier_operands(problem)) if problem.modifiers else _OPERANDS
+        own = _PACKED_OPERANDS if problem.is_packed else _OPERANDS
+        return (*own, *modifier_operands(problem)) if problem.modifiers else own
 
     def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
         """See Operation. `scale`: of the scores before the softmax."""
@@ -31,8 +38,11 @@ class Forward(Operation):
     def flops(self, problem: Problem, workload: Workload) -> float:
         """See Operation: 2 * (head_dim + head_dim_v) for each pair of a query and a key, half of it where the mask is causal.
 
-        Where attention is local, for each pair that the mask, the window and the chunks let through.
+        Where attention is local, for each pair that the mask, the window and the chunks let through. Of packed sequences only the device
+        knows the lengths: they count as equally long.
         """
+        if problem.is_packed:
+            workload = equal_lengths(workload)
         if workload.is_local:
             pairs = float(workload.visible_pairs(problem.mask))
         else:
@@ -44,6 +54,9 @@ class Forward(Operation):
         widths = ((8, 8), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256))
         workload = Workload(batch=2, heads_q=6, heads_kv=3, len_q=100, len_kv=300)
         plain = [(Problem(Dtype.BF16, *width, mask), workload) for width, mask in itertools.product(widths, Mask)]
+        tokens = replace(workload, batch=5, tokens_q=200, tokens_kv=600)
+        of_packed = [Problem(Dtype.BF16, *widths[1], mask, sequences=Sequences.PACKED) for mask in Mask]
+        plain += [(problem, tokens) for problem in of_packed]
         return (*plain, *(modified_example(Problem(Dtype.BF16, 64, 64, modifiers=(name,)), workload) for name in modifiers()))
 
 
@@ -53,6 +66,18 @@ _OPERANDS = (
     Operand("v", (*_KEYS, Axis.HEAD_DIM_V)),
     Operand("out", (*_QUERIES, Axis.HEAD_DIM_V), role=Role.OUT),
     Operand("lse", (Axis.BATCH, Axis.HEADS_Q, Axis.LEN_Q), Element.F32, Role.OUT, optional=True),
+)
+
+_PACKED_OPERANDS = (
+    Operand("q", (Axis.TOKENS_Q, Axis.HEADS_Q, Axis.HEAD_DIM)),
+    Operand("k", (Axis.TOKENS_KV, Axis.HEADS_KV, Axis.HEAD_DIM)),
+    Operand("v", (Axis.TOKENS_KV, Axis.HEADS_KV, Axis.HEAD_DIM_V)),
+    Operand("out", (Axis.TOKENS_Q, Axis.HEADS_Q, Axis.HEAD_DIM_V), role=Role.OUT),
+    Operand("lse", (Axis.HEADS_Q, Axis.TOKENS_Q), Element.F32, Role.OUT, optional=True),
+    Operand("cu_seqlens_q", (Axis.BOUNDARIES,), Element.I32),
+    Operand("cu_seqlens_kv", (Axis.BOUNDARIES,), Element.I32),
+    Operand("seqused_q", (Axis.BATCH,), Element.I32, optional=True),
+    Operand("seqused_kv", (Axis.BATCH,), Element.I32, optional=True),
 )
 
 OPERATION = Forward()

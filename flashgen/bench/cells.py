@@ -8,12 +8,13 @@ from dataclasses import replace
 from functools import partial
 
 from flashgen.codegen.errors import choice_error
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.seen import Seen
 from flashgen.codegen.workload import Workload
 
 from ..cells import MODEL_DIM, TOKENS, Cell
 from .bias import OF_KEYS, OF_SCORES
+from .packed import packed_documents
 from .relative import NAME, RELATIVE
 
 OURS = "flashgen"  # among the peers
@@ -103,6 +104,12 @@ def _bias() -> list[Cell]:
     return [replace(cell, problem=replace(cell.problem, modifiers=("bias",))) for cell in cells]
 
 
+def _varlen() -> list[Cell]:
+    """16 packed documents of lengths that are log-uniform up to 8192."""
+    problems = [Problem(Dtype.BF16, d, d, Mask.CAUSAL, sequences=Sequences.PACKED) for d in (64, 128)]
+    return [Cell(problem, packed_documents(16, MODEL_DIM // problem.head_dim, 8192)) for problem in problems]
+
+
 def _tutorial() -> list[Cell]:
     """The sizes that hand-written kernels of tutorials are shown on."""
     sizes = ((32, Mask.FULL, (64, 32, 32, 256, 256)), (64, Mask.FULL, (32, 16, 16, 512, 512)), (64, Mask.CAUSAL, (32, 16, 16, 512, 512)))
@@ -127,6 +134,7 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "dropout": _dropout,
         OF_SCORES: _bias,
         OF_KEYS: _bias,
+        "varlen": _varlen,
     },
     "backward": {
         STANDARD: _gradients,

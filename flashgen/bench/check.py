@@ -81,7 +81,7 @@ class CellCheck:
 
     def _first_row(self, name: str, found: Inputs, wrong: Tensor) -> str:
         """Where the first of the wrong rows is: what is sampled of the outputs is sampled of their rows' numbers."""
-        sizes = {each: self._sizes(each)[:-1] for each in found if found[each].ndim == 4}
+        sizes = {each: self._sizes(each)[:-1] for each in found if self._operands[each].is_strided}
         numbers = {each: torch.arange(math.prod(size), device=wrong.device).view(*size, 1) for each, size in sizes.items()}
         first = self._oracle.sampled(numbers, self._rows)[name][wrong][0, 0]
         indices = torch.unravel_index(first, sizes[name])

@@ -15,6 +15,7 @@ from flashgen.codegen.problem import Mask
 from flashgen.codegen.workload import OPEN, Workload
 
 from ..cells import Cell
+from .packed import packed_flops
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,9 @@ def document_ids(cell: Cell, device: torch.device) -> dict[str, Tensor]:
 
 
 def flops(cell: Cell) -> float:
-    """As `Cell.flops`; where there are documents, of each pair of a query and a key that is seen."""
+    """As `Cell.flops`; where there are documents, of each pair of a query and a key that is seen, and of packed ones by their lengths."""
+    if cell.problem.is_packed:
+        return packed_flops(cell)
     if not has_documents(cell):
         return cell.flops
     problem, w = replace(cell.problem, mask=Mask.FULL), cell.workload

@@ -67,17 +67,18 @@ class Peer(ABC):
         if self.layout == "bshd":
             return given
         if isinstance(given, Tensor):
-            return given.transpose(1, 2)
+            return given.transpose(1, 2) if given.ndim == 4 else given  # packed sequences lie in one way alone
         return (*(tensor.transpose(1, 2) for tensor in given[:3]), *given[3:])  # gradients of q, k and v, and of modifiers' tensors
 
 
 class AttentionPeer(Peer):
     """A function of q, k, v and the tensors of modifiers, whose derivatives PyTorch's autograd knows.
 
-    modifiers: those of problems that it can do.
+    modifiers: those of problems that it can do; packed: whether it can do packed sequences.
     """
 
     modifiers: ClassVar[tuple[str, ...]] = ()
+    packed: ClassVar[bool] = False
 
     @abstractmethod
     def bind(self, cell: Cell, device: torch.device) -> Call:
@@ -87,6 +88,8 @@ class AttentionPeer(Peer):
         """See Peer."""
         if others := [name for name in names_of_modifiers(cell.problem) if name not in self.modifiers]:
             raise ArgumentError(f"{self.name} has no {', '.join(others)}")
+        if cell.problem.is_packed and not self.packed:
+            raise ArgumentError(f"{self.name} has no packed sequences")
         return partial(prepare, cell.problem, self.bind(cell, device))
 
 

@@ -37,6 +37,7 @@ from .documents import has_documents
 from .dropout import dropout_p, has_dropout, repeat_seed
 from .eager import Eager, EagerFp16
 from .flex import Flex, FlexFlash
+from .packed_peers import FlashgenEqual
 from .peer import AttentionPeer, Call, Peer, chunk_of, reason, softcap_of, window_of
 from .relative import TABLE, has_relative_bias, offset_of, relative_bias, scalars_of
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
@@ -48,21 +49,29 @@ class Flashgen(AttentionPeer):
 
     name = "flashgen"
     modifiers = ("alibi", "bias", "chunk", "document_ids", "dropout", "relative", "sinks", "softcap", "window")
+    packed = True
     deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
         from ..api import attention
+        from ..varlen import attention_varlen
 
-        self._attention = attention
+        self._attention, self._varlen = attention, attention_varlen
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
-        return self._call(cell, self._attention)
+        return self._call(cell)
 
-    def _call(self, cell: Cell, attention: Callable[..., Any]) -> Callable[..., Any]:
-        modified = {"window": window_of(cell), "chunk": chunk_of(cell), "softcap": softcap_of(cell)}
-        causal = cell.problem.mask is Mask.CAUSAL
-        call = partial(attention, causal=causal, layout="bshd", deterministic=self.deterministic, **modified)
+    def _call(self, cell: Cell, **more: Any) -> Callable[..., Any]:
+        more |= {
+            "window": window_of(cell),
+            "chunk": chunk_of(cell),
+            "softcap": softcap_of(cell),
+            "causal": cell.problem.mask is Mask.CAUSAL,
+        }
+        if cell.problem.is_packed:
+            return partial(self._varlen, max_seqlen_q=cell.workload.len_q, max_seqlen_kv=cell.workload.len_kv, **more)
+        call = partial(self._attention, layout="bshd", deterministic=self.deterministic, **more)
         if not cell.problem.modifiers:
             return call
         return lambda q, k, v, **tensors: call(q, k, v, **_keywords(cell, tensors))
@@ -74,7 +83,7 @@ class Flashgen(AttentionPeer):
 
     def fault(self, check: CellCheck, run: Run, inputs: Inputs) -> str:
         """Also held to the numerics rule, of the forward pass with the log-sum-exp: a kernel of our own is right by our own standard."""
-        with_lse = self._call(check.cell, partial(self._attention, return_lse=True))
+        with_lse = self._call(check.cell, return_lse=True)
         if fault := super().fault(check, run, inputs):
             return fault
         repeat_seed()
@@ -107,19 +116,24 @@ class Fa4(AttentionPeer):
 
     name = "fa4"
     modifiers = ("sinks", "softcap", "window")
+    packed = True
     packages = ("flash-attn-4", "flash-attn")
+    renamed: ClassVar[dict[str, str]] = {"sinks": "learnable_sink", "cu_seqlens_kv": "cu_seqlens_k"}
 
     def __init__(self) -> None:
-        self._attention = import_module("flash_attn.cute.interface").flash_attn_func
+        interface = import_module("flash_attn.cute.interface")
+        self._attention, self._varlen = interface.flash_attn_func, interface.flash_attn_varlen_func
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
-        attention, causal = self._attention, cell.problem.mask is Mask.CAUSAL
-        given = {"window_size": window_of(cell), "softcap": softcap_of(cell)}
+        attention, causal = self._varlen if cell.problem.is_packed else self._attention, cell.problem.mask is Mask.CAUSAL
+        given: dict[str, Any] = {"window_size": window_of(cell), "softcap": softcap_of(cell)}
+        if cell.problem.is_packed:
+            given |= {"max_seqlen_q": cell.workload.len_q, "max_seqlen_k": cell.workload.len_kv}
         more = {name: value for name, value in given.items() if value is not None}
 
-        def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-            result = attention(q, k, v, causal=causal, **more, **({} if sinks is None else {"learnable_sink": sinks}))
+        def call(q: Tensor, k: Tensor, v: Tensor, **tensors: Tensor) -> Tensor:
+            result = attention(q, k, v, causal=causal, **more, **{self.renamed.get(name, name): each for name, each in tensors.items()})
             out: Tensor = result[0] if isinstance(result, tuple | list) else result  # with the log-sum-exp or without, by version
             return out
 
@@ -214,7 +228,7 @@ class FamilyPeer(Peer):
 
 _EVERY = (
     *(Flashgen, SdpaFlash, SdpaCudnn, Flex, Fa4, Xformers),
-    *(FlexFlash, SdpaEfficient, SdpaMath, Eager, EagerFp16, FlashgenDeterministic),
+    *(FlexFlash, SdpaEfficient, SdpaMath, Eager, EagerFp16, FlashgenDeterministic, FlashgenEqual),
 )
 PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in _EVERY}
 

@@ -22,6 +22,7 @@ from .bias import bias_of_grid, has_bias
 from .check import CellCheck, poison
 from .documents import document_ids
 from .dropout import DropoutCheck, dropout_seed, has_dropout
+from .packed import packed_boundaries
 from .peer import Peer, reason
 from .relative import problem_name, relative_table, scalars_of
 from .result import CellResult, PeerTimes
@@ -115,6 +116,7 @@ class Runner:
         """What the operation reads, without what a call may leave out."""
         problem, oracle, operation = cell.problem, oracle_of(cell.problem), operation_of(cell.problem)
         drawn = oracle.inputs(problem, cell.workload, generator)
+        drawn |= packed_boundaries(cell, generator.device)
         drawn |= {**document_ids(cell, generator.device), **relative_table(cell, generator), **dropout_seed(cell, generator.device)}
         if has_bias(cell):
             drawn[BIAS] = bias_of_grid(grid, drawn[BIAS])

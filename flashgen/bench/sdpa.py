@@ -21,6 +21,7 @@ from .bias import NAME as BIAS
 from .bias import has_bias
 from .dropout import NAME as DROPOUT
 from .dropout import dropout_p
+from .packed_peers import nested_sdpa
 from .peer import AttentionPeer, Call, hidden_from, written_to_stderr
 from .work import Inputs
 
@@ -35,7 +36,7 @@ class Sdpa(AttentionPeer):
 
     def explain(self, cell: Cell, inputs: Inputs) -> list[str]:
         """See Peer. By version, PyTorch warns of its reasons when it raises, or only when it is asked, and then not through Python."""
-        if not self.can_use:
+        if not self.can_use or cell.problem.is_packed:
             return []
         q, k, v = (inputs[name] for name in ("q", "k", "v"))
         causal, gqa = cell.problem.mask is Mask.CAUSAL and q.shape[2] == k.shape[2], q.shape[1] != k.shape[1]
@@ -47,6 +48,8 @@ class Sdpa(AttentionPeer):
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer. `is_causal` is aligned top-left: where lengths differ, a causal mask must be given as one."""
+        if cell.problem.is_packed:
+            return nested_sdpa(cell)
         w, causal = cell.workload, cell.problem.mask is Mask.CAUSAL
         gqa, mask, p = w.heads_q != w.heads_kv, None, dropout_p(cell)
         if has_bias(cell):
@@ -92,6 +95,7 @@ class SdpaFlash(Sdpa):
     """FlashAttention-2, as PyTorch ships it."""
 
     name = "flash"
+    packed = True
     backend = SDPBackend.FLASH_ATTENTION
     can_use = "can_use_flash_attention"
 

@@ -14,6 +14,8 @@ from flashgen.codegen.operands import Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 
+from .packed import BOUNDARIES
+
 Inputs = Mapping[str, Tensor]  # by operand name, in a peer's layout
 Given = Tensor | tuple[Tensor, ...]  # one output, or several in the order of the operation's operands
 Attention = Callable[..., Given]  # of q, k and v, and by name the tensors of a problem's modifiers
@@ -23,12 +25,14 @@ Run = Callable[[], Given]
 def prepare(problem: Problem, attention: Attention, inputs: Inputs) -> Run:
     """One call of the problem's operation on these inputs, which can be repeated.
 
-    attention: (q, k, v, and by name the tensors of the problem's modifiers) -> out, or out and what else it computes.
+    attention: (q, k, v, and by name the tensors of the problem's modifiers, and the boundaries of packed sequences) -> out, or out and what
+    else it computes.
     Raises what it raises, and ArgumentError for an operation that cannot be made of attention.
     """
     if problem.operation not in _PREPARE:
         raise choice_error("pass", problem.operation, _PREPARE)
     others = {operand.name: inputs[operand.name] for operand in modifier_operands(problem)}
+    others |= {name: inputs[name] for name in BOUNDARIES if problem.is_packed}
     learnable = [operand.name.removeprefix("d_") for operand in modifier_gradients(problem)]
     return _PREPARE[problem.operation](attention, inputs, others, learnable)
 

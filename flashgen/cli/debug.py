@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flashgen.cells import sized
 from flashgen.codegen.errors import choice_error, require_int
 from flashgen.codegen.seen import Seen
-from flashgen.codegen.workload import Workload
 
 from .options import (
     INTEGER,
@@ -26,6 +26,7 @@ from .options import (
     Json,
     Modifiers,
     OnePass,
+    Packed,
     Settings,
     Softcap,
     Window,
@@ -65,6 +66,7 @@ def debug(
     chunk: Chunk = None,
     softcap: Softcap = None,
     modifiers: Modifiers = None,
+    packed: Packed = False,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -95,10 +97,12 @@ def debug(
     for name, size in (("batch", batch), ("heads", heads), ("seqlen", seqlen)):
         require_int(name, size, 1)
     require_int("seed", seed, 0, 2**63 - 1)
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk)
+    asked = problem(
+        head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed
+    )
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     sizes = (batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
-    workload = Workload(*sizes, *Seen.of(causal, parse_window(window), chunk).sizes)
+    workload = sized(asked, *sizes, *Seen.of(causal, parse_window(window), chunk).sizes)
     suffix = f"_{kernel.removeprefix('_')}" if kernel else ""
     interleaving = EmulationOrder(_schedule(schedule), late_copies, seed)
     found = runner.run_blocks(

@@ -31,6 +31,7 @@ from .options import (
     KvHeads,
     Modifiers,
     OnePass,
+    Packed,
     Passes,
     SeqlenKv,
     Settings,
@@ -69,6 +70,7 @@ def generate(
     chunk: Chunk = None,
     softcap: Softcap = None,
     modifiers: Modifiers = None,
+    packed: Packed = False,
     seqlen: Annotated[
         list[int] | None,
         typer.Option(
@@ -98,9 +100,11 @@ def generate(
 
     bundle.require_replaceable(out)  # before minutes of compiling
     kernels = generation.generate(
-        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers), chunk),
+        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed),
         list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),
-        generation.asked_workload(head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes, causal, parse_window(window), chunk),
+        generation.asked_workload(
+            head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes, causal, parse_window(window), chunk, packed
+        ),
         find_device(device) if device is not None else None,
         parse_settings(settings),
         family,
@@ -126,6 +130,7 @@ def compile_(
     chunk: Chunk = None,
     softcap: Softcap = None,
     modifiers: Modifiers = None,
+    packed: Packed = False,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -134,7 +139,9 @@ def compile_(
     """Compile one kernel and print the compiler's report. Exit code 1 if it spills or a directive was ignored. Needs no GPU."""
     from flashgen.selection import compilation
 
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk)
+    asked = problem(
+        head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed
+    )
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     artifact = compilation.compile_spec(spec)
     report, block = artifact.report, spec.largest_block
@@ -173,12 +180,15 @@ def show(
     chunk: Chunk = None,
     softcap: Softcap = None,
     modifiers: Modifiers = None,
+    packed: Packed = False,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
 ) -> None:
     """Print the CUDA source of one kernel: self-contained, as it is compiled."""
-    asked = problem(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk)
+    asked = problem(
+        head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed
+    )
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     print(render(spec).text, end="")
 
@@ -186,7 +196,7 @@ def show(
 def verify(
     head_dim: HeadDim = None, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None,
     passes: Passes = "forward", deterministic: Deterministic = False, window: Window = None, chunk: Chunk = None,
-    softcap: Softcap = None, modifiers: Modifiers = None,
+    softcap: Softcap = None, modifiers: Modifiers = None, packed: Packed = False,
     family: FamilyName = None, settings: Settings = None,
     device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on emulated atoms.")] = "0",
     arch: Arch = None, json: Json = False,
@@ -195,7 +205,7 @@ def verify(
     from flashgen.verification.screen import verify_kernel
 
     load, target = _loader(device, arch)
-    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers), chunk)
+    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed)
     specs = [spec_for(asked, target, parse_settings(settings), family) for asked in every]
     results = [(spec, case) for spec in specs for case in verify_kernel(load(spec))]
     wrong = [case for _, case in results if not case.verdict.ok]

@@ -87,6 +87,9 @@ Modifiers = Annotated[
         "prefix_len, sinks. Kernels are the same for all their values.",
     ),
 ]
+Packed = Annotated[
+    bool, typer.Option("--packed/--dense", help="Packed sequences of any lengths, one behind the other: flashgen.attention_varlen.")
+]
 FamilyName = Annotated[
     str | None, typer.Option("--family", help="Kernel family, for example attention_forward; default: the preferred one that can.")
 ]
@@ -144,9 +147,10 @@ def problems(
     window: str | None = None,
     modifiers: Sequence[str] = (),
     chunk: int | None = None,
+    packed: bool = False,
 ) -> list[Problem]:
     """Those of `problems_of`, where a `head_dim_v` of 0 is that of the same width."""
-    found = problems_of(head_dim, head_dim_v or None, dtype, causal, passes, deterministic, parse_window(window), modifiers, chunk)
+    found = problems_of(head_dim, head_dim_v or None, dtype, causal, passes, deterministic, parse_window(window), modifiers, chunk, packed)
     return list(dict.fromkeys(problem for problem, _ in found))
 
 
@@ -160,11 +164,12 @@ def problem(
     window: str | None = None,
     modifiers: Sequence[str] = (),
     chunk: int | None = None,
+    packed: bool = False,
 ) -> Problem:
     """One problem. Raises ArgumentError for both passes, of which a kernel computes one."""
     if operation == BOTH:
         raise choice_error("pass", operation, operation_names())
-    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, modifiers, chunk)
+    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, modifiers, chunk, packed)
     return only
 
 

@@ -33,6 +33,7 @@ from .options import (
     Json,
     KvHeads,
     Modifiers,
+    Packed,
     Passes,
     Seqlen,
     SeqlenKv,
@@ -67,6 +68,7 @@ def tune(
     chunk: Chunk = None,
     softcap: Softcap = None,
     modifiers: Modifiers = None,
+    packed: Packed = False,
     seqlen: Seqlen = None,
     seqlen_kv: SeqlenKv = None,
     batch: Batch = None,
@@ -93,7 +95,7 @@ def tune(
     json: Json = False,
 ) -> None:
     """Find the fastest kernels for your GPU and shapes, and remember them."""
-    modified = parse_window(window), named_modifiers(softcap, modifiers), chunk
+    modified = parse_window(window), named_modifiers(softcap, modifiers), chunk, packed
     lengths, sizes = tuple(seqlen or SEQLENS), (seqlen_kv, batch, heads, kv_heads)
     request = Request(
         cells_of(head_dim, head_dim_v or None, dtype, causal, lengths, *sizes, passes, deterministic, *modified),

@@ -14,7 +14,7 @@ from flashgen.codegen.attention import ELEMENTS, require_scale
 from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import require_possible
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
-from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.problem import Mask, Problem, Sequences
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
@@ -42,9 +42,14 @@ def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, re
             require_type(name, tensor, torch.Tensor)
     check_options(causal, scale, layout, return_lse, deterministic)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
-            raise ArgumentError(f"{name} must have elements; got a {type(tensor).__name__}, whose lazy module was not called yet")
+        require_initialized(name, tensor)
         require_dense(name, tensor)
+
+
+def require_initialized(name: str, tensor: torch.Tensor) -> None:
+    """Raises ArgumentError for what will be a tensor once its lazy module is called."""
+    if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+        raise ArgumentError(f"{name} must have elements; got a {type(tensor).__name__}, whose lazy module was not called yet")
 
 
 def check_options(causal: Any, scale: Any, layout: Any, return_lse: Any, deterministic: Any = None) -> None:
@@ -84,7 +89,7 @@ def check_call(
     _check_shapes(q, k, v, layout)
     if scale is not None:
         require_scale(scale)
-    problem = _problem(q, v, causal, modifiers=modifiers)
+    problem = problem_of(q, v, causal, modifiers=modifiers)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_strides(name, tensor)
     if tensors:
@@ -160,7 +165,8 @@ def _refuse_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: st
 def require_dense(name: str, tensor: torch.Tensor) -> None:
     """Raises ArgumentError for nested and sparse tensors."""
     if tensor.is_nested:
-        raise ArgumentError(f"{name} must be one dense tensor; got a nested one: pad its sequences, or make a call for each")
+        hint = "flashgen.attention_varlen takes q, k and v that all are nested, of layout torch.jagged"
+        raise ArgumentError(f"{name} must be one dense tensor; got a nested one: {hint}")
     if tensor.layout is not torch.strided:
         raise ArgumentError(f"{name} must be dense (torch.strided); got {tensor.layout}")
 
@@ -171,14 +177,17 @@ def _require_layout(layout: str) -> None:
 
 
 def check_strides(name: str, tensor: torch.Tensor) -> None:
-    """The last dimension is contiguous and rows are aligned. An empty tensor may have any strides: `contiguous` could not mend them."""
+    """The last of 3 or 4 dimensions is contiguous, and rows are aligned.
+
+    An empty tensor may have any strides: `contiguous` could not mend them.
+    """
     strides = tensor.stride()
-    if type(tensor) is torch.Tensor and strides[3] == 1 and not (strides[0] | strides[1] | strides[2]) % _ALIGNED:
+    if type(tensor) is torch.Tensor and strides[-1] == 1 and not (strides[0] | strides[1] | strides[-2]) % _ALIGNED:
         return  # as nearly all are, in short
-    element_size = tensor.element_size()
-    if strides[3] != 1 and tensor.numel():
-        raise ArgumentError(f"{name} must be contiguous in its last dimension (stride 1); got stride {strides[3]}")
-    for dim in range(3):
+    element_size, last = tensor.element_size(), len(strides) - 1
+    if strides[last] != 1 and tensor.numel():
+        raise ArgumentError(f"{name} must be contiguous in its last dimension (stride 1); got stride {strides[last]}")
+    for dim in range(last):
         if strides[dim] * element_size % ALIGNMENT and tensor.shape[dim] > 1 and tensor.numel():
             raise ArgumentError(
                 f"{name} must have rows aligned to {ALIGNMENT} bytes (strides of a multiple of 8 elements); "
@@ -186,19 +195,33 @@ def check_strides(name: str, tensor: torch.Tensor) -> None:
             )
 
 
-def _problem(
-    q: torch.Tensor, v: torch.Tensor, causal: bool, operation: str = "forward", deterministic: bool = False, modifiers: Given = NO_MODIFIERS
+def problem_of(
+    q: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    operation: str = "forward",
+    deterministic: bool = False,
+    modifiers: Given = NO_MODIFIERS,
+    sequences: Sequences = Sequences.DENSE,
 ) -> Problem:
     """What these tensors ask for. Raises ArgumentError if no family can compute it on any target."""
-    return _possible_problem(q.dtype, int(q.shape[3]), int(v.shape[3]), causal, operation, deterministic, modifiers.names)
+    return _possible_problem(q.dtype, int(q.shape[-1]), int(v.shape[-1]), causal, operation, deterministic, modifiers.names, sequences)
 
 
 @lru_cache(maxsize=2**10)
 def _possible_problem(
-    dtype: torch.dtype, head_dim: int, head_dim_v: int, causal: bool, operation: str, deterministic: bool, modifiers: tuple[str, ...]
+    dtype: torch.dtype,
+    head_dim: int,
+    head_dim_v: int,
+    causal: bool,
+    operation: str,
+    deterministic: bool,
+    modifiers: tuple[str, ...],
+    sequences: Sequences,
 ) -> Problem:
-    """One instance for all calls, which differ in their lengths far more often than in this. Raises ArgumentError as `_problem`."""
-    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, Mask.CAUSAL if causal else Mask.FULL, operation, deterministic, modifiers)
+    """One instance for all calls, which differ in their lengths far more often than in this. Raises ArgumentError as `problem_of`."""
+    mask = Mask.CAUSAL if causal else Mask.FULL
+    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, mask, operation, deterministic, modifiers, sequences)
     require_possible(problem)
     return problem
 
@@ -227,7 +250,7 @@ def problem_and_workload(
     modifiers: Given = NO_MODIFIERS,
 ) -> tuple[Problem, Workload]:
     """The types of `codegen` for these tensors, which have passed `check_call`."""
-    return _problem(q, v, causal, operation, deterministic, modifiers), workload_of(q, k, layout, modifiers)
+    return problem_of(q, v, causal, operation, deterministic, modifiers), workload_of(q, k, layout, modifiers)
 
 
 def workload_of(q: torch.Tensor, k: torch.Tensor, layout: str, modifiers: Given = NO_MODIFIERS) -> Workload:

@@ -23,7 +23,7 @@ from flashgen.codegen.workload import Workload
 
 from ..selection import loaded
 from ..selection.families import NO_FAMILY, excluded_families, families_for
-from .allocation import empty_strided
+from .allocation import empty_strided as empty_strided  # others allocate by this module's, too
 from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, require_memory, workload_of
 from .asked import addresses_of_tensors, seed_position, tensor_strides, with_seed
 from .bound import BoundCall
@@ -62,9 +62,7 @@ class Plan:
         if self._seed_position is not None:
             modifiers, tensors = with_seed(modifiers, tensors, q.new_empty((), dtype=torch.int64))
         problem = check_call(q, k, v, causal, scale, layout, modifiers, tensors)
-        if q.device.type != "cuda":
-            raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
-        self._on = on = gpu(q.device.index)
+        self._on = on = gpu_of(q)
         self.index = q.device.index
         self.dtype = q.dtype
         self.outputs = _outputs(q.shape, v.shape[3], layout)
@@ -160,6 +158,13 @@ def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall 
 
 
 untraced(_runner(0, torch.bfloat16, _outputs((0, 0, 0, 0), 0, "bshd"), None))  # marks the code, which all that it returns share
+
+
+def gpu_of(q: torch.Tensor) -> Gpu:
+    """The GPU that holds q. Raises ArgumentError if none does."""
+    if q.device.type != "cuda":
+        raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
+    return gpu(q.device.index)
 
 
 def bind_chosen(call: Call, on: Gpu) -> BoundCall:

@@ -20,7 +20,7 @@ from ..numerics.oracle import oracle_of, torch_dtype
 
 _FAR = 2**31  # elements: an offset of 32 bits does not reach the next row
 _NORESERVE = 0x4000  # of Linux; the module mmap lacks it in Python 3.11
-_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1))  # of the first three dimensions in memory, outermost first
+_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1))  # of the first dimensions in memory, outermost first, as far as there are so many
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,10 @@ def _strides(tensor: torch.Tensor, any_last: bool = False) -> tuple[int, ...]:
 
 
 def _laid_apart(tensor: torch.Tensor, dims: tuple[int, int, int], gap: int) -> torch.Tensor:
-    """A copy whose dimensions lie in memory in this `order`, outermost first, each with so many elements between its entries."""
-    strides, step = [0, 0, 0, 1], tensor.shape[3]
-    for dim in reversed(dims):
+    """A copy whose dimensions but the last lie in memory in this order, outermost first, each with so many elements between its entries."""
+    last = tensor.ndim - 1
+    strides, step = [*(0,) * last, 1], tensor.shape[last]
+    for dim in (dim for dim in reversed(dims) if dim < last):
         strides[dim] = step + gap
         step = strides[dim] * max(1, tensor.shape[dim])
     if gap < _FAR:

@@ -3,12 +3,13 @@
 Tensors: q [batch, len_q, heads_q, head_dim], k [batch, len_kv, heads_kv, head_dim], v [batch, len_kv, heads_kv, head_dim_v],
 any strides; out [batch, len_q, heads_q, head_dim_v]; lse [batch, heads_q, len_q], natural logarithm. Query head h reads
 key/value head h // (heads_q // heads_kv). A causal mask is aligned bottom-right. A row that sees no key has out 0 and lse -inf.
+sequences.py has those of packed sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -20,6 +21,7 @@ from flashgen.codegen.workload import Workload
 
 from .link import Link, Rows, changed_scores, hidden_keys, joined_scores, kept_factors, links_of
 from .oracle import Oracle, Sample
+from .sequences import one_batch, packed_attention
 
 _MATRIX_UNIT = 64  # rows and columns
 _SCORES_AT_ONCE = 2**26  # elements: 512 MiB in float64, of which the softmax holds up to three
@@ -43,10 +45,11 @@ class _Method:
 
 @dataclass(frozen=True)
 class _Masks:
-    """What comes between the products: a causal mask, links of modifiers."""
+    """What comes between the products: a causal mask, links of modifiers, and how many entries come before those of the batch for these."""
 
     causal: bool
     links: Sequence[Link]
+    first_batch: int
 
     def softmax(self, rows: Rows, s: Tensor) -> tuple[Tensor, Tensor]:
         """P, as links leave it, and the log-sum-exp, of scaled scores [n, rows, len_kv], whose memory P takes."""
@@ -57,24 +60,40 @@ class _Masks:
 
 
 def exact_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, rows: Tensor | None = None, links: Sequence[Link] = ()
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    rows: Tensor | None = None,
+    links: Sequence[Link] = (),
+    first_batch: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Attention in float64: (out, lse), both float64, in the module's shapes. `links`: of modifiers.
+    """Attention in float64: (out, lse), both float64, in the module's shapes. `links`: of modifiers, for which `first_batch` is the first.
 
     `rows`: int64 [n, 3] of (batch, query head, query); then out is [n, head_dim_v] and lse [n] for these rows only.
     Memory beside the results stays bounded whatever the lengths. Raises ArgumentError for shapes that do not go together.
     """
-    return _attention(_Method(_attend_exact, torch.float64, torch.float64), q, k, v, _Masks(causal, links), scale, rows)
+    return _attention(_Method(_attend_exact, torch.float64, torch.float64), q, k, v, _Masks(causal, links, first_batch), scale, rows)
 
 
 def plain(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, rows: Tensor | None = None, links: Sequence[Link] = ()
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    rows: Tensor | None = None,
+    links: Sequence[Link] = (),
+    first_batch: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Attention as plain PyTorch does it in q's element type: scores and softmax in fp32, probabilities and output rounded.
 
     The same arguments, shapes and errors as `exact_attention`; out has q's element type, lse is fp32.
     """
-    return _attention(_Method(_attend_plain, q.dtype, torch.float32), q, k, v, _Masks(causal, links), scale, rows)
+    return _attention(_Method(_attend_plain, q.dtype, torch.float32), q, k, v, _Masks(causal, links, first_batch), scale, rows)
 
 
 def sample_rows(workload: Workload, count: int, seed: int, causal: bool) -> Tensor:
@@ -121,7 +140,7 @@ def _attention_whole(method: _Method, q: Tensor, k: Tensor, v: Tensor, masks: _M
             for some in slices(len_q, at_once):
                 queries = torch.arange(some.start, some.stop, device=q.device)
                 members = torch.arange(mine.start, mine.stop, device=q.device).reshape(kv.stop - kv.start, group)
-                of = Rows(queries.repeat(group), len_q, len_kv, b, members.repeat_interleave(len(queries), 1), heads_q)
+                of = Rows(queries.repeat(group), len_q, len_kv, masks.first_batch + b, members.repeat_interleave(len(queries), 1), heads_q)
                 # The queries of a group, one head after the other, are rows of one product with their common keys.
                 rows = q[b, some, mine].transpose(0, 1).reshape(kv.stop - kv.start, -1, q.shape[3])
                 part, part_lse = method.attend(rows, keys, values, partial(masks.softmax, of), scale)
@@ -140,7 +159,7 @@ def _attention_rows(method: _Method, q: Tensor, k: Tensor, v: Tensor, masks: _Ma
         for some in slices(len(where), max(1, _SCORES_AT_ONCE // max(1, len_kv))):
             index = where[some]
             mine = q[b, rows[index, 2], rows[index, 1]]
-            of = Rows(rows[index, 2], q.shape[1], len_kv, b, rows[index, 1][None], q.shape[2])
+            of = Rows(rows[index, 2], q.shape[1], len_kv, masks.first_batch + b, rows[index, 1][None], q.shape[2])
             part, part_lse = method.attend(mine[None], k[b, :, head][None], v[b, :, head][None], partial(masks.softmax, of), scale)
             out[index], lse[index] = part[0], part_lse[0]
     return out, lse
@@ -233,6 +252,9 @@ class ForwardOracle(Oracle):
         scalars: Mapping[str, float],
         sample: Sample | None,
     ) -> dict[str, Tensor]:
+        if problem.is_packed:
+            out, lse = packed_attention(compute, problem, tensors, scalars, sample)
+            return {"out": out, "lse": lse}
         q, k, v = (tensors[name] for name in ("q", "k", "v"))
         links = links_of(problem, tensors, scalars)
         out, lse = compute(q, k, v, causal=problem.mask is Mask.CAUSAL, scale=scalars["scale"], rows=sample, links=links)
@@ -240,16 +262,19 @@ class ForwardOracle(Oracle):
 
     def sample(self, problem: Problem, workload: Workload, count: int, seed: int) -> Sample:
         """See Oracle, and `sample_rows`."""
+        if problem.is_packed:
+            workload = replace(workload, batch=1, len_q=workload.tokens_q, len_kv=workload.tokens_kv)
         return sample_rows(workload, count, seed, problem.mask is Mask.CAUSAL)
 
     def sampled(self, outputs: Mapping[str, Tensor], sample: Sample) -> dict[str, Tensor]:
         """See Oracle."""
         batch, head, row = sample.to(outputs["out"].device).unbind(1)
         indices = {"out": (batch, row, head), "lse": (batch, head, row)}
-        return {name: tensor[indices[name]] for name, tensor in outputs.items()}
+        return {name: tensor[indices[name]] for name, tensor in one_batch(outputs).items()}
 
     def rows_of(self, touched: Mapping[str, Tensor]) -> Sample:
         """See Oracle."""
+        touched = one_batch(touched)
         return (touched["out"].any(-1).transpose(1, 2) | touched["lse"]).nonzero()
 
     def unseen(self, problem: Problem, workload: Workload, exact: Mapping[str, Tensor], sample: Sample | None) -> dict[str, Tensor]:
@@ -260,7 +285,7 @@ class ForwardOracle(Oracle):
 def rows_without_keys(exact: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The rows of out that see no key, whose lse says so."""
     nothing = exact["lse"] == -torch.inf
-    return {"out": nothing.transpose(1, 2) if nothing.ndim == 3 else nothing}
+    return {"out": nothing if nothing.ndim == 1 else nothing.mT}
 
 
 ORACLE = ForwardOracle()

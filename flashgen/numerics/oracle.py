@@ -16,6 +16,7 @@ from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.workload import Workload
 
 from .link import drawn_operands
+from .sequences import drawn_sequences
 
 TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
 
@@ -25,7 +26,10 @@ _FIXED = {
 }  # whatever the problem's
 
 Sample = Tensor
-"""Which rows of a workload are judged where all of them are too many: int64 [n, 3] of (batch, query head, query)."""
+"""Which rows of a workload are judged where all of them are too many: int64 [n, 3] of (batch, query head, query).
+
+Of packed sequences (0, query head, token).
+"""
 
 
 class Oracle(ABC):
@@ -35,18 +39,21 @@ class Oracle(ABC):
     """
 
     def inputs(self, problem: Problem, workload: Workload, generator: torch.Generator) -> dict[str, Tensor]:
-        """What a kernel reads, from N(0, 1), dense, on the generator's device: before `derive`. Of modifiers as `Link.drawn` has it."""
-        of_modifiers = modifier_operands(problem)
+        """What a kernel reads, from N(0, 1), dense, on the generator's device: before `derive`. Of modifiers as `Link.drawn` has it.
+
+        Boundaries of packed sequences as `drawn_sequences` has them.
+        """
+        of_modifiers, of_sequences = modifier_operands(problem), drawn_sequences(problem, workload, generator)
         read = (operand for operand in operation_of(problem).operands(problem) if operand.role is not Role.OUT)
         drawn = {
             operand.name: torch.randn(
                 operand.sizes(problem, workload), dtype=torch_dtype(operand, problem), device=generator.device, generator=generator
             )
             for operand in read
-            if operand not in of_modifiers
+            if operand not in of_modifiers and operand.name not in of_sequences
         }
         of_links = drawn_operands(problem, workload, generator)
-        return {**drawn, **{one.name: of_links[one.name].to(torch_dtype(one, problem)) for one in of_modifiers}}
+        return {**drawn, **of_sequences, **{one.name: of_links[one.name].to(torch_dtype(one, problem)) for one in of_modifiers}}
 
     def derive(self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:  # noqa: B027  # most have none
         """Fills in place the inputs that follow from the others. Whoever changes an input asks for this again."""

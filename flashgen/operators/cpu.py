@@ -9,12 +9,13 @@ import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, modifier_gradients, modifier_operands
-from flashgen.codegen.problem import Problem
+from flashgen.codegen.problem import Problem, Sequences
 from flashgen.codegen.target import find_target
 
 from ..launch import arguments, cpu
 from ..launch.asked import expanded, have_gradients
 from ..launch.gradients import Gradients, gradient_call, is_trivial
+from ..launch.packed_arguments import PackedTokens, packed_workload
 from ..launch.tensors import Tensors
 from ..selection.families import default_spec, excluded_families
 
@@ -44,6 +45,34 @@ def attention_on_cpu(
             workload,
             {"q": q, "k": k, "v": v, "out": written, "lse": lse, **expanded(modifier_operands(problem), problem, workload, others)},
         )
+        scalars = {**({} if scale is None else {"scale": scale}), **dict(modifiers.numbers)}
+        excluded = excluded_families(tensors.call(scalars), find_target(cpu.ARCHITECTURE))
+        cpu.run_on_cpu(_default_kernel(problem, excluded), tensors, scalars)
+    return out, lse
+
+
+def packed_attention_on_cpu(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tokens: PackedTokens,
+    causal: bool,
+    scale: float | None,
+    modifiers: Given = NO_MODIFIERS,
+    others: Sequence[torch.Tensor] = (),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of packed CPU tensors that have passed `check_packed_call`, by the default kernel. `others`: of modifiers.
+
+    Raises ArgumentError for memory that a kernel cannot take.
+    """
+    arguments.require_memory(q, k, v)
+    problem = arguments.problem_of(q, v, causal, modifiers=modifiers, sequences=Sequences.PACKED)
+    workload = packed_workload(q, k, tokens, modifiers)
+    out, lse = q.new_zeros((*q.shape[:2], v.shape[2])), q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
+    if lse.numel() and workload.batch:
+        named = {name: tensor for name, tensor in zip(PackedTokens._fields[:4], tokens[:4], strict=True) if tensor is not None}
+        named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, **expanded(modifier_operands(problem), problem, workload, others)}
+        tensors = Tensors(problem, workload, named)
         scalars = {**({} if scale is None else {"scale": scale}), **dict(modifiers.numbers)}
         excluded = excluded_families(tensors.call(scalars), find_target(cpu.ARCHITECTURE))
         cpu.run_on_cpu(_default_kernel(problem, excluded), tensors, scalars)

@@ -23,7 +23,7 @@ from ..launch.untraced import untraced
 from ..selection import loaded
 
 _MAX_PLANS = 4096  # a thread's; beyond that the oldest half is dropped
-_Plan = TypeVar("_Plan", Plan, GradientPlan)
+_Plan = TypeVar("_Plan")
 
 
 def _signature(
@@ -179,6 +179,11 @@ def only_the_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors:
     )
 
 
+def no_modes() -> bool:
+    """What the dispatch keys of tensors do not tell, of what `nobody_listens` asks."""
+    return not _dispatch_modes() and not _function_modes() and forward_ad._current_level < 0 and not profiler._is_profiler_enabled
+
+
 def _without_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether the dispatcher would do nothing with a call of these but hand it to the kernel."""
     return (
@@ -219,9 +224,10 @@ class _Before:
 
 
 class _OfThread(threading.local):
-    """What each thread has of its own. before: what ran its last call, if that can be known again."""
+    """What each thread has of its own. before: what ran its last call, if that can be known again; before_packed: of packed sequences."""
 
     before: _Before | None = None
+    before_packed: Any = None
 
 
 _LOCAL = _OfThread()
@@ -241,7 +247,7 @@ def gradient_plan_for(*arguments: Any) -> GradientPlan:
     of_lse = None if d_lse is None else (d_lse.shape, d_lse.stride(), d_lse.dtype, d_lse.device)
     of_call = (*_signature(q, k, v, causal, scale, layout, *modified[:2]), deterministic, *modified[2:])
     key = (*of_call, *of_out, out.device, lse.device, d_out.device, of_lse)
-    return plans.get(key) or _kept(plans, key, GradientPlan(*arguments))
+    return plans.get(key) or kept(plans, key, GradientPlan(*arguments))
 
 
 def _new_plan(
@@ -255,11 +261,11 @@ def _new_plan(
     but_for_keys, len_kv = _but_for_keys(key)
     known = alike.get(but_for_keys)
     if known is not None:
-        return _kept(plans, key, known.with_keys(len_kv))
+        return kept(plans, key, known.with_keys(len_kv))
     plan = Plan(q, k, v, *options)
     if len_kv > 1 and plan.call is not None:
-        _kept(alike, but_for_keys, plan)
-    return _kept(plans, key, plan)
+        kept(alike, but_for_keys, plan)
+    return kept(plans, key, plan)
 
 
 def _but_for_keys(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
@@ -280,7 +286,8 @@ def _plans() -> dict[tuple[Any, ...], Plan]:
     return plans
 
 
-def _kept(plans: dict[tuple[Any, ...], _Plan], key: tuple[Any, ...], plan: _Plan) -> _Plan:
+def kept(plans: dict[tuple[Any, ...], _Plan], key: tuple[Any, ...], plan: _Plan) -> _Plan:
+    """The plan, which is among these from now on: beyond so many the oldest half of them is dropped."""
     if len(plans) >= _MAX_PLANS:
         for old in list(plans)[: _MAX_PLANS // 2]:
             del plans[old]

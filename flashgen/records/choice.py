@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from flashgen.codegen.errors import ArgumentError
@@ -13,7 +13,7 @@ from flashgen.codegen.plain import canonical, parse
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.spec import KernelSpec, PlainSpec
 from flashgen.codegen.target import Target, targets
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.workload import Workload, equal_lengths, mean_lengths
 
 from .record import Record, Timing
 
@@ -46,8 +46,7 @@ class Choice:
 
     def spec(self, target: Target) -> KernelSpec:
         """The kernel to use: the record's config in the present revision of its family. Raises ArgumentError if there is none."""
-        plain = PlainSpec.from_json(self.record.spec)
-        return (plain if self.problem is None else replace(plain, problem=self.problem)).as_of_now(target)
+        return PlainSpec.from_json(self.record.spec).as_of_now(target, self.problem)
 
 
 @lru_cache(maxsize=2**14)
@@ -55,16 +54,18 @@ def bucket(workload: Workload) -> Workload:
     """The workload that stands for all of its size: lengths, ends of a window, a chunk and batch * heads rounded up to powers of two.
 
     One kernel is chosen per bucket, so a length not seen before costs at most one compile per bucket. The bucket keeps the group, on
-    which alone it may depend whether a kernel takes a workload: see `Family.config_refusals`.
+    which alone it may depend whether a kernel takes a workload: see `Family.config_refusals`. That of packed sequences is the bucket of
+    as many of their mean lengths: how long each is only the device knows.
     """
     return Workload(1, *bucket_sizes(workload))
 
 
 def bucket_sizes(workload: Workload) -> tuple[int, ...]:
     """The sizes of a workload's bucket but for its batch, which is 1: as good a key as the bucket itself, and cheaper to come by."""
+    len_q, len_kv = mean_lengths(workload)
     group = workload.heads_q // max(1, workload.heads_kv)
     heads = _power_of_two(workload.batch * workload.heads_kv, _MOST // max(1, group))
-    sizes = heads * group, heads, _power_of_two(workload.len_q), _power_of_two(workload.len_kv)
+    sizes = heads * group, heads, _power_of_two(len_q), _power_of_two(len_kv)
     if not workload.is_local:
         return sizes
     return (*sizes, _window_end(workload.window_left), _window_end(workload.window_right), _power_of_two(workload.chunk))
@@ -85,8 +86,9 @@ def _power_of_two(size: int, most: int = _MOST) -> int:
 def distance(a: Workload, b: Workload) -> float:
     """How unlike two workloads are: octaves of len_q, len_kv, pairs that a window and chunks let through, and batch * heads_q.
 
-    Plus 1 if the query heads of a group differ.
+    Plus 1 if the query heads of a group differ. Packed sequences count as ones of their mean lengths, as in a bucket.
     """
+    a, b = equal_lengths(a), equal_lengths(b)
     sizes = [(a.len_q, b.len_q), (a.len_kv, b.len_kv), (a.batch * a.heads_q, b.batch * b.heads_q)]
     if a.is_local or b.is_local:
         sizes.append((a.visible_pairs(Mask.FULL), b.visible_pairs(Mask.FULL)))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from flashgen.codegen.devices import Device, devices_like
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import automatic_families
-from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.problem import Mask, Problem, Sequences
 from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.workload import OPEN, Workload
+from flashgen.codegen.workload import OPEN, Workload, equal_lengths
 
 from ..records import sources
 from ..records.choice import Choice, Known, bucket
@@ -35,7 +35,7 @@ class Pick:
     def name(self) -> str:
         """For people."""
         toolchain = "" if self.choice.same_toolchain else " of another driver or compiler"
-        plain = "" if self.choice.problem is None else " without modifiers"
+        plain = "" if (problem := self.choice.problem) is None else " without modifiers" if problem.modifiers else " of dense sequences"
         device = f" of {self.choice.device_name}" if self.choice.device_name else ""
         return f"{self.whose} record{device}{toolchain}{plain} for {self.choice.record.key.workload.name}"
 
@@ -52,8 +52,8 @@ def picks(
 
     `any_length`: those that speak for the lengths of its bucket without a record of their own.
     In this order: the user's own of that very workload, his own for its bucket, then so of those that come with the package, then so the
-    configs of older ones of either, then of those that come with the package for devices like this one; where there are modifiers, at last
-    the configs of the plain kernel's records.
+    configs of older ones of either, then of those that come with the package for devices like this one; where there are modifiers or packed
+    sequences, at last the configs of the plain kernel's records.
     All but the exact ones are chosen for the bucket, so no choice depends on what was called before.
     """
     met: list[tuple[str, Known]] = []
@@ -67,7 +67,7 @@ def picks(
         for older in (False, True):
             for choice in known.choices(workload, toolchain, any_length, older):
                 yield Pick("shipped", replace(choice, older=True, device_name=other.name))
-    if problem.modifiers:
+    if problem.modifiers or problem.is_packed:
         yield from _of_plain_kernels(problem, workload, device, toolchain, excluded)
 
 
@@ -80,9 +80,13 @@ def _of_like_devices(problem: Problem, device: Device, excluded: frozenset[str])
 def _of_plain_kernels(
     problem: Problem, workload: Workload, device: Device, toolchain: tuple[str, str], excluded: frozenset[str]
 ) -> Iterator[Pick]:
-    """The configs that are best without the problem's modifiers, if legal with them. Local attention is most like a causal mask."""
+    """The configs that are best without the problem's modifiers and for dense sequences of the mean lengths, if legal with them.
+
+    Local attention is most like a causal mask.
+    """
     mask = Mask.CAUSAL if workload.is_local else problem.mask
-    plain, sizes = replace(problem, mask=mask, modifiers=()), replace(workload, window_left=OPEN, window_right=OPEN, chunk=OPEN)
+    plain = replace(problem, mask=mask, modifiers=(), sequences=Sequences.DENSE)
+    sizes = replace(equal_lengths(workload), window_left=OPEN, window_right=OPEN, chunk=OPEN)
     unable = {family.name for family in automatic_families(problem) if family.refusals(problem, device.target)}
     for pick in picks(plain, sizes, device, toolchain, excluded | unable, any_length=True):
         choice = replace(pick.choice, older=True, problem=problem)

@@ -39,6 +39,7 @@ def asked_workload(
     causal: bool | None = None,
     window: Ends | None = None,
     chunk: int | None = None,
+    packed: bool = False,
 ) -> Workload | None:
     """The workload that was asked for, with the sizes left out as `flashgen tune` takes them; None if no length was given.
 
@@ -53,7 +54,8 @@ def asked_workload(
     if not seqlens:
         return None
     sizes = (seqlens, seqlen_kv, batch, heads, kv_heads)
-    workloads = {cell.workload for cell in cells_of(head_dim, None, "bf16", causal, *sizes, passes, window=window, chunk=chunk)}
+    cells = cells_of(head_dim, None, "bf16", causal, *sizes, passes, window=window, chunk=chunk, packed=packed)
+    workloads = {cell.workload for cell in cells}
     if len(workloads) > 1:
         names = " and ".join(sorted(workload.name for workload in workloads))
         raise ArgumentError(f"causal must be given with this window and a seqlen, as a folder holds the kernels of one bucket; got {names}")

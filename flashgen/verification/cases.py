@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from flashgen.codegen.problem import Dtype
+from flashgen.codegen.problem import Dtype, Sequences
 from flashgen.codegen.workload import Workload
 
 from ..launch.tensors import Tensors
+from ..numerics.sequences import equal_sequences
 
 # (batch, heads_q, heads_kv, len_q, len_kv): lengths of one, off by one from tiles, more queries than keys (rows that see no
 # key under a causal mask), no keys, grouped and single key/value heads, many tiles; one key that the last query of a tile alone sees, and
@@ -31,6 +33,7 @@ SHAPES = (
     (1, 2, 1, 2048, 2048),
 )
 SCREENING = (SHAPES[1], SHAPES[2])
+ROWS = 128  # enough for the rule's statistics
 # Cases whose tensors are made for them: nearly equal probabilities of so many keys, whose sum has to be kept more exactly than fp32 adds
 # it up; scores of which some are huge; values so large that the rule grants no noise; tensors past 2^31 elements, on the CPU alone.
 LONG, HUGE, COARSE, FAR = (1, 1, 1, 16, 65536), (2, 4, 2, 131, 500), (1, 2, 1, 131, 1000), (2, 2, 1, 131, 197)
@@ -38,13 +41,38 @@ _MAGNITUDE = {Dtype.BF16: 2.0**40, Dtype.FP16: 2.0**13}  # of HUGE
 _OFFSET = {Dtype.BF16: 190.0, Dtype.FP16: 1500.0}  # of COARSE: neighbours are 1 apart, and 0.3 more rounds away
 
 
-def grouped_workload(shape: tuple[int, int, int, int, int], group_unit: int) -> Workload:
-    """A workload of that shape, with as many query heads as make its groups a multiple of `group_unit`: see `Family.group_unit`."""
-    batch, heads_q, heads_kv, *lengths = shape
-    return Workload(batch, heads_kv * math.lcm(heads_q // heads_kv, group_unit), heads_kv, *lengths)
+def grouped_workload(
+    shape: tuple[int, int, int, int, int], group_unit: int, layout: Sequences = Sequences.DENSE, more: int = 0
+) -> Workload:
+    """A workload of that shape, with as many query heads as make its groups a multiple of `group_unit`: see `Family.group_unit`.
+
+    Packed sequences have the tokens of the whole batch. more: that many further ones share these, and so most of them are shorter; where
+    there are few keys there are more of them, too, so that enough rows see some
+    """
+    batch, heads_q, heads_kv, len_q, len_kv = shape
+    sizes = heads_kv * math.lcm(heads_q // heads_kv, group_unit), heads_kv, len_q, len_kv
+    if layout is Sequences.DENSE:
+        return Workload(batch, *sizes)
+    seeing = batch * min(len_q, len_kv) * heads_q if more else ROWS
+    times = -(-ROWS // max(1, seeing)) if len_kv else 1
+    return Workload(batch * times + more, *sizes, tokens_q=batch * len_q, tokens_kv=batch * times * len_kv)
 
 
-_Special = tuple[Tensors, float, list[Sequence[int]]]  # the tensors, what q was multiplied by, and groups of queries, each judged by itself
+def as_dense(tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """The tensors with packed sequences that are equally long, and views of these as dense ones, by which cases are made.
+
+    Dense sequences are both.
+    """
+    if not tensors.problem.is_packed:
+        return tensors, tensors
+    w = tensors.workload
+    equal = tensors.without_optional_inputs().replacing(**equal_sequences(tensors, w))
+    views = {name: tensor.unflatten(0, (w.batch, -1)) for name, tensor in equal.items() if name in ("q", "k", "v")}
+    dense = replace(tensors.problem, sequences=Sequences.DENSE)
+    return equal, Tensors(dense, replace(w, tokens_q=0, tokens_kv=0), views)
+
+
+_Special = tuple[float, list[Sequence[int]]]  # what q was multiplied by, and groups of queries, each judged by itself
 
 
 def _nearly_equal(tensors: Tensors, _dtype: Dtype) -> _Special:
@@ -57,7 +85,7 @@ def _nearly_equal(tensors: Tensors, _dtype: Dtype) -> _Special:
     tensors["q"].copy_((1 + torch.arange(len_q) / 128)[None, :, None, None])
     tensors["k"].fill_(-math.log(len_kv) * head_dim**-0.5)
     tensors["k"][:, -2 * len_q :] *= 0.95
-    return tensors, 1.0, [range(len_q)]
+    return 1.0, [range(len_q)]
 
 
 def _huge(tensors: Tensors, dtype: Dtype) -> _Special:
@@ -74,17 +102,18 @@ def _huge(tensors: Tensors, dtype: Dtype) -> _Special:
     q[:, ::3] *= magnitude
     k[:, : k.shape[1] // 3, 0] /= magnitude
     queries = range(q.shape[1])
-    return tensors, magnitude, [queries[::3], [query for query in queries if query % 3]]
+    return magnitude, [queries[::3], [query for query in queries if query % 3]]
 
 
 def _coarse(tensors: Tensors, dtype: Dtype) -> _Special:
     """Moves values to where the rule is strictest: it grants the rounding of the output alone."""
     tensors["v"].add_(_OFFSET[dtype])
-    return tensors, 1.0, [range(tensors["q"].shape[1])]
+    return 1.0, [range(tensors["q"].shape[1])]
 
 
 def _far(tensors: Tensors, _dtype: Dtype) -> _Special:
-    return tensors.far(), 1.0, [range(tensors.workload.len_q)]
+    """Of tensors that `Screen` lays far apart."""
+    return 1.0, [range(tensors.workload.len_q)]
 
 
 SPECIAL = {LONG: _nearly_equal, HUGE: _huge, COARSE: _coarse, FAR: _far}

@@ -20,7 +20,7 @@ from ..launch.once import run_once
 from ..launch.tensors import Tensors
 from ..numerics.rule import Verdict
 from . import cases
-from .cases import COARSE, FAR, HUGE, LONG, SCREENING, SPECIAL, grouped_workload
+from .cases import COARSE, FAR, HUGE, LONG, SCREENING, SPECIAL, as_dense, grouped_workload
 from .expected import Expected
 
 LIMITS = EmulationLimits(seconds=600.0)  # of one launch on the CPU, which takes seconds
@@ -80,7 +80,7 @@ class Screen:
             found: list[_Case] = []
             for shape in self.shapes:
                 number = cases.SHAPES.index(shape) if shape in cases.SHAPES else 0
-                workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit), number)
+                workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit, self.problem.sequences, 2), number)
                 for magnitude in self.magnitudes:
                     tensors = Tensors.random(self.problem, workload, generator)
                     if magnitude != 1:
@@ -89,11 +89,12 @@ class Screen:
                     tensors = tensors.apart() if len(found) % 2 == 0 else tensors.without_optional_inputs()
                     found.append(_Case(workload, magnitude, tensors, (Expected.of(tensors),)))
             for shape in self.special:
-                workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit), None)
-                tensors = Tensors.random(self.problem, workload, generator)
-                tensors, magnitude, groups = SPECIAL[shape](tensors, self.problem.dtype)
+                workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit, self.problem.sequences), None)
+                tensors, dense = as_dense(Tensors.random(self.problem, workload, generator))
+                magnitude, groups = SPECIAL[shape](dense, self.problem.dtype)
+                tensors = tensors.far() if shape == FAR else tensors
                 tensors.derive()
-                rows = [_rows(workload, queries) for queries in groups]
+                rows = [_rows(self.problem, workload, queries) for queries in groups]
                 found.append(_Case(workload, magnitude, tensors, tuple(Expected.of(tensors, sample=of) for of in rows)))
             self._cases[group_unit] = found
         return self._cases[group_unit]
@@ -116,9 +117,13 @@ class Screen:
         return results
 
 
-def _rows(workload: Workload, queries: Sequence[int]) -> torch.Tensor:
+def _rows(problem: Problem, workload: Workload, queries: Sequence[int]) -> torch.Tensor:
     """These queries of all heads, as a sample."""
-    return torch.cartesian_prod(torch.arange(workload.batch), torch.arange(workload.heads_q), torch.tensor(queries))
+    rows = torch.cartesian_prod(torch.arange(workload.batch), torch.arange(workload.heads_q), torch.tensor(queries))
+    if problem.is_packed:  # of sequences that are equally long
+        rows[:, 2] += rows[:, 0] * workload.len_q
+        rows[:, 0] = 0
+    return rows
 
 
 def _launch(kernel: Kernel | EmulatedKernel, tensors: Tensors) -> None:

@@ -211,6 +211,7 @@ PROBES = [
         lambda: np.arange(64, dtype=np.uint32),
         3,
     ),
+    Probe("popc", "out[0] = popc(in[t]); out[1] = popc(0); out[2] = popc(~0u);", lambda: halves(64), 3),
     Probe(
         "bits",
         "out[0] = leading_zeros(in[t]); out[1] = leading_zeros(in[t] >> t % 32); out[2] = leading_zeros(0);"

@@ -15,12 +15,15 @@ from tests.support.hopper_probes import (
     BOX_ROWS,
     DEPTH,
     LOADED,
+    LOADED_ROWS,
     OPERAND_SETS,
+    PACKED_ROWS,
     PROBES,
     RS_SHAPES,
     SOURCE,
     SS_SHAPES,
     STORED,
+    STORED_ROWS,
     TARGET,
     bits,
     fragment_place,
@@ -108,6 +111,21 @@ def test_tensor_store() -> None:
             target[index] = box[r, c // 8 ^ r % 8, c % 8]
     assert (target != elements(TARGET, np.full(len(out), 0xDEADBEEF, np.uint32))).mean() > 0.3
     assert np.array_equal(out, expected)
+
+
+def test_copies_of_packed_rows() -> None:
+    """They end with their sequence, on both sides."""
+    (given,) = (probe.inputs().view(np.uint16).reshape(PACKED_ROWS, 2, 72) for probe in PROBES if probe.name == "packed-copies")
+    expected = np.full(PACKED_ROWS * 72, 0xDEADBEEF, np.uint32).view(np.uint16).reshape(PACKED_ROWS, 2, 72)
+    for loaded, stored in zip(LOADED_ROWS, STORED_ROWS, strict=True):
+        box = np.zeros((BOX_ROWS, 64), np.uint16)
+        column, first, length, row, head = loaded
+        rows = given[first + row : min(first + length, first + row + BOX_ROWS), head, column : column + 64]
+        box[: len(rows), : rows.shape[1]] = rows
+        column, first, length, row, head = stored
+        rows = expected[first + row : min(first + length, first + row + BOX_ROWS), head, column : column + 64]
+        rows[...] = box[: len(rows), : rows.shape[1]]
+    assert np.array_equal(found("packed-copies"), expected.reshape(-1).view(np.uint32))
 
 
 def test_a_pipeline_of_copies_and_products() -> None:

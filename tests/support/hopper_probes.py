@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from flashgen.codegen import wgmma
+from flashgen.codegen.packed import MAP_ROWS, packed_map
 from flashgen.codegen.problem import Dtype
 from flashgen.codegen.tensor_map import TensorMapShape
 from tests.support.probes import Probe, Words
@@ -287,6 +288,42 @@ STORE = """
     ),
 )
 
+# Rows of packed sequences: boxes of (column, first row of the sequence, its length, row within it, head) are loaded, and then stored at
+# others. Across the end of a sequence, behind it, and of one without rows.
+PACKED = packed_map(Dtype.BF16, 72, 2, (144, 72), (64, BOX_ROWS))
+PACKED_ROWS = 32
+LOADED_ROWS = ((0, 0, 5, 0, 0), (64, 5, 20, 0, 1), (0, 5, 20, 16, 1), (0, 25, 0, 0, 0), (0, 25, 7, 3, 1))
+STORED_ROWS = ((0, 3, 2, 0, 1), (64, 10, 16, 0, 0), (0, 26, 6, 2, 0), (0, 9, 0, 0, 0), (0, 10, 16, 12, 1))
+
+
+def coordinates_of(column: int, first: int, length: int, row: int, head: int) -> str:
+    """Of a box in PACKED."""
+    return f"{column}, {MAP_ROWS - length + row}, {head}, {first + length}, {MAP_ROWS}"
+
+
+PACKED_COPIES = """
+    const SharedAddress place = shared_memory(), barrier = place + 5 * 2048;
+    if (t == 0) {
+        mbarrier_init(barrier, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(barrier, 5 * 2048);
+        LOADS
+        while (!mbarrier_try_wait_parity(barrier, 0)) {
+        }
+        STORES
+        cp_async_bulk_commit_group();
+        cp_async_bulk_wait_group_read<0>();
+    }
+""".replace(
+    "LOADS",
+    " ".join(
+        f"cp_async_bulk_tensor_load_5d(place + {i} * 2048, p.in_map, barrier, {coordinates_of(*at)});" for i, at in enumerate(LOADED_ROWS)
+    ),
+).replace(
+    "STORES",
+    " ".join(f"cp_async_bulk_tensor_store_5d(p.out_map, place + {i} * 2048, {coordinates_of(*at)});" for i, at in enumerate(STORED_ROWS)),
+)
+
 # Copies under way at two mbarriers, waited for in the order in which they were not issued.
 TWO_MBARRIERS = """
     const SharedAddress place = shared_memory(), barriers = place + 2 * 2048;
@@ -382,6 +419,7 @@ PROBES = [
     hopper("tensor-load", LOAD, lambda: bits(104 * 20 * 3 * 2 // 2), 40, maps=(SOURCE,)),
     hopper("two-mbarriers", TWO_MBARRIERS, lambda: bits(104 * 20 * 3 * 2 // 2), 2, maps=(SOURCE,)),
     hopper("tensor-store", STORE, lambda: bits(len(STORED) * 512), 32, maps=(SOURCE, TARGET)),
+    hopper("packed-copies", PACKED_COPIES, lambda: bits(PACKED_ROWS * 72), 36, maps=(PACKED, PACKED)),
     hopper("pipeline", PIPELINE, whole_numbers, 16, threads=256, maps=(TILES, RESULTS), instructions=wgmma.wgmma_ss("Bf16", 64)),
     *products(),
 ]

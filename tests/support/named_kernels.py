@@ -12,7 +12,7 @@ import pytest
 from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
@@ -40,11 +40,17 @@ class NamedKernel:
     modifiers: tuple[str, ...]
     config: Config | None = None
     dtype: Dtype = Dtype.FP16
+    sequences: Sequences = Sequences.DENSE
 
     def spec(self) -> KernelSpec:
         """For sm_90a, which every family has kernels for."""
         family, target = find_family(self.family), find_target("sm_90a")
-        problem = Problem(self.dtype, self.head_dim, self.head_dim, self.mask, family.operation, self.deterministic, self.modifiers)
+        problem = Problem(
+            *(self.dtype, self.head_dim, self.head_dim, self.mask, family.operation),
+            deterministic=self.deterministic,
+            modifiers=self.modifiers,
+            sequences=self.sequences,
+        )
         return KernelSpec(family, problem, self.config or family.default(problem, target), target)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flashgen.bench.cells import GRIDS, grid_names, grids
 from flashgen.cells import Cell, cells_of
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.seen import Seen
 from flashgen.codegen.workload import Workload
 
@@ -60,6 +62,7 @@ FORWARD = {
     "relative": [("bf16", d, d, "r", (16384 // s, 2048 // d, 2048 // d, s, s)) for d in (64, 128) for s in (4096, 16384)],
     "dropout": [("bf16", d, d, "pP", (4, 2048 // d, 2048 // d, 4096, 4096)) for d in (64, 128)],
     **{name: [("bf16", d, d, "b", (4, 16, 16, 4096, 4096)) for d in (64, 128)] for name in ("bias", "key-bias")},
+    "varlen": [("bf16", d, d, "v", (16, 2048 // d, 2048 // d, 8192, 8192)) for d in (64, 128)],
 }  # fmt: skip
 BACKWARD = {
     "standard": [
@@ -97,15 +100,17 @@ def test_the_cells_of_a_grid(operation: str, name: str) -> None:
         "b": Seen(Mask.FULL, ("bias",)),
         "p": Seen(Mask.FULL, ("dropout",)),
         "P": Seen(Mask.CAUSAL, ("dropout",)),
+        "v": Seen.of(True),
         "r": Seen(Mask.CAUSAL, ("traced(score: add(score, t0:fp32[head, add(add(query, neg(key)), n0:int32)]))",)),
     }
     wanted = [
         Cell(
-            Problem(Dtype(dtype), d, dv, masks[letter].mask, operation, modifiers=masks[letter].modifiers),
-            Workload(*sizes, *masks[letter].sizes),
+            Problem(Dtype(dtype), d, dv, masks[letter].mask, operation, modifiers=masks[letter].modifiers, sequences=layout),
+            Workload(*sizes, *masks[letter].sizes, tokens_q=tokens, tokens_kv=tokens),
         )
         for dtype, d, dv, letters, sizes in WRITTEN_OUT[operation][name]
         for letter in letters
+        for layout, tokens in ((Sequences.PACKED, 40062) if letter == "v" else (Sequences.DENSE, 0),)
     ]
     assert grids(name, operation) == {name: wanted}
 
@@ -132,6 +137,16 @@ def test_a_workload_by_hand_may_have_other_keys_than_queries() -> None:
     assert [cell.workload for cell in cells] == [Workload(4, 32, 8, 1, 4096), Workload(4, 32, 8, 128, 4096)]
     with pytest.raises(ArgumentError, match="seqlen_kv must be an integer from 1"):
         cells_of(64, seqlen_kv=0)
+
+
+def test_packed_cells_have_the_tokens_of_dense_ones() -> None:
+    packed, dense = (cells_of(64, causal=True, seqlens=(512,), seqlen_kv=1024, heads=4, packed=packed) for packed in (True, False))
+    (cell,), (other,) = packed, dense
+    assert cell.problem == replace(other.problem, sequences=Sequences.PACKED)
+    assert cell.workload == replace(other.workload, tokens_q=16 * 512, tokens_kv=16 * 1024)
+    assert cell.flops == other.flops, "packed sequences count as equally long"
+    with pytest.raises(ArgumentError, match=r"^packed must be left out for softmax, which has none; got True"):
+        cells_of(passes="softmax", packed=True)
 
 
 def test_bytes_are_those_of_q_k_v_and_out() -> None:

@@ -17,7 +17,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 from flashgen.records import sources
-from flashgen.records.choice import bucket
+from flashgen.records.choice import bucket, distance
 from flashgen.records.record import BENCHMARK_VERSION
 from flashgen.records.shipped import ShippedRecords
 from flashgen.records.store import Records
@@ -196,3 +196,15 @@ def test_a_bucket_keeps_batch_and_heads_together() -> None:
     assert bucket(Workload(3, 8, 2, 100, 200)) == Workload(1, 32, 8, 128, 256)
     assert bucket(Workload(6, 4, 1, 100, 200)) == Workload(1, 32, 8, 128, 256)
     assert bucket(Workload(1, 4, 1, 100, 200)) == Workload(1, 4, 1, 128, 256)
+
+
+def test_the_bucket_of_packed_sequences_is_that_of_their_mean_lengths() -> None:
+    packed = Workload(3, 8, 2, 4000, 4000, tokens_q=300, tokens_kv=750)
+    assert bucket(packed) == bucket(Workload(3, 8, 2, 100, 250)) == Workload(1, 32, 8, 128, 256)
+
+
+def test_packed_sequences_are_as_far_as_ones_of_their_mean_lengths() -> None:
+    packed, equal = Workload(3, 8, 2, 4000, 4000, window_left=20, tokens_q=300, tokens_kv=750), Workload(3, 8, 2, 100, 250, window_left=20)
+    other = Workload(1, 8, 2, 512, 512, window_left=9)
+    assert distance(packed, equal) == 0
+    assert distance(packed, other) == distance(equal, other) == distance(other, packed) > 0

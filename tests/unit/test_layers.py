@@ -25,7 +25,7 @@ STEPS = {
         ("operators", "verification"),
         ("timing",),
         ("tuning",),
-        ("ahead", "api", "doctor"),
+        ("ahead", "api", "doctor", "varlen"),
         ("bench",),
         ("compare", "explain"),
         ("tuning_page",),

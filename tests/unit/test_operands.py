@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from flashgen.codegen.attention import attention_call
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operation import find_operation, operation_of, operations
-from flashgen.codegen.problem import Dtype, Problem
+from flashgen.codegen.problem import Dtype, Problem, Sequences
 from flashgen.codegen.workload import Workload
 
 PROBLEM, WORKLOAD = Problem(Dtype.BF16, 64, 32), Workload(2, 6, 3, 5, 7)
@@ -47,6 +48,25 @@ def test_a_call_has_a_view_of_each_operand() -> None:
     assert call.views["q"].strides == (5 * 6 * 64, 6 * 64, 64, 1)
     assert call.views["lse"].strides == (6 * 5, 5, 1)
     assert call.views["v"].strides == (9999, 999, 99, 1)
+
+
+def test_packed_sequences_have_an_axis_of_tokens() -> None:
+    problem = dataclasses.replace(PROBLEM, sequences=Sequences.PACKED)
+    call = FORWARD.call(problem, dataclasses.replace(WORKLOAD, tokens_q=50, tokens_kv=70), {"v": (999, 99, 1)}, SCALE)
+    assert {name: view.sizes for name, view in call.views.items()} == {
+        "q": (50, 6, 64),
+        "k": (70, 3, 64),
+        "v": (70, 3, 32),
+        "out": (50, 6, 32),
+        "lse": (6, 50),
+        "cu_seqlens_q": (3,),
+        "cu_seqlens_kv": (3,),
+        "seqused_q": (2,),
+        "seqused_kv": (2,),
+    }
+    assert call.views["v"].strides == (999, 99, 1)
+    strided = [operand.name for operand in FORWARD.operands(problem) if operand.is_strided]
+    assert strided == ["q", "k", "v", "out"]
 
 
 def test_a_call_of_attention_is_dense_and_has_the_usual_scale_where_nothing_else_is_said() -> None:

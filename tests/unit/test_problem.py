@@ -11,8 +11,8 @@ import pytest
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operations.backward import OPERATION as BACKWARD
 from flashgen.codegen.operations.forward import OPERATION as FORWARD
-from flashgen.codegen.problem import Dtype, Mask, Pass, Problem
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.problem import Dtype, Mask, Pass, Problem, Sequences
+from flashgen.codegen.workload import OPEN, Workload, equal_lengths
 
 
 @pytest.mark.parametrize(("text", "dtype"), [("bf16", Dtype.BF16), ("bfloat16", Dtype.BF16), ("fp16", Dtype.FP16), ("half", Dtype.FP16)])
@@ -37,7 +37,8 @@ def test_head_dim_v_follows_head_dim() -> None:
 def test_problem_names_tell_problems_apart() -> None:
     assert Problem(Dtype.BF16, 64, mask=Mask.CAUSAL).name == "bf16_d64_causal"
     assert Problem(Dtype.FP16, 192, 128).name == "fp16_d192x128_full"
-    every = [Problem(t, d, v, m) for t, d, v, m in itertools.product(Dtype, (8, 64, 128), (64, 8, 128), Mask)]
+    assert Problem(Dtype.BF16, 64, modifiers=("softcap",), sequences=Sequences.PACKED).name == "bf16_d64_full_packed_softcap"
+    every = [Problem(t, d, v, m, sequences=s) for t, d, v, m, s in itertools.product(Dtype, (8, 64, 128), (64, 8, 128), Mask, Sequences)]
     assert len({p.name for p in every}) == len(set(every))
 
 
@@ -55,6 +56,11 @@ def test_problem_names_tell_problems_apart() -> None:
         ({"operation": "sideways"}, r"^pass must be one of .*forward.*; got 'sideways'$"),
         ({"operation": 1}, r"^operation must be of type str; got 1"),
         ({"operation": ["softmax"]}, r"^operation must be of type str; got \['softmax'\]"),
+        ({"sequences": "packed"}, r"^sequences must be one of .*DENSE.*PACKED.*; got 'packed'$"),
+        (
+            {"operation": "softmax", "head_dim": 0, "sequences": Sequences.PACKED},
+            r"^sequences must be dense for softmax, which is not attention; got packed$",
+        ),
         ({"operation": "softmax", "head_dim": -1}, r"^head_dim must be an integer from 0 to 2147483647; got -1$"),
     ],
 )
@@ -77,6 +83,8 @@ def test_problems_are_values() -> None:
         ((-1, 1, 1, 1, 1), r"^batch must be an integer from 0 to 2147483647; got -1$"),
         ((1, 1, 1, 2**31, 1), r"^len_q must be an integer from 0 to 2147483647; got 2147483648$"),
         ((1, 1, 1, 1, 1.5), r"^len_kv must be an integer from 0 to 2147483647; got 1\.5$"),
+        ((1, 1, 1, 1, 1, OPEN, OPEN, OPEN, -1), r"^tokens_q must be an integer from 0 to 2147483647; got -1$"),
+        ((1, 1, 1, 1, 1, OPEN, OPEN, OPEN, 1, 2.0), r"^tokens_kv must be an integer from 0 to 2147483647; got 2\.0$"),
         ((1, 6, 4, 1, 1), r"^heads_q must be a multiple of heads_kv; got heads_q 6, heads_kv 4$"),
         ((1, 6, 0, 1, 1), r"^heads_q must be a multiple of heads_kv; got heads_q 6, heads_kv 0$"),
     ],
@@ -94,6 +102,19 @@ def test_a_workload_may_be_empty() -> None:
 def test_workload_names() -> None:
     assert Workload(4, 32, 8, 4096, 4096).name == "B4 H32/8 S4096"
     assert Workload(1, 32, 32, 1, 4096).name == "B1 H32 S1x4096"
+    packed = Workload(16, 32, 8, 8192, 8192, tokens_q=40000, tokens_kv=40000)
+    assert packed.name == "B16 H32/8 S8192 T40000"
+    assert dataclasses.replace(packed, tokens_q=16, chunk=64).name == "B16 H32/8 S8192 T16x40000 C64"
+
+
+def test_packed_sequences_count_as_equally_long() -> None:
+    packed = Workload(3, 8, 2, 900, 900, tokens_q=100, tokens_kv=900)
+    assert equal_lengths(packed) == Workload(3, 8, 2, 34, 300)
+    assert equal_lengths(Workload(0, 8, 2, 5, 5, tokens_q=5)) == Workload(0, 8, 2, 5, 0)
+    assert equal_lengths(Workload(3, 8, 2, 900, 900)) == Workload(3, 8, 2, 900, 900)
+    problem = Problem(Dtype.BF16, 64, sequences=Sequences.PACKED)
+    assert FORWARD.flops(problem, packed) == 4 * 3 * 8 * 34 * 300 * 64
+    assert FORWARD.io_bytes(problem, packed) == 2 * (2 * 100 * 8 * 64 + 2 * 900 * 2 * 64) + 4 * 2 * 4
 
 
 def sees(mask: Mask, query: int, key: int, workload: Workload) -> bool:

@@ -17,7 +17,7 @@ import flashgen
 from flashgen.codegen.errors import ArgumentError, IllegalConfigError
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.spec import KernelSpec, problem_from_json, problem_to_json
 from flashgen.codegen.target import find_target, targets
 from flashgen.selection.families import default_spec
@@ -37,6 +37,7 @@ def variants() -> dict[str, KernelSpec]:
         "head_dim_v": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, head_dim_v=72)),
         "mask": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, mask=Mask.CAUSAL)),
         "modifiers": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, modifiers=("window",))),
+        "sequences": dataclasses.replace(SPEC, problem=dataclasses.replace(problem, sequences=Sequences.PACKED)),
         "block_q": dataclasses.replace(SPEC, config=dataclasses.replace(config, block_q=128)),
         "block_kv": dataclasses.replace(SPEC, config=dataclasses.replace(config, block_kv=48)),
         "step_kv": dataclasses.replace(SPEC, config=dataclasses.replace(config, step_kv=32)),
@@ -125,7 +126,10 @@ def test_a_forward_pass_is_deterministic_whatever_is_asked_for() -> None:
         ({"family": "nonsense"}, r"^family must be one of .*; got 'nonsense'$"),
         ({"target": "sm_75"}, r"^arch must be one of .*; got 'sm_75'$"),
         ({"target": None}, r"^spec field target must be of type str; got None$"),
-        ({"problem": {}}, r"^problem must have the fields pass, dtype, head_dim, head_dim_v, mask, deterministic, modifiers; got none$"),
+        (
+            {"problem": {}},
+            r"^problem must have the fields pass, dtype, head_dim, head_dim_v, mask, deterministic, modifiers, sequences; got none$",
+        ),
         (
             {"problem": {**problem_to_json(SPEC.problem), "dtype": "fp8"}},
             r"^problem field dtype must be one of bf16, fp16, fp32; got 'fp8'$",

@@ -16,10 +16,11 @@ from flashgen.codegen.attention import attention_call, local_steps, tiled_traffi
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import families, find_family
-from flashgen.codegen.modifier import given_modifiers, with_sizes_to_verify
+from flashgen.codegen.modifier import given_modifiers, modifier_refusals, modifier_values, with_sizes_to_verify
+from flashgen.codegen.modifiers.window import LONGEST
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.plain import from_plain, to_plain
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.seen import Seen
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
@@ -283,3 +284,14 @@ def test_a_folder_of_one_bucket_has_one_window() -> None:
     with pytest.raises(ArgumentError, match=r"^causal must be given with this window and a seqlen, .* got B4 H32 S4096 W8: and"):
         asked_workload(64, [4096], None, None, None, None, window=(8, None))
     assert asked_workload(64, [4096], None, None, None, None, "forward", True, (8, None)) == Workload(4, 32, 32, 4096, 4096, 8, 0)
+
+
+def test_a_packed_sequence_may_be_longer_than_expected() -> None:
+    """What is expected of lengths must not narrow a window, or a chunk, of a sequence that is longer."""
+    workload = Workload(2, 1, 1, 8, 8, window_left=500, window_right=300, chunk=700, tokens_q=1000, tokens_kv=1000)
+    call = attention_call(Problem(Dtype.BF16, 64, modifiers=("chunk", "window"), sequences=Sequences.PACKED), workload)
+    found = modifier_values(call)
+    assert (found["window_left"], found["window_right"], found["chunk"]) == (500, 300, 700)
+    assert modifier_refusals(call) == []
+    far = dataclasses.replace(workload, tokens_kv=LONGEST)
+    assert len(modifier_refusals(attention_call(call.problem, far))) == 2

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 
+from flashgen.codegen import packed
 from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device, device_of_target
@@ -28,12 +29,13 @@ from flashgen.codegen.seen_tiles import (
     with_seen_tiles,
 )
 from flashgen.codegen.target import Target
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.workload import Workload, equal_lengths
 
 from . import model
 from .config import AttentionForwardConfig, FirstProduct, QueryPlace
 
 L2_GROUP_SHARE = 2  # one part in so many: blocks of neighbouring L2 groups run together
+SHORTEST_TILE = 32  # queries
 SPARE_REGISTERS = 36  # of a thread, beside those needed: with so many hardly anything spills
 
 
@@ -61,19 +63,8 @@ class AttentionForward(Family):
         *("cvt", "set_f16", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync"),
     )
     tiles = (
-        *(
-            "warp/shared_tile",
-            "common/shared_regions",
-            "common/tile_scheduler",
-            "common/sequences",
-            "common/score_chain",
-            "warp/load",
-            "warp/load_tile",
-            "warp/key_value_reader",
-            "warp/seen_key_value_reader",
-            "warp/gemm",
-            "common/mask",
-        ),
+        *("warp/shared_tile", "common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),
+        *("warp/load", "warp/load_tile", "warp/key_value_reader", "warp/seen_key_value_reader", "warp/gemm", "common/mask"),
         *("common/softmax_rows", "common/lse", "warp/softmax", "warp/epilogue"),
     )
 
@@ -85,7 +76,7 @@ class AttentionForward(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation, self.modifiers)
+        reasons = problem_reasons(problem, self.operation, self.modifiers, packed=True) + packed.packed_reasons(problem)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         return reasons
@@ -144,15 +135,21 @@ class AttentionForward(Family):
 
     def kernels(self, problem: Problem, config: AttentionForwardConfig) -> tuple[KernelText, ...]:
         """See Family."""
-        return (*tile_kernels(problem), KernelText(with_modifiers(with_seen_tiles(self.parameters, problem), problem)))
+        block = packed.packed_block(with_seen_tiles(self.parameters, problem), problem)
+        return (*tile_kernels(problem), *packed.packed_kernels(problem), KernelText(with_modifiers(block, problem)))
 
     def call_refusals(self, call: Call, config: Config | None = None) -> list[str]:
         """See Family."""
-        return modifier_refusals(call) + super().call_refusals(call, config)
+        reasons = packed.packed_call_reasons(call, SHORTEST_TILE) if call.problem.is_packed else []
+        return reasons + modifier_refusals(call) + super().call_refusals(call, config)
 
     def resources(self, problem: Problem, config: AttentionForwardConfig) -> Mapping[str, BlockResources]:
         """See Family."""
-        return {**tile_resources(problem), "": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
+        return {
+            **tile_resources(problem),
+            **packed.packed_resources(problem),
+            "": BlockResources(self.threads(config), self.shared_bytes(problem, config)),
+        }
 
     def threads(self, config: AttentionForwardConfig) -> int:
         """Threads of a block."""
@@ -172,6 +169,8 @@ class AttentionForward(Family):
     def program(self, config: AttentionForwardConfig, call: Call, device: Device) -> Program:
         """See Family."""
         problem, workload = call.problem, call.workload
+        if problem.is_packed:
+            return self._packed_program(config, call, device)
         query_tiles = -(-workload.len_q // config.block_q)
         l2_heads = l2_group_heads(problem, workload, device.l2_bytes // L2_GROUP_SHARE)
         divisors = {
@@ -190,6 +189,23 @@ class AttentionForward(Family):
         tiles = tile_launch(call, TileShape(config.block_q, config.block_kv)) if problem.modifiers else NO_TILES
         return Program((*tiles.launches, KernelLaunch(self.grid(config, workload), values | tiles.values)), tiles.buffers)
 
+    def _packed_program(self, config: AttentionForwardConfig, call: Call, device: Device) -> Program:
+        """Of packed sequences: as many blocks as there may be tiles for. Those that get none end at once."""
+        w, l2_heads = call.workload, packed.packed_group_heads(call.problem, call.workload, device.l2_bytes // L2_GROUP_SHARE)
+        values = {
+            "heads_q": w.heads_q,
+            "tokens_q": w.tokens_q,
+            "heads_q_reciprocal": reciprocal(w.heads_q),
+            **packed.group_values(l2_heads),
+        }
+        values |= {"group_reciprocal": reciprocal(w.heads_q // w.heads_kv), **scale_values(score_unit(call)), **modifier_values(call)}
+        for name in TENSORS:
+            row, head, _ = call.views[name].strides
+            values |= {f"{name}_batch": 0, f"{name}_head": head, f"{name}_row": row}
+        first, buffers = packed.packed_launch(call, config.block_q, l2_heads, device)
+        grid = max(1, packed.most_tiles(w, config.block_q) * w.heads_q)
+        return Program((first, KernelLaunch(grid, values)), buffers)
+
     def context(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> dict[str, object]:
         """See Family."""
         return {
@@ -200,7 +216,12 @@ class AttentionForward(Family):
             "query_in_registers": config.query is QueryPlace.REGISTERS,
             "shared_bytes": self.shared_bytes(problem, config),
             **tile_context(problem, TileShape(config.block_q, config.block_kv)),
+            **packed.packed_context(problem, config.block_q, overlap=False),
         }
+
+    def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See Family."""
+        return packed.with_packed_files(self.atoms, self.tiles) if problem.is_packed else (self.atoms, self.tiles)
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionForwardConfig]:
         """See Family."""
@@ -235,6 +256,7 @@ class AttentionForward(Family):
         target = device.target
         registers = registers or min(self.registers_cap(config, target), self.registers_needed(problem, config) + self._slack(config))
         resident = max(1, target.blocks_resident(self.threads(config), registers, self.shared_bytes(problem, config)))
+        workload = equal_lengths(workload)
         blocks = self.grid(config, workload)
         in_shared, output_first = config.query is QueryPlace.SHARED, config.first_product is FirstProduct.PV
         return model.predict(problem, config, workload, device, blocks, resident, in_shared, output_first, weights)
@@ -248,7 +270,7 @@ class AttentionForward(Family):
 
     def traffic(self, problem: Problem, config: AttentionForwardConfig, workload: Workload, device: Device) -> Traffic:
         """See Family: the loops are those of FlashAttention-2, algorithm 1."""
-        return tiled_traffic(problem, workload, config.block_q, config.block_kv)
+        return tiled_traffic(problem, equal_lengths(workload), config.block_q, config.block_kv)
 
 
 FAMILY = AttentionForward()

@@ -70,7 +70,12 @@ class AttentionForwardSm90Config(Config):
     def barrier_bytes(self) -> int:
         """Shared memory of pipelines of queries, keys, values and each consumer's sums, and of the tiles that a block knows."""
         stages = self.query_stages + 2 * self.stages + self.warpgroups
-        return stages * STAGE_BYTES + (self.query_stages + 2) * TILE_BYTES
+        return stages * STAGE_BYTES + self.work_slots * TILE_BYTES
+
+    @property
+    def work_slots(self) -> int:
+        """Tiles that a block knows at a time: kWorkSlots in forward_storage.cuh."""
+        return self.query_stages + 2
 
     @property
     def stale_row_max(self) -> bool:

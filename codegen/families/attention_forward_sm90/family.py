@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from flashgen.codegen import seen_tiles, wgmma
-from flashgen.codegen.attention import ELEMENTS, TENSORS, l2_group_heads, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
+from flashgen.codegen import packed, seen_tiles, wgmma
+from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.linear_terms import linear_columns, with_linear_terms
@@ -20,18 +20,16 @@ from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
 from flashgen.codegen.score_tensors import OF_BATCHES, fetches
 from flashgen.codegen.target import Target, targets
-from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.tensor_map import STRIDE_END
+from flashgen.codegen.workload import Workload, equal_lengths
 
 from . import model
-from .config import PACK_GQA, AttentionForwardSm90Config, RowMax, Scheduler
+from .config import PACK_GQA, TILE_BYTES, AttentionForwardSm90Config, RowMax, Scheduler
+from .launch import PANEL, forward_maps, most_work_tiles, packed_tile_values, tile_values, work_tiles
 from .registers import registers_given, registers_needed
 
-PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 SUM_BYTES = 8  # of shared memory for the statistics of each row: kStatisticsBytes in forward_storage.cuh
 WIDEST_BESIDE_ANOTHER = 192  # head_dim_v of a block that shares its SM: 96 registers of a product's 128; 256 does not compile (C7602)
-LONG = 2048  # keys from which on the K and V of an L2 group may take more of it
-L2_GROUP_BYTES, SHORT_L2_GROUP_BYTES = 32 * 2**20, 16 * 2**20
 
 
 def _panels(width: int) -> int:
@@ -71,11 +69,12 @@ class AttentionForwardSm90(Family):
 
     def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See Family."""
-        return self.atoms, with_linear_terms(self.tiles, problem)
+        tiles = with_linear_terms(self.tiles, problem)
+        return packed.with_packed_files((*self.atoms, "griddepcontrol", "cp_async"), tiles) if problem.is_packed else (self.atoms, tiles)
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation, self.modifiers)
+        reasons = problem_reasons(problem, self.operation, self.modifiers, packed=True) + packed.packed_reasons(problem)
         if target.name != "sm_90a":
             reasons.append(f"target must be sm_90a; got {target.name}")
         return reasons
@@ -96,6 +95,9 @@ class AttentionForwardSm90(Family):
         if seen_tiles.scatters(problem) and (config.pack_gqa > 1 or not config.dynamic):
             given = f"{config.scheduler.value} and {config.pack_gqa}"
             reasons.append(f"scheduler must be dynamic and pack_gqa 1 with document_ids or a mask_mod; got {given}")
+        if problem.is_packed and (config.pack_gqa > 1 or not config.dynamic):
+            given = f"{config.scheduler.value} and {config.pack_gqa}"
+            reasons.append(f"scheduler must be dynamic and pack_gqa 1 with packed sequences; got {given}")
         if config.warpgroups == 3 and not config.dynamic:
             reasons.append("scheduler must be dynamic with warpgroups 3: the static one does not fit 160 registers; got static")
         return reasons or seen_tiles.block_reasons(problem, config) or self._resource_reasons(problem, config, target)
@@ -130,11 +132,13 @@ class AttentionForwardSm90(Family):
     def kernels(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[KernelText, ...]:
         """See Family."""
         block = seen_tiles.with_seen_tiles(self.parameters.with_fields(*OF_BATCHES) if reads_scores(problem) else self.parameters, problem)
-        return (*seen_tiles.tile_kernels(problem), KernelText(with_modifiers(block, problem)))
+        block = with_modifiers(packed.packed_block(block, problem), problem)
+        return (*seen_tiles.tile_kernels(problem), *packed.packed_kernels(problem), KernelText(block))
 
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
-        return {**seen_tiles.tile_resources(problem), "": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
+        others = {**seen_tiles.tile_resources(problem), **packed.packed_resources(problem)}
+        return {**others, "": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
 
     def threads(self, config: AttentionForwardSm90Config) -> int:
         """Threads of a block: the producer's warpgroup, and the consumers'."""
@@ -147,15 +151,15 @@ class AttentionForwardSm90(Family):
         tiles += config.block_q * _panels(config.block_kv) if problem.modifiers and fetches(problem) else 0  # fetched_bytes
         tiles += linear_columns(problem) * _panels(config.block_kv) if problem.modifiers else 0
         words = seen_tiles.word_bytes(problem, config.stages, 1) if problem.modifiers else 0
+        words += (config.work_slots + 2) * TILE_BYTES if problem.is_packed else 0  # sequences of tiles, and the tile found last
         return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + config.barrier_bytes + words
-
-    def _tiles(self, config: AttentionForwardSm90Config, workload: Workload) -> int:
-        return -(-workload.len_q // config.queries) * (workload.heads_q // config.pack_gqa) * workload.batch
 
     def program(self, config: AttentionForwardSm90Config, call: Call, device: Device) -> Program:
         """See Family. As many blocks as are resident at once, as they stay. Only tiles that are claimed need a counter."""
         problem, batch = call.problem, call.workload.batch
-        values = self._sizes(problem, config, call.workload)
+        if problem.is_packed:
+            return self._packed_program(config, call, device)
+        values = tile_values(problem, config, call.workload)
         grid = min(int(values["tiles"]), self.blocks_per_sm(problem, config) * device.sm_count)
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
         values |= {"batches": batch, "batches_reciprocal": reciprocal(batch)} if reads_scores(problem) else {}
@@ -164,54 +168,24 @@ class AttentionForwardSm90(Family):
             if problem.modifiers
             else seen_tiles.NO_TILES
         )
-        launch = KernelLaunch(grid, values | tiles.values, self._tensor_maps(config, call))
+        launch = KernelLaunch(grid, values | tiles.values, forward_maps(config, call))
         return Program((*tiles.launches, launch), (*tiles.buffers, *(_TILE_COUNTER if config.dynamic else ())))
 
-    def _sizes(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload) -> dict[str, int | float]:
-        """The parameters that say how tiles are found."""
-        query_tiles, sets = -(-workload.len_q // config.queries), workload.heads_q // config.pack_gqa
-        in_sets = workload if config.pack_gqa == 1 else dataclasses.replace(workload, heads_q=sets)
-        l2_heads = l2_group_heads(problem, in_sets, L2_GROUP_BYTES if workload.len_kv >= LONG else SHORT_L2_GROUP_BYTES)
-        return {
-            "head_sets": sets,
-            "head_sets_reciprocal": reciprocal(sets),
-            "l2_group_heads": l2_heads,
-            "l2_group_heads_reciprocal": reciprocal(l2_heads),
-            "l2_group_tiles": l2_heads * query_tiles,
-            "l2_group_tiles_reciprocal": reciprocal(l2_heads * query_tiles),
-            "group_reciprocal": reciprocal(workload.heads_q // workload.heads_kv),
-            "len_q": workload.len_q,
-            "len_kv": workload.len_kv,
-            "query_tiles": query_tiles,
-            "tiles": self._tiles(config, workload),
-        }
-
-    def _tensor_maps(self, config: AttentionForwardSm90Config, call: Call) -> dict[str, TensorMapShape]:
-        """Of q, k, v and out as (column, row, head, batch); the output goes out 16 rows at a time, those of a warp.
-
-        Where heads are packed, q and out are (column, head, row, batch): a box has some heads' rows of one query next to each other.
-        """
-        problem, w = call.problem, call.workload
-        d, dv, size = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
-        queries, keys = (w.len_q, w.heads_q), (w.len_kv, w.heads_kv)
-        boxes = ((d, queries, config.block_q), (d, keys, config.block_kv), (dv, keys, config.block_kv), (dv, queries, 16))
-        packed = config.pack_gqa
-        maps = {}
-        for name, (width, sizes, rows) in zip(TENSORS, boxes, strict=True):
-            batch, row, head, _ = call.views[name].strides
-            steps, box = (row, head), (rows, 1)
-            if packed > 1 and sizes is queries:
-                sizes, steps, box = (w.heads_q, w.len_q), (head, row), (packed, rows // packed)
-            in_bytes = (steps[0] * size, steps[1] * size, batch * size)
-            maps[name] = tensor_map_shape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, *box, 1))
-        return maps
+    def _packed_program(self, config: AttentionForwardSm90Config, call: Call, device: Device) -> Program:
+        """Of packed sequences: as many blocks as there may be tiles for. Those that get none end at once."""
+        values = packed_tile_values(call.problem, call.workload)
+        grid = max(1, min(most_work_tiles(config, call.workload), self.blocks_per_sm(call.problem, config) * device.sm_count))
+        values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
+        first, buffers = packed.packed_launch(call, config.queries, int(values["l2_group_heads"]), device)
+        launch = KernelLaunch(grid, values, forward_maps(config, call), overlaps=True)
+        return Program((first, launch), (*buffers, *(_TILE_COUNTER if config.dynamic else ())))
 
     def not_dominated(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:
         """See Family. Packing more heads is for fewer tiles, by a tenth at least: their work is the same, and copies become smaller."""
         if config.pack_gqa == 1:
             return True
         half = dataclasses.replace(config, pack_gqa=config.pack_gqa // 2)
-        return self._tiles(config, workload) <= 0.9 * self._tiles(half, workload)
+        return work_tiles(config, workload) <= 0.9 * work_tiles(half, workload)
 
     def config_refusals(self, config: AttentionForwardSm90Config, workload: Workload) -> list[str]:
         """See Family."""
@@ -226,6 +200,8 @@ class AttentionForwardSm90(Family):
 
     def call_refusals(self, call: Call, config: AttentionForwardSm90Config | None = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
+        if call.problem.is_packed:
+            return packed.map_reasons(call, 64) + modifier_refusals(call) + super().call_refusals(call, config)
         reasons, end = [], STRIDE_END // call.problem.dtype.bytes
         if not call.workload.len_kv:
             reasons.append("len_kv must be at least 1 for tensor copies; got 0")
@@ -245,6 +221,7 @@ class AttentionForwardSm90(Family):
             "shared_bytes": self.shared_bytes(problem, config),
             "blocks_per_sm": self.blocks_per_sm(problem, config),
             **seen_tiles.tile_context(problem, seen_tiles.TileShape(config.queries, config.block_kv)),
+            **packed.packed_context(problem, config.queries, overlap=True),
         }
 
     def instructions(self, problem: Problem, config: AttentionForwardSm90Config) -> str:
@@ -262,7 +239,11 @@ class AttentionForwardSm90(Family):
                 configs = [AttentionForwardSm90Config(warpgroups, block_kv, 2, *b, row_max, ping_pong, scheduler) for b in buffers]
                 legal = [config for config in configs if not self.check(problem, config, target)]
                 for config in sorted(legal, key=lambda config: -self.blocks_per_sm(problem, config))[:1]:  # fewer buffers are never faster
-                    yield from (dataclasses.replace(config, pack_gqa=packed) for packed in PACK_GQA)
+                    yield from (dataclasses.replace(config, pack_gqa=heads) for heads in ((1,) if problem.is_packed else PACK_GQA))
+
+    def adapted(self, problem: Problem, config: AttentionForwardSm90Config) -> AttentionForwardSm90Config:
+        """See Family."""
+        return dataclasses.replace(config, scheduler=Scheduler.DYNAMIC, pack_gqa=1) if problem.is_packed else config
 
     def default(self, problem: Problem, target: Target) -> AttentionForwardSm90Config:
         """See Family. The model's pick for a long sequence."""
@@ -278,11 +259,11 @@ class AttentionForwardSm90(Family):
         weights: model.HopperWeights = model.FITTED,
     ) -> Prediction:
         """See Family, and model.py. The compiler reports registers at entry, which say nothing here."""
-        return model.predict(problem, config, workload, device, self.blocks_per_sm(problem, config), weights)
+        return model.predict(problem, config, equal_lengths(workload), device, self.blocks_per_sm(problem, config), weights)
 
     def traffic(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> Traffic:
         """See Family. A tile's queries are those of the heads that it packs; it reads a block of keys even if it sees none."""
-        return tiled_traffic(problem, workload, config.queries, config.block_kv, config.pack_gqa, least=1)
+        return tiled_traffic(problem, equal_lengths(workload), config.queries, config.block_kv, config.pack_gqa, least=1)
 
 
 _TILE_COUNTER = (Buffer("tile_counter", 4, BufferKind.STREAM_COUNTER),)

@@ -30,6 +30,22 @@ __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map,
                  : "memory");
 }
 
+// The same by maps of five dimensions: the coordinates are (column, row, head, end, around), of rows of packed sequences
+// (tile/common/packed_sequences.cuh).
+__device__ __forceinline__ void cp_async_bulk_tensor_load_5d(SharedAddress destination, const TensorMap& map, SharedAddress barrier,
+                                                             int column, int row, int head, int end, int around) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::  //
+        "r"(destination), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(end), "r"(around)
+        : "memory");
+}
+__device__ __forceinline__ void cp_async_bulk_tensor_store_5d(const TensorMap& map, SharedAddress source, int column, int row, int head,
+                                                              int end, int around) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::  //
+                 "l"(&map), "r"(source), "r"(column), "r"(row), "r"(head), "r"(end), "r"(around)
+                 : "memory");
+}
+
 // Closes this thread's group of the stores issued since the last commit.
 __device__ __forceinline__ void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

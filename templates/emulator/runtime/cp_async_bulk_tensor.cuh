@@ -9,24 +9,26 @@ constexpr int kRowBytes = 128, kRowElements = kRowBytes / 2;
 struct Box {
     const TensorMap* map;
     SharedAddress address;
-    int at[4];  // coordinates, innermost first
+    int at[5];  // coordinates, innermost first; 0 beyond those of the map
 
-    int rows() const { return map->box[1] * map->box[2] * map->box[3]; }
+    int rows() const { return map->box[1] * map->box[2] * map->box[3] * (map->rank == 5 ? map->box[4] : 1); }
     SharedAddress row_address(int row) const { return address + row * kRowBytes; }
 
-    // Which elements [first, end) of a row of the box lie within the tensor, and where the first one of them is. None: first == end.
+    // Which elements [first, end) of a row of the box lie within the tensor, and where the first one of them is. None: first == end. As on
+    // a GPU addresses are those modulo 2^64.
     struct Part {
         int first, end;
         u64 address;
     };
     Part part(int row) const {
-        const int within[3] = {row % map->box[1], row / map->box[1] % map->box[2], row / map->box[1] / map->box[2]};
+        const int of_head = row / map->box[1], of_batch = of_head / map->box[2];
+        const int within[4] = {row % map->box[1], of_head % map->box[2], of_batch % map->box[3], of_batch / map->box[3]};
         const int first = max(0, -at[0]);
         u64 address = map->address + 2 * static_cast<i64>(at[0] + first);
-        for (int i = 0; i < 3; ++i) {
+        for (int i = 0; i < map->rank - 1; ++i) {
             const i64 coordinate = static_cast<i64>(at[i + 1]) + within[i];
             if (coordinate < 0 || coordinate >= map->sizes[i + 1]) return {0, 0, 0};
-            address += map->strides[i] * coordinate;
+            address += map->strides[i] * static_cast<u64>(coordinate);
         }
         const i64 end = std::min<i64>(kRowElements, static_cast<i64>(map->sizes[0]) - at[0]);
         return end > first ? Part{first, static_cast<int>(end), address} : Part{0, 0, 0};
@@ -71,14 +73,14 @@ struct Box {
     }
 };
 
-Box box_of(const TensorMap& map, SharedAddress address, int column, int row, int head, int batch) {
-    if (map.rank != 4 || map.element_bytes != 2 || map.swizzle_bytes != kRowBytes || map.box[0] != kRowElements)
+Box box_of(const TensorMap& map, SharedAddress address, int rank, const int (&at)[5]) {
+    if (map.rank != rank || map.element_bytes != 2 || map.swizzle_bytes != kRowBytes || map.box[0] != kRowElements)
         current->fail("tensor map",
                       "copies by a map of rank %d, %d-byte elements, rows of %d elements and a swizzle of %d bytes; "
-                      "4, 2, 64 and 128 are known",
-                      map.rank, map.element_bytes, map.box[0], map.swizzle_bytes);
+                      "%d, 2, 64 and 128 are known",
+                      map.rank, map.element_bytes, map.box[0], map.swizzle_bytes, rank);
     if (address % 1024) current->fail("tensor copy", "copies a box at %u, no multiple of 1024", address);
-    return {&map, address, {column, row, head, batch}};
+    return {&map, address, {at[0], at[1], at[2], at[3], at[4]}};
 }
 
 // A load has landed. Nobody may be running: it reports, and does not fail.
@@ -113,40 +115,57 @@ struct Stores : Kept {
     }
 };
 
+void load_box(const char* op, const Box& box, SharedAddress barrier) {
+    Block& block = *current;
+    Mbarrier& announced = mbarrier_at(barrier, true);
+    for (int r = 0; r < box.rows(); ++r) {
+        const bool free = block.shared.may_write(box.row_address(r), kRowBytes, now(), true);
+        require(free, box.row_address(r), kRowBytes);
+        const Box::Part part = box.part(r);
+        if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, false, "copies");
+    }
+    box.tell_rows(op, true, barrier);
+    if (!block.options.late_copies) return land(block, box, announced);
+    block.scheduler.postpone([&block, box, &announced] { land(block, box, announced); });
+}
+
+void store_box(const char* op, const Box& box) {
+    Block& block = *current;
+    for (int i = 0; i < box.map->rank; ++i)
+        if (box.at[i] < 0) {
+            const int(&at)[5] = box.at;
+            block.fail("tensor copy", "stores a box at (%d, %d, %d, %d), before the tensor's begin", at[0], at[1], at[2], at[3]);
+        }
+    for (int r = 0; r < box.rows(); ++r) {
+        const Box::Part part = box.part(r);
+        if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, true, "stores");
+    }
+    box.visit_stored([&](SharedAddress chunk) { require(block.shared.may_store(chunk, 16, now()), chunk, 16); });
+    box.tell_rows(op, false, 0);
+    if (!block.options.late_copies) box.store();
+    block.kept<Stores>().own().open.push_back(box);
+}
+
 void wait_stores(int pending) { current->kept<Stores>().wait(pending); }
 
 }  // namespace emulator
 
 void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, SharedAddress barrier, int column, int row, int head,
                                       int batch) {
-    emulator::Block& block = *emulator::current;
-    const emulator::Box box = emulator::box_of(map, destination, column, row, head, batch);
-    emulator::Mbarrier& announced = emulator::mbarrier_at(barrier, true);
-    for (int r = 0; r < box.rows(); ++r) {
-        const bool free = block.shared.may_write(box.row_address(r), emulator::kRowBytes, emulator::now(), true);
-        emulator::require(free, box.row_address(r), emulator::kRowBytes);
-        const emulator::Box::Part part = box.part(r);
-        if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, false, "copies");
-    }
-    box.tell_rows("cp_async_bulk_tensor_load", true, barrier);
-    if (!block.options.late_copies) return emulator::land(block, box, announced);
-    block.scheduler.postpone([&block, box, &announced] { emulator::land(block, box, announced); });
+    emulator::load_box("cp_async_bulk_tensor_load", emulator::box_of(map, destination, 4, {column, row, head, batch}), barrier);
+}
+
+void cp_async_bulk_tensor_load_5d(SharedAddress destination, const TensorMap& map, SharedAddress barrier, int column, int row, int head,
+                                  int end, int around) {
+    emulator::load_box("cp_async_bulk_tensor_load_5d", emulator::box_of(map, destination, 5, {column, row, head, end, around}), barrier);
 }
 
 void cp_async_bulk_tensor_store(const TensorMap& map, SharedAddress source, int column, int row, int head, int batch) {
-    emulator::Block& block = *emulator::current;
-    const emulator::Box box = emulator::box_of(map, source, column, row, head, batch);
-    for (int coordinate : box.at)
-        if (coordinate < 0)
-            block.fail("tensor copy", "stores a box at (%d, %d, %d, %d), before the tensor's begin", column, row, head, batch);
-    for (int r = 0; r < box.rows(); ++r) {
-        const emulator::Box::Part part = box.part(r);
-        if (part.end > part.first) block.require_global(part.address, (part.end - part.first) * 2, true, "stores");
-    }
-    box.visit_stored([&](SharedAddress chunk) { emulator::require(block.shared.may_store(chunk, 16, emulator::now()), chunk, 16); });
-    box.tell_rows("cp_async_bulk_tensor_store", false, 0);
-    if (!block.options.late_copies) box.store();
-    block.kept<emulator::Stores>().own().open.push_back(box);
+    emulator::store_box("cp_async_bulk_tensor_store", emulator::box_of(map, source, 4, {column, row, head, batch}));
+}
+
+void cp_async_bulk_tensor_store_5d(const TensorMap& map, SharedAddress source, int column, int row, int head, int end, int around) {
+    emulator::store_box("cp_async_bulk_tensor_store_5d", emulator::box_of(map, source, 5, {column, row, head, end, around}));
 }
 
 void cp_async_bulk_commit_group() {

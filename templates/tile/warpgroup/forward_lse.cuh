@@ -19,7 +19,11 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
         barrier_warp_sync();
         pipeline.consumer_release(state.stage, lane_index() == 0);
         state.advance();
+//% if packed
+        const auto sequences = work.sequences(p);
+//% else
         const auto sequences = Traits::sequences(p);
+//% endif
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int row = consumer * 64 + PairStatistics::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;

@@ -9,24 +9,44 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
     PipelineState<Traits::kQueryStages> q_state;
     PipelineState<kWorkSlots<Traits>> slot;  // index of a work slot; its parity is unused, as Q's pipeline guards the slots
     PipelineState<Traits::kStages> k_state, v_state;
+//% if packed
+    auto load_v = [&](int row, int head, int end) {
+//% else
     int v_block = -1, v_head = 0, v_batch = 0;
     auto load_v = [&] {
         if (v_block < 0) return;
+//% endif
         smem.v_pipeline.producer_acquire(v_state);
         smem.v_pipeline.producer_expect(v_state, Storage::ValueTile::kBytes);
+//% if packed
+        smem.value_tile(v_state.stage).load(p.v_map, smem.v_pipeline.full(v_state.stage), row, head, end);
+//% else
         smem.value_tile(v_state.stage).load(p.v_map, smem.v_pipeline.full(v_state.stage), v_block * Traits::kBlockKv, v_head, v_batch);
+//% endif
         v_state.advance();
     };
     prefetch_tensormap(p.q_map);
     prefetch_tensormap(p.k_map);
     prefetch_tensormap(p.v_map);
     int index = block_index();
+//% if packed
+    int head = Work::fetch(p, index, smem.found_work), next_head = 0;
+//% endif
 //% if scatters
     Work work = Work::find(p, index);
 //% endif
+//% if packed
+#pragma unroll 1
+    while (index < work_tiles(p)) {
+//% else
 #pragma unroll 1
     while (index < p.tiles) {
-//% if not scatters
+//% endif
+//% if packed
+        cp_async_wait_group<0>();
+        const Work work = Work::fetched(p, smem.found_work, head);
+        work.store(smem.found_work);  // until Q is loaded: meanwhile it would take registers
+//% elif not scatters
         const Work work = Work::find(p, index);
 //% endif
         const int head_kv = divide(work.first_head, p.group_reciprocal);
@@ -50,15 +70,27 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
 //% endif
             smem.k_pipeline.producer_expect(k_state, Storage::KeyTile::kBytes);
             const SharedAddress k_full = smem.k_pipeline.full(k_state.stage);
+//% if packed
+            const int k_row = work.rows.key_coordinate(k_block * Traits::kBlockKv), end_kv = work.rows.end_kv();
+            smem.key_tile(k_state.stage).load(p.k_map, k_full, k_row, head_kv, end_kv);
+//% else
             smem.key_tile(k_state.stage).load(p.k_map, k_full, k_block * Traits::kBlockKv, head_kv, work.batch);
+//% endif
             k_state.advance();
             if (k_block == last_block) {
                 smem.q_pipeline.producer_acquire(q_state);
+//% if packed
+                const Work work = Work::load(smem.found_work);
+//% endif
                 work.store(smem.work_slot(slot.stage));  // those who wait for Q see it, by the arrival of producer_expect
                 slot.advance();
                 smem.q_pipeline.producer_expect(q_state, Storage::QueryTile::kBytes);
                 const SharedAddress q_full = smem.q_pipeline.full(q_state.stage);
+//% if packed
+                smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.rows.end_q());
+//% else
                 smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
+//% endif
                 q_state.advance();
             }
 //% if scatters
@@ -68,18 +100,35 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
 //% else
             // The claim's latency stalls this thread, while consumers work on the stages that are full. The claim is made with the last K
             // block but one, where there are two, so that its latency does not add to that of finding the next work tile.
+//% if packed
+            // What it is comes from memory, while the last blocks are loaded.
+            if (k_block == min(lowest_block + 1, last_block)) {
+                next = next_work_tile<Traits>(p, index);
+                if (next < work_tiles(p)) next_head = Work::fetch(p, next, smem.found_work);
+            }
+//% else
             if (k_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
 //% endif
+//% endif
+//% if packed
+            if (k_block < last_block) load_v(k_row + Traits::kBlockKv, head_kv, end_kv);
+            if (k_block == lowest_block) load_v(k_row, head_kv, end_kv);
+//% elif scatters
             load_v();
-//% if scatters
             v_block = k_block, v_head = head_kv, v_batch = batch;
 //% else
+            load_v();
             v_block = k_block, v_head = head_kv, v_batch = work.batch;
 //% endif
         }
         index = next;
+//% if packed
+        head = next_head;
+//% endif
     }
+//% if not packed
     load_v();  // still due, being one block behind K
+//% endif
     // The end of the work: a slot with end_block == 0, announced by a stage of Q without a Q.
     smem.q_pipeline.producer_acquire(q_state);
     Work{}.store(smem.work_slot(slot.stage));

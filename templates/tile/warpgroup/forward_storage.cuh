@@ -5,9 +5,34 @@
 // head first_head + r % kPackGqa.
 template <class Traits>
 struct WorkTileInfo {
+//% if packed
+    static constexpr int kBytes = 32, kPackGqa = Traits::kPackGqa;
+    int first_query, first_head, batch, end_block;
+    SequenceRows rows;  // of its sequence, which counts as an entry of the batch
+
+//% else
     static constexpr int kBytes = 16, kPackGqa = Traits::kPackGqa;
     int first_query, first_head, batch, end_block;
 
+//% endif
+//% if packed
+    // Begins to copy what is listed of a work tile; returns its head.
+    template <class Parameters>
+    __device__ __forceinline__ static int fetch(const Parameters& p, int index, SharedAddress to) {
+        const WorkList list = WorkList::of(p);
+        const WorkTile work = find_work_tile(index, list.scheduler(p), p.head_sets, p.head_sets_reciprocal);
+        list.fetch_tile(work.tile, to);
+        return work.head;
+    }
+    // Once the copy has been waited for.
+    template <class Parameters>
+    __device__ __forceinline__ static WorkTileInfo fetched(const Parameters& p, SharedAddress from, int head) {
+        const PackedTile tile = PackedTile::of(load_shared_v4(from), load_shared_v4(from + 16));
+        WorkTileInfo info{tile.first_query, head, tile.batch, 0, tile.rows};
+        info.end_block = max(info.blocks(p).end, 1);
+        return info;
+    }
+//% else
     template <class Parameters>
     __device__ __forceinline__ static WorkTileInfo find(const Parameters& p, int index) {
 //% if tensors
@@ -26,9 +51,18 @@ struct WorkTileInfo {
 //% endif
         return info;
     }
+//% endif
+//% if packed
+    template <class Parameters>
+    __device__ __forceinline__ PackedSequences sequences(const Parameters& p) const { return {rows, p.tokens_q}; }
+//% endif
     template <class Parameters>
     __device__ __forceinline__ auto chain(const Parameters& p) const {
+//% if packed
+        const auto sequences = this->sequences(p);
+//% else
         const auto sequences = Traits::sequences(p);
+//% endif
 //% if opens
         return of_batch(Traits::make_chain(p, sequences.len_q(batch), sequences.len_kv(batch)), batch);
 //% elif links
@@ -56,6 +90,16 @@ struct WorkTileInfo {
         return min(blocks(p).begin, end_block - 1);
     }
 //% endif
+//% if packed
+    // Coordinates 1 and 2 of a row in the tensor maps of Q and O.
+    __device__ __forceinline__ int coordinate1(int row = 0) const { return rows.query_coordinate(first_query + row); }
+    __device__ __forceinline__ int coordinate2(int = 0) const { return first_head; }
+
+    __device__ __forceinline__ static WorkTileInfo load(SharedAddress slot) {
+        const uint4 v = load_shared_v4(slot), of_rows = load_shared_v4(slot + 16);
+        return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w), SequenceRows::of(of_rows)};
+    }
+//% else
     // Coordinates 1 and 2 of a row in the tensor maps of Q and O, where the column is coordinate 0: (query, head), or under PackGQA
     // (head, query) where kPackGqa divides the row: it divides a warp's first one, as it divides 16.
     static_assert(16 % kPackGqa == 0, "a warp's rows are whole queries");
@@ -66,9 +110,13 @@ struct WorkTileInfo {
         const uint4 v = load_shared_v4(slot);
         return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w)};
     }
+//% endif
     __device__ __forceinline__ void store(SharedAddress slot) const {
         store_shared_v4(slot, {static_cast<u32>(first_query), static_cast<u32>(first_head), static_cast<u32>(batch),
                                static_cast<u32>(end_block)});
+//% if packed
+        store_shared_v4(slot + 16, rows.vector());
+//% endif
     }
 };
 
@@ -95,6 +143,12 @@ struct SeenBlocks {
 };
 
 //% endif
+//% if packed
+// Work tiles of the launch: as many as are listed, for each head.
+template <class Parameters>
+__device__ __forceinline__ int work_tiles(const Parameters& p) { return WorkList::of(p).query_tiles * p.head_sets; }
+
+//% endif
 // The persistent tile scheduler: which work tile this thread block takes after `index`. Its first tile is that of its own index. For each
 // tile that it loads it makes one claim, late, so that blocks that run ahead take more tiles: `tiles` claims in all. Claim n, from 0,
 // gets tile launched_blocks + n, and the last launched_blocks claims find none. Whoever makes claim `tiles` - 1 resets the counter.
@@ -103,7 +157,11 @@ __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
     // A claim publishes nothing else, so relaxed order would do, but atoms/ptx has no relaxed addition.
     const int earlier_claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
+//% if packed
+    if (earlier_claims == work_tiles(p) - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
+//% else
     if (earlier_claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
+//% endif
     return earlier_claims + p.launched_blocks;
 }
 
@@ -140,6 +198,9 @@ struct ForwardStorage {
 //% if scatters
     SharedAddress block_words;  // what K blocks are: see SeenBlocks
 //% endif
+//% if packed
+    SharedAddress found_work;  // the producer's next work tile, of which nobody else knows yet
+//% endif
     SharedAddress work_slots;
 
     // All threads call this: each computes the addresses. One thread initialises the pipelines, for all after the next barrier.
@@ -160,6 +221,9 @@ struct ForwardStorage {
         v_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         statistics_barriers = regions.take(kConsumers * Pipeline<1>::kBytes);
         work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
+//% if packed
+        found_work = regions.take(WorkTileInfo<Traits>::kBytes);
+//% endif
 //% if scatters
         block_words = regions.take(kStages * 4);
 //% endif

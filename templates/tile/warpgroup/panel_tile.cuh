@@ -6,6 +6,15 @@ struct PanelTile {
     static constexpr int kPanels = (kColumns + 63) / 64, kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
     SharedAddress base;
 
+//% if packed
+    // Loads a tile of a packed sequence, all columns: `row` and `end` are coordinates 1 and 3 of its first row, see packed_sequences.cuh.
+    // What lies outside of the sequence becomes zeros.
+    __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int row, int head, int end) const {
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel)
+            cp_async_bulk_tensor_load_5d(base + panel * kPanelBytes, map, barrier, panel * 64, row, head, end, kMapRows);
+    }
+//% else
     // Loads a tile, all columns. coordinate1 and coordinate2 are row and head of the first row; in Q's map under PackGQA head and row. What
     // lies outside of the tensor becomes zeros.
     __device__ __forceinline__ void load(const TensorMap& map, SharedAddress barrier, int coordinate1, int coordinate2, int batch) const {
@@ -13,6 +22,7 @@ struct PanelTile {
         for (int panel = 0; panel < kPanels; ++panel)
             cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, coordinate1, coordinate2, batch);
     }
+//% endif
     // Descriptor of the K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
     __device__ __forceinline__ u64 k_major(int row, int step) const {
         return matrix_descriptor(base, row * 128 + step / 4 * kPanelBytes + step % 4 * 32);

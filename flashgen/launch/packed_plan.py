@@ -1,0 +1,119 @@
+"""A call of packed sequences on a GPU: `PackedPlan` holds everything that its signature decides, with the kernel bound to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flashgen.codegen.attention import attention_call, with_tokens
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.modifier import NO_MODIFIERS, Given
+from flashgen.codegen.operands import Call
+from flashgen.codegen.operation import dense
+
+from ..selection.families import families_for
+from . import gpu
+from .arguments import ALIGNMENT, require_memory
+from .asked import tensor_strides
+from .bound import BoundCall
+from .packed_arguments import PackedTokens, check_packed_call, expected_lengths, packed_workload
+from .untraced import untraced
+
+PackedRun = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]  # whether to give lse; q, k, v, those of `PackedTokens`, of modifiers
+_address = torch.Tensor.data_ptr  # each call asks
+
+
+class PackedPlan:
+    """Everything about a call that its signature decides.
+
+    run: given whether lse is wanted, and all tensors that are there, allocates out, and lse, both dense, and enqueues the kernel on the
+    current stream
+    """
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        tokens: PackedTokens,
+        causal: bool,
+        scale: float | None,
+        modifiers: Given = NO_MODIFIERS,
+        tensors: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Checks the arguments and binds the kernel that the selection chooses."""
+        problem = check_packed_call(q, k, v, tokens, causal, scale, modifiers, tensors)
+        self._on = gpu.gpu_of(q)
+        self._absent = tuple(at for at, tensor in enumerate(tokens[:4]) if tensor is None)
+        self.before: Any = None  # what knows the next call of this signature at once: see operators/packed.py
+        families_for(problem, self._on.device.target)
+        self.call: Call | None = None
+        if q.shape[0] and q.shape[1] and tokens.cu_seqlens_q.shape[0] > 1:
+            out = (*q.shape[:2], v.shape[2])
+            shapes = {"q": (q.shape, q.stride()), "k": (k.shape, k.stride()), "v": (v.shape, v.stride()), "out": (out, dense(out))}
+            strides: dict[str, tuple[int, ...]] = {name: _token_strides(*both) for name, both in shapes.items()}
+            strides |= tensor_strides(problem, tensors) if tensors else {}
+            self.call = attention_call(problem, packed_workload(q, k, tokens, modifiers), strides, scale, modifiers.numbers)
+        self.run = self._runner(q, v, self.call)
+        gpu.require_context(q.device.index)
+
+    def with_tokens(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tokens: PackedTokens) -> PackedPlan:
+        """The plan of a call that differs from this plan's `call` in its tokens and expected lengths alone: see `attention.with_tokens`.
+
+        Nothing is checked again but what depends on these. v must have as many tokens as k.
+        """
+        assert self.call is not None
+        other = object.__new__(PackedPlan)
+        other.__dict__.update(self.__dict__, call=None, before=None)
+        other.run = other._runner(q, v, with_tokens(self.call, q.shape[0], k.shape[0], *expected_lengths(q, k, tokens)))
+        return other
+
+    def _runner(self, q: torch.Tensor, v: torch.Tensor, call: Call | None) -> PackedRun:
+        bound = None if call is None else gpu.bind_chosen(call, self._on)
+        return _runner(q.device.index, q.dtype, (*q.shape[:2], v.shape[2]), (q.shape[1], q.shape[0]), bound, self._absent)
+
+
+def _token_strides(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int]:
+    """Strides in elements along (token, head, column) of a tensor that has passed `check_packed_call`: 0 where the size is 1."""
+    return strides[0] if sizes[0] > 1 else 0, strides[1] if sizes[1] > 1 else 0, 1
+
+
+def _runner(
+    index: int, dtype: torch.dtype, out_shape: tuple[int, ...], lse_shape: tuple[int, ...], bound: BoundCall | None, absent: tuple[int, ...]
+) -> PackedRun:
+    """`PackedPlan.run`. bound: None where there is no sequence; absent: which of the tensors of `PackedTokens` are not there."""
+    enqueue = None if bound is None else bound.enqueue
+    out_strides, lse_strides = dense(out_shape), dense(lse_shape)
+    empty_strided, current_device, current_stream = gpu.empty_strided, gpu.current_device, gpu.current_stream
+
+    def run(
+        with_lse: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if current_device() != index:
+            with torch.cuda.device(index):
+                return run(with_lse, q, k, v, *tensors)
+        out = empty_strided(out_shape, out_strides, dtype)
+        lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
+        if enqueue is not None:
+            at_q, at_k, at_v, others = q.data_ptr(), k.data_ptr(), v.data_ptr(), [*map(_address, tensors)]
+            if (at_q | at_k | at_v) % ALIGNMENT or not (at_q and at_k and at_v):
+                require_memory(q, k, v)
+            if 0 in others:
+                raise ArgumentError(
+                    "cu_seqlens, seqused and tensors of modifiers must have storages that hold their elements; got one without"
+                )
+            for at in absent:
+                others.insert(at, 0)
+            enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr(), *others)
+        else:
+            out.zero_()
+            if lse is not None:
+                lse.fill_(-torch.inf)
+        return out, lse
+
+    return run
+
+
+untraced(_runner(0, torch.bfloat16, (0, 0, 0), (0, 0), None, ()))  # marks the code, which all that it returns share

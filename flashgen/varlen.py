@@ -1,0 +1,184 @@
+"""The Python face of a call of packed sequences: `attention_varlen`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import torch
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.modifier import NO_MODIFIERS
+from flashgen.codegen.seen import Ends
+
+from .launch.arguments import require_together
+from .launch.asked import asked
+from .launch.jagged import JaggedCall
+from .launch.keywords import modified_of_call
+from .launch.packed_arguments import PackedTokens, check_packed_types, require_plain_causal
+from .operators.autograd import is_differentiated
+from .operators.gradients import NoDerivativeError
+from .operators.packed import NO_GRADIENTS, PackedOptions, attention_varlen_forward, attention_varlen_output, packed_run_at_hand
+from .operators.plans import nobody_listens
+
+__all__ = ["attention_varlen"]
+
+_BY_TOKENS = "a tensor with an element for each score has no form for packed sequences yet"
+_BY_FUNCTION = "functions of positions have no kernels for packed sequences yet"
+# Keywords of `attention` that this one refuses, and why.
+_REFUSED = {
+    "layout": "packed sequences lie as (tokens, heads, head_dim)",
+    "deterministic": "it is about gradients, which packed sequences do not have yet",
+    "document_ids": "each document can be a sequence of its own",
+    "bias": _BY_TOKENS,
+    "mask": _BY_TOKENS,
+    "key_padding_mask": "seqused_kv says how many keys of a sequence are used",
+    "score_mod": _BY_FUNCTION,
+    "mask_mod": _BY_FUNCTION,
+    "block_mask": _BY_FUNCTION,
+    "return_dropout_mask": "it has an element for each score, of which packed sequences have no form yet",
+}
+
+
+@overload
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = ...,
+    cu_seqlens_kv: torch.Tensor | None = ...,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_kv: int | None = ...,
+    seqused_q: torch.Tensor | None = ...,
+    seqused_kv: torch.Tensor | None = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    return_lse: Literal[False] = ...,
+    window: Ends | None = ...,
+    chunk: int | None = ...,
+    prefix_len: torch.Tensor | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    sinks: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    **others: Any,
+) -> torch.Tensor: ...
+@overload
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = ...,
+    cu_seqlens_kv: torch.Tensor | None = ...,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_kv: int | None = ...,
+    seqused_q: torch.Tensor | None = ...,
+    seqused_kv: torch.Tensor | None = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    return_lse: bool,
+    window: Ends | None = ...,
+    chunk: int | None = ...,
+    prefix_len: torch.Tensor | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    sinks: torch.Tensor | None = ...,
+    dropout_p: float = ...,
+    **others: Any,
+) -> Any: ...
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_kv: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_kv: int | None = None,
+    seqused_q: torch.Tensor | None = None,
+    seqused_kv: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    return_lse: bool = False,
+    window: Ends | None = None,
+    chunk: int | None = None,
+    prefix_len: torch.Tensor | None = None,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    **others: Any,
+) -> Any:
+    """softmax(scale * q k^T) v of each sequence of a batch by itself; sequences of any lengths lie one behind the other.
+
+    q: [tokens, heads_q, head_dim], bf16 or fp16; k: [tokens_kv, heads_kv, head_dim]; v: as k, with head_dim_v. Strides, heads and head dims
+       as `flashgen.attention` has them. Or all three nested tensors of layout torch.jagged, [batch, lengths, heads, head_dim], as they are:
+       these know where sequences begin, and out is such a tensor, too.
+    cu_seqlens_q: int32, [batch + 1], on the device: sequence b has the tokens from cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q. Lengths
+       of 0 are as good as others, and there may be tokens before the first sequence and behind the last one.
+    cu_seqlens_kv: the same of k and v
+    max_seqlen_q, max_seqlen_kv: how long the longest sequences are, for those who know: it helps to plan. A longer one is still right.
+       Nobody asks the device, whether these are given or not: all tokens stand for them then.
+    seqused_q, seqused_kv: int32, [batch], on the device: how many tokens of a sequence are used, the first ones. All of them without.
+    causal: query i of a sequence sees its keys j <= i + len_kv - len_q (aligned bottom-right); lengths are those that are used
+    scale, window, chunk, softcap, sinks: as `flashgen.attention` has them, with queries and keys counted from 0 in each sequence
+    prefix_len: int32, [batch]; alibi_slopes: fp32, [heads_q] or [batch, heads_q]: of sequences, as `flashgen.attention` has them of entries
+    dropout_p: as `flashgen.attention` has it
+    others: further keywords of `flashgen.attention`, which are refused by name: what they say has no form for packed sequences, or not yet.
+    Returns out [tokens, heads_q, head_dim_v], dense; with return_lse also the natural log-sum-exp of the scaled scores, fp32
+    [heads_q, tokens]. Tokens of q that no sequence uses have out 0 and an lse of -inf, as a query without keys has.
+
+    There are no gradients yet: a call that needs them is refused. Boundaries that are wrong (below 0, beyond the tokens, falling) make out
+    wrong, but nothing outside of the tensors is read or written; with FLASHGEN_CHECK_SEQUENCES=1 in the environment when flashgen is
+    imported, each call waits for the device and raises ArgumentError for the first that is wrong. Nothing else waits for the device, and a
+    CUDA graph may be replayed with other boundaries. Raises as `flashgen.attention` does.
+    """
+    for name, value in others.items():
+        if name not in _REFUSED:
+            raise TypeError(f"attention_varlen() got an unexpected keyword argument {name!r}")
+        if value is not None:
+            raise ArgumentError(f"{name} must be left out of flashgen.attention_varlen: {_REFUSED[name]}")
+    where: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_seqlen_q, max_seqlen_kv)
+    jagged = None
+    if isinstance(q, torch.Tensor) and q.is_nested:
+        jagged = JaggedCall.of(q, k, v, PackedTokens(*where))
+        (q, k, v), where = jagged.values, jagged.tokens
+    modified: tuple[Any, ...] = ()  # what operators are told of modifiers
+    given = NO_MODIFIERS
+    of_modifiers: tuple[torch.Tensor, ...] = ()
+    if (  # written out: each call asks
+        window is not None
+        or chunk is not None
+        or prefix_len is not None
+        or softcap is not None
+        or alibi_slopes is not None
+        or sinks is not None
+        or type(dropout_p) is not float
+        or dropout_p != 0.0
+    ):
+        require_plain_causal(causal)
+        modifiers = (window, softcap, alibi_slopes, sinks, None, None, None, chunk, prefix_len, None, dropout_p)
+        causal, modified, known = modified_of_call(causal, *modifiers, top_left=0, q=q)
+        if not is_dynamo_compiling():
+            given, of_modifiers = (known, tuple(modified[3])) if modified and known is not None else asked(*modified)
+    if not is_dynamo_compiling() and where[0] is not None and where[1] is not None:
+        tensors = (q, k, v, *[tensor for tensor in where[:4] if tensor is not None], *of_modifiers)
+        has_seqused = where[2] is not None, where[3] is not None
+        run = packed_run_at_hand(tensors, PackedOptions(causal, scale, where[4], where[5], has_seqused, given))
+        if run is not None:
+            both = run(return_lse, *tensors)
+            found = both if return_lse else both[0]
+            return found if jagged is None else jagged.nested(found)
+    try:
+        check_packed_types(q, k, v, PackedTokens(*where), causal, scale, return_lse)
+        if is_differentiated(q, k, v, *(modified[3] if modified else ())):
+            raise NoDerivativeError(NO_GRADIENTS)
+        operator = attention_varlen_forward if return_lse else attention_varlen_output
+        found = operator(q, k, v, *where, causal, scale, *modified)
+    except Exception as error:
+        if not is_compiling():
+            require_together(q, k, v, error, in_mode=not nobody_listens())
+        raise
+    return found if jagged is None else jagged.nested(found)

@@ -1,0 +1,100 @@
+"""`flashgen.attention_varlen` of CPU tensors, by kernels in the emulator: each of PyTorch's ways of asking gets the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import flashgen
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
+from flashgen.launch.tensors import Tensors
+from tests.support.packed_cases import PackedCase, with_wrong_values
+
+CASE = PackedCase(
+    name="",
+    problem=Problem(Dtype.BF16, 16, 16, Mask.CAUSAL, sequences=Sequences.PACKED),
+    heads=(4, 2),
+    lengths=((70, 80), (1, 1), (0, 9), (150, 40), (5, 0), (33, 61)),
+    unused=((6, 11), (0, 0), (0, 3), (0, 7), (2, 0), (33, 4)),
+    outside=((3, 1), (20, 9)),
+    expected="short",
+    apart=True,
+    scale=0.3,
+    magnitude=1.0,
+    seed=7,
+)
+ALIBI = replace(CASE, problem=replace(CASE.problem, modifiers=("alibi", "window")), scale=0.25, seed=8)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    torch.compiler.reset()
+
+
+def keywords(case: PackedCase, tensors: Tensors) -> dict[str, Any]:
+    """What `attention_varlen` is called with."""
+    w = case.workload
+    given: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name not in ("out", "lse")}
+    given |= {"causal": case.problem.mask is Mask.CAUSAL, "scale": case.scale, "max_seqlen_q": w.len_q, "max_seqlen_kv": w.len_kv}
+    return given | ({"window": (w.window_left, w.window_right)} if "window" in case.problem.modifiers else {})
+
+
+def judged(case: PackedCase, tensors: Tensors, found: Any) -> str:
+    """What is wrong with out and lse, empty if nothing."""
+    for name, tensor in zip(("out", "lse"), found, strict=True):
+        tensors[name].copy_(tensor)
+    verdict = case.judge(tensors)
+    return "" if verdict.ok else verdict.message
+
+
+@pytest.mark.parametrize("case", [CASE, pytest.param(ALIBI, marks=pytest.mark.slow)], ids=["plain", "alibi"])
+def test_calls_are_right_whoever_asks(case: PackedCase) -> None:
+    tensors = case.make("cpu")
+    given = keywords(case, tensors)
+    found = flashgen.attention_varlen(**given, return_lse=True)
+    assert judged(case, tensors, found) == ""
+    assert flashgen.attention_varlen(**given).equal(found[0])
+    call: Any = torch.compile(flashgen.attention_varlen, fullgraph=True, backend="aot_eager", dynamic=True)
+    for one, wanted in zip(call(**given, return_lse=True), found, strict=True):
+        assert one.equal(wanted)
+
+
+def test_the_operator_passes_pytorchs_check() -> None:
+    tensors = CASE.make("cpu")
+    names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv")
+    given = [tensors[name].nan_to_num() if name in "qkv" else tensors[name] for name in names]
+    torch.library.opcheck(torch.ops.flashgen.attention_varlen_forward.default, (*given, 30, None, True, 0.3))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_wrong_boundaries_reach_nothing_outside(seed: int) -> None:
+    """The emulator ends at the first access outside of a tensor."""
+    tensors = with_wrong_values(CASE.make("cpu"), seed)
+    assert judged(CASE, tensors, flashgen.attention_varlen(**keywords(CASE, tensors), return_lse=True)) == ""
+
+
+def test_there_may_be_nothing_to_see() -> None:
+    q, k = torch.zeros(9, 4, 16, dtype=torch.bfloat16), torch.zeros(0, 2, 16, dtype=torch.bfloat16)
+    of_q, of_k = torch.tensor([0, 4, 7], dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    for boundaries in ((of_q, of_k), (of_q[:1], of_k[:1])):
+        out, lse = flashgen.attention_varlen(
+            q, k, k, cu_seqlens_q=boundaries[0], cu_seqlens_kv=boundaries[1], causal=True, scale=0.3, return_lse=True
+        )
+        assert not out.any()
+        assert (lse == -math.inf).all()
+
+
+def test_nested_tensors() -> None:
+    parts = [torch.randn(length, 4, 16, generator=torch.Generator().manual_seed(length)).to(torch.bfloat16) for length in (40, 0, 65)]
+    q: Any = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    out: Any = flashgen.attention_varlen(q, q, q, causal=True, scale=0.3)
+    ends = q.offsets().int()
+    values = q.values()
+    assert out.values().equal(
+        flashgen.attention_varlen(values, values, values, cu_seqlens_q=ends, cu_seqlens_kv=ends, causal=True, scale=0.3)
+    )

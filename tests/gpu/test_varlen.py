@@ -1,0 +1,269 @@
+"""Packed sequences on a GPU: random cases by kernels of both families, and `flashgen.attention_varlen` in streams, graphs and compiled."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashgen
+from flashgen.build.artifact import CompileError
+from flashgen.build.gpu.driver import gpu
+from flashgen.build.gpu.kernel import Kernel
+from flashgen.build.nvrtc import compile_many
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.family import automatic_families, find_family
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
+from flashgen.codegen.render import render
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.workload import Workload
+from flashgen.launch import packed_arguments
+from flashgen.launch.gpu import CaptureError
+from flashgen.launch.once import run_once
+from flashgen.launch.tensors import Tensors
+from flashgen.selection import compilation
+from flashgen.verification.expected import Expected
+from tests.support.packed_cases import PROBLEMS, PackedCase, random_packed_cases, with_wrong_values, written_outside
+
+pytestmark = pytest.mark.gpu
+
+CASES = random_packed_cases(160, seed=20)
+FAMILIES = [family.name for family in automatic_families(PROBLEMS[0])]
+KernelOf = Callable[[str, Problem], Kernel]
+
+
+@pytest.fixture(scope="module")
+def kernel_of() -> KernelOf:
+    """The default kernel of each family and problem, all of them compiled at once."""
+    on = gpu(0)
+    specs: dict[tuple[str, Problem], KernelSpec] = {}
+    for name in FAMILIES:
+        family = find_family(name)
+        for problem in PROBLEMS:
+            if not family.refusals(problem, on.device.target):
+                specs[name, problem] = KernelSpec(family, problem, family.default(problem, on.device.target), on.device.target)
+    store = compilation.store()
+    jobs = [(spec, partial(store.get_or_compile, render(spec), spec.target.name)) for spec in dict.fromkeys(specs.values())]
+    artifacts = dict(compile_many(jobs))
+    failed = [str(result) for result in artifacts.values() if isinstance(result, CompileError)]
+    assert not failed, failed[0]
+    kernels = {spec: Kernel(spec, artifact, on) for spec, artifact in artifacts.items()}  # type: ignore[arg-type]
+
+    def find(family: str, problem: Problem) -> Kernel:
+        if (family, problem) not in specs:
+            pytest.skip(f"{family}: {'; '.join(find_family(family).refusals(problem, on.device.target))}")
+        return kernels[specs[family, problem]]
+
+    return find
+
+
+def launch(kernel: Kernel, case: PackedCase, tensors: Tensors) -> None:
+    if refused := kernel.spec.family.call_refusals(tensors.call({"scale": case.scale}), kernel.spec.config):
+        pytest.skip("; ".join(refused))
+    run_once(kernel, tensors, {"scale": case.scale})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_random(family: str, case: PackedCase, kernel_of: KernelOf) -> None:
+    tensors = case.make("cuda")
+    launch(kernel_of(family, case.problem), case, tensors)
+    assert case.rejections(tensors) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("case", CASES[:48], ids=lambda case: case.name)
+def test_wrong_boundaries_reach_nothing_outside(family: str, case: PackedCase, kernel_of: KernelOf) -> None:
+    """They are taken as the oracle takes them, so that what comes of them can be judged, too."""
+    tensors = with_wrong_values(case.make("cuda"), case.seed)
+    launch(kernel_of(family, case.problem), case, tensors)
+    assert case.rejections(tensors) == []
+
+
+PROBLEM = Problem(Dtype.BF16, 128, 128, Mask.CAUSAL, sequences=Sequences.PACKED)
+TOKENS, HEADS, HEADS_KV = 4096, 4, 2
+
+
+def boundaries(rng: random.Random, batch: int = 9, tokens: int = TOKENS) -> Tensor:
+    """Of any sequences of all tokens but a few; some are empty."""
+    ends = sorted(rng.choice((0, 7, tokens, rng.randint(0, tokens), rng.randint(0, tokens))) for _ in range(batch + 1))
+    return torch.tensor(ends, dtype=torch.int32, device="cuda")
+
+
+def qkv(tokens: int = TOKENS, seed: int = 0, tokens_kv: int | None = None) -> tuple[Any, Any, Any]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    of_k = (tokens if tokens_kv is None else tokens_kv, HEADS_KV, 128)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator) for shape in ((tokens, HEADS, 128), of_k, of_k))
+    return q, k, v
+
+
+def assert_right(out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, of_q: Tensor, of_kv: Tensor) -> None:
+    workload = Workload(len(of_q) - 1, HEADS, HEADS_KV, len(q), len(k), tokens_q=len(q), tokens_kv=len(k))
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "cu_seqlens_q": of_q, "cu_seqlens_kv": of_kv}
+    tensors = Tensors(PROBLEM, workload, given)
+    verdict = Expected.of(tensors).judge(tensors)
+    assert verdict.ok, verdict.message
+
+
+def call(q: Tensor, k: Tensor, v: Tensor, of_q: Tensor, of_kv: Tensor, **more: Any) -> Any:
+    return flashgen.attention_varlen(q, k, v, cu_seqlens_q=of_q, cu_seqlens_kv=of_kv, causal=True, return_lse=True, **more)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("expected", [{}, {"max_seqlen_q": TOKENS, "max_seqlen_kv": TOKENS}, {"max_seqlen_q": 5, "max_seqlen_kv": 0}])
+def test_expected_lengths_decide_nothing_but_speed(expected: dict[str, Any]) -> None:
+    rng = random.Random(1)
+    of_q, of_kv = boundaries(rng), boundaries(rng)
+    out, lse = call(*qkv(), of_q, of_kv, **expected)
+    assert out.is_contiguous()
+    assert_right(out, lse, *qkv(), of_q, of_kv)
+    alone = flashgen.attention_varlen(*qkv(), cu_seqlens_q=of_q, cu_seqlens_kv=of_kv, causal=True, **expected)
+    assert torch.equal(alone, out)
+
+
+@pytest.mark.parametrize(("tokens", "tokens_kv", "batch"), [(0, 0, 0), (0, 9, 2), (9, 0, 2), (9, 9, 0), (1, 1, 1)])
+def test_empty_sizes(tokens: int, tokens_kv: int, batch: int) -> None:
+    of_q, of_kv = (torch.tensor([0] * batch + [size * bool(batch)], dtype=torch.int32, device="cuda") for size in (tokens, tokens_kv))
+    out, lse = call(*qkv(tokens, tokens_kv=tokens_kv), of_q, of_kv)
+    assert out.shape == (tokens, HEADS, 128)
+    assert lse.shape == (HEADS, tokens)
+    if batch and tokens and tokens_kv:
+        assert_right(out, lse, *qkv(tokens), of_q, of_kv)
+    else:
+        assert not out.any()
+        assert (lse == -math.inf).all()
+
+
+def test_nobody_waits_for_the_device() -> None:
+    rng = random.Random(2)
+    sets = [(*qkv(tokens), boundaries(rng, tokens=tokens), boundaries(rng, tokens=tokens)) for tokens in (TOKENS, TOKENS + 8, 3001)]
+    for tensors in sets:  # which compiles
+        call(*tensors)
+    sets += [(*qkv(tokens), boundaries(rng, tokens=tokens), boundaries(rng, tokens=tokens)) for tokens in (TOKENS - 16, 3003)]
+    used = torch.ones(9, dtype=torch.int32, device="cuda")
+    nested = torch.nested.nested_tensor_from_jagged(qkv()[0], torch.tensor([0, 5, TOKENS], device="cuda"))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for tensors in sets:
+            call(*tensors)
+            call(*tensors, max_seqlen_q=99)
+            call(*tensors, seqused_kv=used)
+        flashgen.attention_varlen(nested, nested, nested)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_graph_is_right_with_other_lengths_in_each_replay() -> None:
+    rng = random.Random(3)
+    tensors, (of_q, of_kv) = qkv(), (boundaries(rng), boundaries(rng))
+    call(*tensors, of_q, of_kv)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = call(*tensors, of_q, of_kv)
+    for turn in range(150):
+        of_q.copy_(boundaries(rng))
+        of_kv.copy_(boundaries(rng))
+        if turn % 3 == 0:
+            tensors[0].normal_()
+        graph.replay()
+        again, again_lse = call(*tensors, of_q, of_kv)
+        assert torch.equal(out, again), f"turn {turn}: {of_q.tolist()}, {of_kv.tolist()}"
+        assert torch.equal(lse, again_lse)
+        if turn % 10 == 0:
+            assert_right(out, lse, *tensors, of_q, of_kv)
+
+
+def test_a_cold_capture_is_refused() -> None:
+    q, k, v = (torch.zeros(77, 4, 40, device="cuda", dtype=torch.float16) for _ in range(3))
+    ends = torch.tensor([0, 77], dtype=torch.int32, device="cuda")
+    with pytest.raises(CaptureError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        call(q, k, v, ends, ends)
+
+
+def test_two_streams_and_two_graphs_at_once() -> None:
+    rng = random.Random(4)
+    sets = [(*qkv(seed=i), boundaries(rng), boundaries(rng)) for i in range(2)]
+    alone = [call(*tensors) for tensors in sets]
+    streams, graphs, captured = [torch.cuda.Stream() for _ in sets], [torch.cuda.CUDAGraph() for _ in sets], []
+    torch.cuda.synchronize()
+    for graph, tensors in zip(graphs, sets, strict=True):
+        with torch.cuda.graph(graph):
+            captured.append(call(*tensors))
+    for turn in range(60):
+        found = []
+        for stream, graph, tensors in zip(streams, graphs, sets, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(call(*tensors))
+                graph.replay()
+        torch.cuda.synchronize()
+        for eager, replayed, wanted in zip(found, captured, alone, strict=True):
+            for one in (eager, replayed):
+                assert torch.equal(one[0], wanted[0]), f"turn {turn}"
+                assert torch.equal(one[1], wanted[1])
+
+
+def test_a_thousand_launches_are_bit_equal() -> None:
+    rng = random.Random(5)
+    tensors = (*qkv(), boundaries(rng), boundaries(rng))
+    first, first_lse = call(*tensors)
+    differences = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        out, lse = call(*tensors)
+        differences += (out.view(torch.int16) != first.view(torch.int16)).sum()
+        differences += (lse.view(torch.int32) != first_lse.view(torch.int32)).sum()
+    assert int(differences) == 0
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled(mode: str) -> None:
+    torch.compiler.reset()
+    rng = random.Random(6)
+    compiled = torch.compile(call, fullgraph=True, mode=mode)
+    for tokens in (TOKENS, TOKENS, 3001, 3003, 2000) if mode == "default" else 4 * (TOKENS,):
+        tensors = (*qkv(tokens), boundaries(rng, tokens=tokens), boundaries(rng, tokens=tokens))
+        found = [one.clone() for one in compiled(*tensors)]
+        for one, wanted in zip(found, call(*tensors), strict=True):
+            assert torch.equal(one, wanted)
+
+
+def test_nested_tensors() -> None:
+    offsets = torch.tensor([0, 100, 100, 3000, TOKENS], device="cuda")
+    q, k, v = (torch.nested.nested_tensor_from_jagged(tensor, offsets) for tensor in qkv())
+    out, lse = flashgen.attention_varlen(q, k, v, causal=True, return_lse=True)
+    wanted = call(*qkv(), offsets.int(), offsets.int())
+    assert torch.equal(out.values(), wanted[0])
+    assert torch.equal(lse, wanted[1])
+
+
+def test_wrong_boundaries_are_told_where_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = torch.tensor([0, 900, 800, TOKENS], dtype=torch.int32, device="cuda")
+    call(*qkv(), ends, ends)
+    monkeypatch.setattr(packed_arguments, "values_are_checked", True)
+    with pytest.raises(ArgumentError, match=r"^cu_seqlens_q must not fall; got 900 in entry 1 and 800 in entry 2"):
+        call(*qkv(), ends, ends)
+
+
+@pytest.mark.parametrize("modifiers", [(), ("alibi",), ("window", "softcap")])
+def test_verification(modifiers: tuple[str, ...]) -> None:
+    problem = Problem(Dtype.BF16, 64, 64, Mask.CAUSAL, modifiers=modifiers, sequences=Sequences.PACKED)
+    assert [result.verdict.message for result in flashgen.verify(problem) if not result.verdict.ok] == []
+
+
+def test_what_lies_beside_is_found() -> None:
+    tensors = CASES[0].make("cuda")
+    assert written_outside(tensors["out"]) == 0
+    buffer = torch.empty(0, dtype=torch.bfloat16, device="cuda").set_(tensors["out"].untyped_storage())
+    buffer[0] = 1.0
+    assert written_outside(tensors["out"]) == 1

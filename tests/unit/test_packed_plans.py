@@ -1,0 +1,334 @@
+"""Plans of packed sequences without a GPU: which calls share one, what a plan is made from, and what it gives its kernel."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flashgen.build.gpu.driver import Gpu
+from flashgen.codegen.devices import find_device
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.modifier import NO_MODIFIERS, Given
+from flashgen.codegen.operands import Call
+from flashgen.codegen.operation import operation_of
+from flashgen.launch import gpu, packed_arguments, packed_plan
+from flashgen.launch.packed_arguments import PackedTokens
+from flashgen.launch.packed_plan import PackedPlan
+from flashgen.launch.private_names import knows_tensors
+from flashgen.operators import packed, plans
+from flashgen.operators.packed import PackedOptions, packed_run_at_hand
+from flashgen.selection import loaded
+from tools.call_overhead import OnGpu
+
+ROOT = Path(__file__).parents[2]
+GPU = Gpu(0, find_device("h200"), "uuid", "580.1")
+MOST_CALLS = 46  # of Python functions for other tokens: 45 when this was written, of which 18 are of tensors that are made up
+Arguments = tuple[tuple[torch.Tensor, ...], PackedOptions]
+USED = {"seqused_q": (True, False), "seqused_kv": (False, True)}
+
+
+def given(kind: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor, **changes: Any) -> Arguments:
+    """All tensors, and the options."""
+    a: dict[str, Any] = {
+        "tokens_q": 20,
+        "tokens_kv": 30,
+        "tokens_v": 0,
+        "heads": 4,
+        "heads_kv": 2,
+        "d": 16,
+        "d_v": 24,
+        "batch": 3,
+        **changes,
+    }
+    dtype, scale, causal = a.get("dtype", torch.bfloat16), a.get("scale"), a.get("causal", False)
+
+    def tensor(tokens: int, heads: int, width: int) -> torch.Tensor:
+        return torch.zeros(tokens, heads, width + a.get("gap", 0), dtype=dtype)[..., :width]
+
+    of_kv = tensor(a["tokens_v"] or a["tokens_kv"], a["heads_kv"], a["d_v"])
+    tensors = [tensor(a["tokens_q"], a["heads"], a["d"]), tensor(a["tokens_kv"], a["heads_kv"], a["d"]), of_kv]
+    ends = torch.tensor([0, *[5] * (a["batch"] - 1), 20][: a["batch"] + 1], dtype=torch.int32)
+    has_seqused = USED.get(a.get("used", ""), (False, False))
+    tensors += [ends, ends.clone(), *[ends[1:].clone() for has in has_seqused if has], *a.get("others", ())]
+    options = PackedOptions(causal, scale, a.get("max_q"), a.get("max_kv"), has_seqused, a.get("modifiers", NO_MODIFIERS))
+    return tuple(kind(tensor) for tensor in tensors), options
+
+
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "q's tokens": {"tokens_q": 21},
+    "k's tokens": {"tokens_kv": 31},
+    "heads": {"heads": 6},
+    "k's heads": {"heads_kv": 4},
+    "width": {"d": 24},
+    "v's width": {"d_v": 16},
+    "strides": {"gap": 8},
+    "the element type": {"dtype": torch.float16},
+    "sequences": {"batch": 2},
+    "used queries": {"used": "seqused_q"},
+    "used keys": {"used": "seqused_kv"},
+    "the mask": {"causal": True},
+    "a scale": {"scale": 0.5},
+    "expected queries": {"max_q": 7},
+    "expected keys": {"max_kv": 7},
+    "a modifier": {"modifiers": Given(("softcap",), (), (("softcap", 3.0),))},
+    "a tensor of one": {"modifiers": Given(("sinks",)), "others": (torch.zeros(4),)},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has called nothing yet."""
+    monkeypatch.setattr(plans, "_LOCAL", plans._OfThread())
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that are objects of no use."""
+    monkeypatch.setattr(packed, "PackedPlan", lambda *_: SimpleNamespace(run=object(), call=None, before=None))
+
+
+def plan_of(tensors: tuple[torch.Tensor, ...], options: PackedOptions) -> Any:
+    """This thread's."""
+    key = packed._signature(tensors, options)
+    return packed._plans().get(key) or packed._new_plan(key, tensors, options)
+
+
+@pytest.mark.usefixtures("made_up")
+def test_a_call_that_differs_in_anything_has_a_plan_of_its_own() -> None:
+    first = plan_of(*given())
+    assert packed_run_at_hand(*given()) is first.run, "other tensors of the same signature"
+    made = [first]
+    for what, changes in DIFFERENT.items():
+        assert packed_run_at_hand(*given(**changes)) is None, what
+        plan = plan_of(*given(**changes))
+        assert all(plan is not other for other in made), what
+        assert packed_run_at_hand(*given(**changes)) is plan.run, what
+        assert packed_run_at_hand(*given(**changes)) is plan.run, f"{what}, the call before"
+        made.append(plan)
+    assert packed_run_at_hand(*given()) is first.run
+    assert packed_run_at_hand(*given(batch=2)) is not first.run
+
+
+@pytest.mark.usefixtures("made_up")
+@pytest.mark.skipif(not knows_tensors, reason="this PyTorch has no guards that tell tensors apart")
+def test_a_call_like_the_one_before_is_known_by_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(*given())
+    assert packed_run_at_hand(*given()) is plan.run
+    monkeypatch.setattr(packed, "_signature", None)
+    assert packed_run_at_hand(*given()) is plan.run
+    assert packed_run_at_hand(*given(tokens_q=21)) is None
+    tensors, options = given()
+    assert packed_run_at_hand(tensors, options._replace(causal=1)) is None, "no bool"  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("made_up")
+@pytest.mark.skipif(not knows_tensors, reason="this PyTorch has no guards that tell tensors apart")
+def test_keys_may_have_the_boundaries_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tensors: as in self-attention, which must not take the longer way for that."""
+    tensors, options = given(used="seqused_q")
+    options = options._replace(has_seqused=(True, True))
+    apart = (*tensors[:5], tensors[5], tensors[5].clone())
+    same = (*tensors[:4], tensors[3], tensors[5], tensors[5])
+    plan = plan_of(apart, options)
+    assert plan_of(same, options) is plan
+    signature = packed._signature
+    for known, other in ((apart, same), (same, apart)):
+        monkeypatch.setattr(packed, "_signature", signature)
+        plan.before = None
+        assert packed_run_at_hand(known, options) is plan.run
+        assert packed_run_at_hand(other, options) is plan.run, "by the longer way"
+        plan.before = None
+        assert packed_run_at_hand(known, options) is plan.run
+        monkeypatch.setattr(packed, "_signature", None)
+        assert packed_run_at_hand(known, options) is plan.run
+
+
+class Logging(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("made_up")
+def test_others_who_listen_get_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(*given())
+    tensors, options = given()
+    for listening in (Logging, FakeTensorMode, lambda: torch.device("meta")):
+        assert packed_run_at_hand(tensors, options) is plan.run
+        with listening():
+            assert packed_run_at_hand(tensors, options) is None
+    for at in range(3):
+        changed = [*tensors]
+        changed[at] = torch._neg_view(tensors[at])
+        assert packed_run_at_hand(tuple(changed), options) is None, "a negated view"
+        changed[at] = torch.nn.Parameter(tensors[at], requires_grad=False)
+        assert packed_run_at_hand(tuple(changed), options) is None, "a subclass"
+        changed[at] = tensors[at].clone().requires_grad_()
+        assert packed_run_at_hand(tuple(changed), options) is None, "one that needs a gradient"
+        with torch.no_grad():
+            assert packed_run_at_hand(tuple(changed), options) is plan.run
+    assert packed_run_at_hand(tensors, options) is plan.run
+    monkeypatch.setattr(packed_arguments, "values_are_checked", True)
+    assert packed_run_at_hand(*given(tokens_q=21)) is None
+
+
+@pytest.mark.usefixtures("made_up")
+def test_a_plan_is_made_anew_once_another_kernel_may_be_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = loaded.Kernels()
+    monkeypatch.setattr(loaded, "kernels", kernels)
+    first = plan_of(*given())
+    assert packed_run_at_hand(*given()) is first.run
+    kernels.forget()
+    assert packed_run_at_hand(*given()) is None
+    assert plan_of(*given()) is not first
+
+
+class Bound:
+    """What a call is bound to: it keeps the call, and what it is given."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.given = call, list[tuple[int, ...]]()
+
+    def enqueue(self, *given: int) -> None:
+        self.given.append(given)
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> list[Bound]:
+    """Calls that were bound, on a GPU that is made up."""
+    found: list[Bound] = []
+
+    def bind(call: Call, on: Gpu) -> Bound:
+        found.append(Bound(call))
+        return found[-1]
+
+    monkeypatch.setattr(gpu, "gpu", lambda index: GPU)
+    monkeypatch.setattr(gpu, "bind_chosen", bind)
+    monkeypatch.setattr(gpu, "require_context", lambda index: None)
+    monkeypatch.setattr(gpu, "current_device", lambda: 0)
+    monkeypatch.setattr(gpu, "current_stream", lambda index: 77)
+    monkeypatch.setattr(gpu, "empty_strided", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
+    return found
+
+
+def test_a_kernel_gets_addresses_in_the_order_of_its_operands(bound: list[Bound]) -> None:
+    for used in ("", "seqused_q", "seqused_kv"):
+        tensors, options = given(OnGpu, used=used, modifiers=Given(("sinks",)), others=(torch.zeros(4),))
+        for with_lse in (False, True):
+            out, lse = plan_of(tensors, options).run(with_lse, *tensors)
+            stream, *addresses = bound[-1].given[-1]
+            names = [operand.name for operand in operation_of(bound[-1].call.problem).operands(bound[-1].call.problem)]
+            found = dict(zip(names, addresses, strict=True))
+            tokens = options.tokens(tensors)
+            wanted = {"q": tensors[0], "k": tensors[1], "v": tensors[2], "out": out, "lse": lse, "sinks": tensors[-1]}
+            wanted |= dict(zip(PackedTokens._fields[:4], tokens[:4], strict=True))
+            assert found == {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in wanted.items()}
+            assert stream == 77
+            assert (out.shape, out.dtype, out.is_contiguous()) == ((20, 4, 24), torch.bfloat16, True)
+            assert lse is None if not with_lse else lse.shape == (4, 20)
+
+
+def test_without_sequences_no_kernel_runs(bound: list[Bound]) -> None:
+    for changes in ({"batch": 0}, {"tokens_q": 0}, {"heads": 0}):
+        tensors, options = given(OnGpu, **changes)
+        out, lse = plan_of(tensors, options).run(True, *tensors)
+        assert not out.any()
+        assert (lse == -torch.inf).all()
+    assert bound == []
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"tokens_q": 33},
+    {"tokens_kv": 7},
+    {"tokens_q": 50, "tokens_kv": 51, "max_q": 17, "max_kv": 19},
+    {"max_q": 1000},
+    {"tokens_q": 1},
+    {"tokens_kv": 1},
+    {"tokens_kv": 0},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize("gap", [0, 8])
+def test_another_number_of_tokens_is_the_same_call_as_if_planned_anew(bound: list[Bound], changes: dict[str, Any], gap: int) -> None:
+    modified: dict[str, Any] = {
+        "modifiers": Given(("alibi", "window"), (("window_left", 4), ("window_right", 0))),
+        "scale": 0.3,
+        "gap": gap,
+    }
+    modified["others"] = (torch.zeros(4),)
+    plan_of(*given(OnGpu, **modified))
+    plan_of(*given(OnGpu, **modified, **changes))
+    plans._LOCAL.__dict__.clear()
+    plan_of(*given(OnGpu, **modified, **changes))
+    assert len(bound) == 3
+    assert bound[1].call == bound[2].call
+
+
+def test_checks_are_left_out_for_other_tokens_alone(bound: list[Bound], monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+
+    def check(*arguments: Any) -> Any:
+        checked.append(len(arguments))
+        return packed_arguments.check_packed_call(*arguments)
+
+    monkeypatch.setattr(packed_plan, "check_packed_call", check)
+    plan_of(*given(OnGpu))
+    for tokens in (33, 34, 35):
+        plan_of(*given(OnGpu, tokens_q=tokens, tokens_kv=tokens + 1, max_q=tokens))
+    assert len(checked) == 1
+    for changes, message in (
+        ({"tokens_kv": 40, "tokens_v": 41}, r"^v must have k's tokens 40; got 41"),
+        ({"max_q": -1}, r"^max_seqlen_q must be an integer from 0"),
+        ({"max_kv": 2**31}, r"^max_seqlen_kv must be an integer from 0"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            plan_of(*given(OnGpu, **changes))
+    assert len(checked) == 4
+    assert isinstance(plan_of(*given(OnGpu)), PackedPlan)
+
+
+def test_other_tokens_take_little_python(bound: list[Bound]) -> None:
+    """Counted, as times depend on the machine; what the family and the binding take is not in it."""
+    plan_of(*given(OnGpu))
+    tensors, options = given(OnGpu, tokens_q=33, tokens_kv=44, max_q=9)
+    found = []
+    sys.setprofile(lambda frame, event, argument: found.append(frame.f_code.co_qualname) if event == "call" else None)
+    try:
+        plan_of(tensors, options)
+    finally:
+        sys.setprofile(None)
+    assert len(found) <= MOST_CALLS, found
+
+
+def test_memory_that_is_gone_is_refused(bound: list[Bound]) -> None:
+    tensors, options = given(OnGpu)
+    plan = plan_of(tensors, options)
+    ends = torch.zeros(4, dtype=torch.int32)
+    ends.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match=r"^cu_seqlens, seqused and tensors of modifiers must have storages"):
+        plan.run(False, *tensors[:3], ends, tensors[4])
+    odd = torch.zeros(20 * 4 * 16 + 1, dtype=torch.bfloat16)[1:].view(20, 4, 16)
+    with pytest.raises(ArgumentError, match=r"^q must begin at an address that is a multiple of 16 bytes; got one 2 past it"):
+        plan.run(False, odd, *tensors[1:])
+
+
+@pytest.mark.slow
+def test_the_tool_measures_calls_without_a_gpu() -> None:
+    """In a process of its own, as it makes PyTorch say that tensors are on one."""
+    command = [sys.executable, "-m", "tools.packed_overhead", "--rounds", "1", "--calls", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    names = re.findall(r"^(.+?) +median +[\d.]+  least +[\d.]+$", done.stdout, re.MULTILINE)
+    assert names[:3] == ["dense", "packed", "packed with hints"]
+    assert len(names) == len(done.stdout.splitlines()) == 7

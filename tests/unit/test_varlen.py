@@ -1,0 +1,412 @@
+"""Calls of packed sequences on machines without a GPU: what is refused, what tracing sees, and nested tensors."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import flashgen
+from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.launch import cpu as launch_cpu
+from flashgen.launch import packed_arguments
+from flashgen.launch.packed_arguments import PackedTokens
+from flashgen.launch.tensors import Tensors
+from flashgen.numerics.oracle import oracle_of
+from flashgen.operators import cpu
+from tests.unit.test_odd_arguments import ODD, TENSORS
+
+ENDS_Q, ENDS_KV = (0, 5, 5, 20), (0, 9, 10, 30)
+
+
+def ends(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def tensors(tokens_q: int = 20, tokens_kv: int = 30) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"q": (tokens_q, 4, 16), "k": (tokens_kv, 2, 16), "v": (tokens_kv, 2, 24)}
+    made: dict[str, Any] = {
+        name: torch.randn(shape, generator=generator, device=generator.device).to(torch.bfloat16) for name, shape in shapes.items()
+    }
+    return {**made, "cu_seqlens_q": ends(*ENDS_Q[:-1], tokens_q), "cu_seqlens_kv": ends(*ENDS_KV[:-1], tokens_kv)}
+
+
+def jagged(heads: int, width: int, *lengths: int) -> torch.Tensor:
+    parts = [torch.randn(length, heads, width).to(torch.bfloat16) for length in lengths]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
+    """Plain PyTorch in place of kernels on the CPU, and what calls gave them."""
+    given: list[Tensors] = []
+
+    def run(kernel: object, tensors: Tensors, scalars: dict[str, float]) -> None:
+        found = oracle_of(tensors.problem).plain(tensors.problem, tensors, tensors.call(scalars).scalars)
+        for name, tensor in tensors.outputs.items():
+            tensor.copy_(found[name])
+        given.append(tensors)
+
+    monkeypatch.setattr(launch_cpu, "run_on_cpu", run)
+    monkeypatch.setattr(cpu, "_default_kernel", lambda *_: None)
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    return given
+
+
+REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
+    (lambda a: a.update(q=None), r"^q must be of type Tensor; got None"),
+    (lambda a: a.update(v=[a["v"]]), r"^v must be of type Tensor; got "),
+    (lambda a: a.pop("cu_seqlens_q"), r"^cu_seqlens_q must be of type Tensor; got None"),
+    (lambda a: a.update(cu_seqlens_kv=[0, 30]), r"^cu_seqlens_kv must be of type Tensor; got \[0, 30\]"),
+    (lambda a: a.update(seqused_q=[1]), r"^seqused_q must be of type Tensor or None; got \[1\]"),
+    (lambda a: a.update(max_seqlen_q=5.0), r"^max_seqlen_q must be of type int or None; got 5\.0"),
+    (lambda a: a.update(max_seqlen_kv=True), r"^max_seqlen_kv must be of type int or None; got True"),
+    (lambda a: a.update(max_seqlen_kv=ends(3)[0]), r"^max_seqlen_kv must be of type int or None; got a value of type torch\.Tensor"),
+    (lambda a: a.update(max_seqlen_q=-1), r"^max_seqlen_q must be an integer from 0 to 2147483647; got -1"),
+    (lambda a: a.update(max_seqlen_kv=2**31), r"^max_seqlen_kv must be an integer from 0 to 2147483647; got 2147483648"),
+    (lambda a: a.update(causal="top_left"), r"^causal must be True or False for packed sequences, .*; got 'top_left'"),
+    (lambda a: a.update(causal="top_left", softcap=3.0), r"^causal must be True or False for packed sequences, .*; got 'top_left'"),
+    (lambda a: a.update(causal=1), r"^causal must be of type bool; got 1"),
+    (lambda a: a.update(scale="0.5"), r"^scale must be of type float or None; got '0\.5'"),
+    (lambda a: a.update(scale=-1.0), r"^scale must be from .*; got -1\.0"),
+    (lambda a: a.update(return_lse=1), r"^return_lse must be of type bool; got 1"),
+    (lambda a: a.update(softcap=-1.0), r"^softcap must be .*; got -1\.0"),
+    (lambda a: a.update(window=(1, 2, 3)), r"^window must be .*; got "),
+    (lambda a: a.update(q=a["q"][None]), r"^q must have 3 dimensions \(tokens, heads, head_dim\); got 4"),
+    (lambda a: a.update(k=a["k"][:, 0]), r"^k must have 3 dimensions \(tokens, heads, head_dim\); got 2"),
+    (lambda a: a.update(q=a["q"].float()), r"^q must be torch\.bfloat16 or torch\.float16; got torch\.float32"),
+    (lambda a: a.update(v=a["v"].half()), r"^v must have q's dtype torch\.bfloat16; got torch\.float16"),
+    (lambda a: a.update(k=a["k"].to("meta")), r"^k must be on q's device cpu; got meta"),
+    (lambda a: a.update(k=a["k"][..., :8]), r"^k must have q's head_dim 16; got 8"),
+    (lambda a: a.update(v=a["v"][:29]), r"^v must have k's tokens 30; got 29"),
+    (lambda a: a.update(v=a["v"][:, :1]), r"^v must have k's number of heads 2; got 1"),
+    (lambda a: a.update(q=a["q"][:, :3]), r"^q must have a number of heads that is a multiple of k's 2; got 3"),
+    (lambda a: a.update(q=a["q"].mT.contiguous().mT), r"^q must be contiguous in its last dimension \(stride 1\); got stride 4"),
+    (
+        lambda a: a.update(k=torch.empty(30, 2, 20).to(a["k"])[..., :16]),
+        r"^k must have rows aligned to 16 bytes .*; got stride 20 in dim.* 1",
+    ),
+    (lambda a: a.update(k=a["k"].to_sparse()), r"^k must be dense \(torch\.strided\); got torch\.sparse_coo"),
+    (lambda a: a.update(cu_seqlens_q=ends(*ENDS_Q)[None]), r"^cu_seqlens_q must have 1 dimension; got 2"),
+    (lambda a: a.update(cu_seqlens_kv=ends(*ENDS_KV).long()), r"^cu_seqlens_kv must be torch\.int32; got torch\.int64"),
+    (lambda a: a.update(cu_seqlens_q=ends(*ENDS_Q).to("meta")), r"^cu_seqlens_q must be on q's device cpu; got meta"),
+    (lambda a: a.update(cu_seqlens_q=ends(*range(8))[::2]), r"^cu_seqlens_q must be contiguous; got stride 2"),
+    (lambda a: a.update(cu_seqlens_q=ends()), r"^cu_seqlens_q must have an entry more than there are sequences; got none"),
+    (lambda a: a.update(cu_seqlens_kv=ends(0, 30)), r"^cu_seqlens_kv must have as many entries as cu_seqlens_q, 4; got 2"),
+    (lambda a: a.update(seqused_q=ends(1, 2)), r"^seqused_q must have an entry for each of 3 sequences; got 2"),
+    (lambda a: a.update(seqused_kv=ends(1, 2, 3).float()), r"^seqused_kv must be torch\.int32; got torch\.float32"),
+    (lambda a: a.update(alibi_slopes=torch.ones(2, 4)), r"^alibi_slopes must have the shape .*; got \(2, 4\)"),
+    (lambda a: a.update(sinks=torch.ones(3)), r"^sinks must have the shape .*; got \(3,\)"),
+    (lambda a: a.update(k=jagged(2, 16, 3)), r"^k must be one dense tensor; got a nested one"),
+    (lambda a: None, r"^q must be on a CUDA device; got cpu\. FLASHGEN_CPU=1 "),
+    *(
+        (lambda a, name=name: a.update({name: True}), rf"^{name} must be left out of flashgen\.attention_varlen: ")
+        for name in ("layout", "deterministic", "document_ids", "bias", "mask", "key_padding_mask", "score_mod", "mask_mod", "block_mask")
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_bad_arguments_are_named(change: Callable[[dict[str, Any]], Any], message: str, gradients: bool) -> None:
+    given = tensors()
+    change(given)
+    with pytest.raises(ArgumentError, match=message), torch.set_grad_enabled(gradients):
+        flashgen.attention_varlen(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+
+
+REAL = ("sparse", "nested", "FLASHGEN_CPU", r"torch\.Tensor")  # what fake tensors have in another way
+
+
+@pytest.mark.parametrize(("change", "message"), [case for case in REFUSED if not any(word in case[1] for word in REAL)])
+def test_fake_tensors_are_checked_too(change: Callable[[dict[str, Any]], Any], message: str) -> None:
+    with FakeTensorMode():
+        given = tensors()
+        change(given)
+        with pytest.raises(ArgumentError, match=message):
+            flashgen.attention_varlen(**given)
+
+
+def test_what_is_no_keyword_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'cu_seqlens'"):
+        flashgen.attention_varlen(**tensors(), cu_seqlens=None)
+    meta = {name: tensor.to("meta") for name, tensor in tensors().items()}
+    assert flashgen.attention_varlen(**meta, bias=None, score_mod=None).shape == (20, 4, 24), "as left out"
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_fake_and_meta_tensors_get_the_shapes(return_lse: bool) -> None:
+    with FakeTensorMode():
+        found = flashgen.attention_varlen(**tensors(), return_lse=return_lse, causal=True, window=(4, None), softcap=2.0)
+    out, *lse = found if return_lse else (found,)
+    assert out.shape == (20, 4, 24)
+    assert out.is_contiguous()
+    assert out.dtype == torch.bfloat16
+    assert [(one.shape, one.dtype) for one in lse] == [((4, 20), torch.float32)] * return_lse
+    assert isinstance(found, tuple) is return_lse
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_each_sequence_is_a_call_of_its_own() -> None:
+    given = {**tensors(), "seqused_kv": ends(7, 0, 20), "causal": True, "scale": 0.3, "max_seqlen_q": 4}
+    slopes = torch.rand(3, 4)
+    out, lse = flashgen.attention_varlen(**given, return_lse=True, alibi_slopes=slopes)
+    assert flashgen.attention_varlen(**given, alibi_slopes=slopes).equal(out)
+    assert lse.shape == (4, 20)
+    q, k, v = (given[name] for name in "qkv")
+    for b, (begin, end, first, used) in enumerate(((0, 5, 0, 7), (5, 5, 9, 0), (5, 20, 10, 20))):
+        own = q[None, begin:end], k[None, first : first + used], v[None, first : first + used]
+        one = flashgen.attention(*own, causal=True, scale=0.3, return_lse=True, alibi_slopes=slopes[b : b + 1]) if end > begin else None
+        if one is not None:
+            torch.testing.assert_close(out[begin:end], one[0][0])
+            torch.testing.assert_close(lse[:, begin:end], one[1][0])
+
+
+def test_operands_have_their_names(on_cpu: list[Tensors]) -> None:
+    given = {**tensors(), "seqused_q": ends(1, 0, 2), "max_seqlen_q": 7, "max_seqlen_kv": 100}
+    flashgen.attention_varlen(**given, chunk=3, window=(4, 2))
+    (found,) = on_cpu
+    assert all(found[name].equal(given[name]) for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_kv", "seqused_q"))
+    assert "seqused_kv" not in found
+    w = found.workload
+    assert (w.batch, w.heads_q, w.heads_kv, w.len_q, w.len_kv, w.tokens_q, w.tokens_kv) == (3, 4, 2, 7, 30, 20, 30)
+    assert (w.chunk, w.window_left, w.window_right) == (3, 4, 2)
+    assert found.problem.is_packed
+    flashgen.attention_varlen(**tensors())
+    assert (on_cpu[1].workload.len_q, on_cpu[1].workload.len_kv) == (20, 30), "all tokens"
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(("tokens_q", "tokens_kv", "batch"), [(0, 0, 0), (0, 3, 1), (3, 0, 2), (3, 3, 0), (1, 1, 1)])
+def test_there_may_be_no_tokens_and_no_sequences(tokens_q: int, tokens_kv: int, batch: int) -> None:
+    given = tensors(tokens_q, tokens_kv)
+    given |= {"cu_seqlens_q": ends(*[0] * batch, tokens_q * bool(batch)), "cu_seqlens_kv": ends(*[0] * batch, tokens_kv * bool(batch))}
+    out, lse = flashgen.attention_varlen(**given, return_lse=True)
+    assert out.shape == (tokens_q, 4, 24)
+    assert lse.shape == (4, tokens_q)
+    if not (batch and tokens_kv):
+        assert not out.any()
+        assert (lse == -torch.inf).all()
+    else:
+        assert lse.isfinite().all()
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_calls_that_need_gradients_are_refused() -> None:
+    given = tensors()
+    message = r"^flashgen\.attention_varlen has no gradients yet"
+    for name in ("q", "k", "v"):
+        leaf = given[name].clone().requires_grad_()
+        with pytest.raises(FlashgenError, match=message):
+            flashgen.attention_varlen(**{**given, name: leaf})
+        with torch.no_grad():
+            assert not flashgen.attention_varlen(**{**given, name: leaf}).requires_grad
+        flashgen.attention_varlen(**{**given, name: leaf.detach()})
+    with pytest.raises(FlashgenError, match=message):
+        flashgen.attention_varlen(**given, sinks=torch.zeros(4, requires_grad=True))
+    with pytest.raises(FlashgenError, match=message):
+        torch.func.grad(lambda q: flashgen.attention_varlen(**{**given, "q": q}).sum())(given["q"])
+    with pytest.raises(FlashgenError, match=message):
+        torch.vmap(lambda q: flashgen.attention_varlen(**{**given, "q": q}))(given["q"][None])
+    operator, rest = torch.ops.flashgen.attention_varlen_output, [given[name] for name in ("k", "v", "cu_seqlens_q", "cu_seqlens_kv")]
+    with pytest.raises(FlashgenError, match=message):
+        torch.vmap(lambda q: operator(q, *rest, None, None, None, None, False, None))(given["q"][None])
+    torch.compiler.reset()
+    with pytest.raises(FlashgenError, match=message):
+        torch.compile(flashgen.attention_varlen, backend="eager")(**{**given, "q": given["q"].clone().requires_grad_()})
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_compiled_call_takes_other_tokens_and_lengths() -> None:
+    torch.compiler.reset()
+    graphs = []
+
+    def count(module: Any, inputs: Any) -> Any:
+        graphs.append(module)
+        return module
+
+    call = torch.compile(flashgen.attention_varlen, fullgraph=True, backend=count)
+    for tokens_q, tokens_kv, longest in ((20, 30, 15), (21, 31, 16), (50, 60, 45), (101, 100, 96)):
+        given = {**tensors(tokens_q, tokens_kv), "causal": True, "window": (7, None), "softcap": 2.0}
+        given |= {"max_seqlen_q": longest, "max_seqlen_kv": longest + 5}
+        assert call(**given).equal(flashgen.attention_varlen(**given))
+    assert len(graphs) <= 2, "one for the first call, and one for all sizes"
+    called = [str(node.target) for node in graphs[-1].graph.nodes if node.op == "call_function" and "varlen" in str(node.target)]
+    assert called == ["flashgen.attention_varlen_output.default"]
+    torch.compiler.reset()
+    del graphs[:]
+    call = torch.compile(flashgen.attention_varlen, fullgraph=True, backend=count, dynamic=True)
+    for tokens_q in (20, 50, 77):
+        given = {**tensors(tokens_q, 64), "seqused_q": ends(5, 0, 2), "alibi_slopes": torch.ones(4), "return_lse": True}
+        for found, wanted in zip(call(**given), flashgen.attention_varlen(**given), strict=True):
+            assert found.equal(wanted)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("index", [0, 10, 24, 35])
+def test_torch_compile_lets_refusals_through_as_they_are(index: int) -> None:
+    change, message = REFUSED[index]
+    given = tensors()
+    change(given)
+    torch.compiler.reset()
+    with pytest.raises(ArgumentError, match=message):
+        torch.compile(flashgen.attention_varlen, backend="aot_eager")(**given)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("operator", ["attention_varlen_output", "attention_varlen_forward"])
+def test_operators_pass_pytorchs_check(operator: str) -> None:
+    given = [*tensors().values(), None, ends(7, 0, 20), 4, None]
+    call = getattr(torch.ops.flashgen, operator).default
+    torch.library.opcheck(call, (*given, True, 0.3, "alibi,window", [3, 1], [], [torch.ones(4)]))
+    torch.library.opcheck(call, (*given, False, None))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_pytorchs_counter_takes_sequences_for_equally_long(causal: bool) -> None:
+    given = {name: tensor.to("meta") for name, tensor in tensors(21, 30).items()}
+    expected = 2 * 3 * 4 * 7 * 10 * (16 + 24) // (2 if causal else 1)
+    for return_lse in (False, True):
+        with FlopCounterMode(display=False) as counter:
+            flashgen.attention_varlen(**given, causal=causal, return_lse=return_lse)
+        assert counter.get_total_flops() == expected
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"cu_seqlens_q": ends(0, 6, 5, 20)}, r"^cu_seqlens_q must not fall; got 6 in entry 1 and 5 in entry 2"),
+    ({"cu_seqlens_q": ends(-1, 5, 5, 20)}, r"^cu_seqlens_q must be from 0 to the number of tokens, 20; got -1 in entry 0"),
+    ({"cu_seqlens_kv": ends(0, 5, 5, 31)}, r"^cu_seqlens_kv must be from 0 to the number of tokens, 30; got 31 in entry 3"),
+    ({"seqused_q": ends(5, 0, 16)}, r"^seqused_q must be from 0 to the length 15 of sequence 2; got 16"),
+    ({"seqused_kv": ends(5, -1, 16)}, r"^seqused_kv must be from 0 to the length 1 of sequence 1; got -1"),
+]
+
+
+@pytest.mark.parametrize(("change", "message", "compiled"), [*((*case, False) for case in WRONG), (*WRONG[0], True)])
+def test_wrong_boundaries_are_told_where_somebody_asks(
+    change: dict[str, Any], message: str, compiled: bool, on_cpu: list[Tensors], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.compiler.reset()
+    call = torch.compile(flashgen.attention_varlen, fullgraph=True, backend="eager") if compiled else flashgen.attention_varlen
+    given = {**tensors(), **change}
+    call(**given)
+    monkeypatch.setattr(packed_arguments, "values_are_checked", True)
+    with pytest.raises(ArgumentError, match=message):
+        call(**given)
+    assert len(on_cpu) == 1
+    call(**{**tensors(), "cu_seqlens_q": ends(1, 5, 5, 19), "seqused_q": ends(4, 0, 3)})
+    assert len(on_cpu) == 2
+
+
+def like(tensor: Any, values: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.nested.nested_tensor_from_jagged(values, tensor.offsets())
+    return found
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_nested_tensors_are_taken_as_they_are(compiled: bool) -> None:
+    torch.compiler.reset()
+    q: Any = jagged(4, 16, 3, 0, 5)
+    k: Any = jagged(2, 16, 16, 4, 1)
+    v = like(k, torch.randn(21, 2, 24).to(torch.bfloat16))
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flashgen.attention_varlen(q, k, v, causal=True, return_lse=True)
+
+    out, lse = (torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call)(q, k, v)
+    assert out.is_nested
+    assert out.layout is torch.jagged
+    assert out.shape[:1] + out.shape[2:] == (3, 4, 24)
+    assert lse.shape == (4, 8)
+    offsets = [tensor.offsets().int() for tensor in (q, k)]
+    wanted = flashgen.attention_varlen(
+        q.values(), k.values(), v.values(), cu_seqlens_q=offsets[0], cu_seqlens_kv=offsets[1], causal=True, return_lse=True
+    )
+    assert out.values().equal(wanted[0])
+    assert lse.equal(wanted[1])
+    if not compiled:
+        assert (out[..., :16] + q).shape == q.shape, "its lengths are q's"
+
+
+def test_nested_tensors_tell_what_they_know(on_cpu: list[Tensors]) -> None:
+    values = torch.randn(20, 4, 16).to(torch.bfloat16)
+    q: Any = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 6, 13, 20]), lengths=torch.tensor([4, 0, 7]), max_seqlen=7)
+    out: Any = flashgen.attention_varlen(q, q, q)
+    (found,) = on_cpu
+    assert found["seqused_q"].tolist() == found["seqused_kv"].tolist() == [4, 0, 7]
+    assert found["cu_seqlens_q"] is found["cu_seqlens_kv"]
+    assert found["cu_seqlens_q"].tolist() == [0, 6, 13, 20]
+    assert (found.workload.len_q, found.workload.len_kv) == (7, 7)
+    assert out.lengths().tolist() == [4, 0, 7]
+    flashgen.attention_varlen(q, q, q, max_seqlen_q=5)
+    assert (on_cpu[1].workload.len_q, on_cpu[1].workload.len_kv) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.update(k=torch.empty(3, 4, 16)), r"^k must be a nested tensor of layout torch\.jagged, .*; got torch\.strided"),
+        (lambda a: a.update(v=None), r"^v must be a nested tensor of layout torch\.jagged, .*; got NoneType"),
+        (
+            lambda a: a.update(q=torch.nested.nested_tensor([torch.empty(3, 4, 16)])),
+            r"^q must be a nested tensor of .*; got a nested one of ",
+        ),
+        (lambda a: a.update(v=jagged(4, 16, 3, 0, 5)), r"^v must have k's lengths by the same offsets"),
+        (lambda a: a.update(q=a["q"].transpose(1, 2)), r"^q must have the dimensions \(batch, lengths, heads, head_dim\)"),
+        (lambda a: a.update(q=jagged(1, 16, 3).sum(2)), r"^q must have the dimensions \(batch, lengths, heads, head_dim\).*; got 3"),
+        (lambda a: a.update(cu_seqlens_q=ends(0)), r"^cu_seqlens_q must be left out for nested tensors"),
+        (lambda a: a.update(seqused_kv=ends(0)), r"^seqused_kv must be left out for nested tensors"),
+        (lambda a: a.update(q=a["q"].detach().requires_grad_()), r"^flashgen\.attention_varlen has no gradients yet"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_what_is_wrong_with_nested_tensors_is_said(change: Callable[[dict[str, Any]], Any], message: str) -> None:
+    q = jagged(4, 16, 3, 0, 5)
+    given: dict[str, Any] = {"q": q, "k": q, "v": q}
+    change(given)
+    with pytest.raises(FlashgenError, match=message):
+        flashgen.attention_varlen(**given)
+
+
+NAMES = ("q", "k", "v", *PackedTokens._fields, "causal", "scale", "return_lse", "softcap", "window", "chunk", "dropout_p", "sinks")
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.filterwarnings("ignore:.*(beta state|prototype stage|deprecated)")
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))])
+def test_odd_arguments_are_refused_by_name_or_right(part: int) -> None:
+    """Hundreds: none of them ends in an error of Python's, or of PyTorch's."""
+    cases: list[tuple[str, Any]] = [(name, value) for name in NAMES for value in ODD]
+    cases += [(name, make()) for name in ("q", "k", "v", "cu_seqlens_q", "seqused_kv") for make in TENSORS]
+    cases, refused = cases[part::3], 0
+    for name, value in cases:
+        given = {**tensors(), name: value}
+        try:
+            flashgen.attention_varlen(**given)
+        except FlashgenError as error:
+            refused += 1
+            told = str(error)
+        else:
+            continue
+        assert re.match(rf"({'|'.join(NAMES)}|head_dim|head_dim_v|flashgen\.attention_varlen|modifiers)\b", told), (name, type(value), told)
+        assert len(told) < 600
+    assert 0.6 * len(cases) < refused < len(cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["1", "0", ""])
+def test_the_environment_says_whether_boundaries_are_looked_at(value: str) -> None:
+    code = "import torch, flashgen; from flashgen.launch import packed_arguments; print(packed_arguments.values_are_checked)"
+    environment = {**os.environ, "FLASHGEN_CHECK_SEQUENCES": value, "PYTHONPATH": str(Path(flashgen.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{value == '1'}\n"

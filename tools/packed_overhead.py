@@ -1,0 +1,79 @@
+"""What a call of `flashgen.attention_varlen` costs the CPU: of a known signature, and of numbers of tokens that it has not seen before.
+
+    python -m tools.packed_overhead --gpu
+    python -m tools.packed_overhead --rounds 31
+
+With --gpu on the machine's GPU, which is waited for between turns. Without, on a made-up driver, as in modifier_overhead.py. 16 sequences,
+8 heads, head_dim 128, bf16, causal, gradients off. In each round every kind of call runs in turn: microseconds, the median of rounds and
+the least. "again" has as many numbers of tokens as a round has calls, which were all seen before; "new" has ones that nobody has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashgen.api import attention
+from flashgen.varlen import attention_varlen
+
+from .modifier_overhead import WARM_UP, measured, pretend
+
+BATCH, HEADS, HEAD_DIM, TOKENS = 16, 8, 128, 2048
+
+
+def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
+    """The calls by what they are."""
+    shape = (2 * TOKENS + 2**14, HEADS, HEAD_DIM)
+    memory = [torch.zeros(shape, device=device, dtype=torch.bfloat16) for _ in "qkv"]  # PyTorch's check knows no tensor that is there twice
+    ends = torch.arange(BATCH + 1, device=device, dtype=torch.int32) * (TOKENS // BATCH)
+    used, fixed = ends.diff(), [tensor[:TOKENS] for tensor in memory]
+    dense = [tensor.view(BATCH, -1, HEADS, HEAD_DIM) for tensor in fixed]
+    again, new = itertools.cycle(range(TOKENS + 1, TOKENS + 1 + calls)), itertools.count(TOKENS + calls + 1)
+
+    def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> object:
+        return attention_varlen(q, k, v, cu_seqlens_q=ends, cu_seqlens_kv=ends, causal=True, **more)
+
+    def of(tokens: int) -> list[torch.Tensor]:
+        return [tensor[:tokens] for tensor in memory]
+
+    return {
+        "dense": lambda: attention(dense[0], dense[1], dense[2], causal=True),
+        "packed": lambda: varlen(*fixed),
+        "packed with hints": lambda: varlen(*fixed, max_seqlen_q=TOKENS, max_seqlen_kv=TOKENS),
+        "packed with seqused": lambda: varlen(*fixed, seqused_q=used, seqused_kv=used),
+        "packed, again": lambda: varlen(*of(next(again))),
+        "packed, new": lambda: varlen(*of(next(new))),
+        "slices, in the last two": lambda: of(TOKENS),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=200, help="calls in a row of each kind")
+    parser.add_argument("--gpu", action="store_true", help="call on this machine's GPU")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        if options.gpu:
+            os.environ["FLASHGEN_CACHE_DIR"] = folder
+        else:
+            pretend(Path(folder))
+        calls = kinds("cuda" if options.gpu else "cpu", options.calls)
+        for call in calls.values():
+            for _ in range(WARM_UP):
+                call()
+        for name, times in measured(calls, options.rounds, options.calls).items():
+            print(f"{name:26} median {statistics.median(times):7.2f}  least {min(times):7.2f}")
+
+
+if __name__ == "__main__":
+    main()
