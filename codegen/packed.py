@@ -7,6 +7,7 @@ sequence last, and those behind it visit these alone. See templates/tile/common/
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from .attention import TENSORS, l2_group_heads, reciprocal
@@ -24,20 +25,20 @@ THREADS = 512
 MAP_ROWS = 2**30  # rows of a tensor map: kMapRows in packed_sequences.cuh
 MAX_TOKENS = MAP_ROWS
 TILES = ("common/block_scan", "common/packed_sequences", "common/sequence_sections", "common/packed_work")
-ATOMS = ("barrier", "bits", "popc", "shfl_sync", "vote_sync")
+ATOMS = ("barrier", "bits", "cp_async", "popc", "shfl_sync", "vote_sync")
 # Those that count queries and keys within a sequence, or know only which one it is.
 MODIFIERS = ("alibi", "chunk", "dropout", "prefix_len", "sinks", "softcap", "window")
 _LENGTH_CLASSES = 256  # kLengthClasses in packed_work.cuh
-_TOKENS_OF_A_BLOCK = 256  # of q, for each block that clears rows: there are seldom any
-_TILE_BYTES = 32  # PackedTile in the list; its length takes as much
+TOKENS_OF_A_BLOCK = 256  # of q, for each block that clears rows: there are seldom any
+TILE_BYTES = 32  # PackedTile in the list; its length takes as much
 _FAR = 2**31 - 2**16  # rows of the dimensions that lead to a sequence: more than any coordinate
 AROUND = 2**34  # bytes: MAP_ROWS of them are all of memory
 
-_LIST = Parameter("u32*", "work_list")
-_BOUNDARIES = ("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv")
+LIST = Parameter("u32*", "work_list")
+BOUNDARIES = ("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv")
 _OF_SEQUENCES = ParameterBlock(
     (
-        *(Parameter("const int*", name) for name in _BOUNDARIES),
+        *(Parameter("const int*", name) for name in BOUNDARIES),
         *(Parameter("u32*", name) for name in ("out", "work_list", "sequence_rows", "sequence_order")),
         Parameter("float*", "lse"),
         *(Parameter("i64", name) for name in ("out_row", "out_head")),
@@ -73,12 +74,12 @@ def packed_call_reasons(call: Call, queries: int) -> list[str]:
     return reasons
 
 
-def map_reasons(call: Call, queries: int) -> list[str]:
+def map_reasons(call: Call, queries: int, tensors: Collection[str] = TENSORS) -> list[str]:
     """The same, and why `packed_map` cannot describe its tensors: one without elements, or rows too far apart."""
     reasons, most = packed_call_reasons(call, queries), AROUND // call.problem.dtype.bytes
     if not call.workload.tokens_kv:
         reasons.append("tokens_kv must be at least 1 for tensor copies; got 0")
-    for name in TENSORS:
+    for name in tensors:
         row, head, _ = call.views[name].strides
         for axis, stride, end in (("rows", row, most), ("heads", head, STRIDE_END // call.problem.dtype.bytes)):
             if stride >= end:
@@ -91,12 +92,17 @@ def most_tiles(workload: Workload, queries: int) -> int:
     return workload.tokens_q // queries + workload.batch
 
 
+def most_key_tiles(workload: Workload, keys: int) -> int:
+    """The same of keys."""
+    return workload.tokens_kv // keys + workload.batch
+
+
 def packed_block(block: ParameterBlock, problem: Problem) -> ParameterBlock:
     """The parameters of a kernel, where sequences are packed without lengths, and with the list."""
     if not problem.is_packed:
         return block
     left = ParameterBlock(tuple(field for field in block.fields if field.name not in _OF_DENSE))
-    return left.with_fields(_LIST, Parameter("int", "tokens_q"))
+    return left.with_fields(LIST, Parameter("int", "tokens_q"))
 
 
 def packed_values(values: dict[str, int | float], call: Call) -> dict[str, int | float]:
@@ -118,7 +124,8 @@ def packed_resources(problem: Problem) -> dict[str, BlockResources]:
 
 def packed_context(problem: Problem, queries: int, overlap: bool) -> dict[str, object]:
     """What templates are told. overlap: whether the kernel behind may begin while the one that finds sequences is under way."""
-    return {"sequences_threads": THREADS, "sequences_block_q": queries, "sequences_overlap": overlap}
+    lists, clears = f"list_query_tiles<{queries}>", f"clear_unused_rows<{problem.head_dim_v}>"
+    return {"sequences_threads": THREADS, "sequences_list": lists, "sequences_clear": clears, "sequences_overlap": overlap}
 
 
 def packed_group_heads(problem: Problem, workload: Workload, group_bytes: int) -> int:
@@ -136,11 +143,11 @@ def packed_launch(call: Call, queries: int, group_heads: int, device: Device) ->
     """The launch of the kernel, and its memory."""
     w = call.workload
     row, head, _ = call.views["out"].strides
-    clearing = max(1, min(device.sm_count - 1, w.tokens_q // _TOKENS_OF_A_BLOCK))
+    clearing = max(1, min(device.sm_count - 1, w.tokens_q // TOKENS_OF_A_BLOCK))
     values: dict[str, int | float] = {"out_row": row, "out_head": head, "l2_group_heads": group_heads, "clearing_blocks": clearing}
     values |= {name: getattr(w, name) for name in ("batch", "heads_q", "tokens_q", "tokens_kv")}
     buffers = (
-        Buffer(_LIST.name, (most_tiles(w, queries) + 1) * _TILE_BYTES),
+        Buffer(LIST.name, (most_tiles(w, queries) + 1) * TILE_BYTES),
         Buffer("sequence_rows", max(1, w.batch) * 16),
         Buffer("sequence_order", max(1, w.batch) * 4),
     )

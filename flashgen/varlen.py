@@ -17,8 +17,8 @@ from .launch.jagged import JaggedCall
 from .launch.keywords import modified_of_call
 from .launch.packed_arguments import PackedTokens, check_packed_types, require_plain_causal
 from .operators.autograd import is_differentiated
-from .operators.gradients import NoDerivativeError
-from .operators.packed import NO_GRADIENTS, PackedOptions, attention_varlen_forward, attention_varlen_output, packed_run_at_hand
+from .operators.packed import PackedOptions, attention_varlen_forward, attention_varlen_output, packed_run_at_hand
+from .operators.packed_gradients import differentiable_varlen
 from .operators.plans import nobody_listens
 
 __all__ = ["attention_varlen"]
@@ -28,7 +28,6 @@ _BY_FUNCTION = "functions of positions have no kernels for packed sequences yet"
 # Keywords of `attention` that this one refuses, and why.
 _REFUSED = {
     "layout": "packed sequences lie as (tokens, heads, head_dim)",
-    "deterministic": "it is about gradients, which packed sequences do not have yet",
     "document_ids": "each document can be a sequence of its own",
     "bias": _BY_TOKENS,
     "mask": _BY_TOKENS,
@@ -55,6 +54,7 @@ def attention_varlen(
     causal: bool = ...,
     scale: float | None = ...,
     return_lse: Literal[False] = ...,
+    deterministic: bool | None = ...,
     window: Ends | None = ...,
     chunk: int | None = ...,
     prefix_len: torch.Tensor | None = ...,
@@ -79,6 +79,7 @@ def attention_varlen(
     causal: bool = ...,
     scale: float | None = ...,
     return_lse: bool,
+    deterministic: bool | None = ...,
     window: Ends | None = ...,
     chunk: int | None = ...,
     prefix_len: torch.Tensor | None = ...,
@@ -102,6 +103,7 @@ def attention_varlen(
     causal: bool = False,
     scale: float | None = None,
     return_lse: bool = False,
+    deterministic: bool | None = None,
     window: Ends | None = None,
     chunk: int | None = None,
     prefix_len: torch.Tensor | None = None,
@@ -130,10 +132,12 @@ def attention_varlen(
     Returns out [tokens, heads_q, head_dim_v], dense; with return_lse also the natural log-sum-exp of the scaled scores, fp32
     [heads_q, tokens]. Tokens of q that no sequence uses have out 0 and an lse of -inf, as a query without keys has.
 
-    There are no gradients yet: a call that needs them is refused. Boundaries that are wrong (below 0, beyond the tokens, falling) make out
-    wrong, but nothing outside of the tensors is read or written; with FLASHGEN_CHECK_SEQUENCES=1 in the environment when flashgen is
-    imported, each call waits for the device and raises ArgumentError for the first that is wrong. Nothing else waits for the device, and a
-    CUDA graph may be replayed with other boundaries. Raises as `flashgen.attention` does.
+    deterministic: as `flashgen.attention` has it
+    Out and lse have gradients, which autograd gives, not torch.func; those of tokens that no sequence uses are 0, and sinks have none here
+    yet. Asking for a second derivative, or a forward-mode one, raises FlashgenError. Boundaries that are wrong (below 0, beyond the tokens,
+    falling) make out wrong, but nothing outside of the tensors is read or written; with FLASHGEN_CHECK_SEQUENCES=1 in the environment when
+    flashgen is imported, each call waits for the device and raises ArgumentError for the first that is wrong. Nothing else waits for the
+    device, and a CUDA graph may be replayed with other boundaries. Raises as `flashgen.attention` does.
     """
     for name, value in others.items():
         if name not in _REFUSED:
@@ -172,11 +176,13 @@ def attention_varlen(
             found = both if return_lse else both[0]
             return found if jagged is None else jagged.nested(found)
     try:
-        check_packed_types(q, k, v, PackedTokens(*where), causal, scale, return_lse)
+        check_packed_types(q, k, v, PackedTokens(*where), causal, scale, return_lse, deterministic)
         if is_differentiated(q, k, v, *(modified[3] if modified else ())):
-            raise NoDerivativeError(NO_GRADIENTS)
-        operator = attention_varlen_forward if return_lse else attention_varlen_output
-        found = operator(q, k, v, *where, causal, scale, *modified)
+            both = differentiable_varlen(q, k, v, *where, causal, scale, deterministic, *modified)
+            found = both if return_lse else both[0]
+        else:
+            operator = attention_varlen_forward if return_lse else attention_varlen_output
+            found = operator(q, k, v, *where, causal, scale, *modified)
     except Exception as error:
         if not is_compiling():
             require_together(q, k, v, error, in_mode=not nobody_listens())

@@ -152,6 +152,7 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "dropout": _dropout,
         OF_SCORES: _bias,
         OF_KEYS: _bias,
+        "varlen": _varlen,
     },
 }
 

@@ -17,7 +17,7 @@ from ..cells import Cell
 from .check import CellCheck
 from .packed import dense_cell
 from .peer import Peer
-from .work import Inputs, Run
+from .work import Inputs, Run, prepare
 
 
 class FlashgenEqual(Peer):
@@ -33,14 +33,14 @@ class FlashgenEqual(Peer):
 
     def prepare(self, cell: Cell, device: torch.device) -> Callable[[Inputs], Run]:
         """See Peer."""
-        if not cell.problem.is_packed or cell.problem.operation != "forward" or cell.problem.modifiers:
-            raise ArgumentError(f"{self.name} is for the forward pass of packed sequences without modifiers; got {cell.problem.name}")
+        if not cell.problem.is_packed or cell.problem.modifiers:
+            raise ArgumentError(f"{self.name} is for packed sequences without modifiers; got {cell.problem.name}")
         return partial(self._run, dense_cell(cell))
 
     def _run(self, cell: Cell, inputs: Inputs) -> Run:
         w = cell.workload
-        q, k, v = (self._dense(inputs[name], w.batch, w.len_q) for name in ("q", "k", "v"))
-        return partial(self._attention, q, k, v, causal=cell.problem.mask is Mask.CAUSAL)
+        dense = {name: self._dense(inputs[name], w.batch, w.len_q) for name in ("q", "k", "v", "d_out") if name in inputs}
+        return prepare(cell.problem, partial(self._attention, causal=cell.problem.mask is Mask.CAUSAL), dense)
 
     @staticmethod
     def _dense(packed: Tensor, batch: int, length: int) -> Tensor:

@@ -64,10 +64,11 @@ class Peer(ABC):
         return check.fault(self._bshd(run()))
 
     def _bshd(self, given: Given) -> Given:
-        if self.layout == "bshd":
+        first = given if isinstance(given, Tensor) else given[0]
+        if self.layout == "bshd" or first.ndim != 4:  # packed sequences lie in one way alone
             return given
         if isinstance(given, Tensor):
-            return given.transpose(1, 2) if given.ndim == 4 else given  # packed sequences lie in one way alone
+            return given.transpose(1, 2)
         return (*(tensor.transpose(1, 2) for tensor in given[:3]), *given[3:])  # gradients of q, k and v, and of modifiers' tensors
 
 

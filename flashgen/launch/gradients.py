@@ -76,8 +76,8 @@ def check_gradient_call(
 
 def usable(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a dense copy where kernels cannot take it: gradients may come expanded, transposed or not aligned."""
-    if tensor.ndim != 4 or tensor.is_nested or tensor.layout is not torch.strided:
-        return tensor  # `check_gradient_call` says what is wrong
+    if tensor.ndim not in (3, 4) or tensor.is_nested or tensor.layout is not torch.strided:
+        return tensor  # checks of the call say what is wrong
     try:
         check_strides(name, tensor)
         if tensor.data_ptr() % ALIGNMENT == 0:

@@ -50,7 +50,9 @@ class PackedTokens(NamedTuple):
         return tuple([tensor for tensor in self[:4] if tensor is not None])
 
 
-def check_packed_types(q: Any, k: Any, v: Any, tokens: PackedTokens, causal: Any, scale: Any, return_lse: Any) -> None:
+def check_packed_types(
+    q: Any, k: Any, v: Any, tokens: PackedTokens, causal: Any, scale: Any, return_lse: Any, deterministic: Any = None
+) -> None:
     """Raises ArgumentError unless these have the types that `attention_varlen` takes, and tensors lie in memory by strides.
 
     torch.compile traces this.
@@ -67,7 +69,7 @@ def check_packed_types(q: Any, k: Any, v: Any, tokens: PackedTokens, causal: Any
         if type(length) is int and not 0 <= length <= MOST_TOKENS:  # the operators take 64 bits
             require_int(name, length, 0, MOST_TOKENS)
     require_plain_causal(causal)
-    check_options(causal, scale, "bshd", return_lse)
+    check_options(causal, scale, "bshd", return_lse, deterministic)
     for name, tensor in (("q", q), ("k", k), ("v", v), *zip(PackedTokens._fields[:4], tokens[:4], strict=True)):
         if tensor is not None:
             require_initialized(name, tensor)

@@ -53,7 +53,7 @@ class PackedPlan:
         if q.shape[0] and q.shape[1] and tokens.cu_seqlens_q.shape[0] > 1:
             out = (*q.shape[:2], v.shape[2])
             shapes = {"q": (q.shape, q.stride()), "k": (k.shape, k.stride()), "v": (v.shape, v.stride()), "out": (out, dense(out))}
-            strides: dict[str, tuple[int, ...]] = {name: _token_strides(*both) for name, both in shapes.items()}
+            strides: dict[str, tuple[int, ...]] = {name: token_strides(*both) for name, both in shapes.items()}
             strides |= tensor_strides(problem, tensors) if tensors else {}
             self.call = attention_call(problem, packed_workload(q, k, tokens, modifiers), strides, scale, modifiers.numbers)
         self.run = self._runner(q, v, self.call)
@@ -75,7 +75,7 @@ class PackedPlan:
         return _runner(q.device.index, q.dtype, (*q.shape[:2], v.shape[2]), (q.shape[1], q.shape[0]), bound, self._absent)
 
 
-def _token_strides(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int]:
+def token_strides(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int]:
     """Strides in elements along (token, head, column) of a tensor that has passed `check_packed_call`: 0 where the size is 1."""
     return strides[0] if sizes[0] > 1 else 0, strides[1] if sizes[1] > 1 else 0, 1
 

@@ -2,6 +2,7 @@
 
 Tensors are those of forward.py, with gradients of the same shapes. Of a row that sees no key, and of a key that no row sees, gradients
 are 0. A sample's row r of a query head stands for query r, and for key r of the head's key/value head, as far as there are so many.
+Those of packed sequences are tokens.
 
 A gradient of a modifier's operand may be a sum over all rows of a head, or of all heads. What plain PyTorch happens to err by in one such
 number says little, as errors cancel by chance: in its place stand three standard deviations of it, by the rounding of dP.
@@ -13,12 +14,12 @@ the type of the operand: delta, which kernels have from the rounded out, is no m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from flashgen.codegen.modifier import modifier_gradients, opens_keys
+from flashgen.codegen.modifier import drops, modifier_gradients, opens_keys
 from flashgen.codegen.modifiers.traced import CAPTURED_TENSOR
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Mask, Problem
@@ -27,6 +28,7 @@ from flashgen.codegen.workload import Workload
 from .forward import exact_attention, product_in_fp32, sample_rows, slices, softmax
 from .link import Link, Rows, add_gradients, changes_of_scores, hidden_keys, hiding_links, joined_scores, kept_factors, links_of
 from .oracle import Oracle, Sample
+from .sequences import dense_parts, gradients_in_one_batch, packed_attention
 
 _SCORES_AT_ONCE = 2**25  # elements: 256 MiB in float64, of which there are up to five
 _OF_CAPTURED = f"d_{CAPTURED_TENSOR}"  # what names of captured tensors' gradients begin with
@@ -105,11 +107,12 @@ def _head(
     rounded: torch.dtype | None,
     sums: Mapping[str, Tensor],
     squares: Mapping[str, Tensor],
+    first_batch: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """d_q [group, len_q, d], d_k [len_kv, d] and d_v [len_kv, d_v] of one key/value head, summed up in float64.
 
     rounded: the element type that each query head's d_k and d_v have before they are summed up in fp32, None where they are exact
-    sums, squares: see `_Chain`
+    sums, squares: see `_Chain`; first_batch: entries before those of the batch, for links
     """
     q, d_out, lse_like = tensors["q"][batch], tensors["d_out"][batch], tensors["lse"][batch]
     k, v = tensors["k"][batch, :, head], tensors["v"][batch, :, head]
@@ -123,7 +126,7 @@ def _head(
         part_k, part_v = torch.zeros_like(d_k), torch.zeros_like(d_v)
         for some in slices(len_q, max(1, _SCORES_AT_ONCE // max(1, len_kv))):
             queries = torch.arange(some.start, some.stop, device=q.device)
-            rows = Rows(queries, len_q, len_kv, batch, torch.full_like(queries, at)[None], q.shape[1])
+            rows = Rows(queries, len_q, len_kv, first_batch + batch, torch.full_like(queries, at)[None], q.shape[1])
             chain = _Chain(rows, causal, links, sums, squares)
             d_q[member, some], of_k, of_v = gradients(q[some, at], k, v, d_out[some, at], d_lse[at, some], chain, scale)
             part_k += of_k
@@ -138,9 +141,12 @@ class BackwardOracle(Oracle):
 
     def derive(self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
         """See Oracle. out and lse are those of q, k and v."""
-        q, k, v = (tensors[name] for name in ("q", "k", "v"))
-        links = links_of(problem, tensors, scalars)
-        out, lse = exact_attention(q, k, v, causal=problem.mask is Mask.CAUSAL, scale=scalars["scale"], links=links)
+        if problem.is_packed:
+            out, lse = packed_attention(exact_attention, problem, tensors, scalars, None)
+        else:
+            q, k, v = (tensors[name] for name in ("q", "k", "v"))
+            links = links_of(problem, tensors, scalars)
+            out, lse = exact_attention(q, k, v, causal=problem.mask is Mask.CAUSAL, scale=scalars["scale"], links=links)
         tensors["out"].copy_(out)
         tensors["lse"].copy_(lse)
 
@@ -165,9 +171,10 @@ class BackwardOracle(Oracle):
         sample: Sample | None,
         rounded: torch.dtype | None,
     ) -> dict[str, Tensor]:
-        (batch, _, heads_q, _), heads_kv = tensors["q"].shape, tensors["k"].shape[2]
+        (heads_q, _), (heads_kv, _) = tensors["q"].shape[-2:], tensors["k"].shape[-2:]
+        batch = 1 if problem.is_packed else len(tensors["q"])
         group, element = heads_q // max(1, heads_kv), rounded or torch.float64
-        whole = {f"d_{name}": tensors[name].new_empty(tensors[name].shape, dtype=element) for name in ("q", "k", "v")}
+        whole = {f"d_{name}": tensors[name].new_zeros(tensors[name].shape, dtype=element) for name in ("q", "k", "v")}
         wide = torch.float64 if rounded is None else torch.float32
         learned = modifier_gradients(problem)
         like = {one.name: tensors[one.name.removeprefix("d_")] for one in learned}
@@ -177,11 +184,13 @@ class BackwardOracle(Oracle):
             of_batches = range(batch) if sums else None  # over which gradients of modifiers' operands are sums
             some = sorted({(b, h // group) for entry, h, _ in sample.tolist() for b in of_batches or (entry,)})
             heads = heads if any(one.free for one in learned) else some  # of free ones an element may be any heads'
-        causal, links, scale = problem.mask is Mask.CAUSAL, links_of(problem, tensors, scalars), scalars["scale"]
-        for b, h in heads:
-            d_q, d_k, d_v = _head(gradients, tensors, causal, links, scale, b, h, rounded, sums, squares)
-            whole["d_q"][b, :, h * group : (h + 1) * group] = d_q.transpose(0, 1)
-            whole["d_k"][b, :, h], whole["d_v"][b, :, h] = d_k, d_v
+        causal, scale = problem.mask is Mask.CAUSAL, scalars["scale"]
+        for first_batch, given, found in dense_parts(problem, tensors, whole, None if sums else sample):
+            links = links_of(problem, given, scalars)
+            for b, h in heads:
+                d_q, d_k, d_v = _head(gradients, given, causal, links, scale, b, h, rounded, sums, squares, first_batch)
+                found["d_q"][b, :, h * group : (h + 1) * group] = d_q.transpose(0, 1)
+                found["d_k"][b, :, h], found["d_v"][b, :, h] = d_k, d_v
         for one in learned:
             total = sums[one.name] + _DEVIATIONS * squares[one.name].sqrt()
             own = like[one.name].dtype if one.free else rounded if one.is_strided else total.dtype
@@ -190,6 +199,8 @@ class BackwardOracle(Oracle):
 
     def sample(self, problem: Problem, workload: Workload, count: int, seed: int) -> Sample:
         """See Oracle, and the module's docstring. Rows are drawn from few key/value heads: each needs the whole of its head."""
+        if problem.is_packed:
+            workload = replace(workload, batch=1, len_q=workload.tokens_q, len_kv=workload.tokens_kv)
         rows = sample_rows(workload, count, seed, problem.mask is Mask.CAUSAL)
         longer = Workload(workload.batch, workload.heads_q, workload.heads_kv, workload.len_kv, workload.len_kv)
         rows = torch.cat([rows, sample_rows(longer, count, seed + 1, problem.mask is Mask.CAUSAL)])
@@ -200,6 +211,7 @@ class BackwardOracle(Oracle):
 
     def sampled(self, outputs: Mapping[str, Tensor], sample: Sample) -> dict[str, Tensor]:
         """See Oracle."""
+        outputs = gradients_in_one_batch(outputs)
         batch, head, row = sample.to(outputs["d_q"].device).unbind(1)
         group = outputs["d_q"].shape[2] // max(1, outputs["d_k"].shape[2])
         found = {}
@@ -219,6 +231,7 @@ class BackwardOracle(Oracle):
 
     def rows_of(self, touched: Mapping[str, Tensor]) -> Sample:
         """See Oracle."""
+        touched = gradients_in_one_batch(touched)
         rows = {name: touched[name].any(-1).transpose(1, 2) for name in ("d_q", "d_k", "d_v")}
         group = rows["d_q"].shape[1] // max(1, rows["d_k"].shape[1])
         found = [rows["d_q"].nonzero()]
@@ -236,9 +249,10 @@ class BackwardOracle(Oracle):
 
     def unseen(self, problem: Problem, workload: Workload, exact: Mapping[str, Tensor], sample: Sample | None) -> dict[str, Tensor]:
         """See Oracle. So it is with keys that no row sees."""
-        if opens_keys(problem):  # what others hide some may see: whom nobody sees adds nothing to d_v, and no other key does that
+        # What others hide some may see, and only the device knows sequences: whom nobody sees adds nothing to d_v, as no other key does.
+        if opens_keys(problem) or problem.is_packed:
             nothing = (exact["d_v"] == 0).all(-1)
-            return {"d_k": nothing, "d_v": nothing}
+            return {"d_v": nothing} if drops(problem) else {"d_k": nothing, "d_v": nothing}  # whose P are all dropped has a d_k
         w, device = workload, exact["d_q"].device
         queries = torch.ones(w.len_q, dtype=torch.bool, device=device)  # that see no key
         keys = torch.ones(w.len_kv, dtype=torch.bool, device=device)  # that no query sees

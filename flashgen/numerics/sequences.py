@@ -7,7 +7,7 @@ seqused_kv [batch], int32; out as q, lse [heads_q, tokens_q]. Rows of a sample a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -90,6 +90,36 @@ def _of_sequence(problem: Problem, tensors: Mapping[str, Tensor], one: SequenceT
             if axis in lengths and found[operand.name].shape[dim] > 1:
                 found[operand.name] = found[operand.name].narrow(dim, 0, lengths[axis])
     return found
+
+
+def dense_parts(
+    problem: Problem, tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor], sample: Tensor | None
+) -> Iterator[tuple[int, Mapping[str, Tensor], Mapping[str, Tensor]]]:
+    """Dense sequences as they are; packed ones, as far as a sample asks for them, as a batch of one each.
+
+    Gives the number of the first entry of the batch, its tensors, and where in `whole` its gradients go.
+    """
+    if not problem.is_packed:
+        yield 0, tensors, whole
+        return
+    asked = None if sample is None else sample[:, 2]
+    for one in sequences_of(tensors):
+        if asked is None or any(bool(((asked >= rows.start) & (asked < rows.stop)).any()) for rows in (one.queries, one.keys)):
+            yield one.number, {**_of_sequence(problem, tensors, one), **_rows_of(tensors, one)}, _rows_of(whole, one)
+
+
+def _rows_of(tensors: Mapping[str, Tensor], one: SequenceTokens) -> dict[str, Tensor]:
+    """What a sequence has of these tensors, as views with an axis of one entry of a batch."""
+    rows = {**dict.fromkeys(("q", "out", "d_out", "d_q"), one.queries), **dict.fromkeys(("k", "v", "d_k", "d_v"), one.keys)}
+    found = {name: tensors[name][own][None] for name, own in rows.items() if name in tensors}
+    return found | {name: tensors[name][:, one.queries][None] for name in ("lse", "d_lse") if name in tensors}
+
+
+def gradients_in_one_batch(outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Gradients of packed sequences as those of the one entry of a batch, whose rows are all tokens."""
+    if outputs["d_q"].ndim == 4:
+        return outputs
+    return {name: tensor[None] if name in ("d_q", "d_k", "d_v") else tensor for name, tensor in outputs.items()}
 
 
 def drawn_sequences(problem: Problem, workload: Workload, generator: torch.Generator) -> dict[str, Tensor]:

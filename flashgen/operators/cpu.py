@@ -16,6 +16,7 @@ from ..launch import arguments, cpu
 from ..launch.asked import expanded, have_gradients
 from ..launch.gradients import Gradients, gradient_call, is_trivial
 from ..launch.packed_arguments import PackedTokens, packed_workload
+from ..launch.packed_gradients import all_are_zero, packed_gradient_call
 from ..launch.tensors import Tensors
 from ..selection.families import default_spec, excluded_families
 
@@ -113,6 +114,35 @@ def gradients_on_cpu(
         excluded = excluded_families(call, find_target(cpu.ARCHITECTURE))
         cpu.run_on_cpu(_default_kernel(call.problem, excluded), tensors, call.scalars)
     return d_q, d_k, d_v, *of_others
+
+
+def packed_gradients_on_cpu(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    d_out: torch.Tensor,
+    d_lse: torch.Tensor | None,
+    tokens: PackedTokens,
+    causal: bool,
+    scale: float | None,
+    deterministic: bool,
+    modifiers: Given = NO_MODIFIERS,
+    others: Sequence[torch.Tensor] = (),
+) -> Gradients:
+    """Gradients of packed CPU tensors that have passed `check_packed_gradient_call`, by the default kernel."""
+    arguments.require_memory(q, k, v, out=out, d_out=d_out)
+    call = packed_gradient_call(q, k, v, out, d_out, tokens, causal, scale, deterministic, modifiers, others)
+    d_q, d_k, d_v = (torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
+    if not all_are_zero(call):
+        named = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "d_out": d_out, "d_lse": d_lse, "d_q": d_q, "d_k": d_k, "d_v": d_v}
+        named |= dict(zip(PackedTokens._fields[:4], tokens[:4], strict=True))
+        given = {name: tensor for name, tensor in named.items() if tensor is not None}
+        given |= expanded(modifier_operands(call.problem), call.problem, call.workload, others)
+        excluded = excluded_families(call, find_target(cpu.ARCHITECTURE))
+        cpu.run_on_cpu(_default_kernel(call.problem, excluded), Tensors(call.problem, call.workload, given), call.scalars)
+    return d_q, d_k, d_v
 
 
 @cache

@@ -21,7 +21,7 @@ def register_operators() -> None:
 
 def _register() -> None:
     try:
-        from . import autograd, packed, transforms  # noqa: F401
+        from . import autograd, packed_gradients, transforms  # noqa: F401
     except ImportError as error:
         if not (error.name or "").startswith("flashgen."):
             _complain(error)

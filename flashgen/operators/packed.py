@@ -1,11 +1,11 @@
 """The operators of packed sequences: schemas, implementations, fakes and FLOPs, and the way past the dispatcher for a known signature.
 
-`flashgen::attention_varlen_output` computes out, `flashgen::attention_varlen_forward` lse, too. They have no gradients.
+`flashgen::attention_varlen_output` computes out, `flashgen::attention_varlen_forward` lse, too. packed_gradients.py has gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -28,14 +28,13 @@ from . import plans
 from .gradients import NoDerivativeError
 from .registration import LIBRARY, cpu_is_allowed, register_for_all_others
 
-NO_GRADIENTS = (
-    "flashgen.attention_varlen has no gradients yet, nor rules for the transforms of torch.func: call it under torch.no_grad(), or with "
-    "detached tensors"
+NO_TRANSFORM = "flashgen.attention_varlen has no forward-mode derivative, and no rules for the transforms of torch.func: use autograd"
+ARGUMENTS_OF_TOKENS = (
+    "Tensor cu_seqlens_q, Tensor cu_seqlens_kv, Tensor? seqused_q, Tensor? seqused_kv, SymInt? max_seqlen_q, SymInt? max_seqlen_kv"
 )
 _ARGUMENTS = (
-    "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_kv, Tensor? seqused_q, Tensor? seqused_kv, "
-    'SymInt? max_seqlen_q, SymInt? max_seqlen_kv, bool causal, float? scale, str modifiers="", SymInt[] sizes=[], float[] numbers=[], '
-    "Tensor[]? tensors=None)"
+    f"(Tensor q, Tensor k, Tensor v, {ARGUMENTS_OF_TOKENS}, bool causal, float? scale, "
+    'str modifiers="", SymInt[] sizes=[], float[] numbers=[], Tensor[]? tensors=None)'
 )
 LIBRARY.define(f"attention_varlen_output{_ARGUMENTS} -> Tensor out")
 LIBRARY.define(f"attention_varlen_forward{_ARGUMENTS} -> (Tensor out, Tensor lse)")
@@ -163,7 +162,13 @@ def _plans() -> dict[tuple[Any, ...], PackedPlan]:
     return found
 
 
-def _told(*arguments: Any) -> tuple[tuple[torch.Tensor, ...], PackedOptions]:
+def packed_plan_for(tensors: tuple[torch.Tensor, ...], options: PackedOptions) -> PackedPlan:
+    """This thread's plan for the call's signature."""
+    key = _signature(tensors, options)
+    return _plans().get(key) or _new_plan(key, tensors, options)
+
+
+def packed_told(*arguments: Any) -> tuple[tuple[torch.Tensor, ...], PackedOptions]:
     """All tensors, and the options, of what operators are told."""
     q, k, v, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_seqlen_q, max_seqlen_kv, causal, scale, *modified = arguments
     given, others = asked(*modified)
@@ -174,7 +179,7 @@ def _told(*arguments: Any) -> tuple[tuple[torch.Tensor, ...], PackedOptions]:
 
 
 def _checked(*arguments: Any) -> tuple[tuple[torch.Tensor, ...], PackedOptions]:
-    tensors, options = _told(*arguments)
+    tensors, options = packed_told(*arguments)
     if packed_arguments.values_are_checked:
         check_packed_call(*_checks(tensors, options))
         require_right_values(tensors[0], tensors[1], options.tokens(tensors))
@@ -189,8 +194,7 @@ def _checks(tensors: tuple[torch.Tensor, ...], options: PackedOptions) -> tuple[
 
 def _run_cuda(with_lse: bool, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     tensors, options = _checked(*arguments)
-    key = _signature(tensors, options)
-    return (_plans().get(key) or _new_plan(key, tensors, options)).run(with_lse, *tensors)
+    return packed_plan_for(tensors, options).run(with_lse, *tensors)
 
 
 @untraced
@@ -205,7 +209,7 @@ def _output_cuda(*arguments: Any) -> torch.Tensor:
 
 @untraced
 def _forward_elsewhere(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    tensors, options = _told(*arguments)
+    tensors, options = packed_told(*arguments)
     given = _checks(tensors, options)
     check_packed_call(*given)
     cpu_is_allowed(tensors[0])
@@ -223,7 +227,7 @@ def _output_elsewhere(*arguments: Any) -> torch.Tensor:
 
 def _forward_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     q, _, v, *_ = arguments
-    check_packed_traced(*_checks(*_told(*arguments)))
+    check_packed_traced(*_checks(*packed_told(*arguments)))
     return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
@@ -231,34 +235,38 @@ def _output_fake(*arguments: Any) -> torch.Tensor:
     return _forward_fake(*arguments)[0]
 
 
-def _refuse_mapped(*_: Any) -> NoReturn:
-    raise NoDerivativeError(NO_GRADIENTS)
+def refuse_mapped(*_: Any) -> NoReturn:
+    """Raises NoDerivativeError: see NO_TRANSFORM."""
+    raise NoDerivativeError(NO_TRANSFORM)
 
 
-for _name, _cuda, _elsewhere, _fake in (
-    ("attention_varlen_output", _output_cuda, _output_elsewhere, _output_fake),
-    ("attention_varlen_forward", _forward_cuda, _forward_elsewhere, _forward_fake),
-):
-    LIBRARY.impl(_name, _cuda, "CUDA")
-    register_for_all_others(_name, _elsewhere)
-    torch.library.register_fake(f"flashgen::{_name}", _fake, lib=LIBRARY)
+def register_packed(name: str, cuda: Callable[..., Any], elsewhere: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Of an operator that is defined, what it does on a GPU, elsewhere, and on fake tensors; torch.vmap is refused."""
+    LIBRARY.impl(name, cuda, "CUDA")
+    register_for_all_others(name, elsewhere)
+    torch.library.register_fake(f"flashgen::{name}", fake, lib=LIBRARY)
+    torch.library.register_vmap(f"flashgen::{name}", refuse_mapped, lib=LIBRARY)
 
+
+register_packed("attention_varlen_output", _output_cuda, _output_elsewhere, _output_fake)
+register_packed("attention_varlen_forward", _forward_cuda, _forward_elsewhere, _forward_fake)
 attention_varlen_output = torch.ops.flashgen.attention_varlen_output.default
 attention_varlen_forward = torch.ops.flashgen.attention_varlen_forward.default
-for _operator in (attention_varlen_output, attention_varlen_forward):
-    torch.library.register_vmap(_operator, _refuse_mapped, lib=LIBRARY)
 
 
 @register_flop_formula([torch.ops.flashgen.attention_varlen_output, torch.ops.flashgen.attention_varlen_forward])
-def _flops(
-    q: Sequence[int], k: Sequence[int], v: Sequence[int], boundaries: Sequence[int], of_keys: Sequence[int], *rest: Any, **named: Any
-) -> int:
-    """For `torch.utils.flop_counter`; shapes in place of tensors. How long each sequence is only the device knows: all count as equal."""
-    _, _, _, _, causal, _, *modified = rest  # behind boundaries of keys come used and expected lengths
+def _flops(*arguments: Any, **_: Any) -> int:
+    """For `torch.utils.flop_counter`; shapes in place of tensors."""
+    return flops_of_packed("forward", *arguments)
+
+
+def flops_of_packed(operation: str, q: Sequence[int], k: Sequence[int], v: Sequence[int], boundaries: Sequence[int], *rest: Any) -> int:
+    """Floating-point operations on tensors of these shapes. How long each sequence is only the device knows: all count as equal."""
+    _, _, _, _, _, causal, _, *modified = rest  # behind boundaries of keys come used and expected lengths
     nothing: tuple[Any, ...] = ("", (), (), None)
     names, sizes, numbers, shapes = (*modified, *nothing[len(modified) :])
     given = asked(names, sizes, numbers, [torch.empty(shape, device="meta") for shape in shapes or ()])[0]
     mask = Mask.CAUSAL if causal else Mask.FULL
-    problem = Problem(Dtype.BF16, q[2], v[2], mask, modifiers=given.names, sequences=Sequences.PACKED)  # the dtype does not matter
+    problem = Problem(Dtype.BF16, q[2], v[2], mask, operation, modifiers=given.names, sequences=Sequences.PACKED)
     workload = Workload(boundaries[0] - 1, q[1], k[1], q[0], k[0], **dict(given.sizes), tokens_q=q[0], tokens_kv=k[0])
-    return int(operation_of(problem).flops(problem, workload))
+    return int(operation_of(problem).flops(problem, workload))  # the dtype does not matter

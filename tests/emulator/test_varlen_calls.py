@@ -98,3 +98,21 @@ def test_nested_tensors() -> None:
     assert out.values().equal(
         flashgen.attention_varlen(values, values, values, cu_seqlens_q=ends, cu_seqlens_kv=ends, causal=True, scale=0.3)
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_gradients(with_lse: bool) -> None:
+    case = replace(CASE, problem=replace(CASE.problem, operation="backward"))
+    tensors = case.make("cpu")
+    given = {name: tensor for name, tensor in keywords(case, tensors).items() if not name.startswith("d_")}
+    leaves = [given.pop(name).detach().requires_grad_() for name in "qkv"]
+    out, lse = flashgen.attention_varlen(leaves[0], leaves[1], leaves[2], **given, return_lse=True)
+    into = [(out, tensors["d_out"].nan_to_num()), *([(lse, torch.randn(lse.shape))] if with_lse else [])]
+    for name, gradient in zip(
+        ("d_q", "d_k", "d_v"), torch.autograd.grad([one for one, _ in into], leaves, [d for _, d in into]), strict=True
+    ):
+        tensors[name].copy_(gradient)
+    by_name = {name: tensor for name, tensor in tensors.items() if name != "d_lse"}
+    made = Tensors(case.problem, case.workload, {**by_name, **({"d_lse": into[1][1]} if with_lse else {})})
+    assert case.judge(made).ok

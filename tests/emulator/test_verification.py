@@ -72,7 +72,8 @@ def listed(faults: Mapping[str, tuple[Any, ...]], seconds: float, each: int | Ca
 @cache
 def screened(family: Family) -> tuple[Screen, EmulatedKernel]:
     """A screen of two batches and heads of each kind, and a kernel that it accepts."""
-    shape = dataclasses.astuple(taken(family, PROBLEM, Workload(2, 4, 2, 70, 100)))
+    w = taken(family, PROBLEM, Workload(2, 4, 2, 70, 100))
+    shape = (w.batch, w.heads_q, w.heads_kv, w.len_q, w.len_kv)
     screen, kernel = Screen(PROBLEM, "cpu", [shape]), kernel_of(family)
     assert not why_rejected(screen, kernel)
     return screen, kernel

@@ -85,7 +85,7 @@ class PackedCase:
         return list(accumulate((lengths[side] for lengths in self.lengths), initial=self.outside[0][side]))
 
     def make(self, device: str) -> Tensors:
-        """The tensors; what no sequence uses is NaN, as out and lse are. The same on each call with the same device type."""
+        """The tensors; what no sequence uses is NaN, as what is written is. The same on each call with the same device type."""
         generator = torch.Generator(device).manual_seed(self.seed)
         drawn = Tensors.random(self.problem, self.workload, generator)
         given = {name: drawn[name] for name in drawn if name not in ("seqused_q", "seqused_kv")}
@@ -95,14 +95,17 @@ class PackedCase:
                 used = [lengths[side] - left[side] for lengths, left in zip(self.lengths, self.unused, strict=True)]
                 given[f"seqused_{name}"] = guarded_ints(used, device)
         ones = sequences_of(given)
-        for name in ("q", "k", "v"):
+        for name in (name for name in ("q", "k", "v", "d_out") if name in drawn):
             values, given[name] = drawn[name], guarded(drawn[name].shape, drawn[name].dtype, device, 24 if self.apart else 0)
             for one in ones:
-                tokens = one.queries if name == "q" else one.keys
+                tokens = one.keys if name in ("k", "v") else one.queries
                 given[name][tokens] = values[tokens] * (self.magnitude if name == "q" else 1.0)
-        for name in ("out", "lse"):
-            given[name] = guarded(drawn[name].shape, drawn[name].dtype, device)
-        return Tensors(self.problem, self.workload, given)
+        for name, tensor in drawn.outputs.items():
+            if tensor.ndim == 3 or name == "lse":
+                given[name] = guarded(tensor.shape, tensor.dtype, device)
+        made = Tensors(self.problem, self.workload, given)
+        made.derive({"scale": self.scale})
+        return made
 
     def judge(self, tensors: Tensors) -> Verdict:
         """What the rule says of all rows."""
@@ -111,7 +114,7 @@ class PackedCase:
     def rejections(self, tensors: Tensors) -> list[str]:
         """Why what a kernel wrote is rejected: by the rule, or because memory beside it was written."""
         verdict = self.judge(tensors)
-        outside = {name: written_outside(tensors[name]) for name in ("out", "lse")}
+        outside = {name: written_outside(tensor) for name, tensor in tensors.outputs.items()}
         return [
             *([] if verdict.ok else [verdict.message]),
             *(f"{count} elements written outside {name}" for name, count in outside.items() if count),
@@ -192,7 +195,7 @@ def _part(rng: random.Random, length: int) -> int:
     return rng.choice((0, 0, min(1, length), length // 3, length))
 
 
-def with_wrong_values(tensors: Tensors, seed: int) -> Tensors:
+def with_wrong_values(tensors: Tensors, seed: int, scale: float | None = None) -> Tensors:
     """The tensors with boundaries and used lengths that may be anything, and values in all tokens.
 
     As often as none of them comes out long enough to be judged by others are drawn, up to a hundred times.
@@ -203,8 +206,9 @@ def with_wrong_values(tensors: Tensors, seed: int) -> Tensors:
         lengths = [(one.queries.stop - one.queries.start, one.keys.stop - one.keys.start) for one in sequences_of(found)]
         if _rows(lengths, None) * tensors.workload.heads_q >= MIN_ROWS:
             break
-    for name in ("q", "k", "v"):
+    for name in (name for name in ("q", "k", "v", "d_out") if name in tensors):
         tensors[name].nan_to_num_(0.25)
+    found.derive(None if scale is None else {"scale": scale})
     return found
 
 

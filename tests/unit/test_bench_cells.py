@@ -84,7 +84,7 @@ BACKWARD = {
         ("bf16", 192, 128, "c", (4, 16, 16, 4096, 4096)),
     ],
     **{name: FORWARD[name] for name in ("gqa", "mixed", "short", "tutorial", "window")},
-    **{name: FORWARD[name] for name in ("softcap", "alibi", "sinks", "documents", "relative", "dropout", "bias", "key-bias")},
+    **{name: FORWARD[name] for name in ("softcap", "alibi", "sinks", "documents", "relative", "dropout", "bias", "key-bias", "varlen")},
 }  # fmt: skip
 WRITTEN_OUT = {"forward": FORWARD, "backward": BACKWARD}
 

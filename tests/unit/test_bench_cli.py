@@ -154,7 +154,7 @@ def test_without_matplotlib_everything_else_is_written(
         (
             ["--pass", "backward", "--grid", "decode"],
             "grid must be one of standard, further, gqa, mixed, short, tutorial, window, "
-            "softcap, alibi, sinks, documents, relative, dropout, bias, key-bias, all-backward; got",
+            "softcap, alibi, sinks, documents, relative, dropout, bias, key-bias, varlen, all-backward; got",
         ),
         (
             ["--pass", "backward", "--call-overhead"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +44,21 @@ def cell_of(mask: Mask = Mask.CAUSAL, operation: str = "forward") -> Cell:
 def attention(*given: Tensor, causal: bool = True) -> tuple[Tensor, Tensor]:
     """Of q, k, v and the boundaries."""
     tensors = dict(zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_kv"), given, strict=True))
+    if torch.is_grad_enabled():
+        return differentiable(*given, causal=causal)
     return packed_attention(plain, cell_of(Mask.CAUSAL if causal else Mask.FULL).problem, tensors, {"scale": 0.25}, None)
+
+
+def differentiable(*given: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """The same by products whose derivatives PyTorch knows, of as many queries as keys."""
+    q, k, v, of_q, _ = given
+    outs, sums = [], []
+    for begin, end in pairwise(of_q.tolist()):
+        s = torch.einsum("ihd,jhd->hij", q[begin:end].float(), k[begin:end].float()) * 0.25
+        s = s.masked_fill(torch.ones(s.shape[1:], dtype=torch.bool).triu(1), -torch.inf) if causal else s
+        outs.append(torch.einsum("hij,jhd->ihd", s.softmax(-1), v[begin:end].float()).to(q.dtype))
+        sums.append(s.logsumexp(-1))
+    return torch.cat(outs), torch.cat(sums, dim=1)
 
 
 def fault_of(peer: Peer, cell: Cell) -> str:
@@ -102,18 +117,19 @@ class Plain(Flashgen):
         return ""
 
 
-@pytest.mark.parametrize("mask", Mask)
-def test_flashgen_is_called_with_boundaries(mask: Mask) -> None:
+@pytest.mark.parametrize(("mask", "operation"), [(Mask.FULL, "forward"), (Mask.CAUSAL, "forward"), (Mask.CAUSAL, "backward")])
+def test_flashgen_is_called_with_boundaries(mask: Mask, operation: str) -> None:
     peer = Plain()
-    assert fault_of(peer, cell_of(mask)) == ""
+    assert fault_of(peer, cell_of(mask, operation)) == ""
     assert {(given["causal"], given["max_seqlen_q"], given["max_seqlen_kv"]) for given in peer.given} == {(mask is Mask.CAUSAL, 40, 40)}
     assert Flashgen()._varlen is varlen.attention_varlen
 
 
-def test_nested_sdpa_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_nested_sdpa_computes_the_same(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a mask, which PyTorch's kernels for GPUs alone have for nested tensors."""
     monkeypatch.setattr(SdpaMath, "packed", True)
-    assert fault_of(SdpaMath(), cell_of(Mask.FULL)) == ""
+    assert fault_of(SdpaMath(), cell_of(Mask.FULL, operation)) == ""
 
 
 def test_flashattention_4_gets_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,21 +147,23 @@ def test_flashattention_4_gets_its_own_names(monkeypatch: pytest.MonkeyPatch) ->
     assert given[0] == {"max_seqlen_q": 40, "max_seqlen_k": 40}
 
 
-def test_the_dense_peer_has_as_much_work(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_the_dense_peer_has_as_much_work(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
 
     def dense(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         shapes.append((q.shape, k.shape, v.shape, causal))
-        return q
+        return q + k + v
 
     monkeypatch.setattr(api, "attention", dense)
-    cell = cell_of()
-    FlashgenEqual().prepare(cell, CPU)(Runner({}, CPU, 0, 1).inputs(cell, "bshd"))()
+    cell = cell_of(operation=operation)
+    found = FlashgenEqual().prepare(cell, CPU)(Runner({}, CPU, 0, 1).inputs(cell, "bshd"))()
+    assert len(found) == 3 if operation == "backward" else isinstance(found, Tensor)
     w = dense_cell(cell).workload
     assert {*shapes} == {(*3 * [(w.batch, w.len_q, 4, 16)], True)}
     assert FlashgenEqual().note(cell, CPU) == f"dense {w.name}"
-    with pytest.raises(ArgumentError, match=r"^flashgen_equal is for the forward pass of packed sequences without modifiers"):
-        FlashgenEqual().prepare(dense_cell(cell), CPU)
+    with pytest.raises(ArgumentError, match=r"^flashgen_equal is for packed sequences without modifiers; got fp16_d16_causal$"):
+        FlashgenEqual().prepare(dense_cell(cell_of()), CPU)
 
 
 def test_who_has_no_packed_sequences_says_so() -> None:

@@ -22,14 +22,17 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import operation_of
-from flashgen.launch import gpu, packed_arguments, packed_plan
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
+from flashgen.launch import gpu, packed_arguments, packed_gradients, packed_plan
 from flashgen.launch.packed_arguments import PackedTokens
+from flashgen.launch.packed_gradients import PackedGradientPlan
 from flashgen.launch.packed_plan import PackedPlan
 from flashgen.launch.private_names import knows_tensors
 from flashgen.operators import packed, plans
 from flashgen.operators.packed import PackedOptions, packed_run_at_hand
+from flashgen.operators.packed_gradients import differentiable_varlen
 from flashgen.selection import loaded
-from tools.call_overhead import OnGpu
+from tools.call_overhead import ON, OnGpu
 
 ROOT = Path(__file__).parents[2]
 GPU = Gpu(0, find_device("h200"), "uuid", "580.1")
@@ -236,6 +239,58 @@ def test_a_kernel_gets_addresses_in_the_order_of_its_operands(bound: list[Bound]
             assert stream == 77
             assert (out.shape, out.dtype, out.is_contiguous()) == ((20, 4, 24), torch.bfloat16, True)
             assert lse is None if not with_lse else lse.shape == (4, 20)
+
+
+def test_the_backward_pass_gets_addresses_in_the_order_of_its_operands(bound: list[Bound], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a modifier whose tensor has a gradient, which nobody asks for."""
+    problem = Problem(Dtype.BF16, 16, 24, Mask.CAUSAL, "backward", False, ("sinks",), Sequences.PACKED)
+    monkeypatch.setattr(packed_gradients, "problem_of", lambda *_: problem)
+    (q, k, v, of_q, of_kv), _ = given(OnGpu, causal=True)
+    out, lse, sinks = (OnGpu(torch.zeros(shape)) for shape in ((20, 4, 24), (4, 20), (4,)))
+    out = OnGpu(out.bfloat16())
+    for d_lse in (None, OnGpu(torch.zeros(4, 20))):
+        for used in (None, OnGpu(torch.zeros(3, dtype=torch.int32))):
+            tokens = PackedTokens(of_q, of_kv, None, used, 7)
+            saved = q, k, v, out, lse, OnGpu(torch.zeros(20, 4, 24, dtype=torch.bfloat16)), d_lse
+            plan = PackedGradientPlan(*saved, tokens, True, 0.3, False, Given(("sinks",)), (sinks,))
+            gradients = plan(*saved, tokens, sinks)
+            stream, *addresses = bound[-1].given[-1]
+            call = bound[-1].call
+            names = [operand.name for operand in operation_of(problem).operands(problem)]
+            found = dict(zip(names, addresses, strict=True))
+            wanted = dict(zip(("q", "k", "v", "out", "lse", "d_out", "d_lse"), saved, strict=True))
+            wanted |= dict(zip(("d_q", "d_k", "d_v"), gradients, strict=True)) | dict(
+                zip(PackedTokens._fields[:4], tokens[:4], strict=True)
+            )
+            wanted |= {"sinks": sinks, "d_sinks": None}
+            assert found == {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in wanted.items()}
+            assert stream == 77
+            assert [(gradient.shape, gradient.is_contiguous()) for gradient in gradients] == [(one.shape, True) for one in (q, k, v)]
+            assert (call.workload.len_q, call.workload.tokens_q, call.scalars["scale"]) == (7, 20, 0.3)
+            assert "d_sinks" not in call.views
+
+
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_gradients_go_past_the_dispatcher(with_lse: bool, bound: list[Bound], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, with what the forward pass had; only for derivatives of tensors that need them."""
+    monkeypatch.setattr(plans, "only_the_kernel", lambda *_: True)
+    monkeypatch.setattr(torch.Tensor, "device", ON)
+    (q, k, v, of_q, of_kv, used), _ = given(OnGpu, causal=True, used="seqused_kv", max_kv=9)
+    q.requires_grad_()
+    v.requires_grad_()
+    arguments = (q, k, v, of_q, of_kv, None, used, None, 9, True, 0.3, False)
+    out, lse = differentiable_varlen(*arguments, "window", [4, 2], [], None)
+    assert [(one.call.problem.operation, one.call.problem.modifiers) for one in bound] == [("forward", ("window",))]
+    into = [(out, torch.ones(20, 4, 24, dtype=torch.bfloat16))] + [(lse, torch.ones(4, 20))] * with_lse
+    d_q, d_v = torch.autograd.grad([one for one, _ in into], (q, v), [one for _, one in into])
+    assert (d_q.shape, d_v.shape) == (q.shape, v.shape)
+    call = bound[1].call
+    assert (call.problem.operation, call.problem.modifiers, call.scalars["scale"]) == ("backward", ("window",), 0.3)
+    assert (call.workload.len_kv, call.workload.window_left) == (9, 4)
+    names = [operand.name for operand in operation_of(call.problem).operands(call.problem)]
+    found = dict(zip(names, bound[1].given[0][1:], strict=True))
+    assert (found["q"], found["seqused_q"], found["seqused_kv"]) == (q.data_ptr(), 0, used.data_ptr())
+    assert bool(found["d_lse"]) is with_lse
 
 
 def test_without_sequences_no_kernel_runs(bound: list[Bound]) -> None:

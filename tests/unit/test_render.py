@@ -104,18 +104,18 @@ SPECS = [*specs(4), STATES]
 some_specs = pytest.mark.parametrize("spec", SPECS[::7], ids=lambda s: s.name)
 rendered = functools.cache(render)  # of many tests
 other_environment = functools.cache(jinja_environment.__wrapped__)
-# Kinds of modifiers, the plain kind first. PACKED: none, of packed sequences.
+# Kinds of modifiers, the plain kind first; then some of packed sequences.
 KINDS = ((), *((modifier,) for modifier in (*modifiers().values(), *map(learning, LEARNING))), tuple(modifiers().values()))
-PACKED = "packed"
-EVERY_KIND: tuple[Sequence[Modifier] | str, ...] = (*KINDS, PACKED)
+PACKED_KINDS = ((), *((modifiers()[name],) for name in ("window", "alibi")))
+EVERY_KIND = (*((kind, "") for kind in KINDS), *itertools.product(PACKED_KINDS, ("forward", "backward")))
 # Files of tile operations that say something else where a problem has modifiers, or packed sequences.
 CONDITIONAL = [path for path in templates.paths() if path.startswith("tile/") and "//%" in templates.read(path)]
 
 
-def given(kind: Sequence[Modifier] | str) -> dict[str, object]:
-    """What a file says on behalf of modifiers, in kernels that fetch where registers allow it, or of packed sequences."""
-    if isinstance(kind, str):
-        return conditions((), "forward", packed=True)
+def given(kind: Sequence[Modifier], packed: str) -> dict[str, object]:
+    """What a file says on behalf of modifiers, in kernels that fetch where registers allow it. packed: the pass, of packed sequences."""
+    if packed:
+        return conditions(kind, packed, packed=True)
     return conditions(kind, "backward", fetches(Problem(Dtype.BF16, 64, modifiers=tuple(one.name for one in kind))))
 
 
@@ -164,7 +164,7 @@ def test_a_file_is_short_enough_to_be_read_at_once(path: str) -> None:
     most = next(lines for start, lines in LONGEST.items() if path.startswith(start))
     if path in CONDITIONAL:
         template = jinja_environment().from_string("{{ source(path) }}")
-        plain, *others = (template.render(path=path, **given(kind)).split("\n\n", 1)[1].count("\n") for kind in EVERY_KIND)
+        plain, *others = (template.render(path=path, **given(*kind)).split("\n\n", 1)[1].count("\n") for kind in EVERY_KIND)
         assert plain <= most
         assert max(others) <= most + FOR_MODIFIERS
     else:
@@ -209,7 +209,7 @@ def test_a_file_with_conditions_has_either_what_holds_for_plain_problems_or_the_
     template = jinja_environment().from_string("{{ source(path) }}")
     lines, texts = templates.read(path).splitlines(), set()
     for kind in EVERY_KIND:
-        said = given(kind)
+        said = given(*kind)
         texts.add(text := template.render(path=path, **said).split("\n\n", 1)[1])
         assert "//%" not in text
         from_functions = (str(said[name]) for name in ("traced", "traced_slope", "traced_gradients", "traced_tiles", "traced_distances"))

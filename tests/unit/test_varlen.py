@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import flashgen
@@ -111,7 +113,7 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda a: None, r"^q must be on a CUDA device; got cpu\. FLASHGEN_CPU=1 "),
     *(
         (lambda a, name=name: a.update({name: True}), rf"^{name} must be left out of flashgen\.attention_varlen: ")
-        for name in ("layout", "deterministic", "document_ids", "bias", "mask", "key_padding_mask", "score_mod", "mask_mod", "block_mask")
+        for name in ("layout", "document_ids", "bias", "mask", "key_padding_mask", "score_mod", "mask_mod", "block_mask")
     ),
 ]
 
@@ -201,29 +203,106 @@ def test_there_may_be_no_tokens_and_no_sequences(tokens_q: int, tokens_kv: int, 
         assert lse.isfinite().all()
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_calls_that_need_gradients_are_refused() -> None:
-    given = tensors()
-    message = r"^flashgen\.attention_varlen has no gradients yet"
-    for name in ("q", "k", "v"):
-        leaf = given[name].clone().requires_grad_()
-        with pytest.raises(FlashgenError, match=message):
-            flashgen.attention_varlen(**{**given, name: leaf})
-        with torch.no_grad():
-            assert not flashgen.attention_varlen(**{**given, name: leaf}).requires_grad
-        flashgen.attention_varlen(**{**given, name: leaf.detach()})
-    with pytest.raises(FlashgenError, match=message):
-        flashgen.attention_varlen(**given, sinks=torch.zeros(4, requires_grad=True))
-    with pytest.raises(FlashgenError, match=message):
-        torch.func.grad(lambda q: flashgen.attention_varlen(**{**given, "q": q}).sum())(given["q"])
-    with pytest.raises(FlashgenError, match=message):
-        torch.vmap(lambda q: flashgen.attention_varlen(**{**given, "q": q}))(given["q"][None])
-    operator, rest = torch.ops.flashgen.attention_varlen_output, [given[name] for name in ("k", "v", "cu_seqlens_q", "cu_seqlens_kv")]
-    with pytest.raises(FlashgenError, match=message):
-        torch.vmap(lambda q: operator(q, *rest, None, None, None, None, False, None))(given["q"][None])
+def leaves_of(given: dict[str, Any]) -> list[torch.Tensor]:
+    return [given[name].detach().clone().requires_grad_() for name in "qkv"]
+
+
+def gradients(
+    leaves: list[torch.Tensor], call: Callable[..., Any], into: torch.Tensor, into_lse: torch.Tensor | None
+) -> list[torch.Tensor]:
+    out, lse = call(*leaves)
+    outputs, grads = (out, into), (lse, into_lse)
+    used = [outputs] if into_lse is None else [outputs, grads]
+    return [*torch.autograd.grad([one for one, _ in used], leaves, [one for _, one in used])]
+
+
+@pytest.mark.parametrize("with_lse", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_are_those_of_each_sequence(with_lse: bool, compiled: bool, on_cpu: list[Tensors]) -> None:
     torch.compiler.reset()
+    given = {**tensors(), "seqused_kv": ends(7, 0, 20)}
+    q, k, v = (given.pop(name) for name in "qkv")
+    slopes, leaves = torch.rand(3, 4), leaves_of({"q": q, "k": k, "v": v})
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flashgen.attention_varlen(
+            q, k, v, **given, causal=True, scale=0.3, alibi_slopes=slopes, return_lse=True, max_seqlen_q=4, deterministic=False
+        )
+
+    run = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+    into, into_lse = torch.randn(20, 4, 24).to(torch.bfloat16), torch.randn(4, 20) if with_lse else None
+    found = gradients(leaves, run, into, into_lse)
+    (backward,) = (tensors for tensors in on_cpu if tensors.problem.operation == "backward")
+    assert ("d_lse" in backward) is (with_lse or compiled), "a compiled graph gives zeros"
+    assert "seqused_q" not in backward
+    assert (backward.workload.len_q, backward.workload.len_kv) == (4, 30)
+    for b, (begin, end, first, used) in enumerate(((0, 5, 0, 7), (5, 20, 10, 20))):
+        number = 2 * b
+        own = leaves_of({"q": q[None, begin:end], "k": k[None, first : first + used], "v": v[None, first : first + used]})
+        options: dict[str, Any] = {"causal": True, "scale": 0.3, "return_lse": True, "alibi_slopes": slopes[number : number + 1]}
+        alone = partial(flashgen.attention, **options)
+        wanted = gradients(own, alone, into[None, begin:end], None if into_lse is None else into_lse[None, :, begin:end])
+        for gradient, tokens, right in zip(found, (slice(begin, end), *2 * [slice(first, first + used)]), wanted, strict=True):
+            torch.testing.assert_close(gradient[tokens], right[0], atol=2e-2, rtol=2e-2)
+    assert not found[1][7:10].any()
+    assert not found[2][7:10].any()
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_lse_alone_may_have_a_gradient() -> None:
+    given = tensors()
+    leaves = leaves_of(given)
+    more = {name: tensor for name, tensor in given.items() if name not in "qkv"}
+    _, lse = flashgen.attention_varlen(leaves[0], leaves[1], leaves[2], **more, return_lse=True)
+    d_q, d_k, d_v = torch.autograd.grad(lse.sum(), leaves, allow_unused=True)
+    assert d_q.any()
+    assert d_k.any()
+    assert d_v is None or not d_v.any()
+
+
+@pytest.mark.parametrize("deterministic", [None, False, True])
+def test_gradients_are_deterministic_where_somebody_says_so(deterministic: bool | None, on_cpu: list[Tensors]) -> None:
+    given = tensors()
+    for pytorch in (False, True):
+        torch.use_deterministic_algorithms(pytorch)
+        try:
+            flashgen.attention_varlen(**{**given, "q": leaves_of(given)[0]}, deterministic=deterministic).sum().backward()
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert on_cpu[-1].problem.deterministic is (pytorch if deterministic is None else deterministic)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(("tokens_q", "tokens_kv", "batch"), [(0, 0, 0), (0, 3, 1), (3, 0, 2), (3, 3, 0)])
+def test_gradients_of_nothing_are_0(tokens_q: int, tokens_kv: int, batch: int) -> None:
+    given = tensors(tokens_q, tokens_kv)
+    given |= {"cu_seqlens_q": ends(*[0] * batch, tokens_q * bool(batch)), "cu_seqlens_kv": ends(*[0] * batch, tokens_kv * bool(batch))}
+    leaves = leaves_of(given)
+    out = flashgen.attention_varlen(**{**given, **dict(zip("qkv", leaves, strict=True))})
+    for leaf, gradient in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
+        assert gradient.shape == leaf.shape
+        assert not gradient.any()
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_derivatives_that_are_not_there_are_refused() -> None:
+    given = tensors()
+    leaf = given["q"].clone().requires_grad_()
+    call = partial(flashgen.attention_varlen, **{name: tensor for name, tensor in given.items() if name != "q"})
+    with pytest.raises(FlashgenError, match=r"^sinks must not require grad, as it has no gradient here"):
+        call(leaf, sinks=torch.zeros(4, requires_grad=True))
+    (gradient,) = torch.autograd.grad(call(leaf).float().sum(), leaf, create_graph=True)
+    with pytest.raises(FlashgenError, match=r"^flashgen\.attention_varlen has no second derivative"):
+        gradient.sum().backward()
+    message = r"^flashgen\.attention_varlen has no forward-mode derivative, and no rules for the transforms of torch\.func"
     with pytest.raises(FlashgenError, match=message):
-        torch.compile(flashgen.attention_varlen, backend="eager")(**{**given, "q": given["q"].clone().requires_grad_()})
+        torch.func.grad(lambda q: call(q).float().sum())(given["q"])
+    with pytest.raises(FlashgenError, match=message):
+        torch.vmap(call)(given["q"][None])
+    with forward_ad.dual_level(), pytest.raises(FlashgenError, match=message):
+        call(forward_ad.make_dual(given["q"], given["q"]))
+    with pytest.raises(ArgumentError, match=r"^deterministic must be of type bool or None; got 1"):
+        call(given["q"], deterministic=1)
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -272,6 +351,17 @@ def test_operators_pass_pytorchs_check(operator: str) -> None:
     torch.library.opcheck(call, (*given, False, None))
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_operators_of_gradients_pass_pytorchs_check() -> None:
+    given = tensors()
+    of_tokens = [given["cu_seqlens_q"], given["cu_seqlens_kv"], None, ends(7, 0, 20), 4, None]
+    torch.library.opcheck(torch.ops.flashgen.attention_varlen.default, (*leaves_of(given), *of_tokens, True, 0.3, False))
+    q, k, v = (given[name] for name in "qkv")
+    out, lse = torch.ops.flashgen.attention_varlen_forward(q, k, v, *of_tokens, True, 0.3)
+    saved = q, k, v, out, lse, torch.randn(20, 4, 24).to(torch.bfloat16), torch.randn(4, 20)
+    torch.library.opcheck(torch.ops.flashgen.attention_varlen_backward.default, (*saved, *of_tokens, True, 0.3, False))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_pytorchs_counter_takes_sequences_for_equally_long(causal: bool) -> None:
     given = {name: tensor.to("meta") for name, tensor in tensors(21, 30).items()}
@@ -280,6 +370,9 @@ def test_pytorchs_counter_takes_sequences_for_equally_long(causal: bool) -> None
         with FlopCounterMode(display=False) as counter:
             flashgen.attention_varlen(**given, causal=causal, return_lse=return_lse)
         assert counter.get_total_flops() == expected
+    with FlopCounterMode(display=False) as counter:
+        flashgen.attention_varlen(**{**given, "q": given["q"].requires_grad_()}, causal=causal).sum().backward()
+    assert counter.get_total_flops() == expected + 5 * expected // 2
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -338,6 +431,16 @@ def test_nested_tensors_are_taken_as_they_are(compiled: bool) -> None:
         assert (out[..., :16] + q).shape == q.shape, "its lengths are q's"
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_nested_tensors_have_gradients() -> None:
+    q: Any = jagged(4, 16, 3, 0, 5).requires_grad_()
+    out: Any = flashgen.attention_varlen(q, q, q, causal=True)
+    out.values().float().sum().backward()
+    assert q.grad.shape == q.shape
+    assert q.grad.values().isfinite().all()
+    assert q.grad.values().any()
+
+
 def test_nested_tensors_tell_what_they_know(on_cpu: list[Tensors]) -> None:
     values = torch.randn(20, 4, 16).to(torch.bfloat16)
     q: Any = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 6, 13, 20]), lengths=torch.tensor([4, 0, 7]), max_seqlen=7)
@@ -366,7 +469,6 @@ def test_nested_tensors_tell_what_they_know(on_cpu: list[Tensors]) -> None:
         (lambda a: a.update(q=jagged(1, 16, 3).sum(2)), r"^q must have the dimensions \(batch, lengths, heads, head_dim\).*; got 3"),
         (lambda a: a.update(cu_seqlens_q=ends(0)), r"^cu_seqlens_q must be left out for nested tensors"),
         (lambda a: a.update(seqused_kv=ends(0)), r"^seqused_kv must be left out for nested tensors"),
-        (lambda a: a.update(q=a["q"].detach().requires_grad_()), r"^flashgen\.attention_varlen has no gradients yet"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")

@@ -8,69 +8,32 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from flashgen.codegen import seen_tiles
+from flashgen.codegen import packed_gradients, seen_tiles
 from flashgen.codegen.attention import ELEMENTS, gradient_traffic, l2_group_heads, padded, problem_reasons
 from flashgen.codegen.devices import Device
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifier_refusals, opens_keys, reads_scores, with_modifiers
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
-from flashgen.codegen.parameters import Parameter, ParameterBlock
+from flashgen.codegen.packed import most_key_tiles, most_tiles, packed_resources
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, KernelText, Program, Waits
 from flashgen.codegen.semaphores import files_with_semaphores, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_kernels, gradient_resources
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.workload import Workload, equal_lengths
 
 from . import model
 from .config import AttentionBackwardConfig, Hoisted
 from .launches import gradient_program
+from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
 
 ROW_THREADS = 256  # of a block of the first kernel
 ROW_THREADS_PER_SM = 1024  # half as many where it reads elements of scores or looks at each key: else it spills on older targets
+PACKED_ROW_THREADS_PER_SM = 768  # else it spills
 L2_GROUP_SHARE = 2  # one part in so many: blocks of neighbouring L2 groups run together
 LEAST_WITH_TENSORS = AttentionBackwardConfig(32, 64, 16, 8, 2, 16, 1)  # where each score has an element in memory less of it spills
 MAX_TILES = 2**31 - 1  # over batch and heads, of queries and of keys: blocks of a launch
-
-
-def _strides(*tensors: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter("i64", f"{tensor}_{dim}") for tensor in tensors for dim in ("batch", "head", "row"))
-
-
-def _named(c_type: str, *names: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter(c_type, name) for name in names)
-
-
-_ROWS = (
-    *_named("const Element*", "q", "k", "v", "out", "d_out"),
-    *_named("const float*", "lse", "d_lse"),
-    *_named("float*", "row_lse", "row_delta", "row_shift", "d_q_sum"),
-    *_named("int*", "huge_tiles"),
-    *_strides("q", "k", "v", "out", "d_out"),
-    *_named("u64", "heads_q_reciprocal", "group_reciprocal", "query_tiles_reciprocal"),
-    *_named("int", "heads_q", "len_q", "len_kv", "query_tiles"),
-    *_named("float", "scale_log2"),
-)
-_MAIN = (
-    *_named("const Element*", "q", "k", "v", "d_out"),
-    *_named("const float*", "row_lse", "row_delta", "row_shift"),
-    *_named("const int*", "huge_tiles"),
-    *_named("float*", "d_q_sum"),
-    *_named("Element*", "d_k", "d_v"),
-    *_strides("q", "k", "v", "d_out", "d_k", "d_v"),
-    *_named("u64", "heads_kv_reciprocal", "l2_group_heads_reciprocal", "l2_group_tiles_reciprocal"),
-    *_named("int", "heads_q", "heads_kv", "group", "len_q", "len_kv", "query_tiles", "key_tiles", "l2_group_heads", "l2_group_tiles"),
-    *_named("float", "scale", "scale_log2"),
-)
-_SUMS = (
-    *_named("const float*", "d_q_sum"),
-    *_named("Element*", "d_q"),
-    *_strides("d_q"),
-    *_named("u64", "heads_q_reciprocal", "query_tiles_reciprocal"),
-    *_named("int", "heads_q", "len_q", "len_kv", "query_tiles"),
-    *_named("float", "scale"),
-)
 
 
 class AttentionBackward(Family):
@@ -82,10 +45,9 @@ class AttentionBackward(Family):
     modifiers = TAKEN_BY_MOST
     template = "kernels/attention_backward.cu.j2"
     config_type = AttentionBackwardConfig
-    parameters = ParameterBlock(_MAIN)
-    row_parameters = ParameterBlock(_ROWS)
-    sum_parameters = ParameterBlock(_SUMS)
-    files = files_with_semaphores
+    parameters = PARAMETERS
+    row_parameters = ROW_PARAMETERS
+    sum_parameters = SUM_PARAMETERS
     atoms = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "cp_async", "ldmatrix", "mma_sync"),
         *("cvt", "set_f16", "cvt_f32", "ex2", "rcp", "mul", "shfl_sync", "vote_sync", "red"),
@@ -104,7 +66,7 @@ class AttentionBackward(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation, self.modifiers)
+        reasons = problem_reasons(problem, self.operation, self.modifiers, packed=True) + packed_gradients.gradient_reasons(problem)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         if not reasons and reads_scores(problem):
@@ -185,11 +147,14 @@ class AttentionBackward(Family):
 
     def kernels(self, problem: Problem, config: AttentionBackwardConfig) -> tuple[KernelText, ...]:
         """See Family. In the order in which they are launched."""
+        rows, sums = (packed_gradients.gradient_block(block, problem) for block in (self.row_parameters, self.sum_parameters))
+        main = packed_gradients.gradient_block(self.parameters, problem, main=True, sums=False)
         return (
             *seen_tiles.tile_kernels(problem),
-            KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
-            KernelText(with_modifiers(with_semaphores(seen_tiles.with_seen_tiles(self.parameters, problem), problem), problem)),
-            KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
+            *packed_gradients.gradient_sequences(problem),
+            KernelText(with_modifiers(with_semaphores(rows, problem), problem), "_preprocess", "RowParameters"),
+            KernelText(with_modifiers(with_semaphores(seen_tiles.with_seen_tiles(main, problem), problem), problem)),
+            KernelText(sums, "_postprocess", "SumParameters"),
             *gradient_kernels(problem),
         )
 
@@ -197,6 +162,7 @@ class AttentionBackward(Family):
         """See Family."""
         return {
             **seen_tiles.tile_resources(problem),
+            **packed_resources(problem),
             "_preprocess": BlockResources(ROW_THREADS, 0),
             "": BlockResources(config.warps * 32, self.shared_bytes(problem, config)),
             "_postprocess": BlockResources(config.block_q * 2, self.sum_bytes(problem, config)),
@@ -216,6 +182,8 @@ class AttentionBackward(Family):
     def program(self, config: AttentionBackwardConfig, call: Call, device: Device) -> Program:
         """See Family. A call without queries, or without keys, has one tile of them: there are zeros to write."""
         problem, w = call.problem, call.workload
+        if problem.is_packed:
+            return self._packed_program(config, call, device)
         query_tiles, key_tiles = self._tiles(config, w)
         # A block reads Q and dO of a group's heads as often as there are key tiles: keys take the place of queries in the launch's order.
         turned = Workload(w.batch, w.heads_kv, w.heads_kv, w.len_kv, w.len_q * (w.heads_q // w.heads_kv))
@@ -227,6 +195,20 @@ class AttentionBackward(Family):
         seen = seen_tiles.tile_launch(call, seen_tiles.TileShape(config.block_q, config.block_kv, rows_are_keys=True))
         return gradient_program(self.kernels(problem, config), call, counts, blocks, config.block_q, waits, more, seen)
 
+    def _packed_program(self, config: AttentionBackwardConfig, call: Call, device: Device) -> Program:
+        """Of packed sequences: as many blocks as there may be tiles for. Those that get none end at once."""
+        problem, w = call.problem, call.workload
+        query_tiles, longest = max(1, most_tiles(w, config.block_q)), packed_gradients.one_sequence(w)
+        turned = Workload(1, w.heads_kv, w.heads_kv, longest.len_kv, longest.len_q * (w.heads_q // w.heads_kv))
+        l2_heads = l2_group_heads(problem, turned, device.l2_bytes // L2_GROUP_SHARE)
+        counts = {"query_tiles": query_tiles, "l2_group_heads": l2_heads}
+        waits = Waits.EARLIER if problem.deterministic else Waits.NOBODY
+        first, lists = packed_gradients.sequence_launches(call, config.block_q, config.block_kv, l2_heads, device)
+        more = (*semaphores(problem, w.heads_q * query_tiles, config.warps), *lists)
+        blocks = max(1, most_key_tiles(w, config.block_kv) * w.heads_kv)
+        seen = seen_tiles.TileLaunch(first)
+        return gradient_program(self.kernels(problem, config)[1:], call, counts, blocks, config.block_q, waits, more, seen)
+
     def _tiles(self, config: AttentionBackwardConfig, workload: Workload) -> tuple[int, int]:
         """Of queries and of keys, at least one."""
         return max(1, -(-workload.len_q // config.block_q)), max(1, -(-workload.len_kv // config.block_kv))
@@ -234,6 +216,8 @@ class AttentionBackward(Family):
     def call_refusals(self, call: Call, config: AttentionBackwardConfig | None = None) -> list[str]:
         """See Family. Blocks are counted in an int."""
         w = call.workload
+        if call.problem.is_packed:
+            return packed_gradients.gradient_call_reasons(call, 32, 32) + modifier_refusals(call)
         counts = {"q": w.batch * w.heads_q * -(-w.len_q // 32), "k": w.batch * w.heads_kv * -(-w.len_kv // 32)}
         return modifier_refusals(call) + [
             f"{name} must have at most {MAX_TILES} tiles of 32 rows; got {count}" for name, count in counts.items() if count > MAX_TILES
@@ -247,11 +231,17 @@ class AttentionBackward(Family):
             "deterministic": problem.deterministic,
             "vector_reductions": target.capability >= (9, 0),
             "row_threads": ROW_THREADS,
-            "row_threads_per_sm": ROW_THREADS_PER_SM // (1 + (reads_scores(problem) or seen_tiles.scatters(problem))),
+            "row_threads_per_sm": (PACKED_ROW_THREADS_PER_SM if problem.is_packed else ROW_THREADS_PER_SM)
+            // (1 + (reads_scores(problem) or seen_tiles.scatters(problem))),
             "shared_bytes": self.shared_bytes(problem, config),
             "sum_bytes": self.sum_bytes(problem, config),
             **seen_tiles.tile_context(problem, seen_tiles.TileShape(config.block_q, config.block_kv, rows_are_keys=True)),
+            **packed_gradients.gradient_context(problem, config.block_q, config.block_kv, overlap=False),
         }
+
+    def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See Family."""
+        return packed_gradients.with_gradient_files(files_with_semaphores(self, problem), problem)
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionBackwardConfig]:
         """See Family."""
@@ -287,11 +277,11 @@ class AttentionBackward(Family):
         self, problem: Problem, config: AttentionBackwardConfig, workload: Workload, device: Device, registers: int | None = None
     ) -> Prediction:
         """See Family, and model.py."""
-        return model.predict(problem, config, workload, device)
+        return model.predict(problem, config, equal_lengths(workload), device)
 
     def traffic(self, problem: Problem, config: AttentionBackwardConfig, workload: Workload, device: Device) -> Traffic:
         """See Family and `gradient_traffic`."""
-        return gradient_traffic(problem, workload, config.block_q, config.block_kv)
+        return gradient_traffic(problem, equal_lengths(workload), config.block_q, config.block_kv)
 
 
 FAMILY = AttentionBackward()

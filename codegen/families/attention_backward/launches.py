@@ -36,9 +36,10 @@ def gradient_program(
     known |= {"len_q": w.len_q, "len_kv": w.len_kv, **scale_values(score_unit(call)), "scale": float32(scale)}
     known |= {**modifier_values(call), **seen.values}
     for name in STRIDED:
-        batch, row, head, _ = call.views[name].strides
-        known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
-    tiles = w.batch * w.heads_q * counts["query_tiles"]
+        *batch, row, head, _ = call.views[name].strides
+        known |= {f"{name}_batch": batch[0] if batch else 0, f"{name}_head": head, f"{name}_row": row}
+    known["tokens_q"] = w.tokens_q
+    tiles = (1 if problem.is_packed else w.batch) * w.heads_q * counts["query_tiles"]
     others = (*tile_kernels(problem), *gradient_kernels(problem))
     launches = (
         KernelLaunch(

@@ -31,6 +31,7 @@ class AttentionBackwardPairSm90(AttentionBackwardWideSm90):
 
     name = "attention_backward_pair_sm90"
     revision = 9
+    packs = False
     preference = 2
     cluster: ClassVar[int] = PAIR
     modifiers = ("sinks",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from flashgen.codegen.attention import padded
@@ -20,8 +21,10 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
 from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
 from flashgen.codegen.families.attention_backward_sm90.parameters import main_parameters
 from flashgen.codegen.families.attention_backward_sm90.registers import accumulators
-from flashgen.codegen.modifier import modifiers_of, with_modifiers
+from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifiers_of, with_modifiers
 from flashgen.codegen.operands import Call
+from flashgen.codegen.packed import packed_resources
+from flashgen.codegen.packed_gradients import gradient_block, gradient_sequences
 from flashgen.codegen.parameters import Parameter
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelText, Waits
@@ -33,7 +36,10 @@ from .config import AttentionBackwardPersistentSm90Config
 
 MOST_ACCUMULATORS = 200  # with which a consumer leaves registers to the other warps: by experiment, see registers.py
 REGISTERS = (40, 232)  # of a thread of these warps, and of a consumer, then
-CLAIM_BYTES = 48  # WorkClaims::kBytes
+CLAIM_BYTES, PACKED_CLAIM_BYTES = 48, 64  # WorkClaims::kBytes
+MOST_SUM_STAGES = 8
+PACKED_QUERIES = 64  # of a tile for which other warps have registers enough, at any head dim
+PACKED_QUERIES_CHANGED = 80  # the most where one modifier maps scores and another one adds to them
 PROGRESS = Parameter("u32*", "d_q_progress")
 COUNTER_BYTES = 4  # an int
 
@@ -66,16 +72,28 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
             reasons.append(f"head_dim and head_dim_v must be at most {NARROW}; got {widest}")
         if problem.deterministic:
             reasons.append("deterministic must be false: blocks add to dQ in any order")
+        fewest = AttentionBackwardPersistentSm90Config(PACKED_QUERIES)
+        if not reasons and problem.is_packed and (needed := accumulators(problem, fewest)) > MOST_ACCUMULATORS:
+            has = f"need {needed} registers a thread with packed sequences and these modifiers, {MOST_ACCUMULATORS} are available"
+            reasons.append(f"accumulators of {PACKED_QUERIES} queries {has}: lower head_dim or head_dim_v")
         return reasons
 
     def check(self, problem: Problem, config: Any, target: Target) -> list[str]:
         """See Family."""
         reasons = []
-        if not 2 <= config.sum_stages <= 8:
-            reasons.append(f"sum_stages must be from 2 to 8; got {config.sum_stages}")
+        if not 2 <= config.sum_stages <= MOST_SUM_STAGES:
+            reasons.append(f"sum_stages must be from 2 to {MOST_SUM_STAGES}; got {config.sum_stages}")
         if config.block_q < (least := self._fewest_queries(problem)):
             reasons.append(f"block_q must be at least {least}, for dK and dV to go out by way of dS; got {config.block_q}")
+        if _lacks_registers(problem, config):
+            reasons.append(f"block_q must be lower with packed sequences, whose rows take registers of other warps; got {config.block_q}")
         return super().check(problem, config, target) + reasons
+
+    def adapted(self, problem: Problem, config: Any) -> Any:
+        """See Family. Packed sequences leave no room for the widest tiles."""
+        if _lacks_registers(problem, config):
+            return replace(config, block_q=PACKED_QUERIES, sum_stages=MOST_SUM_STAGES)
+        return config
 
     def _fewest_queries(self, problem: Problem) -> int:
         """With which the tiles of dS have room for dK or dV of a work tile."""
@@ -85,21 +103,22 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         """Dynamic shared memory of a block of the main kernel, in bytes."""
         column_tiles = config.block_q // 8 if config.transposes_d_q else padded(problem.head_dim) // 8
         part = 4 * 128 * column_tiles  # QueryGradient: 16 rows of its accumulators
-        rounding = config.sum_stages * (part + STAGE_BYTES + 4) + self.postprocess_bytes(problem, config)
-        return super().shared_bytes(problem, config) + int(rounding) + CLAIM_BYTES
+        rounding = config.sum_stages * (part + STAGE_BYTES + (16 if problem.is_packed else 4)) + self.postprocess_bytes(problem, config)
+        return super().shared_bytes(problem, config) + int(rounding) + (PACKED_CLAIM_BYTES if problem.is_packed else CLAIM_BYTES)
 
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order of their launches."""
         return (
-            KernelText(with_modifiers(self.row_parameters, problem), "_preprocess", "RowParameters"),
-            KernelText(main_parameters(self.parameters, problem)),
+            *gradient_sequences(problem),
+            KernelText(with_modifiers(gradient_block(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
+            KernelText(main_parameters(gradient_block(self.parameters, problem, main=True), problem)),
             *gradient_kernels(problem),
         )
 
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
         """See Family."""
         own = {"_preprocess": BlockResources(ROW_THREADS, 0), "": BlockResources(THREADS, self.shared_bytes(problem, config))}
-        return {**own, **gradient_resources(problem)}
+        return {**packed_resources(problem), **own, **gradient_resources(problem)}
 
     def waits(self, problem: Problem) -> Waits:
         """See AttentionBackwardSm90. For the sums of heads, before they round dQ."""
@@ -110,20 +129,20 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         grids = super().grids(config, w, device)
         return {"_preprocess": grids["_preprocess"], "": min(grids[""], device.sm_count)}
 
-    def schedule_values(self, config: Any, w: Workload, device: Device) -> dict[str, int | float]:
+    def schedule_values(self, config: Any, call: Call, w: Workload, device: Device) -> dict[str, int | float]:
         """See AttentionBackwardSm90."""
         query_tiles, key_tiles = self.tiles_of_head(config, w)
         return {
             "work_tiles": key_tiles * w.heads_kv * w.batch,
             "launched_blocks": self.grids(config, w, device)[""],
             "sum_tiles": query_tiles * w.heads_q * w.batch,
-            "progress_counters": _progress_counters(w),
+            "progress_counters": _progress_counters(call.workload),
         }
 
-    def buffers(self, config: Any, call: Call) -> tuple[Buffer, ...]:
+    def buffers(self, config: Any, call: Call, w: Workload) -> tuple[Buffer, ...]:
         """See AttentionBackwardSm90."""
         progress = Buffer(PROGRESS.name, COUNTER_BYTES * _progress_counters(call.workload))
-        return (*super().buffers(config, call), progress, Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER))
+        return (*super().buffers(config, call, w), progress, Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER))
 
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
         """See Family.
@@ -142,6 +161,12 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         for block_q, stages in itertools.product((64, 80, 96, 128), (2, 3)):
             configs = [AttentionBackwardPersistentSm90Config(block_q, stages, sums) for sums in (8, 4, 2)]
             yield from [config for config in configs if not self.check(problem, config, target)][:1]
+
+
+def _lacks_registers(problem: Problem, config: Any) -> bool:
+    """Whether tiles are too wide for packed sequences, by experiment: rows of these take registers, too."""
+    widest = PACKED_QUERIES_CHANGED if maps_scores(problem) and adds_to_scores(problem) else config.block_q
+    return problem.is_packed and (accumulators(problem, config) > MOST_ACCUMULATORS or config.block_q > widest)
 
 
 def _progress_counters(w: Workload) -> int:

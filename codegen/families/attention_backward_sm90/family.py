@@ -7,34 +7,26 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
-from flashgen.codegen import seen_tiles, wgmma
-from flashgen.codegen.attention import (
-    ELEMENTS,
-    float32,
-    gradient_traffic,
-    padded,
-    problem_reasons,
-    reciprocal,
-    scale_values,
-)
+from flashgen.codegen import packed_gradients, seen_tiles, wgmma
+from flashgen.codegen.attention import ELEMENTS, gradient_traffic, padded, problem_reasons
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.modifier import maps_scores, modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
+from flashgen.codegen.modifier import maps_scores, modifier_refusals, modifier_values, reads_scores, widest_tile, with_modifiers
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
+from flashgen.codegen.packed import packed_resources
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
 from flashgen.codegen.score_tensors import batch_values, fetches
 from flashgen.codegen.semaphores import files_with_keeper, semaphores, with_semaphores
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_buffers, gradient_kernels, gradient_launches, gradient_resources
-from flashgen.codegen.tensor_map import STRIDE_END
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.workload import Workload, equal_lengths
 
 from . import model
 from .config import AttentionBackwardSm90Config
-from .launch import PANEL, heads_of_l2_group, panels, tensor_maps
+from .launch import PANEL, heads_of_l2_group, map_refusals, panels, size_values, tensor_maps
 from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS, main_parameters
 from .registers import ACCUMULATORS, accumulators, is_crowded, modifier_reasons
 
@@ -49,6 +41,7 @@ STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::
 FLAG = 4  # fp32 numbers behind row_lse of a tile: RowLse in templates/tile/warpgroup/backward_beside.cuh
 ROW_THREADS = 128  # of a block of the preprocess
 ROW_THREADS_PER_SM = 1024  # half as many where it reads elements of scores, or looks at each and maps them
+PACKED_ROW_THREADS_PER_SM = 768  # else it spills
 
 
 def row_bytes(block_q: int) -> int:
@@ -71,7 +64,7 @@ class AttentionBackwardSm90(Family):
     template = "kernels/attention_backward_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardSm90Config
     parameters, row_parameters, sum_parameters = PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS
-    files = files_with_keeper
+    packs: ClassVar[bool] = True  # computes packed sequences
     atoms: ClassVar[tuple[str, ...]] = (
         *("types", "register", "index", "shared_memory", "shared_pair", "barrier", "named_barrier", "mbarrier", "cp_async_bulk_tensor"),
         *("cp_async_bulk", "setmaxnreg", "wgmma", "wgmma_transposed", "stmatrix", "stmatrix_trans", "red", "cvt", "set_f16", "cvt_f32"),
@@ -87,7 +80,8 @@ class AttentionBackwardSm90(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation, self.modifiers) + modifier_reasons(problem)
+        reasons = problem_reasons(problem, self.operation, self.modifiers, self.packs) + modifier_reasons(problem)
+        reasons += packed_gradients.gradient_reasons(problem)
         if (needed := accumulators(problem, AttentionBackwardSm90Config(FEWEST_QUERIES))) > ACCUMULATORS:
             tile = f"dK, dV and the accumulators of {FEWEST_QUERIES} queries"
             reasons.append(f"{tile} need {needed} registers a thread, {ACCUMULATORS} are available: lower head_dim or head_dim_v")
@@ -127,11 +121,13 @@ class AttentionBackwardSm90(Family):
 
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order of their launches."""
+        rows, sums = (packed_gradients.gradient_block(block, problem) for block in (self.row_parameters, self.sum_parameters))
         return (
             *seen_tiles.tile_kernels(problem),
-            KernelText(with_modifiers(with_semaphores(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
-            KernelText(main_parameters(self.parameters, problem)),
-            KernelText(self.sum_parameters, "_postprocess", "SumParameters"),
+            *packed_gradients.gradient_sequences(problem),
+            KernelText(with_modifiers(with_semaphores(rows, problem), problem), "_preprocess", "RowParameters"),
+            KernelText(main_parameters(packed_gradients.gradient_block(self.parameters, problem, main=True, sums=False), problem)),
+            KernelText(sums, "_postprocess", "SumParameters"),
             *gradient_kernels(problem),
         )
 
@@ -139,6 +135,7 @@ class AttentionBackwardSm90(Family):
         """See Family."""
         return {
             **seen_tiles.tile_resources(problem),
+            **packed_resources(problem),
             "_preprocess": BlockResources(ROW_THREADS, 0),
             "": BlockResources(THREADS, self.shared_bytes(problem, config)),
             "_postprocess": BlockResources(self.postprocess_threads(problem, config), self.postprocess_bytes(problem, config)),
@@ -151,27 +148,14 @@ class AttentionBackwardSm90(Family):
 
     def program(self, config: Any, call: Call, device: Device) -> Program:
         """See Family."""
-        problem, w = call.problem, call.workload
-        query_tiles, key_tiles = self.tiles_of_head(config, w)
-        l2_heads = heads_of_l2_group(problem, w, key_tiles * self.cluster, device)
-        divisors = {
-            "query_tiles": query_tiles,
-            "heads_q": w.heads_q,
-            "group": w.heads_q // w.heads_kv,
-            "heads_kv": w.heads_kv,
-            "l2_group_heads": l2_heads,
-            "l2_group_tiles": l2_heads * key_tiles,
-        }
-        known: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(divisor) for name, divisor in divisors.items()}
-        known |= {**divisors, "key_tiles": key_tiles, "len_q": w.len_q, "len_kv": w.len_kv}
-        known |= {"scale_log2": scale_values(score_unit(call))["scale_log2"], "scale": float32(call.scalars["scale"])}
+        problem, w = call.problem, packed_gradients.room(call, config.block_q, self.block_kv)
+        longest = packed_gradients.one_sequence(call.workload) if problem.is_packed else w
+        l2_heads = heads_of_l2_group(problem, longest, self.tiles_of_head(config, longest)[1] * self.cluster, device)
+        known = size_values(call, w, self.tiles_of_head(config, w), l2_heads)
         known |= modifier_values(call) | (batch_values(call) if problem.modifiers else {})
-        known |= self.schedule_values(config, w, device)
+        known |= self.schedule_values(config, call, w, device)
         seen = seen_tiles.tile_launch(call, seen_tiles.TileShape(config.block_q, self.block_kv, rows_are_keys=True))
         known |= seen.values
-        for name in ("q", "k", "v", "out", "d_out"):
-            batch, row, head, _ = call.views[name].strides
-            known |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
         maps, grids = tensor_maps(config.block_q, self.block_kv, call), self.grids(config, w, device)
         launches = [
             KernelLaunch(
@@ -180,13 +164,14 @@ class AttentionBackwardSm90(Family):
                 {field.name: maps[field.name] for field in kernel.parameters.tensor_maps},
                 kernel.suffix,
                 waits=Waits.NOBODY if kernel.suffix else self.waits(problem),
-                overlaps=kernel.suffix != "_preprocess",
+                overlaps=problem.is_packed or kernel.suffix != "_preprocess",
             )
             for kernel in self.kernels(problem, config)
             if kernel.suffix in grids
         ]
-        buffers = (*self.buffers(config, call), *gradient_buffers(call), *seen.buffers)
-        return Program((*seen.launches, *launches, *gradient_launches(call, buffers)), buffers)
+        first, lists = packed_gradients.sequence_launches(call, config.block_q, self.block_kv, l2_heads, device)
+        buffers = (*self.buffers(config, call, w), *gradient_buffers(call), *seen.buffers, *lists)
+        return Program((*seen.launches, *first, *launches, *gradient_launches(call, buffers)), buffers)
 
     def tiles_of_head(self, config: Any, w: Workload) -> tuple[int, int]:
         """Query tiles of a query head, and work tiles of a key/value head."""
@@ -202,13 +187,13 @@ class AttentionBackwardSm90(Family):
         tiles = w.batch * w.heads_q * query_tiles
         return {"_preprocess": tiles, "": key_tiles * self.cluster * w.heads_kv * w.batch, "_postprocess": tiles}
 
-    def schedule_values(self, config: Any, w: Workload, device: Device) -> dict[str, int | float]:
+    def schedule_values(self, config: Any, call: Call, w: Workload, device: Device) -> dict[str, int | float]:
         """What is known of the work tiles of a launch beside the sizes of the problem: nothing where each block has one."""
         return {}
 
-    def buffers(self, config: Any, call: Call) -> tuple[Buffer, ...]:
-        """What the kernels share."""
-        problem, w = call.problem, call.workload
+    def buffers(self, config: Any, call: Call, w: Workload) -> tuple[Buffer, ...]:
+        """What the kernels share. w: the call's workload, or one with room for its packed sequences."""
+        problem = call.problem
         tiles = w.batch * w.heads_q * self.tiles_of_head(config, w)[0]
         rows = tiles * int(config.block_q)
         sizes = {"row_lse": rows + tiles * FLAG, "row_delta": rows, "row_shift": rows, "d_q_sum": rows * padded(problem.head_dim)}
@@ -216,14 +201,7 @@ class AttentionBackwardSm90(Family):
 
     def call_refusals(self, call: Call, config: Any = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse: tensors without elements, strides of 2^40 bytes."""
-        reasons, end = [], STRIDE_END // call.problem.dtype.bytes
-        for name in ("len_q", "len_kv"):
-            if not getattr(call.workload, name):
-                reasons.append(f"{name} must be at least 1 for tensor copies; got 0")
-        for name in ("q", "k", "v", "d_out", "d_q", "d_k", "d_v"):
-            if (longest := max(call.views[name].strides)) >= end:
-                reasons.append(f"strides of {name} must be below {end} elements; got {longest}")
-        return reasons + modifier_refusals(call) + super().call_refusals(call, config)
+        return map_refusals(call) + modifier_refusals(call) + super().call_refusals(call, config)
 
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
         """See Family. Threads that wait for the turn of tiles that are sought one by one need more registers than others do."""
@@ -237,7 +215,7 @@ class AttentionBackwardSm90(Family):
             "threads": THREADS,
             "d_scores_stages": D_SCORES_STAGES,
             "row_threads": ROW_THREADS,
-            "row_threads_per_sm": ROW_THREADS_PER_SM
+            "row_threads_per_sm": (PACKED_ROW_THREADS_PER_SM if problem.is_packed else ROW_THREADS_PER_SM)
             // (1 + (reads_scores(problem) or (maps_scores(problem) and seen_tiles.scatters(problem)))),
             "producer_registers": PRODUCER_REGISTERS + 16 * seeks,
             "consumer_registers": CONSUMER_REGISTERS - 8 * seeks,
@@ -245,7 +223,12 @@ class AttentionBackwardSm90(Family):
             "postprocess_threads": self.postprocess_threads(problem, config),
             "postprocess_bytes": self.postprocess_bytes(problem, config),
             **seen_tiles.tile_context(problem, seen_tiles.TileShape(config.block_q, self.block_kv, rows_are_keys=True)),
+            **packed_gradients.gradient_context(problem, config.block_q, self.block_kv, overlap=True),
         }
+
+    def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See Family."""
+        return packed_gradients.with_gradient_files(files_with_keeper(self, problem), problem)
 
     def instructions(self, problem: Problem, config: Any) -> str:
         """See Family. The shapes of wgmma: of S and dP, of dK and dV, of dQ."""
@@ -274,12 +257,12 @@ class AttentionBackwardSm90(Family):
 
     def predict(self, problem: Problem, config: Any, workload: Workload, device: Device, registers: int | None = None) -> Prediction:
         """See Family, and model.py. The compiler reports registers at entry, which say nothing here."""
-        return model.predict(problem, config, workload, device, self.block_kv, self.sum_cycles(config), self.persistent)
+        return model.predict(problem, config, equal_lengths(workload), device, self.block_kv, self.sum_cycles(config), self.persistent)
 
     def traffic(self, problem: Problem, config: Any, workload: Workload, device: Device) -> Traffic:
         """See Family and `gradient_traffic`. Copies count what lies within a tensor, not the columns beyond the head dim of a box of 64."""
         keys = self.block_kv * self.cluster  # that blocks of a cluster divide
-        return gradient_traffic(problem, workload, config.block_q, keys, flag_bytes=4 * FLAG, readers=self.cluster)
+        return gradient_traffic(problem, equal_lengths(workload), config.block_q, keys, flag_bytes=4 * FLAG, readers=self.cluster)
 
     def sum_cycles(self, config: Any) -> float:
         """What a number costs that is added to dQ, of an SM."""

@@ -34,6 +34,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
 
     name = "attention_backward_wide_sm90"
     revision = 11
+    packs = False
     preference = 1
     block_kv = 64
     modifiers: ClassVar[tuple[str, ...]] = ("alibi", "boolean_mask", "chunk", "prefix_len", "sinks", "window")

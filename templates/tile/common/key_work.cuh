@@ -3,6 +3,10 @@
 
 struct KeyWork {
     int first_key, head_kv, batch;  // first_key: -1 where there is no work tile (WorkClaims)
+//% if packed
+    SequenceRows rows;   // of its sequence, which counts as an entry of the batch
+    int first_tile;      // of the sequence, among a head's query tiles: see packed_gradients.cuh
+//% endif
 //% if scatters
     int key_tile;
 //% endif
@@ -10,6 +14,19 @@ struct KeyWork {
 
     // Under a causal mask the first key tiles see the most queries: they come first, as the last query tiles do in the forward pass. But
     // where additions to dQ have an order the last ones do, because they add first.
+//% if packed
+    // Which come first the list says. make_chain(len_q, len_kv, batch): the chain of a sequence. p.query_tiles is the distance of heads.
+    template <int kBlockQ, int kBlockKv, class MakeChain, class Parameters>
+    __device__ __forceinline__ static KeyWork find(const Parameters& p, const WorkList& list, const MakeChain& make_chain,
+                                                   int index = block_index()) {
+        const WorkTile work = find_work_tile(index, list.scheduler(p), p.heads_kv, p.heads_kv_reciprocal);
+        const PackedTile tile = list.tile(work.tile);
+        const auto chain = make_chain(tile.rows.len_q, tile.rows.len_kv, tile.batch);
+        const int first_key = tile.first_row;
+        return {first_key, work.head, tile.batch, tile.rows, tile.rows.first_q / kBlockQ + tile.batch,
+                chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, tile.rows.len_q)};
+    }
+//% else
     template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
     __device__ __forceinline__ static KeyWork find(const Parameters& p, const Chain& chain, int index = block_index()) {
 //% if tensors
@@ -29,6 +46,7 @@ struct KeyWork {
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
 //% endif
     }
+//% endif
 };
 
 //% if scatters
@@ -87,8 +105,13 @@ struct HeadWalk {
     template <class Parameters>
     __device__ __forceinline__ HeadWalk(const KeyWork& work, const Parameters& p)
         : current_head(work.head_kv * p.group), tile(work.tiles.begin), left(work.tiles.count() * p.group),
+//% if packed
+          index(static_cast<i64>(current_head) * p.query_tiles + work.first_tile + tile) {}
+
+//% else
           index((static_cast<i64>(work.batch) * p.heads_q + current_head) * p.query_tiles + tile) {}
 
+//% endif
     template <class Parameters>
     __device__ __forceinline__ int head(const KeyWork&, const Parameters&) const {
         return current_head;

@@ -43,9 +43,9 @@ struct PackedSequences {
     __device__ __forceinline__ i64 lse_offset(int, int head) const { return static_cast<i64>(head) * tokens_q + rows.first_q; }
 };
 
-// A query tile of a head, whatever the head: its sequence, and its first query within that.
+// A tile of a head, whatever the head: its sequence, and its first row within that, of queries or of keys.
 struct PackedTile {
-    int batch, first_query;
+    int batch, first_row;
     SequenceRows rows;
 
     __device__ __forceinline__ static PackedTile of(const uint4& own, const uint4& rows) {
@@ -53,22 +53,25 @@ struct PackedTile {
     }
 };
 
-// The list of query tiles. Which come last are handed out first (TileScheduler): those of the longest sequence, its last queries at the
+// A list of tiles. Which come last are handed out first (TileScheduler): those of the longest sequence, its last queries at the
 // very end.
 struct WorkList {
     static constexpr int kTileWords = 8;
     u32* words;                     // of the number of tiles, and then of each tile
-    int query_tiles;                // the number of tiles
+    int tiles;                      // their number
     u64 l2_group_tiles_reciprocal;  // for a division by the work tiles of an L2 group, see divide
 
     template <class Parameters>
     __device__ __forceinline__ static WorkList of(const Parameters& p) {
-        const uint4 head = *reinterpret_cast<const uint4*>(p.work_list);
-        return {p.work_list, static_cast<int>(head.x), head.z | static_cast<u64>(head.w) << 32};
+        return at(p.work_list);
+    }
+    __device__ __forceinline__ static WorkList at(u32* words) {
+        const uint4 head = *reinterpret_cast<const uint4*>(words);
+        return {words, static_cast<int>(head.x), head.z | static_cast<u64>(head.w) << 32};
     }
     __device__ __forceinline__ void store_length() const {
         const u32 low = static_cast<u32>(l2_group_tiles_reciprocal), high = static_cast<u32>(l2_group_tiles_reciprocal >> 32);
-        *reinterpret_cast<uint4*>(words) = {static_cast<u32>(query_tiles), 0, low, high};
+        *reinterpret_cast<uint4*>(words) = {static_cast<u32>(tiles), 0, low, high};
     }
     __device__ __forceinline__ uint4* tile_words(int index) const {
         return reinterpret_cast<uint4*>(words + (static_cast<i64>(index) + 1) * kTileWords);
@@ -86,12 +89,12 @@ struct WorkList {
     }
     __device__ __forceinline__ void store_tile(int index, const PackedTile& tile) const {
         uint4* at = tile_words(index);
-        at[0] = {static_cast<u32>(tile.batch), static_cast<u32>(tile.first_query), 0, 0};
+        at[0] = {static_cast<u32>(tile.batch), static_cast<u32>(tile.first_row), 0, 0};
         at[1] = tile.rows.vector();
     }
     // For find_work_tile, where all sequences are one entry of a batch.
     template <class Parameters>
     __device__ __forceinline__ TileScheduler scheduler(const Parameters& p) const {
-        return {query_tiles, p.l2_group_heads, p.l2_group_heads * query_tiles, p.l2_group_heads_reciprocal, l2_group_tiles_reciprocal};
+        return {tiles, p.l2_group_heads, p.l2_group_heads * tiles, p.l2_group_heads_reciprocal, l2_group_tiles_reciprocal};
     }
 };

@@ -1,9 +1,18 @@
-// The list of query tiles of packed sequences, the longest sequence last: what the kernel `_sequences` makes before kernels that compute
-// them. One block sorts and lists, whatever the batch, and always in the same way.
+// Lists of tiles of packed sequences, the longest sequence last: what the kernel `_sequences` makes before kernels that compute them. One
+// block sorts and lists, whatever the batch, and always in the same way.
 
-// Sequences by how many keys they have, in classes an eighth of a power of two wide, in units of 16 keys.
-__device__ __forceinline__ int length_class(int len_kv) {
-    const int units = len_kv / 16, power = 31 - leading_zeros(units | 8);
+// Tiles of kRows queries in a list.
+template <int kRows>
+struct QueryTiles {
+    // What sequences are sorted by: the keys that each tile has to visit.
+    __device__ __forceinline__ static int work(const SequenceRows& rows) { return rows.len_kv; }
+    __device__ __forceinline__ static int count(const SequenceRows& rows) { return (rows.len_q + kRows - 1) / kRows; }
+    __device__ __forceinline__ static int first_row(int index, int) { return index * kRows; }
+};
+
+// Sequences by what each tile has to visit, in classes an eighth of a power of two wide, in units of 16 rows.
+__device__ __forceinline__ int length_class(int visited) {
+    const int units = visited / 16, power = 31 - leading_zeros(units | 8);
     return power == 3 && units < 8 ? units : (power - 2) * 8 + (units >> (power - 3) & 7);
 }
 
@@ -20,7 +29,7 @@ __device__ __forceinline__ u32 lanes_of_class(int own, bool is_there) {
 
 // A counting sort of the sequences by class, the shortest first. Each warp counts and places sequences that follow each other, so that
 // those of a class stay in their order, whoever comes first.
-template <int kThreads>
+template <class Tiles, int kThreads>
 struct SequenceSort {
     static constexpr int kWarps = kThreads / 32;
     static_assert(kThreads >= kLengthClasses, "a thread for each class");
@@ -58,7 +67,7 @@ struct SequenceSort {
         for (int first = warp * each; first < end; first += 32) {
             const int sequence = first + lane_index();
             const bool is_there = sequence < end;
-            const int own = is_there ? length_class(SequenceRows::of(rows[sequence]).len_kv) : 0;
+            const int own = is_there ? length_class(Tiles::work(SequenceRows::of(rows[sequence]))) : 0;
             const u32 same = lanes_of_class(own, is_there), before = same & ((1u << lane_index()) - 1);
             const u32 count = is_there ? load_shared(count_of(warp, own)) : 0;
             if (is_there) found(sequence, count + popc(before));
@@ -70,7 +79,7 @@ struct SequenceSort {
 };
 
 // Lists the tiles of a warp's sequences: of each lane's so many, from `begin` on.
-template <int kBlockQ, int kThreads>
+template <class Tiles, int kThreads>
 __device__ __forceinline__ void list_tiles_of_warp(const WorkList& list, const SequencesStorage<kThreads>& smem, u32 sequence,
                                                    const SequenceRows& rows, u32 begin, u32 tiles) {
     store_shared_v4(smem.slot(thread_index()), {sequence, begin, tiles, 0});
@@ -80,37 +89,38 @@ __device__ __forceinline__ void list_tiles_of_warp(const WorkList& list, const S
         const int thread = thread_index() / 32 * 32 + lane;
         const uint4 of_lane = load_shared_v4(smem.slot(thread)), its_rows = load_shared_v4(smem.rows(thread));
         for (u32 tile = lane_index(); tile < of_lane.z; tile += 32)
-            list.store_tile(of_lane.y + tile, {static_cast<int>(of_lane.x), static_cast<int>(tile * kBlockQ), SequenceRows::of(its_rows)});
+            list.store_tile(of_lane.y + tile, {static_cast<int>(of_lane.x), Tiles::first_row(tile, of_lane.z), SequenceRows::of(its_rows)});
     }
     barrier_warp_sync();
 }
 
 // The list of a batch that has a thread for each sequence. What comes before a sequence its thread finds by looking at all of them. Returns
 // how many tiles there are.
-template <int kBlockQ, int kThreads, class Parameters>
+template <class Tiles, int kThreads, class Parameters>
 __device__ __forceinline__ u32 list_few(const Parameters& p, const SequencesStorage<kThreads>& smem, const WorkList& list,
                                         const Boundaries& of_q, const Boundaries& of_kv) {
     const int sequence = thread_index();
     const Section said_q = of_q.section(sequence), said_kv = of_kv.section(sequence);  // all loads at once
     int highest_q = 0, highest_kv = 0;
     const Section q = said_q.in_order(smem.scan, highest_q), kv = said_kv.in_order(smem.scan, highest_kv);
-    const u32 tiles = sequence < p.batch ? (q.used + kBlockQ - 1) / kBlockQ : 0;
-    store_shared_v4(smem.rows(sequence), {static_cast<u32>(kv.used), tiles, 0, 0});
+    const SequenceRows own{q.begin, q.used, kv.begin, kv.used};
+    const u32 tiles = sequence < p.batch ? Tiles::count(own) : 0;
+    store_shared_v4(smem.rows(sequence), {static_cast<u32>(Tiles::work(own)), tiles, 0, 0});
     barrier_sync();
     u32 begin = 0, all = 0;
     for (int other = 0; other < p.batch; ++other) {
         const uint4 its = load_shared_v4(smem.rows(other));
-        const int longer_by = static_cast<int>(its.x) - kv.used;
+        const int longer_by = static_cast<int>(its.x) - Tiles::work(own);
         begin += longer_by < 0 || (longer_by == 0 && other < sequence) ? its.y : 0;
         all += its.y;
     }
     barrier_sync();
-    list_tiles_of_warp<kBlockQ>(list, smem, sequence, {q.begin, q.used, kv.begin, kv.used}, begin, tiles);
+    list_tiles_of_warp<Tiles>(list, smem, sequence, own, begin, tiles);
     return all;
 }
 
 // The same of any batch.
-template <int kBlockQ, int kThreads, class Parameters>
+template <class Tiles, int kThreads, class Parameters>
 __device__ __forceinline__ u32 list_many(const Parameters& p, const SequencesStorage<kThreads>& smem, const WorkList& list,
                                          const Boundaries& of_q, const Boundaries& of_kv) {
     uint4* rows = reinterpret_cast<uint4*>(p.sequence_rows);
@@ -122,28 +132,34 @@ __device__ __forceinline__ u32 list_many(const Parameters& p, const SequencesSto
         if (sequence < p.batch) rows[sequence] = SequenceRows{q.begin, q.used, kv.begin, kv.used}.vector();
     }
     barrier_sync();  // after it all threads of the block see the rows
-    SequenceSort<kThreads>{smem.counts}.sort(rows, p.sequence_order, p.batch, smem.scan);
+    SequenceSort<Tiles, kThreads>{smem.counts}.sort(rows, p.sequence_order, p.batch, smem.scan);
     barrier_sync();
     u32 listed = 0;
     for (int first = 0; first < p.batch; first += kThreads) {
         const int index = first + thread_index();
         const u32 sequence = index < p.batch ? p.sequence_order[index] : 0;
         const SequenceRows found = SequenceRows::of(rows[sequence]);
-        const u32 tiles = index < p.batch ? (found.len_q + kBlockQ - 1) / kBlockQ : 0;
+        const u32 tiles = index < p.batch ? Tiles::count(found) : 0;
         u32 all;
         const u32 begin = listed + smem.scan.template inclusive<Sum>(tiles, all) - tiles;
-        list_tiles_of_warp<kBlockQ>(list, smem, sequence, found, begin, tiles);
+        list_tiles_of_warp<Tiles>(list, smem, sequence, found, begin, tiles);
         listed += all;
     }
     return listed;
 }
 
-// One block writes the list.
+// One block writes a list. `words`: where; heads: of an L2 group.
+template <class Tiles, int kThreads, class Parameters>
+__device__ __forceinline__ void list_tiles(const Parameters& p, u32* words, int heads, const SequencesStorage<kThreads>& smem) {
+    const Boundaries of_q{p.cu_seqlens_q, p.seqused_q, p.batch, p.tokens_q}, of_kv{p.cu_seqlens_kv, p.seqused_kv, p.batch, p.tokens_kv};
+    const WorkList list{words, 0, 0};
+    const u32 listed = p.batch <= kThreads ? list_few<Tiles>(p, smem, list, of_q, of_kv) : list_many<Tiles>(p, smem, list, of_q, of_kv);
+    const u64 of_group = static_cast<u64>(heads) * listed;
+    if (thread_index() == 0) WorkList{words, static_cast<int>(listed), of_group > 1 ? ~0ull / of_group + 1 : 0}.store_length();
+}
+
+// Query tiles, for the forward pass.
 template <int kBlockQ, int kThreads, class Parameters>
 __device__ __forceinline__ void list_query_tiles(const Parameters& p, const SequencesStorage<kThreads>& smem) {
-    const Boundaries of_q{p.cu_seqlens_q, p.seqused_q, p.batch, p.tokens_q}, of_kv{p.cu_seqlens_kv, p.seqused_kv, p.batch, p.tokens_kv};
-    const WorkList list{p.work_list, 0, 0};
-    const u32 listed = p.batch <= kThreads ? list_few<kBlockQ>(p, smem, list, of_q, of_kv) : list_many<kBlockQ>(p, smem, list, of_q, of_kv);
-    const u64 of_group = static_cast<u64>(p.l2_group_heads) * listed;
-    if (thread_index() == 0) WorkList{p.work_list, static_cast<int>(listed), of_group > 1 ? ~0ull / of_group + 1 : 0}.store_length();
+    list_tiles<QueryTiles<kBlockQ>>(p, p.work_list, p.l2_group_heads, smem);
 }

@@ -52,27 +52,25 @@ struct Boundaries {
     }
 };
 
-// out = 0 and lse = -inf, of all heads.
-template <int kHeadDimV, class Parameters>
-__device__ __forceinline__ void clear_row(const Parameters& p, int row) {
-    constexpr int kVectors = kHeadDimV / 8;
-    for (int i = lane_index(); i < p.heads_q * kVectors; i += 32) {
-        const i64 offset = row * p.out_row + i / kVectors * p.out_head + i % kVectors * 8;  // in elements, of 2 bytes
-        *reinterpret_cast<uint4*>(p.out + offset / 2) = {0, 0, 0, 0};
+// Zeros in a row of a tensor, of all heads, by a warp. Strides are those of elements of 2 bytes.
+template <int kWidth>
+__device__ __forceinline__ void clear_row(u32* tensor, i64 row_stride, i64 head_stride, int heads, int row) {
+    constexpr int kVectors = kWidth / 8;
+    for (int i = lane_index(); i < heads * kVectors; i += 32) {
+        const i64 offset = row * row_stride + i / kVectors * head_stride + i % kVectors * 8;
+        *reinterpret_cast<uint4*>(tensor + offset / 2) = {0, 0, 0, 0};
     }
-    if (p.lse == nullptr) return;
-    for (int head = lane_index(); head < p.heads_q; head += 32) p.lse[static_cast<i64>(head) * p.tokens_q + row] = -infinity();
 }
 
-// Clears its share of the rows: `number`: of this warp among the `warps` that share all of them.
-template <int kHeadDimV, int kThreads, class Parameters>
-__device__ __forceinline__ void clear_unused_rows(const Parameters& p, const SequencesStorage<kThreads>& smem, int number, int warps) {
-    const Boundaries boundaries{p.cu_seqlens_q, p.seqused_q, p.batch, p.tokens_q};
+// Calls clear(row) for this warp's share of the rows that are in no sequence: it is number `number` of the `warps` that share all of them.
+template <int kThreads, class Clear>
+__device__ __forceinline__ void for_unused_rows(const Boundaries& boundaries, const SequencesStorage<kThreads>& smem, int number, int warps,
+                                                const Clear& clear) {
     int highest = 0;
-    for (int first = -1; first <= p.batch; first += kThreads) {  // sections before the first sequence and behind the last one, too
+    for (int first = -1; first <= boundaries.batch; first += kThreads) {  // sections before the first sequence and behind the last one, too
         const int index = first + thread_index();
         const Section section = boundaries.section(index).in_order(smem.scan, highest);
-        const u32 unused = index > p.batch ? 0 : section.end - section.begin - section.used;
+        const u32 unused = index > boundaries.batch ? 0 : section.end - section.begin - section.used;
         u32 all;
         const u32 behind = smem.scan.template inclusive<Sum>(unused, all);
         if (all == 0) continue;
@@ -85,8 +83,18 @@ __device__ __forceinline__ void clear_unused_rows(const Parameters& p, const Seq
 #pragma unroll
             for (int step = kThreads / 2; step > 0; step /= 2)
                 if (load_shared(smem.slot(found + step)) <= row) found += step;
-            clear_row<kHeadDimV>(p, load_shared(smem.slot(found) + 4) + row - load_shared(smem.slot(found)));
+            clear(static_cast<int>(load_shared(smem.slot(found) + 4) + row - load_shared(smem.slot(found))));
         }
         barrier_sync();
     }
+}
+
+// out = 0 and lse = -inf in rows of no sequence, for the forward pass.
+template <int kHeadDimV, int kThreads, class Parameters>
+__device__ __forceinline__ void clear_unused_rows(const Parameters& p, const SequencesStorage<kThreads>& smem, int number, int warps) {
+    for_unused_rows({p.cu_seqlens_q, p.seqused_q, p.batch, p.tokens_q}, smem, number, warps, [&](int row) {
+        clear_row<kHeadDimV>(p.out, p.out_row, p.out_head, p.heads_q, row);
+        if (p.lse == nullptr) return;
+        for (int head = lane_index(); head < p.heads_q; head += 32) p.lse[static_cast<i64>(head) * p.tokens_q + row] = -infinity();
+    });
 }

@@ -15,7 +15,11 @@ struct TileWalk {
     __device__ __forceinline__ TileWalk(const KeyWork& work, const Parameters& p)
         : member(0), left(work.tiles.count() * p.group), direction(walks_backwards(work, p) ? -1 : 1) {
         tile = direction > 0 ? work.tiles.begin : work.tiles.end - 1;
+//% if packed
+        index = static_cast<i64>(head(work, p)) * p.query_tiles + work.first_tile + tile;
+//% else
         index = (static_cast<i64>(work.batch) * p.heads_q + head(work, p)) * p.query_tiles + tile;
+//% endif
     }
 
     template <class Parameters>
@@ -31,6 +35,10 @@ struct TileWalk {
   private:
     template <class Parameters>
     __device__ __forceinline__ static bool walks_backwards(const KeyWork& work, const Parameters& p) {
+//% if packed
+        return p.group > 1 && divide(work.head_kv, p.l2_group_heads_reciprocal) % 2 == 0;
+//% else
         return p.group > 1 && divide(work.batch * p.heads_kv + work.head_kv, p.l2_group_heads_reciprocal) % 2 == 0;
+//% endif
     }
 };

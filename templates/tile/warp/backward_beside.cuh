@@ -1,6 +1,7 @@
 // The two kernels beside the main one of the generic backward pass, which have a block for each query tile of each head: one before it
 // writes what it needs of each query and zeroes the sums of dQ, one after it scales and rounds these.
 
+//% if not packed
 struct QueryTileWork {
     int batch, head, first_query;
     i64 index;  // among the query tiles of all heads
@@ -13,11 +14,25 @@ struct QueryTileWork {
     }
 };
 
+//% endif
 // row_lse, row_delta, row_shift; d_q_sum = 0. clear(tile) zeroes what else the main kernel counts up of a query tile.
+//% if packed
+// make_chain(len_q, len_kv): the chain of a sequence.
+template <class Element, int kThreads, int kBlockQ, int kHeadDim, int kHeadDimV, int kColumns, class Parameters, class MakeChain,
+          class Clear>
+__device__ __forceinline__ void preprocess(const Parameters& p, const MakeChain& make_chain, const Clear& clear) {
+//% else
 template <class Element, int kThreads, int kBlockQ, int kHeadDim, int kHeadDimV, int kColumns, class Parameters, class Chain, class Clear>
 __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& chain, const Clear& clear) {
+//% endif
+//% if packed
+    if (!ListedQueryTile<kBlockQ>::exists(p)) return;
+    const auto [sequences, batch, head, first_query, tile] = ListedQueryTile<kBlockQ>::find(p);
+    const auto chain = make_chain(sequences.len_q(batch), sequences.len_kv(batch));
+//% else
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     const auto [batch, head, first_query, tile] = QueryTileWork::find<kBlockQ>(p, sequences);
+//% endif
     const int len_kv = sequences.len_kv(batch), queries = sequences.len_q(batch) - first_query;
     const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
     const Element* out = sequences.query_row(p.out, of_out, batch, head, first_query);
@@ -41,8 +56,13 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
 template <class Element, int kThreads, int kBlockQ, int kHeadDim, int kColumns, bool kVectorReductions, class Parameters>
 __device__ __forceinline__ void postprocess(const Parameters& p) {
     using SumTile = SharedTile<16, kColumns>;  // of a warp
+//% if packed
+    if (!ListedQueryTile<kBlockQ>::exists(p)) return;
+    const auto [sequences, batch, head, first_query, tile] = ListedQueryTile<kBlockQ>::find(p);
+//% else
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     const auto [batch, head, first_query, tile] = QueryTileWork::find<kBlockQ>(p, sequences);
+//% endif
     const int warp = warp_index(), first_row = first_query + warp * 16;
     const float* sums = p.d_q_sum + tile * (kBlockQ * kColumns);
     SharedRegions regions;

@@ -2,6 +2,7 @@
 // what it needs of each query and zeroes the sums of dQ; postprocess, after it, rounds these, unless the main kernel does
 // (background_rounding.cuh).
 
+//% if not packed
 struct HeadTile {
     int tile, head, batch;
 
@@ -13,6 +14,7 @@ struct HeadTile {
     }
 };
 
+//% endif
 // row_lse of a query tile in memory: one for each row, and a flag that says whether some row is huge, so that row_shift is there, too.
 template <int kBlockQ>
 struct RowLse {
@@ -20,15 +22,30 @@ struct RowLse {
 };
 
 // `kSums`: fp32 numbers of a tile's dQ.
+//% if packed
+// make_chain(len_q, len_kv): the chain of a sequence. Which tile's sums a block zeroes does not matter: so it need not wait for the list.
+template <int kThreads, int kBlockQ, int kHeadDim, int kHeadDimV, int kSums, class MakeChain, class Parameters>
+__device__ __forceinline__ void preprocess(const Parameters& p, const MakeChain& make_chain) {
+    write_zeros<kThreads, kSums>(p.d_q_sum + static_cast<i64>(block_index()) * kSums);
+    griddepcontrol_wait();
+    if (!ListedQueryTile<kBlockQ>::exists(p)) return;
+    const auto [sequences, batch, head, first_query, index] = ListedQueryTile<kBlockQ>::find(p);
+    const int queries = sequences.len_q(batch) - first_query;
+    const i64 row = sequences.lse_offset(batch, head) + first_query;
+    const auto chain = make_chain(sequences.len_q(batch), sequences.len_kv(batch));
+//% else
 template <int kThreads, int kBlockQ, int kHeadDim, int kHeadDimV, int kSums, class Chain, class Parameters>
 __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& chain) {
     const HeadTile work = HeadTile::of_block(p);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     const int batch = work.batch, head = work.head, first_query = work.tile * kBlockQ, queries = sequences.len_q(batch) - first_query;
     const i64 index = sequences.first_tile(batch, head) + work.tile, row = sequences.lse_offset(batch, head) + first_query;
+//% endif
     const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
     float* row_lse = p.row_lse + index * RowLse<kBlockQ>::kFloats;
+//% if not packed
     write_zeros<kThreads, kSums>(p.d_q_sum + index * kSums);
+//% endif
     write_row_statistics<kThreads, kBlockQ, kHeadDimV>(
         row_lse, p.row_delta + index * kBlockQ, sequences.query_row(p.out, of_out, batch, head, first_query), p.out_row,
         sequences.query_row(p.d_out, of_d_out, batch, head, first_query), p.d_out_row, p.lse + row,
@@ -47,10 +64,18 @@ template <int kBlockQ, class Gradient, class QueryTile, class Parameters>
 __device__ __forceinline__ void postprocess(const Parameters& p) {
     SharedRegions regions;
     const QueryTile rows{regions.take(QueryTile::kBytes)};
+//% if packed
+    if (!ListedQueryTile<kBlockQ>::exists(p)) return;
+    const ListedQueryTile<kBlockQ> work = ListedQueryTile<kBlockQ>::find(p);
+    const SequenceRows& sequence = work.sequences.rows;
+    Gradient gradient;
+    gradient.load(p.d_q_sum + work.index * Gradient::kFloats, warp_index());
+//% else
     const HeadTile work = HeadTile::of_block(p);
     const DenseSequences sequences{p.len_q, p.len_kv, p.heads_q, p.query_tiles};
     Gradient gradient;
     gradient.load(p.d_q_sum + (sequences.first_tile(work.batch, work.head) + work.tile) * Gradient::kFloats, warp_index());
+//% endif
     gradient.store(rows, warp_index(), p.scale);
     fence_proxy_async();
     barrier_sync();
@@ -58,7 +83,12 @@ __device__ __forceinline__ void postprocess(const Parameters& p) {
 #pragma unroll
     for (int panel = 0; panel < QueryTile::kPanels; ++panel) {
         const SharedAddress base = rows.base + panel * QueryTile::kPanelBytes;
+//% if packed
+        const int row = sequence.query_coordinate(work.first_query);
+        cp_async_bulk_tensor_store_5d(p.d_q_map, base, panel * 64, row, work.head, sequence.end_q(), kMapRows);
+//% else
         cp_async_bulk_tensor_store(p.d_q_map, base, panel * 64, work.tile * kBlockQ, work.head, work.batch);
+//% endif
     }
     cp_async_bulk_commit_group();
     cp_async_bulk_wait_group_read<0>();

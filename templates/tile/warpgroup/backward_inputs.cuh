@@ -85,18 +85,38 @@ struct BackwardInputs {
             next.store(words_of(state.stage), following.left == 0);
 //% endif
             query_pipeline.producer_expect(state, Query::kBytes + Lse::kBytes + (first ? Key::kBytes : 0));
+//% if packed
+            auto load_keys = [&](const KeyWork& of) {
+                key_tile().load(p.k_map, queries_full, of.rows.key_coordinate(of.first_key), of.head_kv, of.rows.end_kv());
+            };
+            auto load_values = [&](const KeyWork& of) {
+                value_tile().load(p.v_map, d_out_full, of.rows.key_coordinate(of.first_key), of.head_kv, of.rows.end_kv());
+            };
+//% else
             auto load_keys = [&](const KeyWork& of) { key_tile().load(p.k_map, queries_full, of.first_key, of.head_kv, of.batch); };
             auto load_values = [&](const KeyWork& of) { value_tile().load(p.v_map, d_out_full, of.first_key, of.head_kv, of.batch); };
+//% endif
             if (first && !kPersistent) load_keys(work);
             if (!first) load_lse();  // before the tile, which takes longer
+//% if packed
+            const int query = work.rows.query_coordinate(row), end_q = work.rows.end_q();
+            query_tile(state.stage).load(p.q_map, queries_full, query, next.head(work, p), end_q);
+
+//% else
             query_tile(state.stage).load(p.q_map, queries_full, row, next.head(work, p), work.batch);
 
+//% endif
             d_out_pipeline.producer_acquire(state);
             d_out_pipeline.producer_expect(state, DOut::kBytes + kDeltaBytes + (first ? Value::kBytes : 0));
             if (first && !kPersistent) load_values(work);
             if (!first) load_delta();
+//% if packed
+            d_out_tile(state.stage).load(p.d_out_map, d_out_full, query, next.head(work, p), end_q);
+
+//% else
             d_out_tile(state.stage).load(p.d_out_map, d_out_full, row, next.head(work, p), work.batch);
 
+//% endif
             if (first && kPersistent) {
                 const KeyWork again = wait_keys();
                 load_keys(again);
@@ -111,7 +131,7 @@ struct BackwardInputs {
             state.advance();
             first = false;
         }
-//% if hides
+//% if hides or packed
         if (first) wait_keys();  // no query sees these keys
 //% else
         if (first) wait_keys();  // no query sees these keys: never so in a persistent block (WorkClaims)

@@ -28,7 +28,7 @@ struct WorkTileInfo {
     template <class Parameters>
     __device__ __forceinline__ static WorkTileInfo fetched(const Parameters& p, SharedAddress from, int head) {
         const PackedTile tile = PackedTile::of(load_shared_v4(from), load_shared_v4(from + 16));
-        WorkTileInfo info{tile.first_query, head, tile.batch, 0, tile.rows};
+        WorkTileInfo info{tile.first_row, head, tile.batch, 0, tile.rows};
         info.end_block = max(info.blocks(p).end, 1);
         return info;
     }
@@ -146,7 +146,7 @@ struct SeenBlocks {
 //% if packed
 // Work tiles of the launch: as many as are listed, for each head.
 template <class Parameters>
-__device__ __forceinline__ int work_tiles(const Parameters& p) { return WorkList::of(p).query_tiles * p.head_sets; }
+__device__ __forceinline__ int work_tiles(const Parameters& p) { return WorkList::of(p).tiles * p.head_sets; }
 
 //% endif
 // The persistent tile scheduler: which work tile this thread block takes after `index`. Its first tile is that of its own index. For each

@@ -37,7 +37,13 @@ struct NarrowConsumer {
 
     // dK, without its scale, and dV of the warpgroup's keys; adds their dQ to the sums in memory.
     __device__ __forceinline__ void walk(const KeyWork& work, float (&dK)[kColumns / 8][4], float (&dV)[kColumnsV / 8][4]) {
-//% if heads or opens
+//% if packed and (heads or opens)
+        auto chain = Traits::make_chain(p, work.rows.len_q, work.rows.len_kv);
+//% elif packed and links
+        const auto chain = Traits::make_chain(p, work.rows.len_q, work.rows.len_kv);
+//% elif packed
+        const auto chain = Traits::make_chain(work.rows.len_q, work.rows.len_kv);
+//% elif heads or opens
         auto chain = Traits::make_chain(p, p.len_q, p.len_kv);
 //% elif links
         const auto chain = Traits::make_chain(p, p.len_q, p.len_kv);
@@ -48,7 +54,11 @@ struct NarrowConsumer {
         chain.load_batch(work.batch);
 //% endif
         const int first_key = work.first_key + warpgroup * 64;
+//% if packed
+        const QueryTileRange tiles = chain.template query_tiles<kBlockQ>(first_key, first_key + 64, work.rows.len_q);  // of its own keys
+//% else
         const QueryTileRange tiles = chain.template query_tiles<kBlockQ>(first_key, first_key + 64, p.len_q);  // of this warpgroup's keys
+//% endif
         float S[1][kBlockQ / 8][4], dP[1][kBlockQ / 8][4];
         u32 P[kBlockQ / 16][4], dS[kBlockQ / 16][4];
         auto wait_d_v = [&] {

@@ -29,7 +29,11 @@ struct SemaphoreKeeper {
         PipelineState<kStages> state;
 #pragma unroll 1
         for (HeadWalk next(work, p); next.left > 0; next.advance(work, p)) {
+//% if packed
+            const u32 own = semaphore_value<kBlockQ, kBlockKv>(chain, next.tile, work.first_key / kBlockKv, work.rows.len_q);
+//% else
             const u32 own = semaphore_value<kBlockQ, kBlockKv>(chain, next.tile, work.first_key / kBlockKv, p.len_q);
+//% endif
             u32* semaphore = p.d_q_semaphores + next.index * kSemaphores + number;
             while (ld_acquire_gpu(semaphore) != own) {}
             mbarrier_arrive(turn(state.stage));

@@ -3,9 +3,16 @@
 
 // Rounds gradient * scale and stores the warp's 16 rows: those from `tile_row` on of the tile, from `row` on of the head. They are of
 // columns from kFirst on (a multiple of 64). What lies outside of the tensor is left out. The copies may still read the tile on return.
+//% if packed
+// `row` and `end` are coordinates 1 and 3 of a packed tensor: what lies outside of the sequence is left out, too.
+template <class Element, int kFirst, int kTiles, class Tile>
+__device__ __forceinline__ void store_columns(const TensorMap& map, const float (&gradient)[kTiles][4], float scale, const Tile& tile,
+                                              int tile_row, int row, int head, int end) {
+//% else
 template <class Element, int kFirst, int kTiles, class Tile>
 __device__ __forceinline__ void store_columns(const TensorMap& map, const float (&gradient)[kTiles][4], float scale, const Tile& tile,
                                               int tile_row, int row, int head, int batch) {
+//% endif
     const SharedAddress rows = tile.base + kFirst / 64 * Tile::kPanelBytes + tile_row * 128;
     int lane = lane_index();
     launder(lane);  // else places, which are needed once, would be kept in registers
@@ -25,6 +32,10 @@ __device__ __forceinline__ void store_columns(const TensorMap& map, const float 
     if (lane > 0) return;
 #pragma unroll
     for (int j = 0; j < kTiles; j += 8)
+//% if packed
+        cp_async_bulk_tensor_store_5d(map, rows + j / 8 * Tile::kPanelBytes, kFirst + j * 8, row, head, end, kMapRows);
+//% else
         cp_async_bulk_tensor_store(map, rows + j / 8 * Tile::kPanelBytes, kFirst + j * 8, row, head, batch);
+//% endif
     cp_async_bulk_commit_group();
 }

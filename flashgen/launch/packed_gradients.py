@@ -1,0 +1,148 @@
+"""A call of the backward pass of packed sequences: what its tensors must be, and `PackedGradientPlan`, all that its signature decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flashgen.codegen.attention import attention_call
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.modifier import NO_MODIFIERS, Given, modifier_gradients
+from flashgen.codegen.operands import Call
+from flashgen.codegen.operation import dense
+from flashgen.codegen.problem import Pass, Sequences
+
+from . import gpu
+from .arguments import ALIGNMENT, problem_of, require_dense, require_memory
+from .asked import tensor_strides
+from .bound import BoundCall
+from .gradients import Gradients
+from .packed_arguments import PackedTokens, check_packed_call, packed_workload
+from .packed_plan import token_strides
+from .untraced import untraced
+
+
+def check_packed_gradient_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    d_out: torch.Tensor,
+    d_lse: torch.Tensor | None,
+    tokens: PackedTokens,
+    causal: bool,
+    scale: float | None,
+    deterministic: bool = False,
+    modifiers: Given = NO_MODIFIERS,
+    tensors: Sequence[torch.Tensor] = (),
+) -> None:
+    """Raises ArgumentError unless these go together, and a kernel for some GPU could take them. Works on fake tensors."""
+    check_packed_call(q, k, v, tokens, causal, scale, modifiers, tensors)
+    of_out, of_lse = (*q.shape[:2], v.shape[2]), (q.shape[1], q.shape[0])
+    for name, tensor, shape, dtype in (
+        ("out", out, of_out, q.dtype),
+        ("d_out", d_out, of_out, q.dtype),
+        ("lse", lse, of_lse, torch.float32),
+        ("d_lse", d_lse, of_lse, torch.float32),
+    ):
+        if tensor is None:
+            continue
+        require_dense(name, tensor)
+        if tuple(tensor.shape) != tuple(shape):
+            raise ArgumentError(f"{name} must have the shape {tuple(shape)}; got {tuple(tensor.shape)}")
+        if tensor.dtype != dtype:
+            raise ArgumentError(f"{name} must be {dtype}; got {tensor.dtype}")
+        if tensor.device != q.device:
+            raise ArgumentError(f"{name} must be on q's device {q.device}; got {tensor.device}")
+    problem_of(q, v, causal, Pass.BACKWARD.value, deterministic, modifiers, Sequences.PACKED)
+
+
+def packed_gradient_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    d_out: torch.Tensor,
+    tokens: PackedTokens,
+    causal: bool,
+    scale: float | None,
+    deterministic: bool,
+    modifiers: Given = NO_MODIFIERS,
+    tensors: Sequence[torch.Tensor] = (),
+) -> Call:
+    """The call of these tensors, which have passed `check_packed_gradient_call`; gradients are dense, and there are none of modifiers'."""
+    problem = problem_of(q, v, causal, Pass.BACKWARD.value, deterministic, modifiers, Sequences.PACKED)
+    given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out}
+    strides: dict[str, tuple[int, ...]] = {name: token_strides(tensor.shape, tensor.stride()) for name, tensor in given.items()}
+    strides |= {f"d_{name}": token_strides(given[name].shape, dense(tuple(given[name].shape))) for name in ("q", "k", "v")}
+    strides |= tensor_strides(problem, tensors) if tensors else {}
+    call = attention_call(problem, packed_workload(q, k, tokens, modifiers), strides, scale, modifiers.numbers)
+    absent = {operand.name for operand in modifier_gradients(problem)}
+    return call._replace(views={name: view for name, view in call.views.items() if name not in absent})
+
+
+def all_are_zero(call: Call) -> bool:
+    """Whether all gradients are 0, because there is no sequence, or no query or no key."""
+    w = call.workload
+    return not (w.batch and w.heads_q and w.tokens_q and w.tokens_kv)
+
+
+class PackedGradientPlan:
+    """Everything about a call of the backward pass that its signature decides. Its tensors are `usable`."""
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        d_out: torch.Tensor,
+        d_lse: torch.Tensor | None,
+        tokens: PackedTokens,
+        causal: bool,
+        scale: float | None,
+        deterministic: bool,
+        modifiers: Given = NO_MODIFIERS,
+        tensors: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Checks the arguments and binds the selection's kernel."""
+        check_packed_gradient_call(q, k, v, out, lse, d_out, d_lse, tokens, causal, scale, deterministic, modifiers, tensors)
+        on = gpu.gpu_of(q)
+        call = packed_gradient_call(q, k, v, out, d_out, tokens, causal, scale, deterministic, modifiers, tensors)
+        self.index = q.device.index
+        self.shapes = tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in (q, k, v))
+        self.unwanted = (0,) * len(modifier_gradients(call.problem))
+        self.bound: BoundCall | None = None
+        if not all_are_zero(call):
+            self.bound = gpu.bind_chosen(call, on)
+            gpu.require_context(self.index)
+
+    @untraced
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        d_out: torch.Tensor,
+        d_lse: torch.Tensor | None,
+        tokens: PackedTokens,
+        *tensors: torch.Tensor,
+    ) -> Gradients:
+        """Allocates the gradients, dense, and enqueues the kernels on the current stream."""
+        if gpu.current_device() != self.index:
+            with torch.cuda.device(self.index):
+                return self(q, k, v, out, lse, d_out, d_lse, tokens, *tensors)
+        if self.bound is None:
+            return tuple(torch.zeros(shape, dtype=dtype, device=q.device) for shape, _, dtype in self.shapes)
+        found = tuple(gpu.empty_strided(*each) for each in self.shapes)
+        if any(t.data_ptr() % ALIGNMENT or not t.data_ptr() for t in (q, k, v, out, d_out)):
+            require_memory(q, k, v, out=out, d_out=d_out)
+        given = (q, k, v, out, lse, d_out, d_lse, *found, *tokens[:4], *tensors)
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in given]
+        self.bound.enqueue(gpu.current_stream(self.index), *addresses, *self.unwanted)
+        return found
