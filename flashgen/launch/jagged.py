@@ -30,7 +30,8 @@ class JaggedCall(NamedTuple):
         for name, given in zip(PackedTokens._fields[:4], tokens[:4], strict=True):
             if given is not None:
                 raise ArgumentError(f"{name} must be left out for nested tensors, which know where their sequences are; got one")
-        if v.shape[1] != k.shape[1]:
+        # Tensors with gaps have the same jagged size if they share lengths, wherever their sequences begin.
+        if v.shape[1] != k.shape[1] or (k.lengths() is not None and v.offsets() is not k.offsets()):
             raise ArgumentError(
                 "v must have k's lengths by the same offsets, as torch.nested.nested_tensor_from_jagged(values, k.offsets()) has"
             )

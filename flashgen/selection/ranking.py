@@ -14,7 +14,7 @@ from flashgen.codegen.workload import Workload
 
 from .families import families_for
 
-LEAST_SHARE = 8  # one in so many of a shortlist is any family's own
+OWN_SHARE = 8  # one in so many of a shortlist is any family's own
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def ranked(problem: Problem, workload: Workload, device: Device, among: Sequence
 def shortlist(problem: Problem, workload: Workload, device: Device, count: int, among: Sequence[Family] | None = None) -> list[Candidate]:
     """The model's best `count` of `ranked`. Of configs that it cannot tell apart, two will do: the others would crowd out what differs.
 
-    Of several families each has at least its best `count // LEAST_SHARE`, where it has so many: the models of two families need not err in
+    Of several families each has at least its best `count // OWN_SHARE`, where it has so many: the models of two families need not err in
     the same direction.
     """
     alike: Counter[float] = Counter()
@@ -51,7 +51,7 @@ def shortlist(problem: Problem, workload: Workload, device: Device, count: int, 
         alike[candidate.seconds] += 1
         if alike[candidate.seconds] <= 2:
             best.setdefault(candidate.family.name, []).append((number, candidate))
-    least = min(count // LEAST_SHARE, count // len(best)) if len(best) > 1 else 0
+    least = min(count // OWN_SHARE, count // len(best)) if len(best) > 1 else 0
     own = [numbered for of_family in best.values() for numbered in of_family[:least]]
     others = sorted((numbered for of_family in best.values() for numbered in of_family[least:]), key=_number)
     return [candidate for _, candidate in sorted(own + others[: count - len(own)], key=_number)]

@@ -6,6 +6,7 @@ import dataclasses
 from functools import cache, partial
 
 import pytest
+import torch
 
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import EmulatedKernel, EmulationOrder, Schedule
@@ -13,10 +14,14 @@ from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.families.attention_decode.config import AttentionDecodeConfig
 from flashgen.codegen.families.attention_decode.family import FAMILY
 from flashgen.codegen.families.attention_forward.config import QueryPlace
-from flashgen.codegen.problem import Dtype, Mask
+from flashgen.codegen.family import find_family
+from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.render import Atoms, Source
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
+from flashgen.codegen.workload import Workload
+from flashgen.launch.cpu import view_of
+from flashgen.launch.tensors import Tensors
 from tests.support.cases import Case, Layout
 from tests.support.fault import Fault, setting
 from tests.support.plan import planned, to_run
@@ -203,6 +208,24 @@ def test_bits_do_not_depend_on_who_comes_last(name: str) -> None:
         launch(kernel, case, tensors, order, sm_count=SMS, resident=SMS)
         found.add((tensors.out.view.numpy(force=True).tobytes(), tensors.lse.view.numpy(force=True).tobytes()))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("family", ["attention_decode", "attention_decode_sm90"])
+def test_low_scores_are_not_taken_for_no_keys(family: str) -> None:
+    """Scaled scores below the origin of a row without keys, of a head in several blocks."""
+    problem, workload, scalars = Problem(Dtype.BF16, 64), Workload(1, 2, 1, 1, 300), {"scale": 1.0}
+    tensors = Tensors.random(problem, workload, torch.Generator().manual_seed(0))
+    for name, value in (("q", -1.6e19), ("k", 1.6e19)):
+        tensors[name].zero_()[..., 0] = value
+    tensors.poison()
+    found = find_family(family)
+    kernel = emulated_kernel(KernelSpec(found, problem, found.default(problem, TARGET), TARGET))
+    device = dataclasses.replace(device_of_target(TARGET), sm_count=SMS)
+    views = {name: view_of(name, tensors[name], writable=name in tensors.outputs) for name in tensors}
+    kernel.launch(found.program(kernel.spec.config, tensors.call(scalars), device), views)
+    assert tensors["lse"].unique().tolist() == pytest.approx([-(1.6e19**2)], rel=0.02)
+    wanted = tensors["v"].float().mean(1, keepdim=True).expand_as(tensors["out"])
+    torch.testing.assert_close(tensors["out"].float(), wanted, atol=2**-8, rtol=0)
 
 
 def test_blocks_share_heads_where_the_tests_say_so() -> None:

@@ -12,6 +12,7 @@ from flashgen.codegen.devices import find_device
 from flashgen.codegen.families.attention_decode_sm90.config import AttentionDecodeSm90Config as Config
 from flashgen.codegen.families.attention_decode_sm90.family import FAMILY
 from flashgen.codegen.families.attention_decode_sm90.rows import LEAST_SHARE, RowTiles, blocks_for, row_tiles
+from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import BufferKind
 from flashgen.codegen.target import find_target
@@ -122,6 +123,19 @@ def test_more_tiles_than_an_int_counts_are_refused() -> None:
     assert FAMILY.call_refusals(call) == [
         f"batch, heads and lengths must make fewer than 2147483648 tiles of 32 keys; got {2**20 * 64 * 2**12}"
     ]
+
+
+@pytest.mark.parametrize("name", ["attention_decode", "attention_decode_sm90"])
+def test_the_end_of_a_tile_is_an_int(name: str) -> None:
+    """Of the last one, too: else it would end before the first key."""
+    problem, most = Problem(Dtype.BF16, 8), 2**31 - 1 - 1024
+    for workload, reason in (
+        (Workload(1, 1, 1, 1, most), None),
+        (Workload(1, 1, 1, 1, most + 1), f"len_kv must be at most {most} in a decode kernel; got {most + 1}"),
+        (Workload(1, 8, 1, 2**28, 16), f"len_q * heads_q / heads_kv must be at most {most} in a decode kernel; got {2**31}"),
+    ):
+        reasons = find_family(name).call_refusals(attention_call(problem, workload))
+        assert reasons == ([] if reason is None else [reason])
 
 
 DECODES = [

@@ -455,6 +455,12 @@ def test_nested_tensors_tell_what_they_know(on_cpu: list[Tensors]) -> None:
     assert (on_cpu[1].workload.len_q, on_cpu[1].workload.len_kv) == (5, 7)
 
 
+def with_gaps(*offsets: tuple[int, ...]) -> list[Any]:
+    """Nested tensors of two sequences of 2 tokens, which share their lengths, with gaps behind them."""
+    lengths, values = torch.tensor([2, 2]), torch.randn(8, 4, 16).to(torch.bfloat16)
+    return [torch.nested.nested_tensor_from_jagged(values, torch.tensor(ends), lengths=lengths) for ends in offsets]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -465,6 +471,7 @@ def test_nested_tensors_tell_what_they_know(on_cpu: list[Tensors]) -> None:
             r"^q must be a nested tensor of .*; got a nested one of ",
         ),
         (lambda a: a.update(v=jagged(4, 16, 3, 0, 5)), r"^v must have k's lengths by the same offsets"),
+        (lambda a: a.update(zip("kv", with_gaps((0, 4, 8), (0, 2, 8)), strict=True)), r"^v must have k's lengths by the same offsets"),
         (lambda a: a.update(q=a["q"].transpose(1, 2)), r"^q must have the dimensions \(batch, lengths, heads, head_dim\)"),
         (lambda a: a.update(q=jagged(1, 16, 3).sum(2)), r"^q must have the dimensions \(batch, lengths, heads, head_dim\).*; got 3"),
         (lambda a: a.update(cu_seqlens_q=ends(0)), r"^cu_seqlens_q must be left out for nested tensors"),

@@ -35,7 +35,7 @@ def heads_of_l2_group(problem: Problem, w: Workload, head_blocks: int, device: D
         return 1
     row_bytes = (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes + 4 * padded(problem.head_dim)
     # Blocks of a key/value head walk over its query heads side by side: most are in one of them, some in the next.
-    fitting = L2_GROUP_BYTES // (min(2, w.heads_q // w.heads_kv) * w.len_q * row_bytes)
+    fitting = L2_GROUP_BYTES // (min(2, w.heads_q // w.heads_kv) * max(1, w.len_q) * row_bytes)
     if w.heads_q > w.heads_kv and not problem.deterministic:
         fitting = min(fitting, round(device.sm_count / max(1, head_blocks)))
     most = MAX_L2_GROUP_HEADS if problem.deterministic else L2_GROUP_HEADS

@@ -18,6 +18,7 @@ from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelL
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
+from ..attention_decode_sm90.rows import size_reasons
 from ..attention_forward.config import QueryPlace
 from . import model
 from .config import AttentionDecodeConfig
@@ -45,7 +46,7 @@ class AttentionDecode(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_decode.cu.j2."""
 
     name = "attention_decode"
-    revision = 1
+    revision = 2
     modifiers = ("alibi", "chunk", "sinks", "softcap", "window")
     preference = -1  # but for few queries, see preference_for
     template = "kernels/attention_decode.cu.j2"
@@ -159,7 +160,7 @@ class AttentionDecode(Family):
         if (tiles := w.batch * w.heads_kv * row_tiles * key_tiles) > MOST_TILES:
             size = f"{LEAST_TILE} packed rows by {LEAST_TILE} keys"
             reasons.append(f"tiles of {size} must be at most {MOST_TILES} in a decode kernel; got {tiles}")
-        return reasons + super().call_refusals(call, config)
+        return reasons + size_reasons(w) + super().call_refusals(call, config)
 
     def program(self, config: AttentionDecodeConfig, call: Call, device: Device) -> Program:
         """See Family."""

@@ -20,7 +20,7 @@ from flashgen.codegen.workload import Workload
 
 from . import model
 from .config import AttentionDecodeSm90Config
-from .rows import RowTiles, blocks_for, tiles_of
+from .rows import RowTiles, blocks_for, size_reasons, tiles_of
 
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half of a row before that is asked for, and again when it is
@@ -42,7 +42,7 @@ class AttentionDecodeSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_decode_sm90.cu.j2."""
 
     name = "attention_decode_sm90"
-    revision = 1
+    revision = 2
     preference = -1  # but for few queries, see preference_for
     template = "kernels/attention_decode_sm90.cu.j2"
     config_type = AttentionDecodeSm90Config
@@ -177,7 +177,7 @@ class AttentionDecodeSm90(Family):
         tiles = w.batch * w.heads_kv * tiles_of(w, 64).count * -(-w.len_kv // LEAST_KEYS)
         if tiles >= _INDICES:
             reasons.append(f"batch, heads and lengths must make fewer than {_INDICES} tiles of {LEAST_KEYS} keys; got {tiles}")
-        return reasons + super().call_refusals(call, config)
+        return reasons + size_reasons(w) + super().call_refusals(call, config)
 
     def preference_for(self, workload: Workload) -> int:
         """See Family. Before all others for few queries of many keys: what K and V take to read is then all of the time.

@@ -1013,15 +1013,22 @@ struct PartialOutputs {
     }
 };
 
+// Of one origin above another one, in base 2. That of a row without keys is below all others, however low these are.
+__device__ __forceinline__ float height_above(const Origin& a, const Origin& b, float scale_log2) {
+    const bool has_keys[2] = {a.row_max != kInitialRowMax, b.row_max != kInitialRowMax};
+    if (!has_keys[0] || !has_keys[1]) return has_keys[0] == has_keys[1] ? 0.0f : has_keys[0] ? infinity() : -infinity();
+    return fmaf(a.shift - b.shift, scale_log2, a.row_max - b.row_max);
+}
+
 // Two sums of a row that are relative to different origins: the higher origin, and the factors that bring both sums to it.
 struct CommonOrigin {
     Origin origin;
     float factors[2];
 
     __device__ __forceinline__ static CommonOrigin of(const Origin& a, const Origin& b, float scale_log2) {
-        const float height = fmaf(b.shift - a.shift, scale_log2, b.row_max - a.row_max);  // of b's above a's
-        const float factor = ex2_approx_ftz(-fabsf(height));
-        if (height > 0.0f) return {b, {factor, 1.0f}};
+        const float b_above_a = height_above(b, a, scale_log2);
+        const float factor = ex2_approx_ftz(-fabsf(b_above_a));
+        if (b_above_a > 0.0f) return {b, {factor, 1.0f}};
         return {a, {1.0f, factor}};
     }
     // What the sum of both is, corrected as in OnlineSoftmax.
@@ -1057,16 +1064,16 @@ struct MergedRow {
 #pragma unroll
         for (int distance = 1; distance < kParts; distance *= 2) {
             const Origin other{shfl_sync_bfly(highest.shift, distance), shfl_sync_bfly(highest.row_max, distance)};
-            if (height(other, highest, scale_log2) > 0.0f) highest = other;
+            if (height_above(other, highest, scale_log2) > 0.0f) highest = other;
         }
-        if (!(height(origin, highest, scale_log2) < 0.0f)) highest = origin;
+        if (!(height_above(origin, highest, scale_log2) < 0.0f)) highest = origin;
         highest = {shfl_sync_idx(highest.shift, 0), shfl_sync_idx(highest.row_max, 0)};  // of equals one for all
 
-        const float factor = exists ? ex2_approx_ftz(height(own, highest, scale_log2)) : 0.0f;
+        const float factor = exists ? ex2_approx_ftz(height_above(own, highest, scale_log2)) : 0.0f;
         float totals = exists ? __uint_as_float(statistics.x) * fmaf(factor, kEx2Bias, factor) : 0.0f;
 #pragma unroll
         for (int distance = 1; distance < kParts; distance *= 2) totals += shfl_sync_bfly(totals, distance);
-        const float before = ex2_approx_ftz(height(origin, highest, scale_log2));
+        const float before = ex2_approx_ftz(height_above(origin, highest, scale_log2));
         total = fmaf(total, fmaf(before, kEx2Bias, before), totals);
         origin = highest;
 #pragma unroll
@@ -1078,12 +1085,6 @@ struct MergedRow {
 #pragma unroll
             for (int i = 0; i < 4; ++i) columns[i] = fmaf(__uint_as_float(given[i]), by, columns[i]);
         }
-    }
-
-  private:
-    // Of one origin above another one, in base 2.
-    __device__ __forceinline__ static float height(const Origin& a, const Origin& b, float scale_log2) {
-        return fmaf(a.shift - b.shift, scale_log2, a.row_max - b.row_max);
     }
 };
 
