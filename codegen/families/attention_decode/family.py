@@ -18,7 +18,7 @@ from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelL
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
-from ..attention_decode_sm90.rows import size_reasons
+from ..attention_decode_sm90.rows import COUNTED_ROWS, size_reasons
 from ..attention_forward.config import QueryPlace
 from . import model
 from .config import AttentionDecodeConfig
@@ -160,7 +160,9 @@ class AttentionDecode(Family):
         if (tiles := w.batch * w.heads_kv * row_tiles * key_tiles) > MOST_TILES:
             size = f"{LEAST_TILE} packed rows by {LEAST_TILE} keys"
             reasons.append(f"tiles of {size} must be at most {MOST_TILES} in a decode kernel; got {tiles}")
-        return reasons + size_reasons(w) + super().call_refusals(call, config)
+        if w.len_kv > COUNTED_ROWS or w.len_q * w.heads_q > COUNTED_ROWS:  # in short, because each call of a new length asks
+            reasons += size_reasons(w)
+        return reasons + super().call_refusals(call, config)
 
     def program(self, config: AttentionDecodeConfig, call: Call, device: Device) -> Program:
         """See Family."""

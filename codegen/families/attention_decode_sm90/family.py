@@ -20,7 +20,7 @@ from flashgen.codegen.workload import Workload
 
 from . import model
 from .config import AttentionDecodeSm90Config
-from .rows import RowTiles, blocks_for, size_reasons, tiles_of
+from .rows import COUNTED_ROWS, RowTiles, blocks_for, size_reasons, tiles_of
 
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half of a row before that is asked for, and again when it is
@@ -174,10 +174,16 @@ class AttentionDecodeSm90(Family):
         for name in TENSORS:
             if (longest := max(call.views[name].strides)) >= end:
                 reasons.append(f"strides of {name} must be below {end} elements; got {longest}")
-        tiles = w.batch * w.heads_kv * tiles_of(w, 64).count * -(-w.len_kv // LEAST_KEYS)
-        if tiles >= _INDICES:
+        key_tiles = -(-w.len_kv // LEAST_KEYS)
+        # Each call of a new length asks: first whether there would be too many with a row in each tile.
+        if (
+            w.batch * w.heads_q * w.len_q * key_tiles >= _INDICES
+            and (tiles := w.batch * w.heads_kv * tiles_of(w, 64).count * key_tiles) >= _INDICES
+        ):
             reasons.append(f"batch, heads and lengths must make fewer than {_INDICES} tiles of {LEAST_KEYS} keys; got {tiles}")
-        return reasons + size_reasons(w) + super().call_refusals(call, config)
+        if w.len_kv > COUNTED_ROWS or w.len_q * w.heads_q > COUNTED_ROWS:
+            reasons += size_reasons(w)
+        return reasons + super().call_refusals(call, config)
 
     def preference_for(self, workload: Workload) -> int:
         """See Family. Before all others for few queries of many keys: what K and V take to read is then all of the time.

@@ -9,14 +9,14 @@ from flashgen.codegen.workload import Workload
 
 LEAST_SHARE = 0.75  # of the SMs: so many copy nearly as fast as all of them, and lose less than cutting heads costs calls of some 100 us
 
-MOST_ROWS = 2**31 - 1 - 1024  # of keys, and of packed queries: so that the end of a tile that they begin is an int, too
+COUNTED_ROWS = 2**31 - 1 - 1024  # of keys, and of packed queries: so that the end of a tile that they begin is an int, too
 
 
 def size_reasons(w: Workload) -> list[str]:
     """Why a decode kernel, which counts rows and keys in ints, cannot take a call's lengths."""
     rows = w.len_q * (w.heads_q // max(1, w.heads_kv))
     sizes = (("len_kv", w.len_kv), ("len_q * heads_q / heads_kv", rows))
-    return [f"{name} must be at most {MOST_ROWS} in a decode kernel; got {size}" for name, size in sizes if size > MOST_ROWS]
+    return [f"{name} must be at most {COUNTED_ROWS} in a decode kernel; got {size}" for name, size in sizes if size > COUNTED_ROWS]
 
 
 @dataclass(frozen=True)
