@@ -82,7 +82,7 @@ PARTS = [
     Fault("decode-sum-of-one-key-group", "totals[h] = common.total(totals[h], fabsf(other[h].total));", "", FULL),
     Fault("decode-key-groups-without-factors", "O[j][e] * factors[e / 2][0]", "O[j][e]", RISING),
     Fault(
-        "decode-huge-parts-compared-by-row-max", "fmaf(b.shift - a.shift, scale_log2, b.row_max - a.row_max)", "b.row_max - a.row_max", HUGE
+        "decode-huge-parts-compared-by-row-max", "fmaf(a.shift - b.shift, scale_log2, a.row_max - b.row_max)", "a.row_max - b.row_max", HUGE
     ),
     Fault("decode-part-left-in-memory", "O, statistics, parts.count - first,", "O, statistics, parts.count - 1 - first,", FULL),
     Fault("decode-one-slot-a-block", "slot_of(block_index(), is_first)", "slot_of(block_index(), true)", FULL),

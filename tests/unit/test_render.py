@@ -24,8 +24,9 @@ from flashgen.codegen.config import Config
 from flashgen.codegen.family import families, find_family
 from flashgen.codegen.modifier import Modifier, modifier_named, modifiers
 from flashgen.codegen.modifiers.traced import TracedModifier, name_of_functions
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Dtype, Problem
+from flashgen.codegen.problem import Dtype, Problem, Sequences
 from flashgen.codegen.prune import END, MARK, pruned
 from flashgen.codegen.render import Atoms, Source, emulator_runtime, jinja_environment, render, render_program, traced
 from flashgen.codegen.score_chain import conditions
@@ -68,6 +69,20 @@ def modified_specs() -> list[KernelSpec]:
             if not family.refusals(modified, target):
                 found.append(KernelSpec(family, modified, family.default(modified, target), target))
     return found
+
+
+def packed_specs() -> list[KernelSpec]:
+    """Of each family the first problem with packed sequences, as far as it can: with each modifier, deterministic or not."""
+    found = []
+    for family in families().values():
+        problem, _, target = examples(family)[0]
+        if not operation_of(problem).is_attention:
+            continue
+        for kind, deterministic in itertools.product([(), *((name,) for name in family.modifiers)], (False, True)):
+            packed = dataclasses.replace(problem, sequences=Sequences.PACKED, modifiers=kind, deterministic=deterministic)
+            if not family.refusals(packed, target):
+                found.append(KernelSpec(family, packed, family.default(packed, target), target))
+    return list(dict.fromkeys(found))
 
 
 def traced_modifier(name: str) -> TracedModifier:
@@ -256,7 +271,7 @@ def test_every_line_of_every_file_is_used_by_a_kernel() -> None:
         path: dict.fromkeys(line for line in templates.read(path).splitlines() if line and not line.startswith(("//%", "<%=")))
         for path in files
     }
-    found = specs(8) + modified_specs() + traced_specs() + [STATES]
+    found = specs(8) + modified_specs() + packed_specs() + traced_specs() + [STATES]
     random.Random(1).shuffle(found)  # soon all lines have been seen, and the other texts need not be rendered
     found.sort(key=lambda spec: not spec.problem.modifiers)  # of which there are few
     apart_from_kernels = [emulator_runtime().text, render_program(SPECS[0]).text, traced(rendered(SPECS[0], Atoms.EMULATED)).text]
