@@ -197,11 +197,11 @@ def gradient_traffic(
     return Traffic(heads * read + keys, heads * written + keys, heads * steps * sums)
 
 
-def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (), packed: bool = False) -> list[str]:
+def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (), packed: bool = False, cached: bool = False) -> list[str]:
     """Why no kernel of attention's pass `operation` computes a problem: it is another's, or its dtype or head dims are illegal.
 
     Head dims must be multiples of 8, the elements that a copy of 16 bytes has, up to 256. `taken`: modifiers that the kernels have;
-    packed: whether they compute packed sequences.
+    packed, cached: whether they compute packed sequences, and those of caches.
     """
     if problem.operation != operation:
         return [f"pass must be {operation}; got {problem.operation}"]
@@ -212,8 +212,9 @@ def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (
         if width % 8 or not 8 <= width <= 256:
             nearest = min(max(8, -(-width // 8) * 8), 256)
             reasons.append(f"{name} must be a multiple of 8 from 8 to 256; got {width} (nearest: {nearest})")
-    if problem.is_packed and not packed:
-        reasons.append("sequences must be dense in these kernels; got packed")
+    if (problem.is_packed and not packed) or (problem.is_cached and not cached):
+        allowed = " or ".join(["dense", *(["packed"] if packed else []), *(["cached"] if cached else [])])
+        reasons.append(f"sequences must be {allowed} in these kernels; got {problem.sequences.value}")
     shared = Counter(operand.name for operand in modifier_operands(problem))
     if twice := [name for name, count in shared.items() if count > 1]:
         reasons.append(f"modifiers must have {', '.join(twice)} once; got {', '.join(problem.modifiers)}")

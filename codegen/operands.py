@@ -21,6 +21,9 @@ class Axis(enum.Enum):
     LEN_KV = "len_kv"
     TOKENS_Q = "tokens_q"
     TOKENS_KV = "tokens_kv"
+    PAGES = "pages"
+    PAGE = "page_size"
+    TABLE = "table_pages"
     BOUNDARIES = "boundaries"  # of packed sequences: where each begins, and the end of the last one; batch + 1, which is no field
     HEADS_Q = "heads_q"
     HEADS_KV = "heads_kv"
@@ -79,8 +82,8 @@ class Operand:
 
     @property
     def is_strided(self) -> bool:
-        """Whether a caller chooses its strides: of four axes, or of tokens, heads and columns. All others are dense."""
-        return len(self.axes) == 4 or (len(self.axes) == 3 and self.axes[0] in _TOKENS)
+        """Whether a caller chooses its strides: of four axes, of tokens, heads and columns, or a page table. All others are dense."""
+        return len(self.axes) == 4 or (len(self.axes) == 3 and self.axes[0] in _TOKENS) or self.axes[-1:] == (Axis.TABLE,)
 
     def bytes(self, problem: Problem) -> int:
         """Size of one element."""

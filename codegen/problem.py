@@ -68,11 +68,12 @@ class Sequences(_Choice):
     """How the sequences of a batch lie in memory.
 
     DENSE: all of one length, as entries of a batch axis; PACKED: of any lengths, which only the device knows, one behind the other along an
-    axis of tokens
+    axis of tokens; CACHED: queries as DENSE, keys and values in pages of a cache, of any lengths, which only the device knows
     """
 
     DENSE = "dense"
     PACKED = "packed"
+    CACHED = "cached"
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,16 @@ class Problem:
             raise choice_error("pass", self.operation, operation_names())
         if self.modifiers:
             self._require_modifiers()
-        if self.is_packed and not least:
-            raise ArgumentError(f"sequences must be dense for {self.operation}, which is not attention; got packed")
+        if self.sequences is not Sequences.DENSE:
+            self._require_sequences()
         if self.operation != Pass.BACKWARD.value:
             object.__setattr__(self, "deterministic", False)
+
+    def _require_sequences(self) -> None:
+        if self.operation not in tuple(Pass):
+            raise ArgumentError(f"sequences must be dense for {self.operation}, which is not attention; got {self.sequences.value}")
+        if self.is_cached and self.operation != Pass.FORWARD.value:
+            raise ArgumentError(f"sequences must be dense or packed for {self.operation}: caches have no gradients; got cached")
 
     def _require_modifiers(self) -> None:
         for name in self.modifiers:
@@ -129,6 +136,11 @@ class Problem:
     def is_packed(self) -> bool:
         """Whether sequences lie one behind the other along an axis of tokens."""
         return self.sequences is Sequences.PACKED
+
+    @cached_property
+    def is_cached(self) -> bool:
+        """Whether keys and values lie in pages of a cache."""
+        return self.sequences is Sequences.CACHED
 
     @property
     def name(self) -> str:
@@ -145,7 +157,7 @@ class Problem:
             self.dtype.value,
             width,
             self.mask.value,
-            *(["packed"] if self.is_packed else []),
+            *([] if self.sequences is Sequences.DENSE else [self.sequences.value]),
             *map(short_name, self.modifiers),
             *(["deterministic"] if self.deterministic else []),
         )

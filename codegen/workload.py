@@ -24,6 +24,8 @@ class Workload:
     `chunk` is of problems that have chunks: a query sees the keys of its own chunk alone, of so many keys; OPEN stands for no chunks.
     `tokens_q` and `tokens_kv` are of packed sequences: rows of the packed tensors. `batch` counts the sequences then, and `len_q` and
     `len_kv` are what the caller expects of the longest ones, by which launches are planned: longer ones are computed, too.
+    `pages`, `page_size` and `table_pages` are of caches: pages of the cache, keys of a page, and pages that a sequence may have.
+    `len_kv` is then how many keys a sequence may have at most, `table_pages * page_size`: how many it has only the device knows.
     """
 
     batch: int
@@ -36,6 +38,9 @@ class Workload:
     chunk: int = field(default=OPEN, metadata=ADDED_LATER)
     tokens_q: int = field(default=0, metadata=ADDED_LATER)
     tokens_kv: int = field(default=0, metadata=ADDED_LATER)
+    pages: int = field(default=0, metadata=ADDED_LATER)
+    page_size: int = field(default=0, metadata=ADDED_LATER)
+    table_pages: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         sizes = self.batch, self.heads_q, self.heads_kv, self.len_q, self.len_kv
@@ -50,8 +55,17 @@ class Workload:
         if self.tokens_q or self.tokens_kv:
             for name in ("tokens_q", "tokens_kv"):
                 require_int(name, getattr(self, name), 0, _MOST)
+        if self.page_size or self.pages or self.table_pages:
+            self._require_pages()
         if self.heads_q and (not self.heads_kv or self.heads_q % self.heads_kv):
             raise ArgumentError(f"heads_q must be a multiple of heads_kv; got heads_q {self.heads_q}, heads_kv {self.heads_kv}")
+
+    def _require_pages(self) -> None:
+        for name in ("pages", "page_size", "table_pages"):
+            require_int(name, getattr(self, name), 0, _MOST)
+        if self.table_pages * self.page_size != self.len_kv:
+            told = f"table_pages {self.table_pages}, page_size {self.page_size}"
+            raise ArgumentError(f"len_kv must be table_pages * page_size where keys are in pages; got len_kv {self.len_kv}, {told}")
 
     @property
     def has_window(self) -> bool:
@@ -73,7 +87,8 @@ class Workload:
     def name(self) -> str:
         """For people, for example 'B4 H32/8 S4096' or 'B1 H32 S1x4096'; 'B4 H32 S4096 W1024:0' with a window, C512 with chunks.
 
-        Packed sequences: 'B16 H32/8 S8192 T40960', with the tokens of queries and keys behind the expected lengths.
+        Packed sequences: 'B16 H32/8 S8192 T40960', with the tokens of queries and keys behind the expected lengths. Caches:
+        'B16 H32/8 S1x8192 P64', with the keys of a page.
         """
         heads = f"H{self.heads_q}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads_q else "")
         lengths = f"S{self.len_q}" + (f"x{self.len_kv}" if self.len_kv != self.len_q else "")
@@ -81,7 +96,8 @@ class Workload:
         chunks = f" C{self.chunk}" if self.chunk != OPEN else ""
         tokens = f" T{self.tokens_q}" + (f"x{self.tokens_kv}" if self.tokens_kv != self.tokens_q else "")
         packed = tokens if self.tokens_q or self.tokens_kv else ""
-        return f"B{self.batch} {heads} {lengths}{packed}" + (f" W{window}" if self.has_window else "") + chunks
+        pages = f" P{self.page_size}" if self.page_size else ""
+        return f"B{self.batch} {heads} {lengths}{packed}{pages}" + (f" W{window}" if self.has_window else "") + chunks
 
     def visible_pairs(self, mask: Mask) -> int:
         """How many (query, key) pairs of one head the mask, the window and the chunks let through."""
@@ -125,8 +141,8 @@ def mean_lengths(workload: Workload) -> tuple[int, int]:
 
 
 def equal_lengths(workload: Workload) -> Workload:
-    """Dense sequences in place of packed ones, as many and of their mean lengths, rounded up; any other workload itself."""
-    if not workload.tokens_q and not workload.tokens_kv:
+    """Dense sequences in place of others, as many: of packed ones' mean lengths, rounded up, or with all keys that a cache may have."""
+    if not workload.tokens_q and not workload.tokens_kv and not workload.page_size:
         return workload
     len_q, len_kv = mean_lengths(workload)
-    return replace(workload, len_q=len_q, len_kv=len_kv, tokens_q=0, tokens_kv=0)
+    return replace(workload, len_q=len_q, len_kv=len_kv, tokens_q=0, tokens_kv=0, pages=0, page_size=0, table_pages=0)

@@ -22,13 +22,17 @@ class Forward(Operation):
     Of packed sequences they lie as (token, head, column), and lse is [head, token]. Sequence b has the tokens from cu_seqlens[b] to
     cu_seqlens[b + 1] - 1, of which the first seqused[b] are there where that is given. Tokens of q that are in no sequence have out 0 and
     lse -inf.
+
+    Of caches k and v lie as (page, key of the page, head, column). Sequence b has the pages of row b of block_table, or page b alone,
+    and of their keys those from cache_leftpad[b], or 0, up to cache_seqlens[b] - 1, as far as there are so many. What modifiers call key
+    0 is the first of these.
     """
 
     name = "forward"
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """See Operation."""
-        own = _PACKED_OPERANDS if problem.is_packed else _OPERANDS
+        own = _BY_SEQUENCES[problem.sequences]
         return (*own, *modifier_operands(problem)) if problem.modifiers else own
 
     def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
@@ -41,13 +45,19 @@ class Forward(Operation):
         Where attention is local, for each pair that the mask, the window and the chunks let through. Of packed sequences only the device
         knows the lengths: they count as equally long.
         """
-        if problem.is_packed:
+        if problem.sequences is not Sequences.DENSE:
             workload = equal_lengths(workload)
         if workload.is_local:
             pairs = float(workload.visible_pairs(problem.mask))
         else:
             pairs = workload.len_q * workload.len_kv * (0.5 if problem.mask is Mask.CAUSAL else 1.0)
         return 2.0 * workload.batch * workload.heads_q * pairs * (problem.head_dim + problem.head_dim_v)
+
+    def io_bytes(self, problem: Problem, workload: Workload) -> int:
+        """See Operation. Of a cache all keys that its sequences may have, each once."""
+        if problem.is_cached:
+            problem, workload = replace(problem, sequences=Sequences.DENSE), equal_lengths(workload)
+        return super().io_bytes(problem, workload)
 
     def examples(self) -> tuple[tuple[Problem, Workload], ...]:
         """See Operation."""
@@ -79,5 +89,17 @@ _PACKED_OPERANDS = (
     Operand("seqused_q", (Axis.BATCH,), Element.I32, optional=True),
     Operand("seqused_kv", (Axis.BATCH,), Element.I32, optional=True),
 )
+
+_CACHED_KEYS = (Axis.PAGES, Axis.PAGE, Axis.HEADS_KV)
+_CACHED_OPERANDS = (
+    _OPERANDS[0],
+    Operand("k", (*_CACHED_KEYS, Axis.HEAD_DIM)),
+    Operand("v", (*_CACHED_KEYS, Axis.HEAD_DIM_V)),
+    *_OPERANDS[3:],
+    Operand("cache_seqlens", (Axis.BATCH,), Element.I32),
+    Operand("block_table", (Axis.BATCH, Axis.TABLE), Element.I32, optional=True),
+    Operand("cache_leftpad", (Axis.BATCH,), Element.I32, optional=True),
+)
+_BY_SEQUENCES = {Sequences.DENSE: _OPERANDS, Sequences.PACKED: _PACKED_OPERANDS, Sequences.CACHED: _CACHED_OPERANDS}
 
 OPERATION = Forward()

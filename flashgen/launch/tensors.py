@@ -19,6 +19,7 @@ from flashgen.codegen.workload import Workload
 from ..numerics.oracle import oracle_of, torch_dtype
 
 _FAR = 2**31  # elements: an offset of 32 bits does not reach the next row
+_WILD = 2**31 - 16  # where there is no NaN
 _NORESERVE = 0x4000  # of Linux; the module mmap lacks it in Python 3.11
 _ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1))  # of the first dimensions in memory, outermost first, as far as there are so many
 
@@ -135,7 +136,8 @@ def _laid_apart(tensor: torch.Tensor, dims: tuple[int, int, int], gap: int) -> t
         strides[dim] = step + gap
         step = strides[dim] * max(1, tensor.shape[dim])
     if gap < _FAR:
-        memory = torch.full((gap + step,), math.nan, dtype=tensor.dtype, device=tensor.device)
+        between = math.nan if tensor.is_floating_point() else _WILD
+        memory = torch.full((gap + step,), between, dtype=tensor.dtype, device=tensor.device)
     else:
         memory = torch.frombuffer(untouched((gap + step) * tensor.element_size()), dtype=tensor.dtype)
     return memory.as_strided(tuple(tensor.shape), tuple(strides), gap).copy_(tensor)

@@ -3,7 +3,7 @@
 Tensors: q [batch, len_q, heads_q, head_dim], k [batch, len_kv, heads_kv, head_dim], v [batch, len_kv, heads_kv, head_dim_v],
 any strides; out [batch, len_q, heads_q, head_dim_v]; lse [batch, heads_q, len_q], natural logarithm. Query head h reads
 key/value head h // (heads_q // heads_kv). A causal mask is aligned bottom-right. A row that sees no key has out 0 and lse -inf.
-sequences.py has those of packed sequences.
+sequences.py has those of packed sequences, caches.py those of caches.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from flashgen.codegen.errors import ArgumentError, require_int
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import Workload
 
+from .caches import cached_attention
 from .link import Link, Rows, changed_scores, hidden_keys, joined_scores, kept_factors, links_of
 from .oracle import Oracle, Sample
 from .sequences import one_batch, packed_attention
@@ -254,6 +255,9 @@ class ForwardOracle(Oracle):
     ) -> dict[str, Tensor]:
         if problem.is_packed:
             out, lse = packed_attention(compute, problem, tensors, scalars, sample)
+            return {"out": out, "lse": lse}
+        if problem.is_cached:
+            out, lse = cached_attention(compute, problem, tensors, scalars, sample)
             return {"out": out, "lse": lse}
         q, k, v = (tensors[name] for name in ("q", "k", "v"))
         links = links_of(problem, tensors, scalars)

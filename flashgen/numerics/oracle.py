@@ -15,6 +15,7 @@ from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.workload import Workload
 
+from .caches import drawn_cache
 from .link import drawn_operands
 from .sequences import drawn_sequences
 
@@ -41,9 +42,10 @@ class Oracle(ABC):
     def inputs(self, problem: Problem, workload: Workload, generator: torch.Generator) -> dict[str, Tensor]:
         """What a kernel reads, from N(0, 1), dense, on the generator's device: before `derive`. Of modifiers as `Link.drawn` has it.
 
-        Boundaries of packed sequences as `drawn_sequences` has them.
+        Boundaries of packed sequences as `drawn_sequences` has them, and what says where keys are in a cache as `drawn_cache` has it.
         """
-        of_modifiers, of_sequences = modifier_operands(problem), drawn_sequences(problem, workload, generator)
+        of_sequences = drawn_sequences(problem, workload, generator) | drawn_cache(problem, workload, generator)
+        of_modifiers = modifier_operands(problem)
         read = (operand for operand in operation_of(problem).operands(problem) if operand.role is not Role.OUT)
         drawn = {
             operand.name: torch.randn(

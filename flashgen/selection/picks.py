@@ -52,8 +52,8 @@ def picks(
 
     `any_length`: those that speak for the lengths of its bucket without a record of their own.
     In this order: the user's own of that very workload, his own for its bucket, then so of those that come with the package, then so the
-    configs of older ones of either, then of those that come with the package for devices like this one; where there are modifiers or packed
-    sequences, at last the configs of the plain kernel's records.
+    configs of older ones of either, then of those that come with the package for devices like this one; where there are modifiers, or
+    sequences are not dense, at last the configs of the plain kernel's records.
     All but the exact ones are chosen for the bucket, so no choice depends on what was called before.
     """
     met: list[tuple[str, Known]] = []
@@ -67,7 +67,7 @@ def picks(
         for older in (False, True):
             for choice in known.choices(workload, toolchain, any_length, older):
                 yield Pick("shipped", replace(choice, older=True, device_name=other.name))
-    if problem.modifiers or problem.is_packed:
+    if problem.modifiers or problem.sequences is not Sequences.DENSE:
         yield from _of_plain_kernels(problem, workload, device, toolchain, excluded)
 
 

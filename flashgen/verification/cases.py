@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from flashgen.codegen.problem import Dtype, Sequences
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.workload import Workload, equal_lengths
 
 from ..launch.tensors import Tensors
 from ..numerics.sequences import equal_sequences
@@ -33,6 +33,7 @@ SHAPES = (
     (1, 2, 1, 2048, 2048),
 )
 SCREENING = (SHAPES[1], SHAPES[2])
+PAGE_SIZE = 48  # of caches: no power of two
 ROWS = 128  # enough for the rule's statistics
 # Cases whose tensors are made for them: nearly equal probabilities of so many keys, whose sum has to be kept more exactly than fp32 adds
 # it up; scores of which some are huge; values so large that the rule grants no noise; tensors past 2^31 elements, on the CPU alone.
@@ -47,12 +48,17 @@ def grouped_workload(
     """A workload of that shape, with as many query heads as make its groups a multiple of `group_unit`: see `Family.group_unit`.
 
     Packed sequences have the tokens of the whole batch. more: that many further ones share these, and so most of them are shorter; where
-    there are few keys there are more of them, too, so that enough rows see some
+    there are few keys there are more of them, too, so that enough rows see some. Caches have pages that no sequence has, and with `more`
+    several pages for a sequence; without, one
     """
     batch, heads_q, heads_kv, len_q, len_kv = shape
     sizes = heads_kv * math.lcm(heads_q // heads_kv, group_unit), heads_kv, len_q, len_kv
     if layout is Sequences.DENSE:
         return Workload(batch, *sizes)
+    if layout is Sequences.CACHED:
+        page = PAGE_SIZE if more else max(1, len_kv)
+        pages = -(-len_kv // page)
+        return Workload(batch, *sizes[:3], pages * page, pages=batch * max(1, pages) + 1, page_size=page, table_pages=pages)
     seeing = batch * min(len_q, len_kv) * heads_q if more else ROWS
     times = -(-ROWS // max(1, seeing)) if len_kv else 1
     return Workload(batch * times + more, *sizes, tokens_q=batch * len_q, tokens_kv=batch * times * len_kv)
@@ -63,6 +69,8 @@ def as_dense(tensors: Tensors) -> tuple[Tensors, Tensors]:
 
     Dense sequences are both.
     """
+    if tensors.problem.is_cached:
+        return _as_dense_cache(tensors)
     if not tensors.problem.is_packed:
         return tensors, tensors
     w = tensors.workload
@@ -70,6 +78,15 @@ def as_dense(tensors: Tensors) -> tuple[Tensors, Tensors]:
     views = {name: tensor.unflatten(0, (w.batch, -1)) for name, tensor in equal.items() if name in ("q", "k", "v")}
     dense = replace(tensors.problem, sequences=Sequences.DENSE)
     return equal, Tensors(dense, replace(w, tokens_q=0, tokens_kv=0), views)
+
+
+def _as_dense_cache(tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """The same of a cache with one page for each sequence: these have all keys of it."""
+    w = tensors.workload
+    lengths = torch.full_like(tensors["cache_seqlens"], w.len_kv)
+    equal = tensors.without_optional_inputs().replacing(cache_seqlens=lengths)
+    views = {"q": equal["q"], "k": equal["k"][: w.batch], "v": equal["v"][: w.batch]}
+    return equal, Tensors(replace(tensors.problem, sequences=Sequences.DENSE), equal_lengths(w), views)
 
 
 _Special = tuple[float, list[Sequence[int]]]  # what q was multiplied by, and groups of queries, each judged by itself

@@ -18,6 +18,7 @@ from flashgen.codegen.workload import Workload
 from ..launch.cpu import run_on_cpu
 from ..launch.once import run_once
 from ..launch.tensors import Tensors
+from ..numerics.caches import poison_unused
 from ..numerics.rule import Verdict
 from . import cases
 from .cases import COARSE, FAR, HUGE, LONG, SCREENING, SPECIAL, as_dense, grouped_workload
@@ -87,6 +88,8 @@ class Screen:
                         tensors["q"].mul_(magnitude)
                         tensors.derive()
                     tensors = tensors.apart() if len(found) % 2 == 0 else tensors.without_optional_inputs()
+                    if self.problem.is_cached:
+                        poison_unused(tensors)
                     found.append(_Case(workload, magnitude, tensors, (Expected.of(tensors),)))
             for shape in self.special:
                 workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit, self.problem.sequences), None)
