@@ -87,7 +87,9 @@ class KernelLaunch(NamedTuple):  # no dataclass, as each call of a new length ma
     maps:   what its tensor maps say, by the name of the operand or buffer
     suffix: of the entry, after the name of the spec: empty where a text has one kernel
     waits:  for which other blocks its blocks wait
-    overlaps: whether blocks may begin while the launch before is under way: each of them waits for its end, by `griddepcontrol_wait`
+    overlaps: whether blocks may begin while what comes before in the stream is under way, the launch before or, if this is the first one,
+        whatever others have put there: each of them waits for its end, by `griddepcontrol_wait`, before it reads or writes memory that
+        others do, and before it ends (CUDA programming guide, "Programmatic Dependent Launch and Synchronization")
     """
 
     grid: int
@@ -105,14 +107,13 @@ class Program:
     launches: tuple[KernelLaunch, ...]
     buffers: tuple[Buffer, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.launches and self.launches[0].overlaps:
-            raise ArgumentError("the first launch of a program must not overlap: it would overlap what others have put into the stream")
-
     @property
     def chains(self) -> tuple[tuple[KernelLaunch, ...], ...]:
-        """The launches, in order: each of a chain overlaps the one before, and a chain begins when the one before it has ended."""
+        """The launches, in order: each of a chain overlaps the one before, and a chain begins when the one before it has ended.
+
+        The first launch, if it overlaps, does so with what is in the stream already.
+        """
         chains: list[tuple[KernelLaunch, ...]] = []
         for launch in self.launches:
-            chains[-1:] = [(*chains[-1], launch)] if launch.overlaps else [*chains[-1:], (launch,)]
+            chains[-1:] = [(*chains[-1], launch)] if launch.overlaps and chains else [*chains[-1:], (launch,)]
         return tuple(chains)

@@ -3,8 +3,8 @@
 A counter is an int32 that is 0 when a kernel begins and that the kernel leaves 0 when it ends, so nobody has to clear it between
 launches. A kernel that needs several has them in one piece. No two kernels may use one at the same time:
 
-- Launches of one stream share theirs. Those that use it run one after the other: the first launch of a program overlaps with nothing, and
-  of one program at most one uses a counter.
+- Launches of one stream share theirs. Those that use it run one after the other: one that overlaps what comes before waits for its end
+  first, and of one program at most one uses a counter.
 - A stream is known by its handle, together with the thread: the handle of the default stream of a thread is the same in all of them.
   A handle may come back for a new stream once the old one is destroyed. The driver releases it when the work of the old stream is
   done, and the counter is 0 by then; PyTorch's allocator relies on the same.

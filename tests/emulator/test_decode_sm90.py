@@ -19,7 +19,7 @@ from flashgen.codegen.target import find_target
 from tests.support.cases import Case
 from tests.support.fault import Fault, setting
 from tests.support.plan import planned, to_run
-from tests.support.runs import compile_ahead, emulated_kernel, emulated_text, launch, seconds_of, why_rejected
+from tests.support.runs import LIMITS, compile_ahead, emulated_kernel, emulated_text, launch, poisoned, seconds_of, why_rejected
 
 TARGET = find_target("sm_90a")
 ORDERS = (EmulationOrder(), EmulationOrder(Schedule.REVERSED, late_copies=False), EmulationOrder(Schedule.AHEAD))
@@ -135,6 +135,7 @@ RACES = [
         Fault("decode-output-not-waited-for", "        wgmma_wait_group<0>();\n        launder(O);\n        smem", "        smem", FULL),
     ),
 ]
+NO_LAUNCH_WAIT = Fault("decode-launch-before-not-waited-for", "    griddepcontrol_wait();", "    ", FULL)
 FAULTS = [*ROWS_AND_KEYS, *PARTS, *(fault for _, fault in RACES)]
 KINDS = {fault.name: kind for kind, faults in enumerate((ROWS_AND_KEYS, PARTS)) for fault in faults}
 
@@ -204,6 +205,21 @@ def test_bits_do_not_depend_on_who_comes_last(name: str) -> None:
         launch(kernel, case, tensors, order, sm_count=SMS, resident=SMS)
         found.add((tensors.out.view.numpy(force=True).tobytes(), tensors.lse.view.numpy(force=True).tobytes()))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_launch_waits_for_the_one_that_it_overlaps(order: EmulationOrder) -> None:
+    """The same call twice: the second launch finds the counters as the first one leaves them."""
+    spec, (case, *_) = FULL.spec(TARGET), FULL.cases
+    tensors = case.make("cpu")
+    sound, faulty = sound_kernel(spec), emulated_kernel(spec, faulty_text(NO_LAUNCH_WAIT))
+    program = case.program(FAMILY, spec.config, dataclasses.replace(device_of_target(TARGET), sm_count=SMS))
+    (only,) = program.launches
+    twice = dataclasses.replace(program, launches=(only._replace(overlaps=False), only._replace(overlaps=True)))
+    sound.launch(twice, poisoned(tensors), order, limits=LIMITS)
+    assert not case.rejections(tensors)
+    with pytest.raises(EmulatorFaultError, match="has not waited for the launch that this one overlaps"):
+        faulty.launch(twice, poisoned(tensors), order, limits=LIMITS)
 
 
 def test_blocks_share_heads_where_the_tests_say_so() -> None:

@@ -12,6 +12,7 @@ import torch
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.emulator.compiler import Emulated
 from flashgen.build.emulator.kernel import EmulatedKernel, EmulationLimits, EmulationOrder
+from flashgen.build.emulator.memory import MemoryView
 from flashgen.build.nvrtc import compile_many
 from flashgen.build.store.store import ArtifactStore
 from flashgen.codegen.devices import device_of_target
@@ -61,17 +62,22 @@ def launch(
 
     A call that the family refuses never reaches its kernel: such a case is a mistake of the test.
     """
-    tensors.out.buffer.fill_(torch.nan)
-    tensors.lse.buffer.fill_(torch.nan)
     family, config, device = kernel.spec.family, kernel.spec.config, device_of_target(kernel.spec.target)
     assert not (refused := family.call_refusals(case.call(), config)), f"{family.name} refuses this case: {'; '.join(refused)}"
     if sm_count is not None:
         device = dataclasses.replace(device, sm_count=sm_count)
+    kernel.launch(case.program(family, config, device), poisoned(tensors, with_lse), order, resident=resident, limits=LIMITS)
+
+
+def poisoned(tensors: Tensors, with_lse: bool = True) -> dict[str, MemoryView]:
+    """What a launch is given, with results of NaN."""
+    tensors.out.buffer.fill_(torch.nan)
+    tensors.lse.buffer.fill_(torch.nan)
     given = {name: view_of(name, getattr(tensors, name)) for name in ("q", "k", "v")}
     given["out"] = view_of("out", tensors.out.view, writable=True)
     if with_lse:
         given["lse"] = view_of("lse", tensors.lse.view, writable=True)
-    kernel.launch(case.program(family, config, device), given, order, resident=resident, limits=LIMITS)
+    return given
 
 
 def seconds_of(cases: Iterable[Case], compiles: int = 1) -> float:

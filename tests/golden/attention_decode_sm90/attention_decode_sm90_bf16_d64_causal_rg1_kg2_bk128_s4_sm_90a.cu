@@ -14,7 +14,7 @@
 //   launch   <<<blocks: at most the SMs, 384, 156272 bytes>>>
 //            bytes of shared memory: of all regions of DecodeStorage together
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, named_barrier, mbarrier, cp_async_bulk_tensor,
-//              setmaxnreg, wgmma, atomic, cvt, ex2, mul, shfl_sync, vote_sync
+//              setmaxnreg, griddepcontrol, wgmma, atomic, cvt, ex2, mul, shfl_sync, vote_sync
 //            tile/common: shared_regions, tile_scheduler, score_chain, packed_rows, key_shares, softmax_rows, lse,
 //              partial_outputs
 //            tile/warpgroup: pipeline, panel_tile, gemm, row_sums, stale_softmax, decode_storage, decode_producer,
@@ -227,6 +227,16 @@ template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
+
+// ==== atoms/ptx/griddepcontrol.cuh ===================================================================================
+
+// Launches that overlap: one that depends on the launch before it may begin while that is under way. PTX ISA, "griddepcontrol" (sm_90).
+
+// The launch that depends on this one may begin once all blocks have called this or ended. It says nothing of what they have written.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Returns once the launch before has ended, and all that it wrote is there; at once where the two do not overlap.
+__device__ __forceinline__ void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ==== atoms/ptx/wgmma.cuh ============================================================================================
 
@@ -1760,6 +1770,7 @@ static_assert(kProducerRegisters + Traits::kConsumers * kConsumerRegisters <= 65
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s4_sm_90a(const __grid_constant__ Parameters p) {
+    griddepcontrol_launch_dependents();
     SharedRegions regions;
     const DecodeStorage<Traits> smem(regions);
     if (thread_index() == 0) {
@@ -1770,6 +1781,7 @@ attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s4_sm_90a(const __grid_const
     smem.initialise<kThreads>(RowTiles::of(p).rows());
     const auto shares = key_shares(p);
     const KeyPart<DenseKeyTiles> first_part(shares, block_index());
+    griddepcontrol_wait();  // before any thread reads or writes what launches before have written or read
     barrier_sync();
     const int warpgroup = warp_index() / 4;
     if (warpgroup == 0) {
