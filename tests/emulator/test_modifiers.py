@@ -4,6 +4,7 @@ family that has them, by the numerics rule, and faults that show. Windows alone:
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -208,6 +209,32 @@ def test_scores_change_as_they_should(kernel: str, values: str, lengths: tuple[i
     spec = spec_of(kernel)
     verdict = judged(spec, emulated_text(spec), lengths, VALUES[values])
     assert verdict.ok, verdict.message
+
+
+def judged_where_scores_are_alike(text: Source, cap: float) -> Verdict:
+    """Of rows with one score each, from -6.25 to -7.8, of so many keys that lse is near 0: fp32 has little noise there, and what scores err
+    by shows."""
+    spec = spec_of("softcap")
+    tensors = Tensors.random(spec.problem, Workload(1, 2, 1, 128, 512), torch.Generator().manual_seed(5))
+    tensors["q"].copy_((1 + torch.arange(256) / 1024).view(2, 128).T[None, :, :, None])
+    tensors["k"].fill_(-25 / 32)  # products are exact
+    run_on_cpu(emulated_kernel(spec, text), tensors, {"softcap": cap}, limits=LIMITS)
+    return Expected.of(tensors, {"softcap": cap}).judge(tensors)
+
+
+@pytest.mark.parametrize("cap", [10.0, 12.0, 15.0, 20.0, 30.0])
+def test_capped_scores_do_not_err_to_one_side(cap: float) -> None:
+    verdict = judged_where_scores_are_alike(emulated_text(spec_of("softcap")), cap)
+    assert verdict.ok, verdict.message
+
+
+def test_capped_scores_that_err_to_one_side_are_found() -> None:
+    """As near to tanh as the polynomial of the kernel by its largest error, but for a factor of 2."""
+    text, first = emulated_text(spec_of("softcap")), "kQ[] = {-0x1.a67272p-24f, 0x1.83102ep-19f, -0x1.d30ec6p-15f, 0x1.03114cp-10f"
+    assert text.text.count(first) == 1
+    other = "kQ[] = {-0x1.a1bc3cp-24f, 0x1.81734ap-19f, -0x1.d2a836p-15f, 0x1.030bc0p-10f"
+    one_sided = text.text.replace(first, other).replace("-0x1.1fff6ap-6f", "-0x1.1fff2cp-6f")
+    assert judged_where_scores_are_alike(replace(text, text=one_sided), 15.0).message.startswith("lse rms error")
 
 
 def fault(name: str, find: str, replace: str, kernel: str, values: str = "near") -> tuple[str, Fault, str]:
